@@ -8,7 +8,7 @@ use crate::{
         TensorSpec,
         checkpoint::{CheckpointSource, Config, Weights, hugging_face},
         decoder::{Resolution, measure},
-        load::{self, Settings, blueprint, companions, load_as, tensors},
+        load::{self, Settings, blueprint, entropy_models, load_as, tensors},
     },
     kernels::Isa,
     text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
@@ -105,7 +105,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
     let file = source.config_file();
     let blueprint = blueprint(&config, &file)?;
     let vocabulary = config.vocabulary(&file)?;
-    let companions = companions(source, &config, &*blueprint)?;
+    let companions = entropy_models(source, &config, &*blueprint)?;
     let companions = companions.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
     let specs = tensors(source, &*blueprint)?;
     let (weights, sha256) = load::weights(source, &*blueprint, progress)?;

@@ -68,7 +68,7 @@ impl Checkpoint {
 
     /// Loads the companion in a subfolder. Fails if it cannot be read.
     pub(super) fn companion(&self, name: &str) -> Result<Box<dyn Reference>> {
-        (self.load)(&self.source.companion(name)?)
+        (self.load)(&self.source.entropy_model(name)?)
     }
 
     fn file(&self) -> PathBuf {

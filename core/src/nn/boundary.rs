@@ -37,12 +37,13 @@ pub enum BoundaryConfig {
         /// A boundary needs a probability above this.
         threshold: f32,
     },
-    /// Spikes in a companion model's conditional entropy.
+    /// Spikes in an entropy model's conditional entropy.
     EntropySpikes {
         /// Number of earlier entropies that a spike must exceed.
         window: usize,
-        /// Subfolder of the companion model.
-        companion: String,
+        /// Subfolder of the entropy model.
+        #[serde(rename = "companion")]
+        entropy_model: String,
     },
 }
 
@@ -79,9 +80,9 @@ impl BoundaryConfig {
         if let Self::Learned { hidden, .. } = self { *hidden } else { 0 }
     }
 
-    /// Returns the companion's subfolder, if the source needs a companion.
-    pub fn companion(&self) -> Option<&str> {
-        if let Self::EntropySpikes { companion, .. } = self { Some(companion) } else { None }
+    /// Returns the entropy model's subfolder, if the source needs an entropy model.
+    pub fn entropy_model(&self) -> Option<&str> {
+        if let Self::EntropySpikes { entropy_model, .. } = self { Some(entropy_model) } else { None }
     }
 
     /// Checks every key against its bounds. Returns an error for the first key that is out of bounds.
@@ -105,14 +106,14 @@ impl BoundaryConfig {
                 let within = *threshold > 0.0 && *threshold < 1.0;
                 if within { Ok(()) } else { Err(ConfigError::new("threshold", "above 0, below 1", threshold)) }
             }
-            Self::EntropySpikes { window, companion } => {
+            Self::EntropySpikes { window, entropy_model } => {
                 bounded("window", *window)?;
                 let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-                if !companion.is_empty() && companion.chars().all(plain) {
+                if !entropy_model.is_empty() && entropy_model.chars().all(plain) {
                     return Ok(());
                 }
                 let expected = "a subfolder's name: letters, digits, - and _";
-                Err(ConfigError::new("companion", expected, format!("{companion:?}")))
+                Err(ConfigError::new("companion", expected, format!("{entropy_model:?}")))
             }
         }
     }
@@ -133,7 +134,7 @@ pub enum Boundaries {
 }
 
 impl Boundaries {
-    /// Appends one decision for each symbol of the step. Fails if the companion's entropies are missing.
+    /// Appends one decision for each symbol of the step. Fails if the entropy model's entropies are missing.
     pub fn decide(
         &self,
         compute: &Compute,
@@ -193,8 +194,8 @@ pub struct Evidence<'a> {
     pub hidden: &'a [f32],
     /// Uniform noise where the boundary is sampled; `None` where a threshold decides.
     pub noise: &'a [Option<f32>],
-    /// Returns a sequence's conditional entropies (nats) by the companion, from position 0 to at least its last position in
-    /// this step; empty without a companion.
+    /// Returns a sequence's conditional entropies (nats) by the entropy model, from position 0 to at least its last position in
+    /// this step; empty without an entropy model.
     pub entropies: &'a dyn Fn(usize) -> Result<&'a [f64]>,
 }
 
@@ -253,9 +254,9 @@ impl Whitespace {
     }
 }
 
-/// A boundary where the conditional entropy of a small companion model spikes (Dynamic Token Pooling, §3.1.3, eq. 6).
+/// A boundary where the conditional entropy of a small entropy model spikes (Dynamic Token Pooling, §3.1.3, eq. 6).
 ///
-/// H_t is the entropy of the companion's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of
+/// H_t is the entropy of the entropy model's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of
 /// the k entropies before it, or all of them if there are fewer. Position 0 is always a boundary.
 pub struct Spikes {
     /// k ≥ 1

@@ -27,8 +27,8 @@ use crate::{
         checkpoint::{self, Config},
         cost,
         parts::{
-            self, Check, ChosenRows, Loader, StackShape, StackSpec, check_feed, check_rollback, deliver_logits,
-            first_logits, matrix, norm, with_status, work_mut,
+            self, Check, Loader, StackShape, StackSpec, check_feed, check_rollback, deliver_logits, first_logits,
+            matrix, norm, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -283,12 +283,6 @@ impl Work {
     }
 }
 
-impl ChosenRows for Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-}
-
 /// The caches in the states of a step's rows.
 pub(super) struct RowCaches<'a>(pub(super) &'a mut [SequenceRow]);
 
@@ -424,23 +418,30 @@ impl Decoder {
 
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
-            work.wanted.clear();
-            for &index in unfinished {
-                work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
-            }
-            if let Some(parameters) = &self.norm {
-                layer_norm(&self.compute, &mut work.wanted, parameters);
-            }
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-            for &index in unfinished {
-                let state = state(rows, index)?;
-                state.finished = state.len();
-            }
-            Ok(())
-        })
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                work.wanted.clear();
+                for &index in unfinished {
+                    work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
+                }
+                if let Some(parameters) = &self.norm {
+                    layer_norm(&self.compute, &mut work.wanted, parameters);
+                }
+                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
+                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+                for &index in unfinished {
+                    let state = state(rows, index)?;
+                    state.finished = state.len();
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Positions of a sequence of `symbols`.

@@ -24,8 +24,8 @@ use crate::{
         checkpoint::{self, Config, Weights},
         cost,
         parts::{
-            self, Check, ChosenRows, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback,
-            clone_with_capacity, deliver_logits, linear, matrix, norm, watch, with_status, work_mut,
+            self, Check, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback, clone_with_capacity,
+            deliver_logits, linear, matrix, norm, watch, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -536,8 +536,8 @@ pub struct HourglassState {
     pub noise: Option<Noise>,
     /// Position of the first symbol in its stream.
     pub offset: usize,
-    /// The companion's sequence, if the model has a companion.
-    pub companion: Option<CompanionState>,
+    /// The entropy model's sequence, if the model has an entropy model.
+    pub entropy_model: Option<EntropyState>,
     /// Start of a resumed sequence; `None` if it starts with the text.
     pub resumed: Option<ReplayStart>,
 }
@@ -566,9 +566,9 @@ pub struct PooledState {
     pub middle_outputs_start: usize,
 }
 
-/// A companion's sequence.
-pub struct CompanionState {
-    /// Taken out while the companion steps it.
+/// An entropy model's sequence.
+pub struct EntropyState {
+    /// Taken out while the entropy model steps it.
     pub row: Option<SequenceRow>,
     /// H_t in nats for every symbol fed.
     pub entropies: Vec<f64>,
@@ -599,7 +599,7 @@ impl HourglassState {
         }
     }
 
-    /// Truncates everything but the companion's sequence to the first `len` symbols.
+    /// Truncates everything but the entropy model's sequence to the first `len` symbols.
     fn truncate(&mut self, len: usize) {
         if let Some(pooled) = &mut self.pooled {
             pooled.segment_ends.truncate(len);
@@ -612,8 +612,8 @@ impl HourglassState {
             }
             pooled.post.truncate(len);
         }
-        if let Some(companion) = &mut self.companion {
-            companion.entropies.truncate(len);
+        if let Some(entropy_model) = &mut self.entropy_model {
+            entropy_model.entropies.truncate(len);
         }
         if let Some(recent) = &mut self.recent {
             recent.truncate(len);
@@ -629,9 +629,9 @@ impl HourglassState {
         std::iter::once(&self.pre).chain(pooled)
     }
 
-    /// The companion's state, unless a step has taken it out.
-    fn companion_state(&self) -> Option<&dyn State> {
-        Some(&*self.companion.as_ref()?.row.as_ref()?.state)
+    /// The entropy model's state, unless a step has taken it out.
+    fn entropy_state(&self) -> Option<&dyn State> {
+        Some(&*self.entropy_model.as_ref()?.row.as_ref()?.state)
     }
 
     /// Returns the part above the pre stack. Fails in a vanilla model.
@@ -721,14 +721,14 @@ impl State for HourglassState {
     fn fork(&self) -> Box<dyn State> {
         // if the windows have moved past the start of the feed, only an empty sequence is left
         let target = if self.finished < self.earliest() { 0 } else { self.finished };
-        let companion = self.companion.as_ref().map(|companion| {
+        let entropy_model = self.entropy_model.as_ref().map(|entropy_model| {
             let fork = |row: &SequenceRow| {
                 let mut state = row.state.fork();
-                // a companion that cannot be rolled back is lost; the next step reports it
+                // an entropy model that cannot be rolled back is lost; the next step reports it
                 state.rollback(target).ok().map(|()| SequenceRow::new(state))
             };
-            let entropies = clone_with_capacity(&companion.entropies, SYMBOL_CAPACITY);
-            CompanionState { row: companion.row.as_ref().and_then(fork), entropies }
+            let entropies = clone_with_capacity(&entropy_model.entropies, SYMBOL_CAPACITY);
+            EntropyState { row: entropy_model.row.as_ref().and_then(fork), entropies }
         });
         let mut fork = Self {
             recent: self.recent.clone(),
@@ -736,7 +736,7 @@ impl State for HourglassState {
             pooled: self.pooled.clone(),
             hidden: Vec::new(),
             noise: self.noise.clone(),
-            companion,
+            entropy_model,
             ..*self
         };
         fork.truncate(target);
@@ -745,7 +745,7 @@ impl State for HourglassState {
 
     fn rollback(&mut self, len: usize) -> Result<()> {
         check_rollback(self, self.is_ready(), len)?;
-        if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
+        if let Some(row) = self.entropy_model.as_mut().and_then(|entropy_model| entropy_model.row.as_mut()) {
             row.state.rollback(len)?;
         }
         self.truncate(len);
@@ -762,9 +762,9 @@ impl State for HourglassState {
                 "cannot cut at {len} of {finished} and {in_flight} symbols in flight"
             )));
         }
-        if let Some(companion) = &mut self.companion {
-            companion.entropies.truncate(len);
-            if let Some(row) = &mut companion.row {
+        if let Some(entropy_model) = &mut self.entropy_model {
+            entropy_model.entropies.truncate(len);
+            if let Some(row) = &mut entropy_model.row {
                 row.state.rollback(len)?;
             }
         }
@@ -784,9 +784,9 @@ impl State for HourglassState {
     }
 
     fn earliest(&self) -> usize {
-        let companion = self.companion_state().map_or(0, State::earliest);
+        let entropy_model = self.entropy_state().map_or(0, State::earliest);
         let resumed = self.resumed.map_or(0, |start| start.valid_from);
-        let own = companion.max(self.window.earliest_rollback(self.pre.start())).max(resumed);
+        let own = entropy_model.max(self.window.earliest_rollback(self.pre.start())).max(resumed);
         let Some(pooled) = &self.pooled else { return own };
         let own = own.max(self.window.earliest_rollback(pooled.post.start()));
         // the middle stack is rolled back by segments, after the null group; ends are dropped later than keys
@@ -797,8 +797,8 @@ impl State for HourglassState {
 
     fn replay_start(&self) -> Option<ReplayStart> {
         let valid_from = self.earliest();
-        // a companion's sequence cannot be resumed
-        if self.companion.is_some() || !self.is_ready() || !(1..=self.len()).contains(&valid_from) {
+        // an entropy model's sequence cannot be resumed
+        if self.entropy_model.is_some() || !self.is_ready() || !(1..=self.len()).contains(&valid_from) {
             return None;
         }
         let skipped = match &self.pooled {
@@ -815,7 +815,7 @@ impl State for HourglassState {
     }
 
     fn resume(&mut self, start: ReplayStart) -> Result<()> {
-        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == start.skipped.is_some()) {
+        if !(self.is_empty() && self.entropy_model.is_none() && self.pooled.is_some() == start.skipped.is_some()) {
             return Err(Error::Internal(format!("cannot resume a sequence of {} symbols from {start:?}", self.len())));
         }
         if let Some((pooled, skipped)) = self.pooled.as_mut().zip(start.skipped) {
@@ -833,7 +833,7 @@ impl State for HourglassState {
     }
 
     fn restart(&mut self, offset: usize) {
-        if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
+        if let Some(row) = self.entropy_model.as_mut().and_then(|entropy_model| entropy_model.row.as_mut()) {
             row.state.restart(offset);
         }
         self.truncate(0);
@@ -854,25 +854,32 @@ impl State for HourglassState {
     }
 
     fn bytes(&self) -> usize {
-        self.caches().map(KvCache::bytes).sum::<usize>() + self.companion_state().map_or(0, State::bytes)
+        self.caches().map(KvCache::bytes).sum::<usize>() + self.entropy_state().map_or(0, State::bytes)
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         for page in self.caches().flat_map(KvCache::pages) {
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
         }
-        if let Some(companion) = self.companion_state() {
-            companion.pages(each);
+        if let Some(entropy_model) = self.entropy_state() {
+            entropy_model.pages(each);
         }
     }
 
     fn own_bytes(&self) -> usize {
         let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.segment_ends.own_bytes());
-        let entropies =
-            self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
-        let companion = self.companion_state().map_or(0, State::own_bytes);
+        let entropies = self
+            .entropy_model
+            .as_ref()
+            .map_or(0, |entropy_model| entropy_model.entropies.capacity() * size_of::<f64>());
+        let entropy_model = self.entropy_state().map_or(0, State::own_bytes);
         let recent = self.recent.as_ref().map_or(0, RecentSymbols::own_bytes);
-        size_of::<Self>() + self.caches().map(KvCache::own_bytes).sum::<usize>() + ends + entropies + companion + recent
+        size_of::<Self>()
+            + self.caches().map(KvCache::own_bytes).sum::<usize>()
+            + ends
+            + entropies
+            + entropy_model
+            + recent
     }
 }
 
@@ -905,7 +912,7 @@ pub struct Work {
     pub watcher: Option<Watcher<HourglassStage>>,
     stack: StackWork,
     boundary: boundary::LearnedWork,
-    companion: CompanionWork,
+    entropy_model: EntropyWork,
     /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// The fed symbol at each position.
@@ -931,12 +938,6 @@ pub struct Work {
 impl Work {
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.positions, &self.x);
-    }
-}
-
-impl ChosenRows for Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
     }
 }
 
@@ -969,22 +970,22 @@ impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
     }
 }
 
-/// Buffers of the steps of the companion model, whose entropies place boundaries.
+/// Buffers of the steps of the entropy model, whose entropies place boundaries.
 #[derive(Default)]
-struct CompanionWork {
+struct EntropyWork {
     rows: Vec<SequenceRow>,
     which: Vec<usize>,
     scratch: Option<Scratch>,
 }
 
-impl CompanionWork {
-    /// Feeds the symbols of rows `which` to their companion sequences, in one batch, and appends the entropy of each prediction.
+impl EntropyWork {
+    /// Feeds the symbols of rows `which` to the entropy model, in one batch, and appends the entropy of each prediction.
     fn step(&mut self, model: &dyn Model, rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
         self.rows.clear();
         for &index in which {
-            let companion = state(rows, index)?.companion.as_mut();
-            let row = companion.and_then(|companion| companion.row.take());
-            let mut row = row.ok_or_else(|| Error::Internal("a sequence has no companion sequence".into()))?;
+            let entropy_model = state(rows, index)?.entropy_model.as_mut();
+            let row = entropy_model.and_then(|entropy_model| entropy_model.row.take());
+            let mut row = row.ok_or_else(|| Error::Internal("a sequence lacks that of the entropy model".into()))?;
             row.set(&rows[index].feed, Want::All);
             self.rows.push(row);
         }
@@ -994,9 +995,9 @@ impl CompanionWork {
         advance(model, &mut self.rows, &self.which, scratch)?;
         let symbols = model.card().vocabulary.len();
         for (&index, row) in which.iter().zip(self.rows.drain(..)) {
-            if let Some(companion) = &mut state(rows, index)?.companion {
-                companion.entropies.extend(row.logits.chunks_exact(symbols).map(entropy)); // (symbols)
-                companion.row = Some(row);
+            if let Some(entropy_model) = &mut state(rows, index)?.entropy_model {
+                entropy_model.entropies.extend(row.logits.chunks_exact(symbols).map(entropy)); // (symbols)
+                entropy_model.row = Some(row);
             }
         }
         Ok(())
@@ -1020,7 +1021,7 @@ pub struct Hourglass {
     pre: Stack,
     boundaries: Boundaries,
     /// The model whose entropies place boundaries, if the checkpoint has one.
-    companion: Option<Arc<dyn Model>>,
+    entropy_model: Option<Arc<dyn Model>>,
     /// `None` in a vanilla model.
     pooled: Option<PooledWeights>,
     /// (V, D)
@@ -1060,10 +1061,10 @@ impl Model for Hourglass {
             middle_outputs: Vec::with_capacity(2 * self.head.inputs()),
             middle_outputs_start: 0,
         });
-        let companion = self.companion.as_ref().map(|model| -> Result<_> {
+        let entropy_model = self.entropy_model.as_ref().map(|model| -> Result<_> {
             let state = model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?;
             let entropies = Vec::with_capacity(SYMBOL_CAPACITY);
-            Ok(CompanionState { row: Some(SequenceRow::new(state)), entropies })
+            Ok(EntropyState { row: Some(SequenceRow::new(state)), entropies })
         });
         Ok(Box::new(HourglassState {
             recent: self.ngrams.as_ref().map(|ngrams| RecentSymbols::new(ngrams.largest())),
@@ -1074,7 +1075,7 @@ impl Model for Hourglass {
             hidden: Vec::new(),
             noise: (mode == BoundaryMode::Sampled).then_some(boundaries.noise),
             offset: boundaries.offset,
-            companion: companion.transpose()?,
+            entropy_model: entropy_model.transpose()?,
             resumed: None,
         }))
     }
@@ -1103,38 +1104,52 @@ impl Model for Hourglass {
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         let Some(PooledWeights { norm: pool_norm, middle, .. }) = &self.pooled else { return Ok(()) };
-        with_status(StepStatus::Waiting, rows, which, work, |rows, waiting, work| {
-            keep_last_closed(rows, waiting)?;
-            while gather_segments(middle, rows, waiting, work)? {
-                layer_norm(&self.compute, &mut work.x, pool_norm); // (segments, D)
-                work.show(HourglassStage::PooledNormed);
-                let caches = &mut StackCaches::<MIDDLE>(rows);
-                middle.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (segments, D)
-                scatter_middle(rows, work)?;
-            }
-            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-            Ok(())
-        })
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                keep_last_closed(rows, waiting)?;
+                while gather_segments(middle, rows, waiting, work)? {
+                    layer_norm(&self.compute, &mut work.x, pool_norm); // (segments, D)
+                    work.show(HourglassStage::PooledNormed);
+                    let caches = &mut StackCaches::<MIDDLE>(rows);
+                    middle.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (segments, D)
+                    scatter_middle(rows, work)?;
+                }
+                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+                Ok(())
+            },
+        )
     }
 
     /// Finish step: upsample + residual → post stack → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
-            if let Some(PooledWeights { post, .. }) = &self.pooled {
-                count_post(rows, unfinished, work)?;
-                while gather_upsampled(post, rows, unfinished, work)? {
-                    let caches = &mut StackCaches::<POST>(rows);
-                    post.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
-                    scatter_post(rows, unfinished, work)?;
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                if let Some(PooledWeights { post, .. }) = &self.pooled {
+                    count_post(rows, unfinished, work)?;
+                    while gather_upsampled(post, rows, unfinished, work)? {
+                        let caches = &mut StackCaches::<POST>(rows);
+                        post.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+                        scatter_post(rows, unfinished, work)?;
+                    }
                 }
-            }
-            gather_wanted(rows, unfinished, work)?; // (wanted, D)
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-            finish_rows(rows, unfinished)
-        })
+                gather_wanted(rows, unfinished, work)?; // (wanted, D)
+                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
+                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+                finish_rows(rows, unfinished)
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1142,8 +1157,8 @@ impl Model for Hourglass {
             let segments = self.boundaries.max_segments(symbols);
             pooled.post.bytes_for(symbols) + pooled.middle.bytes_for(segments + 1)
         });
-        let companion = self.companion.as_ref().map_or(0, |model| model.bytes_for(symbols));
-        self.pre.bytes_for(symbols) + pooled + companion
+        let entropy_model = self.entropy_model.as_ref().map_or(0, |model| model.bytes_for(symbols));
+        self.pre.bytes_for(symbols) + pooled + entropy_model
     }
 
     fn growth(&self, state: &dyn State, more: usize) -> usize {
@@ -1154,22 +1169,22 @@ impl Model for Hourglass {
             let segments = self.boundaries.max_segments(len).min(pooled.segment_ends.len() + more);
             model.post.growth(&pooled.post, len) + model.middle.growth(&pooled.middle, segments + 1)
         });
-        let companion = self.companion.as_ref().zip(state.companion_state());
-        self.pre.growth(&state.pre, len) + pooled + companion.map_or(0, |(model, state)| model.growth(state, more))
+        let entropy_model = self.entropy_model.as_ref().zip(state.entropy_state());
+        self.pre.growth(&state.pre, len) + pooled + entropy_model.map_or(0, |(model, state)| model.growth(state, more))
     }
 
     fn memory(&self) -> KvMemory {
-        let companion = self.companion.as_ref().map_or(0, |model| model.memory().in_use);
+        let entropy_model = self.entropy_model.as_ref().map_or(0, |model| model.memory().in_use);
         // admission counts on the complete limit, so the null group's pages are taken off it
         let limit = self.pages.limit() - self.own_bytes;
-        KvMemory { in_use: self.pages.in_use() - self.own_bytes + companion, limit }
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes + entropy_model, limit }
     }
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {
         let mut cost = Cost::default();
-        if let Some(companion) = &self.companion {
-            // boundaries need the companion's logits after every symbol
-            let own = companion.cost(symbols, segments);
+        if let Some(entropy_model) = &self.entropy_model {
+            // boundaries need the entropy model's logits after every symbol
+            let own = entropy_model.cost(symbols, segments);
             cost = Cost { logits: StepCost::default(), ..own };
             cost.symbol += own.logits;
         }
@@ -1189,7 +1204,7 @@ impl Model for Hourglass {
 }
 
 impl Hourglass {
-    /// Checks the feeds, clears what earlier steps left in the rows, and steps the companions.
+    /// Checks the feeds, clears what earlier steps left in the rows, and steps the entropy models.
     fn start_feed(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             let row = &mut rows[index];
@@ -1198,8 +1213,8 @@ impl Hourglass {
             row.decisions.clear();
             state(rows, index)?.start_feed();
         }
-        if let Some(companion) = self.companion.as_deref().filter(|_| !which.is_empty()) {
-            work.companion.step(companion, rows, which)?;
+        if let Some(entropy_model) = self.entropy_model.as_deref().filter(|_| !which.is_empty()) {
+            work.entropy_model.step(entropy_model, rows, which)?;
         }
         work.processed.clear();
         work.processed.resize(which.len(), 0);
@@ -1274,7 +1289,7 @@ fn decide_boundaries(boundaries: &Boundaries, compute: &Compute, rows: &[Sequenc
     work.decisions.clear();
     let entropies = |sequence: usize| -> Result<&[f64]> {
         let state: &HourglassState = state_ref(&*rows[sequence].state)?;
-        Ok(state.companion.as_ref().map_or(&[], |companion| &companion.entropies))
+        Ok(state.entropy_model.as_ref().map_or(&[], |entropy_model| &entropy_model.entropies))
     };
     let evidence = Evidence {
         positions: &work.positions,
@@ -1547,13 +1562,13 @@ impl Blueprint for HourglassBlueprint {
         let stacks = [longest(a.window, 0), middle.and_then(|window| longest(window, NULL_GROUP))];
         let longest = stacks.into_iter().flatten().min_by_key(|(symbols, _)| *symbols);
         let mut windows = std::iter::once(a.window).chain(middle);
-        // a companion's state keeps the entropy of every symbol
-        let endless = windows.all(|window| window.max_keys().is_some()) && a.boundaries.companion().is_none();
+        // an entropy model's state keeps the entropy of every symbol
+        let endless = windows.all(|window| window.max_keys().is_some()) && a.boundaries.entropy_model().is_none();
         Bounds { longest, endless }
     }
 
-    fn companions(&self) -> Vec<&str> {
-        self.architecture.boundaries.companion().into_iter().collect()
+    fn entropy_models(&self) -> Vec<&str> {
+        self.architecture.boundaries.entropy_model().into_iter().collect()
     }
 
     fn speculates(&self) -> bool {
@@ -1594,7 +1609,7 @@ impl Hourglass {
             ngrams,
             pre,
             boundaries,
-            companion: parts.companions.into_iter().next(),
+            entropy_model: parts.entropy_models.into_iter().next(),
             pooled,
             head: builder.loader.linear("head")?,
             own_bytes: pages.in_use(),

@@ -3,7 +3,7 @@
 use super::{
     Blueprint, Init, TensorSpec,
     checkpoint::{Column, Config, FileDtype, Writer, WrittenCheckpoint, writer::check_vacant},
-    load::{blueprint, check_companion},
+    load::{blueprint, check_entropy_model},
 };
 use crate::error::{Error, Result};
 use rand_chacha::{
@@ -13,8 +13,8 @@ use rand_chacha::{
 use std::{f64::consts::TAU, path::Path};
 
 /// Writes a checkpoint with the configuration in `config_file` and random f32 weights to `dest`. The same seed gives the
-/// same weights, tensor by tensor. A companion model that the configuration names gets random weights too; its
-/// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, a companion's
+/// same weights, tensor by tensor. An entropy model that the configuration names gets random weights too; its
+/// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, an entropy model's
 /// included, or the folder is not empty, unless `overwrite` allows it.
 pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
     let weights = RandomWeights { seed, matrices: FileDtype::F32 };
@@ -40,18 +40,18 @@ pub fn init_with_progress(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<WrittenCheckpoint> {
     let source = InitSource::read(config_file)?;
-    let companions = source.companions(config_file)?;
+    let entropy_models = source.entropy_models(config_file)?;
     check_vacant(dest, overwrite)?;
-    let total = source.numbers() + companions.iter().map(|(_, companion)| companion.numbers()).sum::<u64>();
+    let total = source.numbers() + entropy_models.iter().map(|(_, entropy_model)| entropy_model.numbers()).sum::<u64>();
     let mut done = 0;
     let mut written = |numbers: u64| {
         done += numbers;
         progress(done, total);
     };
     let initialized = source.write(dest, weights, overwrite, &mut written)?;
-    for (index, (name, companion)) in (1..).zip(&companions) {
+    for (index, (name, entropy_model)) in (1..).zip(&entropy_models) {
         let own = RandomWeights { seed: weights.seed.wrapping_add(index), ..weights };
-        companion.write(&dest.join(name), own, overwrite, &mut written)?;
+        entropy_model.write(&dest.join(name), own, overwrite, &mut written)?;
     }
     Ok(initialized)
 }
@@ -71,15 +71,15 @@ impl InitSource {
         Ok(Self { config, blueprint, specs })
     }
 
-    /// Returns the companions' names and sources.
-    fn companions(&self, file: &Path) -> Result<Vec<(String, Self)>> {
+    /// Returns the entropy models' names and sources.
+    fn entropy_models(&self, file: &Path) -> Result<Vec<(String, Self)>> {
         let read = |name: &str| {
             let file = file.with_file_name(format!("{name}.json"));
-            let companion = Self::read(&file)?;
-            check_companion(&self.config, &companion.config, &*companion.blueprint, &file)?;
-            Ok((name.to_string(), companion))
+            let entropy_model = Self::read(&file)?;
+            check_entropy_model(&self.config, &entropy_model.config, &*entropy_model.blueprint, &file)?;
+            Ok((name.to_string(), entropy_model))
         };
-        self.blueprint.companions().into_iter().map(read).collect()
+        self.blueprint.entropy_models().into_iter().map(read).collect()
     }
 
     fn numbers(&self) -> u64 {

@@ -49,36 +49,36 @@ pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     let twice = weights.saturating_mul(2 * size_of::<f32>());
     let computed = blueprint.computed_numbers().saturating_mul(size_of::<f32>());
     let mut all = twice.saturating_add(computed).saturating_add(settings.memory_bytes);
-    for companion in companions(source, &config, &*blueprint)? {
-        all = all.saturating_add(needs(&companion, settings)?);
+    for entropy_model in entropy_models(source, &config, &*blueprint)? {
+        all = all.saturating_add(needs(&entropy_model, settings)?);
     }
     Ok(all)
 }
 
 /// Returns true if a checkpoint's model can run without its pooling ([`Settings::unpooled`]). Fails if the configuration is invalid.
-pub fn has_unpooled_twin(source: &CheckpointSource) -> Result<bool> {
-    Ok(blueprint(&config(source)?, &source.config_file())?.has_unpooled_twin())
+pub fn has_unpooled_baseline(source: &CheckpointSource) -> Result<bool> {
+    Ok(blueprint(&config(source)?, &source.config_file())?.has_unpooled_baseline())
 }
 
 fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
-    let companions = companions(source, &config, &*blueprint)?;
-    // A companion is fed every symbol that its model is fed, even beyond its own training length.
+    let entropy_models = entropy_models(source, &config, &*blueprint)?;
+    // An entropy model is fed every symbol that its model is fed, even beyond its own training length.
     let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
-    let companion_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
-    let load_companion = |source: &CheckpointSource| load_with_threads(source, source.name(), &companion_settings);
-    let companions = companions.iter().map(load_companion).collect::<Result<_>>()?;
+    let entropy_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
+    let load_entropy_model = |source: &CheckpointSource| load_with_threads(source, source.name(), &entropy_settings);
+    let entropy_models = entropy_models.iter().map(load_entropy_model).collect::<Result<_>>()?;
     if settings.require_sha256 {
         source.require_digest()?;
     }
-    if settings.unpooled && !blueprint.has_unpooled_twin() {
+    if settings.unpooled && !blueprint.has_unpooled_baseline() {
         let expected = "a model whose pooling can be turned off: MrT5 with its gate";
         return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     let ngrams = if blueprint.speculates() { ngrams(source, &config)? } else { None };
-    let parts = Parts { config, name, weights, sha256, companions, ngrams, settings: settings.clone() };
+    let parts = Parts { config, name, weights, sha256, entropy_models, ngrams, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
         Error::OutOfPages { needed, limit } => {
@@ -137,31 +137,36 @@ pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<V
     Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
 }
 
-/// Returns the companions that a checkpoint names, after checking their configurations. Fails if a
-/// companion is missing or cannot accompany this model.
-pub fn companions(
+/// Returns the entropy models that a checkpoint names, after checking their configurations. Fails if an
+/// entropy model is missing or cannot accompany this model.
+pub fn entropy_models(
     source: &CheckpointSource,
     config: &Config,
     blueprint: &dyn Blueprint,
 ) -> Result<Vec<CheckpointSource>> {
     let checked = |name: &str| {
-        let source = source.companion(name)?;
-        let companion = source.config()?;
+        let source = source.entropy_model(name)?;
+        let entropy_model = source.config()?;
         let file = source.config_file();
-        check_companion(config, &companion, &*self::blueprint(&companion, &file)?, &file)?;
+        check_entropy_model(config, &entropy_model, &*self::blueprint(&entropy_model, &file)?, &file)?;
         Ok(source)
     };
-    blueprint.companions().into_iter().map(checked).collect()
+    blueprint.entropy_models().into_iter().map(checked).collect()
 }
 
-/// Checks that a model can accompany the one that names it: it has the same symbols, and no companion of its own. The
-/// error names the companion's configuration, `file`.
-pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blueprint, file: &Path) -> Result<()> {
-    if let Some(name) = blueprint.companions().first() {
-        let expected = "a companion without companions";
+/// Checks that a model can accompany the one that names it: it has the same symbols, and no entropy model of its own. The
+/// error names the entropy model's configuration, `file`.
+pub fn check_entropy_model(
+    config: &Config,
+    entropy_model: &Config,
+    blueprint: &dyn Blueprint,
+    file: &Path,
+) -> Result<()> {
+    if let Some(name) = blueprint.entropy_models().first() {
+        let expected = "an entropy model without entropy models";
         return Err(Error::checkpoint(file, "architecture.boundaries.companion", expected, format!("{name:?}")));
     }
-    let symbols = companion.vocabulary(file)?;
+    let symbols = entropy_model.vocabulary(file)?;
     if !config.vocabulary(file)?.same_symbols(&symbols) {
         let expected = "the symbols of the model that it accompanies";
         return Err(Error::checkpoint(file, "vocabulary", expected, format!("{} other symbols", symbols.len())));

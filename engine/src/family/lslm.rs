@@ -27,8 +27,8 @@ use crate::{
         checkpoint::{self, Config, Weights},
         cost,
         parts::{
-            Check, ChosenRows, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits, first_logits,
-            watch, with_status, work_mut,
+            Check, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits, first_logits, watch,
+            with_status, work_mut,
         },
     },
     kernels::{
@@ -589,12 +589,6 @@ impl Work {
     }
 }
 
-impl ChosenRows for Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
-    }
-}
-
 /// The caches of one encoder, in the states of a step's rows.
 struct EncoderCaches<'a, const STACK: usize>(&'a mut [SequenceRow]);
 
@@ -680,32 +674,46 @@ impl Model for Lslm {
     /// decoder's keys and values of the segments.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Waiting, rows, which, work, |rows, waiting, work| {
-            gather_closed_symbols(rows, waiting, work)?;
-            self.encode_symbols(rows, work)?; // (symbols, D)
-            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
-            self.encode_segments(rows, work)?; // (segments, C)
-            set_summarized(rows, waiting)
-        })
+        with_status(
+            StepStatus::Waiting,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, waiting, work| {
+                gather_closed_symbols(rows, waiting, work)?;
+                self.encode_symbols(rows, work)?; // (symbols, D)
+                pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
+                self.encode_segments(rows, work)?; // (segments, C)
+                set_summarized(rows, waiting)
+            },
+        )
     }
 
     /// Finish step: segment decoder, with cross-attention to the closed segments → logits. Segments that closed while all logits
     /// are wanted are decoded some dozens at a time; open segments only if logits are wanted.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
-            reserve_wanted(self.head.inputs(), rows, unfinished, work);
-            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                reserve_wanted(self.head.inputs(), rows, unfinished, work);
+                while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+                    self.decode_segments(rows, work)?;
+                }
+                gather_open_segments(rows, unfinished, work)?;
                 self.decode_segments(rows, work)?;
-            }
-            gather_open_segments(rows, unfinished, work)?;
-            self.decode_segments(rows, work)?;
-            self.apply_head(work, true); // (closed segments, V)
-            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
-            self.apply_head(work, false); // (wanted, V)
-            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
-            finish_rows(rows, unfinished)
-        })
+                self.apply_head(work, true); // (closed segments, V)
+                end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+                self.apply_head(work, false); // (wanted, V)
+                deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
+                finish_rows(rows, unfinished)
+            },
+        )
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

@@ -45,8 +45,8 @@ pub trait Blueprint: Debug + Send + Sync {
     /// One-line description for people.
     fn shape(&self) -> String;
 
-    /// Subfolders of the companion models that this model needs.
-    fn companions(&self) -> Vec<&str> {
+    /// Subfolders of the entropy models that this model needs.
+    fn entropy_models(&self) -> Vec<&str> {
         Vec::new()
     }
 
@@ -57,7 +57,7 @@ pub trait Blueprint: Debug + Send + Sync {
     }
 
     /// True if the model can run without its pooling ([`Settings::unpooled`]).
-    fn has_unpooled_twin(&self) -> bool {
+    fn has_unpooled_baseline(&self) -> bool {
         false
     }
 
@@ -107,8 +107,8 @@ pub struct Parts {
     pub weights: Weights,
     /// SHA-256 of the weight files, in hexadecimal.
     pub sha256: String,
-    /// The models that [`Blueprint::companions`] named, in that order.
-    pub companions: Vec<Arc<dyn Model>>,
+    /// The models that [`Blueprint::entropy_models`] named, in that order.
+    pub entropy_models: Vec<Arc<dyn Model>>,
     /// The checkpoint's n-grams, if it has any and the family speculates.
     pub ngrams: Option<Arc<NgramTable>>,
     /// Threads, memory, limits.

@@ -434,26 +434,67 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     Ok(())
 }
 
-/// Working memory that keeps the list of rows that a step applies to.
-pub trait ChosenRows {
-    /// The buffer of row indices.
-    fn chosen(&mut self) -> &mut Vec<usize>;
-}
-
-/// Runs `step` for the rows among `which` with that status, if there are any. Fails if `step` fails.
-pub fn with_status<W: ChosenRows>(
+/// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`. Fails if
+/// `step` fails.
+pub fn with_status<W>(
     status: StepStatus,
     rows: &mut [SequenceRow],
     which: &[usize],
     work: &mut W,
+    chosen: impl Fn(&mut W) -> &mut Vec<usize>,
     step: impl FnOnce(&mut [SequenceRow], &[usize], &mut W) -> Result<()>,
 ) -> Result<()> {
-    let mut chosen = std::mem::take(work.chosen());
-    chosen.clear();
-    chosen.extend(which.iter().filter(|&&index| rows[index].status == status));
-    let result = if chosen.is_empty() { Ok(()) } else { step(rows, &chosen, work) };
-    *work.chosen() = chosen;
+    let mut list = std::mem::take(chosen(work));
+    list.clear();
+    list.extend(which.iter().filter(|&&index| rows[index].status == status));
+    let result = if list.is_empty() { Ok(()) } else { step(rows, &list, work) };
+    *chosen(work) = list;
     result
+}
+
+/// Returns the error for a text that an encoder-decoder is asked to continue.
+pub fn needs_document(card: &Card) -> Error {
+    let found = format!("an encoder-decoder: {}", card.shape);
+    Error::WrongKind { call: "text generation", model: card.name.clone(), wanted: "needs no document", found }
+}
+
+/// Returns the error for a hard selection by a model without scores.
+pub fn needs_scores(card: &Card) -> Error {
+    let wanted = "has a pooling that scores";
+    Error::WrongKind { call: "options.hard_topk", model: card.name.clone(), wanted, found: card.shape.clone() }
+}
+
+/// Limits of a document's tokens.
+pub struct TokenLimits {
+    /// Maximum tokens.
+    pub tokens: usize,
+    /// Vocabulary size V.
+    pub symbols: usize,
+    /// The padding token, if documents may not contain it.
+    pub padding: Option<u32>,
+}
+
+/// Appends `more` tokens to those of a document. Fails if it was closed, becomes too long, or a token is not allowed.
+pub fn push_tokens(tokens: &mut Vec<u32>, more: &[u32], closed: bool, limits: &TokenLimits) -> Result<()> {
+    let TokenLimits { tokens: limit, symbols, padding } = *limits;
+    if closed {
+        return Err(Error::Internal("tokens for a document that was closed".into()));
+    }
+    let length = tokens.len().saturating_add(more.len());
+    if length > limit {
+        return Err(Error::TooLong { field: "document", length, limit, unit: "tokens", why: None });
+    }
+    if let Some(offset) = more.iter().position(|&token| token as usize >= symbols) {
+        let found = format!("id {} (the vocabulary has {symbols} symbols)", more[offset]);
+        let offset = tokens.len() + offset;
+        return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
+    }
+    if let Some(offset) = more.iter().position(|&token| Some(token) == padding) {
+        let found = format!("id {} at token {}", more[offset], tokens.len() + offset);
+        return Err(Error::bad_option("document", found, "tokens other than padding"));
+    }
+    tokens.extend_from_slice(more);
+    Ok(())
 }
 
 /// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`. Fails if

@@ -30,7 +30,10 @@ use crate::{
         checkpoint::{self, Config, Weights},
         cost,
         decoder::{self, Decoder, DecoderState},
-        parts::{Check, MemoryDocument, check_generation, linear, norm, work_mut},
+        parts::{
+            Check, MemoryDocument, TokenLimits, check_generation, linear, needs_document, needs_scores, norm,
+            push_tokens, work_mut,
+        },
         settings::Bounds,
     },
     kernels::{
@@ -1418,9 +1421,7 @@ impl Model for Pyramidion {
     }
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
-        let Card { name, shape, .. } = &self.decoder.card;
-        let found = format!("an encoder-decoder: {shape}");
-        Err(Error::WrongKind { call: "text generation", model: name.clone(), wanted: "needs no document", found })
+        Err(needs_document(&self.decoder.card))
     }
 
     fn scratch(&self) -> Scratch {
@@ -1476,9 +1477,7 @@ impl DocumentEncoder for Pyramidion {
         if self.pooling.is_some_and(PoolerKind::uses_scores) {
             return Ok(Box::new(self.encoding(true)));
         }
-        let Card { name, shape, .. } = &self.decoder.card;
-        let wanted = "has a pooling that scores";
-        Err(Error::WrongKind { call: "options.hard_topk", model: name.clone(), wanted, found: shape.clone() })
+        Err(needs_scores(&self.decoder.card))
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {
@@ -1559,42 +1558,20 @@ impl DocumentEncoder for Pyramidion {
 
 impl Encoding for PyramidionEncoding {
     fn push(&mut self, tokens: &[u32]) -> Result<()> {
-        if self.closed {
-            return Err(Error::Internal("tokens for a document that was closed".into()));
-        }
-        let limit = self.plan.groups.first().map_or(0, |first| first.length);
-        let length = self.tokens.len().saturating_add(tokens.len());
-        if length > limit {
-            return Err(Error::TooLong { field: "document", length, limit, unit: "tokens", why: None });
-        }
-        if let Some(offset) = tokens.iter().position(|&token| token as usize >= self.symbols) {
-            let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);
-            let offset = self.tokens.len() + offset;
-            return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
-        }
-        if self.plan.rejects_padding
-            && let Some(offset) = tokens.iter().position(|&token| token == PAD)
-        {
-            let found = format!("id {PAD} at token {}", self.tokens.len() + offset);
-            let bound = "tokens other than padding".into();
-            return Err(Error::BadOption { field: "document", found, bound });
-        }
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+        let limits = TokenLimits {
+            tokens: self.plan.groups.first().map_or(0, |first| first.length),
+            symbols: self.symbols,
+            padding: self.plan.rejects_padding.then_some(PAD),
+        };
+        push_tokens(&mut self.tokens, tokens, self.closed, &limits)
     }
 
     fn close(&mut self) -> Result<()> {
         if self.tokens.is_empty() {
-            return Err(Error::BadOption {
-                field: "document",
-                found: "none".into(),
-                bound: "at least one token".into(),
-            });
+            return Err(Error::bad_option("document", "none", "at least one token"));
         }
         if self.plan.masks_padding && self.tokens.iter().all(|&token| token == PAD) {
-            let found = "only padding".into();
-            let bound = "at least one token other than padding".into();
-            return Err(Error::BadOption { field: "document", found, bound });
+            return Err(Error::bad_option("document", "only padding", "at least one token other than padding"));
         }
         self.closed = true;
         Ok(())

@@ -13,7 +13,7 @@ use std::{
 /// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
 pub const MAX_SYMBOLS: usize = 1 << 24;
 
-/// Resources of a model. Companion models share the threads and have the same limits.
+/// Resources of a model. Entropy models share the threads and have the same limits.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Threads that share a step's work, the caller's included.

@@ -29,8 +29,8 @@ use crate::{
         cost,
         decoder::{DecoderState, RowCaches, state},
         parts::{
-            Check, ChosenRows, EncoderHook, EncoderHookPoint, MemoryDocument, check_feed, check_generation,
-            deliver_logits, with_status, work_mut,
+            Check, EncoderHook, EncoderHookPoint, MemoryDocument, TokenLimits, check_feed, check_generation,
+            deliver_logits, needs_document, needs_scores, push_tokens, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -411,7 +411,7 @@ impl Blueprint for T5Blueprint {
         true
     }
 
-    fn has_unpooled_twin(&self) -> bool {
+    fn has_unpooled_baseline(&self) -> bool {
         self.architecture.deletion.is_some()
     }
 
@@ -600,25 +600,8 @@ impl T5Encoding {
 
 impl Encoding for T5Encoding {
     fn push(&mut self, tokens: &[u32]) -> Result<()> {
-        if self.closed {
-            return Err(Error::Internal("tokens for a document that was closed".into()));
-        }
-        let length = self.tokens.len().saturating_add(tokens.len());
-        if length > self.limit {
-            return Err(Error::TooLong { field: "document", length, limit: self.limit, unit: "tokens", why: None });
-        }
-        if let Some(offset) = tokens.iter().position(|&token| token as usize >= self.symbols) {
-            let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);
-            let offset = self.tokens.len() + offset;
-            return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
-        }
-        if let Some(offset) = tokens.iter().position(|&token| token == SPECIALS.pad) {
-            let found = format!("id {} at token {}", SPECIALS.pad, self.tokens.len() + offset);
-            let bound = "tokens other than padding".into();
-            return Err(Error::BadOption { field: "document", found, bound });
-        }
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+        let limits = TokenLimits { tokens: self.limit, symbols: self.symbols, padding: Some(SPECIALS.pad) };
+        push_tokens(&mut self.tokens, tokens, self.closed, &limits)
     }
 
     fn close(&mut self) -> Result<()> {
@@ -738,12 +721,6 @@ impl Work {
         if let Some(hook) = &mut self.hook {
             hook(point, first, x);
         }
-    }
-}
-
-impl ChosenRows for Work {
-    fn chosen(&mut self) -> &mut Vec<usize> {
-        &mut self.chosen
     }
 }
 
@@ -973,23 +950,30 @@ impl T5 {
     /// Finish step: the logits of the symbols whose logits are wanted. Fails as
     /// [`Model::finish_step`] does.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
-            work.wanted.clear();
-            for &index in unfinished {
-                work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
-            }
-            if self.head_scale != 1.0 {
-                work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
-            }
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-            for &index in unfinished {
-                let state = state(rows, index)?;
-                state.finished = state.cache.len();
-            }
-            Ok(())
-        })
+        with_status(
+            StepStatus::Unfinished,
+            rows,
+            which,
+            work,
+            |work| &mut work.chosen,
+            |rows, unfinished, work| {
+                work.wanted.clear();
+                for &index in unfinished {
+                    work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
+                }
+                if self.head_scale != 1.0 {
+                    work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+                }
+                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
+                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+                for &index in unfinished {
+                    let state = state(rows, index)?;
+                    state.finished = state.cache.len();
+                }
+                Ok(())
+            },
+        )
     }
 }
 
@@ -1001,9 +985,7 @@ impl Model for T5 {
     }
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
-        let Card { name, shape, .. } = &self.card;
-        let found = format!("an encoder-decoder: {shape}");
-        Err(Error::WrongKind { call: "text generation", model: name.clone(), wanted: "needs no document", found })
+        Err(needs_document(&self.card))
     }
 
     fn scratch(&self) -> Scratch {
@@ -1064,9 +1046,7 @@ impl DocumentEncoder for T5 {
         if self.gate.is_some() {
             return Ok(self.open());
         }
-        let Card { name, shape, .. } = &self.card;
-        let wanted = "has a pooling that scores";
-        Err(Error::WrongKind { call: "options.hard_topk", model: name.clone(), wanted, found: shape.clone() })
+        Err(needs_scores(&self.card))
     }
 
     fn bytes_for(&self, tokens: usize) -> usize {

@@ -134,7 +134,7 @@ impl<'a> Download<'a> {
         let file = part.folder.join(CONFIG_FILE);
         let blueprint = blueprint(&config, &file)?;
         let mut digests = BTreeMap::new();
-        for name in blueprint.companions() {
+        for name in blueprint.entropy_models() {
             if plain_name(Path::new(name)).is_none() || !part.prefix.is_empty() {
                 let key = "architecture.boundaries.companion";
                 let expected = "the plain name of a subfolder, in a checkpoint that is no companion itself";

@@ -19,7 +19,7 @@ use crate::{
         Blueprint,
         checkpoint::CheckpointSource,
         convert::{Source, convert},
-        load::{blueprint, companions, tensors},
+        load::{blueprint, entropy_models, tensors},
     },
 };
 use download::{Download, Fetched};
@@ -171,9 +171,9 @@ fn check(folder: &Path, fetched: &Fetched) -> Result<()> {
     let config = source.config()?;
     let blueprint = blueprint(&config, &source.config_file())?;
     check_weights(&source, &*blueprint, &fetched.sha256)?;
-    companions(&source, &config, &*blueprint)?;
+    entropy_models(&source, &config, &*blueprint)?;
     for (name, sha256) in &fetched.companions {
-        let companion = source.companion(name)?;
+        let companion = source.entropy_model(name)?;
         let blueprint = self::blueprint(&companion.config()?, &companion.config_file())?;
         check_weights(&companion, &*blueprint, sha256)?;
     }

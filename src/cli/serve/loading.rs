@@ -83,7 +83,7 @@ fn launch_twin(
     engines: &Engines,
 ) -> Result<()> {
     let ServedCheckpoint { name, source, .. } = checkpoint;
-    if load::has_unpooled_twin(source)? {
+    if load::has_unpooled_baseline(source)? {
         let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
         let twin = load_model(source, &unpooled_name(name), &unpooled)?;
         // Without its folder: a reload of this name would load the model with its pooling.

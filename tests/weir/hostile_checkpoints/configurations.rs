@@ -220,7 +220,7 @@ fn an_invalid_companion_is_rejected() {
     let rejection = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
     check_messages(&[(rejection(), "companion.json: No such file")]);
     fs::write(&companion, config.to_string()).unwrap();
-    check_messages(&[(rejection(), "expected a companion without companions")]);
+    check_messages(&[(rejection(), "expected an entropy model without entropy models")]);
     fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
     check_messages(&[(rejection(), "vocabulary: expected the symbols of the model that it accompanies")]);
     assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);

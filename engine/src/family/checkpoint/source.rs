@@ -106,13 +106,18 @@ impl CheckpointSource {
         full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
     }
 
-    /// Returns the companion checkpoint in a subfolder. Fails for an embedded checkpoint, which has no subfolders.
-    pub fn companion(&self, name: &str) -> Result<Self> {
+    /// Returns the checkpoint of the entropy model in a subfolder. Fails for an embedded checkpoint, which has no subfolders.
+    pub fn entropy_model(&self, name: &str) -> Result<Self> {
         match self {
             Self::Folder(folder) => Ok(Self::Folder(folder.join(name))),
             Self::Embedded(_) => {
-                let expected = "a checkpoint without companions, as this one is embedded";
-                Err(Error::checkpoint(self.config_file(), "architecture", expected, format!("the companion {name:?}")))
+                let expected = "a checkpoint without entropy models, as this one is embedded";
+                Err(Error::checkpoint(
+                    self.config_file(),
+                    "architecture",
+                    expected,
+                    format!("the entropy model {name:?}"),
+                ))
             }
         }
     }
@@ -200,7 +205,7 @@ mod tests {
         assert_eq!(embedded.to_string(), "embedded:hourglass-english");
         let error = embedded.weights(&[], &mut |_, _| {}).unwrap_err().to_string();
         assert!(error.starts_with("embedded:hourglass-english/model.safetensors: "), "{error}");
-        let error = embedded.companion("small").unwrap_err().to_string();
-        assert!(error.contains("without companions") && error.contains("small"), "{error}");
+        let error = embedded.entropy_model("small").unwrap_err().to_string();
+        assert!(error.contains("without entropy models") && error.contains("small"), "{error}");
     }
 }

@@ -278,8 +278,8 @@ struct FolderEntry {
 enum EntryKind {
     /// A file that docs/checkpoints.md names.
     Part,
-    /// A folder with a checkpoint of its own: a companion.
-    Companion,
+    /// A folder with a checkpoint of its own: an entropy model.
+    EntropyModel,
     /// A partial file of a writer that did not finish.
     Leftover,
     /// Any other entry.
@@ -297,7 +297,7 @@ fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
         let parts = [CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, TOKENIZER_FILE];
         let part = shard || parts.iter().chain(cards).any(|part| *part == name);
         let kind = match path.is_dir() {
-            true if path.join(CONFIG_FILE).is_file() => EntryKind::Companion,
+            true if path.join(CONFIG_FILE).is_file() => EntryKind::EntropyModel,
             false if part => EntryKind::Part,
             false if PartialFile::is_name(&name) => EntryKind::Leftover,
             _ => EntryKind::Foreign,

@@ -1,12 +1,9 @@
 //! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
 
 use super::{
-    inputs::AttentionHead,
     layout::POSITIONS,
-    query::Query,
-    runs::{Products, Run, Span},
+    queries::{AttentionHead, Products, Query, Run, Span, Work},
     stored::{Columns, FloatStorage, Stored, VECTOR_ROWS, run_values},
-    work::Work,
 };
 use crate::kernels::{
     dtype::LoadAsF32,

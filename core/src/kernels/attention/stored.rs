@@ -1,11 +1,8 @@
 //! Storage formats of keys, values and distances, and the operations that each format implements.
 
 use super::{
-    inputs::{AttentionHead, ROW_TILE},
     layout::{POSITIONS, PageLayout, scales_bytes},
-    query::Query,
-    runs::{MAX_COLUMNS, Products, Run, Span},
-    work::{TileSums, Work},
+    queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work},
 };
 use crate::kernels::{
     isa::Simd,

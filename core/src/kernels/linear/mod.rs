@@ -6,29 +6,28 @@
 //! int8 and int4: the weights of an output share one scale, and each input row is quantized with its own scale. Products are
 //! summed as exact integers, so their order does not matter. The tests compare with a naive implementation in f64.
 
-mod format;
-mod int4;
-mod matrix;
 mod product;
-mod quantized;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod weights;
 
-pub use matrix::{Linear, WeightArena};
-pub use product::Epilogue;
-pub use quantized::QuantizedRows;
-
-use super::{Compute, Dtype, Isa, disjoint::DisjointSlice};
-use product::ProductJob;
+pub use crate::kernels::linear::{
+    product::Epilogue,
+    weights::{Linear, QuantizedRows, WeightArena},
+};
+use crate::kernels::{Compute, Dtype, Isa, disjoint::DisjointSlice, linear::product::ProductJob};
 use std::ops::Range;
 
 /// Minimum [cost](Linear::cost) for which it pays to use other threads: some 8 µs of one core. Handing tasks to another core takes
 /// 2 µs and more, depending on how far apart the cores are.
 const MIN_SHARED: usize = 3 << 20;
+
 /// Minimum cost of a product with several tasks per thread: some 50 µs of one core.
 const MIN_DIVIDED: usize = 1 << 24;
+
 /// Tasks per thread of such a product, so that a thread whose core is busy delays the others by at most one task.
 const TASKS_PER_THREAD: usize = 4;
+
 /// Up to this many rows, a product takes as long as with one: reading the weights dominates.
 const WEIGHT_BOUND_ROWS: usize = 4;
 
@@ -107,11 +106,8 @@ impl Linear {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::testing::{apply, computes, numbers, packed, stored},
-        matrix::MAX_INTEGER_INPUTS,
-        *,
-    };
+    use super::{weights::MAX_INTEGER_INPUTS, *};
+    use crate::kernels::testing::{apply, computes, numbers, packed, stored};
     use proptest::prelude::*;
 
     /// An output of the naive implementation.
@@ -124,7 +120,7 @@ mod tests {
     /// Naive implementation in f64, with weights and rows rounded as they are stored.
     fn naive(dtype: Dtype, weight: &[f32], x: &[f32], inputs: usize) -> Vec<ExpectedOutput> {
         let weight = match dtype {
-            Dtype::Int4 => weight.chunks_exact(inputs).flat_map(int4::stored).collect(),
+            Dtype::Int4 => weight.chunks_exact(inputs).flat_map(weights::stored).collect(),
             _ => stored(dtype.cache_dtype(), weight, inputs),
         };
         let x = if dtype.is_integer() { stored(dtype.cache_dtype(), x, inputs) } else { x.to_vec() };

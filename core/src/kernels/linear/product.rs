@@ -5,11 +5,7 @@
 //! bytes of a panel and as many groups of sixteen outputs as fit into registers. Meanwhile the rows prefetch the next slice. Between
 //! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
 
-use super::{
-    format::{FloatWeights, Int8Weights, IntegerOutputs, SumSlot, WeightFormat},
-    int4::{Int4Cell, Int4Weights},
-    matrix::Linear,
-};
+use super::weights::{FloatWeights, Int4Cell, Int4Weights, Int8Weights, IntegerOutputs, Linear, SumSlot, WeightFormat};
 use crate::kernels::{
     LANES,
     disjoint::DisjointSlice,

@@ -5,9 +5,8 @@
 //! instruction set.
 
 use super::{
-    format::Int8Weights,
-    int4,
     product::{MAX_WIDTH, ProductJob, finish},
+    weights::{self, Int8Weights},
 };
 use crate::kernels::{
     isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion},
@@ -28,7 +27,7 @@ const PAIR: usize = 2 * TILE_ROWS;
 /// Bytes of a group of sixteen outputs in a step.
 const GROUP: usize = 64;
 /// Prefetch distance in a panel, in bytes.
-const AHEAD: usize = 6144;
+const TILES_AHEAD: usize = 6144;
 /// Groups of a full panel.
 const GROUPS: usize = 2;
 
@@ -71,7 +70,7 @@ thread_local! {
 #[inline(always)]
 fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) {
     let mut buffer = EXPANDED.take();
-    buffer.resize(job.matrix.steps * int4::CELLS * GROUPS * GROUP + GROUP, 0);
+    buffer.resize(job.matrix.steps * weights::CELLS * GROUPS * GROUP + GROUP, 0);
     // tiles and vectors are slow if their rows straddle cache lines
     let aligned = buffer.as_ptr().align_offset(GROUP);
     let rows = job.x.len() / job.stride;
@@ -79,8 +78,8 @@ fn multiply_expanded<S: Simd>(simd: S, tiles: Tiles, job: &ProductJob<'_, [i8; 4
     let mut shaped = ShapedTiles::new(tiles, rows.min(PAIR));
     for index in panels {
         let groups = job.matrix.groups(index);
-        let weights = &mut buffer[aligned..][..job.matrix.steps * int4::CELLS * groups * GROUP];
-        int4::expand(simd, job.matrix.panel(index), groups, weights);
+        let weights = &mut buffer[aligned..][..job.matrix.steps * weights::CELLS * groups * GROUP];
+        weights::expand(simd, job.matrix.panel(index), groups, weights);
         for first in (0..rows).step_by(PAIR) {
             let pair = PAIR.min(rows - first);
             if shaped.rows != pair {
@@ -210,7 +209,7 @@ macro_rules! assembly {
             x_stride = in(reg) $part.stride * CELL,
             weights = inout(reg) $part.weights => _,
             weight_stride = in(reg) $groups * GROUP,
-            ahead = const AHEAD,
+            ahead = const TILES_AHEAD,
             tile_bytes = const STEPS * $groups * GROUP,
             tiles = inout(reg) $part.tiles => _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

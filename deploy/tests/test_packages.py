@@ -20,6 +20,7 @@ else:
 
 CRATES = {"weir": local.ROOT}
 CRATES.update({f"weir-{name}": local.ROOT / name for name in ("core", "engine", "server", "proto", "loadtest")})
+CRATES["weir-client"] = local.ROOT / "crates" / "client"
 CRATES["weir-measure"] = local.ROOT / "crates" / "measure"
 MODEL = "models/hourglass-english"
 MAX_FILES = 300
@@ -77,7 +78,7 @@ def test_one_crate_contains_one_model_and_none_contains_tests() -> None:
         folders = {name for name in packaged(crate) if "/" in name and name.split("/")[0] not in ("src", "benches", "examples")}
         if crate == "weir-engine":
             assert folders == model
-        elif crate in ("weir", "weir-core", "weir-server"):
+        elif crate in ("weir", "weir-client", "weir-core", "weir-server"):
             assert not folders
 
 

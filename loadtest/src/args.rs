@@ -2,7 +2,7 @@
 
 use crate::{
     client::{
-        connection::{ConnectOptions, MAX_CONNECTIONS, ServerConnection},
+        connection::{self, MAX_CONNECTIONS},
         models::{self, ModelInfo, ServerSoftware},
     },
     driver::{Objectives, WorkloadMix},
@@ -16,12 +16,12 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::{Instant, sleep},
 };
-use weir_measure::format;
-use weir_proto::{
-    connection_args::{ApiKeyArgs, TlsArgs},
-    server_address,
-    shown::quoted,
+use weir_client::{
+    connection::{Client, ServerEndpoint},
+    flags::{ApiKeyArgs, TlsArgs},
+    quoted,
 };
+use weir_measure::format;
 
 const MAX_REQUESTS: u64 = 100_000_000;
 pub(crate) const MAX_IN_FLIGHT: usize = 65_536;
@@ -167,18 +167,17 @@ pub(crate) struct ServerArgs {
 
 impl ServerArgs {
     /// Checks the options, and reads keys and certificates.
-    pub(crate) fn connect_options(&self) -> Result<ConnectOptions> {
+    pub(crate) fn endpoint(&self) -> Result<ServerEndpoint> {
         self.connections.map_or(Ok(()), |count| Error::check_range("--connections", count, 1..=MAX_CONNECTIONS))?;
-        let address = server_address::parse(&self.address).map_err(|why| Error::Setting(format!("ADDRESS: {why}")))?;
-        let tls = self.tls.read(&address).map_err(Error::Setting)?;
-        Ok(ConnectOptions { address, key: self.api_key.key().map_err(Error::Setting)?, tls })
+        let endpoint = self.tls.endpoint("ADDRESS", &self.address).map_err(Error::Setting)?;
+        Ok(ServerEndpoint { key: self.api_key.key().map_err(Error::Setting)?, ..endpoint })
     }
 
     /// Opens the first connection; retries for `--wait` while the server is unreachable.
-    pub(crate) async fn first_connection(&self, options: &ConnectOptions) -> Result<ServerConnection> {
+    pub(crate) async fn first_connection(&self, server: &ServerEndpoint) -> Result<Client> {
         let begun = Instant::now();
         loop {
-            match options.connect().await {
+            match connection::connect(server).await {
                 Err(Error::Connection { failed, .. }) if !failed.has_hint() && begun.elapsed() < self.wait => {
                     sleep(RETRY_PAUSE).await;
                 }
@@ -205,7 +204,7 @@ pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
 
 #[derive(Clone)]
 pub(crate) struct Discovery {
-    pub(crate) connect: ConnectOptions,
+    pub(crate) endpoint: ServerEndpoint,
     pub(crate) software: Option<ServerSoftware>,
     /// All models of the server.
     pub(crate) known: Vec<ModelInfo>,
@@ -215,14 +214,14 @@ pub(crate) struct Discovery {
 impl Discovery {
     /// Connects and selects the models called `names`. Without names, selects the server's only model, or every model if `all`.
     pub(crate) async fn run(server: &ServerArgs, names: &[String], all: bool) -> Result<Self> {
-        let connect = server.connect_options()?;
+        let endpoint = server.endpoint()?;
         let list = async {
-            let connection = server.first_connection(&connect).await?;
-            Ok((models::list(&connect.address, &connection).await?, connection))
+            let client = server.first_connection(&endpoint).await?;
+            Ok((models::list(&client).await?, client))
         };
-        let (known, connection) = match list.await {
+        let (known, client) = match list.await {
             Ok(listed) => listed,
-            Err(error) => return Err(connect.diagnose(error).await),
+            Err(error) => return Err(connection::diagnose(&endpoint, error).await),
         };
         let models = match (all, names) {
             (true, []) => known.clone(),
@@ -232,7 +231,7 @@ impl Discovery {
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }
-        Ok(Self { connect, software: models::fetch_software(&connection).await, known, models })
+        Ok(Self { endpoint, software: models::fetch_software(&client).await, known, models })
     }
 }
 

@@ -464,7 +464,7 @@ pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, St
 async fn score(target: &RequestTarget, text: &str) -> Result<f64, Status> {
     let connection = target.pool.next()?;
     let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
-    let request = connection.request(message, target.timeout);
+    let request = connection.request_within(message, target.timeout);
     let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
     while let Some(message) = stream.message().await? {
         if let Some(Event::Summary(summary)) = message.event {

@@ -29,8 +29,8 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
+use weir_client::quoted;
 use weir_measure::{format, histogram::ValueHistogram};
-use weir_proto::shown::quoted;
 
 /// Interval at which the timeline samples the counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);

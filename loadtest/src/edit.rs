@@ -20,13 +20,11 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use weir_proto::{
-    shown::quoted,
-    v1::{
-        CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
-        OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
-        editing_client::EditingClient,
-    },
+use weir_client::quoted;
+use weir_proto::v1::{
+    CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
+    OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
+    editing_client::EditingClient,
 };
 
 /// Characters of a completion, at most: the server's default. The text with a completion must fit the model.
@@ -200,7 +198,7 @@ impl PreparedRequest for EditCall {
             let connection = target.pool.next()?;
             // room for all messages of the session, so that keystrokes never wait for the server
             let (requests, receiver) = mpsc::channel(2 * self.gaps.len() + 3);
-            let request = connection.request(ReceiverStream::new(receiver), target.timeout);
+            let request = connection.request_within(ReceiverStream::new(receiver), target.timeout);
             let mut client = EditingClient::new(connection.channel());
             timer.mark_sent();
             let answers = async { Ok(client.edit(request).await?.into_inner()) };

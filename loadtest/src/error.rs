@@ -1,7 +1,7 @@
 //! Errors of this crate.
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
-use weir_proto::failed_connection::FailedConnection;
+use weir_client::failed_connection::FailedConnection;
 
 /// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

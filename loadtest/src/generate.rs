@@ -115,7 +115,7 @@ impl PreparedRequest for GenerateCall {
     fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
-            let request = connection.request(self.message(target), target.timeout);
+            let request = connection.request_within(self.message(target), target.timeout);
             let mut client = GenerationClient::new(connection.channel());
             timer.mark_sent();
             let mut stream = client.generate(request).await?.into_inner();
@@ -274,7 +274,7 @@ impl PreparedRequest for SummarizeCall {
             let connection = target.pool.next()?;
             let uploaded = Arc::new(OnceLock::new());
             let messages = tokio_stream::iter(self.messages(target, Arc::clone(&uploaded)));
-            let request = connection.request(messages, target.timeout);
+            let request = connection.request_within(messages, target.timeout);
             let mut client = SummarizationClient::new(connection.channel());
             timer.mark_sent();
             let begun = Instant::now();

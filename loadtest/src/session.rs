@@ -3,7 +3,7 @@
 use crate::{
     args::{BoundaryChoice, Discovery, LoadLimits, ServerArgs, WorkloadArgs},
     client::{
-        connection::ConnectOptions,
+        connection,
         models::{ModelInfo, ServerSoftware},
     },
     driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load},
@@ -22,6 +22,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::{sync::watch, time::Instant};
+use weir_client::connection::ServerEndpoint;
 
 /// Difference between the seeds of a command's measurements. It is odd, so that all seeds differ.
 const SEED_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -37,7 +38,7 @@ struct Shared {
 
 pub(crate) struct MeasurementSession {
     pub(crate) server: ServerArgs,
-    connect: ConnectOptions,
+    endpoint: ServerEndpoint,
     software: Option<ServerSoftware>,
     pub(crate) workload: WorkloadArgs,
     pub(crate) models: Vec<ModelInfo>,
@@ -98,7 +99,7 @@ impl MeasurementSession {
         server: ServerArgs,
         workload: WorkloadArgs,
         command: String,
-        Discovery { connect, software, known, models }: Discovery,
+        Discovery { endpoint, software, known, models }: Discovery,
         stop: StopSignal,
         Shared { abort, steps }: Shared,
     ) -> Result<Self> {
@@ -114,7 +115,7 @@ impl MeasurementSession {
         }
         Ok(Self {
             server,
-            connect,
+            endpoint,
             software,
             workload,
             models,
@@ -160,7 +161,7 @@ impl MeasurementSession {
         let point = self.measure_or_skip(&names, &load.describe(), self.point(model, load, limits)).await?;
         if let Some(why) = &point.broken_off {
             let reason = format!("{}: {why}", load.describe());
-            self.abort.ok_or_record::<()>(Err(Error::Remote { server: self.connect.address.clone(), reason }));
+            self.abort.ok_or_record::<()>(Err(Error::Remote { server: self.endpoint.address.clone(), reason }));
         }
         Some(point)
     }
@@ -180,7 +181,7 @@ impl MeasurementSession {
             0 => DEFAULT_STREAMS,
             streams => streams,
         };
-        let pool = self.connect.pool(self.server.connections(calls, streams)).await?;
+        let pool = connection::pool(&self.endpoint, self.server.connections(calls, streams)).await?;
         let boundaries = self.boundaries(model, by_default);
         Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
     }
@@ -247,7 +248,7 @@ impl MeasurementSession {
             version: env!("CARGO_PKG_VERSION").into(),
             begun_unix_s: self.begun,
             command: self.command.clone(),
-            server: self.connect.address.clone(),
+            server: self.endpoint.address.clone(),
             software: self.software.clone(),
             tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
             note: self.workload.note.clone(),

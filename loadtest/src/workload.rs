@@ -22,8 +22,9 @@ use std::{
     time::Duration,
 };
 use tonic::Status;
+use weir_client::quoted;
 use weir_measure::format;
-use weir_proto::{shown::quoted, v1::Until};
+use weir_proto::v1::Until;
 
 /// Kind of workload for models that summarize documents.
 pub const SUMMARIZE: &str = "summarize";

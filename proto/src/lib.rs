@@ -2,34 +2,8 @@
 //!
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
-#[cfg(feature = "command-line")]
-pub mod argument_errors;
-#[cfg(feature = "client")]
-pub mod authorities;
-mod blocking;
-#[cfg(feature = "client")]
-pub mod client_tls;
 pub mod codec;
-#[cfg(all(feature = "client", feature = "command-line"))]
-pub mod connection_args;
 pub mod decoded_size;
-#[cfg(feature = "command-line")]
-pub mod empty_variables;
-#[cfg(feature = "client")]
-pub mod failed_connection;
-#[cfg(feature = "command-line")]
-pub mod flag_origins;
-#[cfg(feature = "client")]
-pub mod limited_file;
-#[cfg(feature = "client")]
-pub mod pem;
-#[cfg(feature = "command-line")]
-pub mod secret_args;
-#[cfg(feature = "client")]
-pub mod server_address;
-pub mod shown;
-#[cfg(feature = "command-line")]
-mod similar_names;
 
 /// Version 1.
 pub mod v1 {

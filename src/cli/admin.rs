@@ -2,20 +2,20 @@
 
 use super::{
     flag_names::with_flag,
-    network::{ADDRESS, endpoint, runtime},
+    network::{ADDRESS, runtime},
     output,
 };
 use crate::{
     config::AdminToken,
     error::{Error, Result},
-    serve::client::{AdminConnection, Loaded},
 };
 use clap::{ArgMatches, Command, FromArgMatches};
-use serde_json::json;
-use weir_proto::{
-    connection_args::TlsArgs,
-    secret_args::{FlagNames, SecretFlags, SecretSource, both_given},
+use serde_json::{Value, json};
+use weir_client::{
+    connection::{Client, ServerEndpoint},
+    flags::{FlagNames, SecretFlags, SecretSource, TlsArgs, both_given},
 };
+use weir_proto::v1::{ModelGeneration, model_generation::State};
 
 /// Loads, unloads and lists the models of a running server.
 #[derive(Debug, clap::Args)]
@@ -110,7 +110,7 @@ impl FromArgMatches for AdminTokenArgs {
 }
 
 impl Server {
-    async fn connect(&self) -> Result<AdminConnection> {
+    async fn connect(&self) -> Result<Client> {
         let token = match &self.token.source {
             Some(SecretSource::Text { origin, secret }) => {
                 AdminToken::new(secret.value()).map_err(|why| format!("{origin}: {why}"))
@@ -124,7 +124,8 @@ impl Server {
             }
         };
         let token = token.map_err(Error::Setting)?;
-        AdminConnection::connect(&endpoint(ADDRESS, &self.address, &self.tls)?, &token).await
+        let endpoint = self.tls.endpoint(ADDRESS, &self.address).map_err(Error::Setting)?;
+        ServerEndpoint { key: Some(token.value()), ..endpoint }.connect().await
     }
 }
 
@@ -138,15 +139,15 @@ pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
         match args.command {
             AdminCommand::Load { server, path, name } => {
-                let (loaded, draining) = server.connect().await?.load(path, name).await?;
+                let (loaded, draining) = server.connect().await?.load_model(path, name).await?;
                 if server.json {
-                    return output::json(&json!({ "loaded": loaded, "draining": draining }));
+                    return output::json(&json!({ "loaded": shown(&loaded), "draining": draining }));
                 }
                 let old = draining.map(|number| format!("; generation {number} drains")).unwrap_or_default();
-                output::write(&format!("{} is served by generation {}{old}\n", loaded.name, loaded.generation))
+                output::write(&format!("{} is served by generation {}{old}\n", loaded.name, loaded.number))
             }
             AdminCommand::Unload { server, name } => {
-                let number = server.connect().await?.unload(name.clone()).await.map_err(named)?;
+                let number = server.connect().await?.unload_model(name.clone()).await.map_err(named)?;
                 if server.json {
                     return output::json(&json!({ "name": name, "draining": number }));
                 }
@@ -160,16 +161,45 @@ pub fn run(args: Args) -> Result<()> {
                 output::write(&format!("report window restarted: {}\n", models.join(", ")))
             }
             AdminCommand::List { server } => {
-                let all = server.connect().await?.list().await?;
-                if server.json { output::json(&json!(all)) } else { all.iter().try_for_each(print_model) }
+                let all = server.connect().await?.list_generations().await?;
+                if server.json {
+                    output::json(&all.iter().map(shown).collect())
+                } else {
+                    all.iter().try_for_each(print_model)
+                }
             }
         }
     })
 }
 
-fn print_model(loaded: &Loaded) -> Result<()> {
-    let Loaded { name, generation, state, path, running, waiting, kv_bytes, .. } = loaded;
+/// Returns the fields of a generation that people and programs read.
+fn shown(generation: &ModelGeneration) -> Value {
+    let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = generation;
+    json!({
+        "name": name,
+        "generation": number,
+        "state": state_name(generation),
+        "path": path,
+        "sha256": sha256,
+        "running": running,
+        "waiting": waiting,
+        "kv_bytes": kv_bytes,
+    })
+}
+
+fn state_name(generation: &ModelGeneration) -> &'static str {
+    match generation.state() {
+        State::Serving => "serving",
+        State::Draining => "draining",
+        State::Broken => "broken",
+        State::Unspecified => "unknown",
+    }
+}
+
+fn print_model(generation: &ModelGeneration) -> Result<()> {
+    let ModelGeneration { name, number, path, running, waiting, kv_bytes, .. } = generation;
+    let state = state_name(generation);
     output::write(&format!(
-        "{name}\tgeneration {generation}\t{state}\t{running} running, {waiting} waiting, {kv_bytes} bytes\t{path}\n"
+        "{name}\tgeneration {number}\t{state}\t{running} running, {waiting} waiting, {kv_bytes} bytes\t{path}\n"
     ))
 }

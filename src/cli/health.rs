@@ -1,11 +1,8 @@
 //! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
-use super::network::{ADDRESS, DEFAULT_ADDRESS, endpoint, runtime};
-use crate::{
-    error::{Error, Result},
-    serve::client,
-};
-use weir_proto::connection_args::TlsArgs;
+use super::network::{ADDRESS, DEFAULT_ADDRESS, runtime};
+use crate::error::{Error, Result};
+use weir_client::flags::TlsArgs;
 
 /// Calls a server's health service. The exit code is 0 if the answer is SERVING.
 #[derive(Debug, clap::Args)]
@@ -23,7 +20,8 @@ pub struct Args {
 /// Runs the command. Fails if the server cannot be reached or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
-    if runtime()?.block_on(client::is_serving(&endpoint(ADDRESS, &address, &tls)?, &service))? {
+    let server = tls.endpoint(ADDRESS, &address).map_err(Error::Setting)?;
+    if runtime()?.block_on(async { server.connect().await?.is_serving(&service).await })? {
         return Ok(());
     }
     Err(Error::Remote { server: address, answer: "NOT_SERVING".into() })

@@ -2,7 +2,7 @@
 
 use super::{
     model::{LoadArgs, ModelArgument},
-    network::{endpoint, runtime},
+    network::runtime,
     notes,
 };
 use crate::{
@@ -11,17 +11,16 @@ use crate::{
     engine::Limits,
     error::{Error, Result, printable, quoted},
     family::checkpoint::files::check_folder,
-    serve::{
-        self, Engines, Listener,
-        client::inference::{self, InferenceClient, MessageStream},
-    },
+    serve::{self, Engines, Listener},
 };
 use std::{future::pending, io::Write, path::PathBuf, sync::Arc};
-use tokio::{runtime::Runtime, sync::mpsc};
-use weir_proto::connection_args::{ApiKeyArgs, TlsArgs};
-
-/// Maximum queued connections of this process to itself.
-const WAITING_CONNECTIONS: usize = 4;
+use tokio::runtime::Runtime;
+use weir_client::{
+    calls::MessageStream,
+    connection::{Client, ServerEndpoint},
+    flags::{ApiKeyArgs, TlsArgs},
+};
+use weir_proto::v1;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
 /// command sends text only.
@@ -66,7 +65,7 @@ pub(super) enum ModelSource {
 /// A model of a server.
 pub(super) struct ServedModel {
     runtime: Runtime,
-    client: InferenceClient,
+    client: Client,
     /// Its name. May be `None` if exactly one model can answer the call.
     pub(super) name: Option<String>,
 }
@@ -74,7 +73,7 @@ pub(super) struct ServedModel {
 /// The parts of a served model.
 pub(super) struct ServedParts {
     pub(super) runtime: Runtime,
-    pub(super) client: InferenceClient,
+    pub(super) client: Client,
     pub(super) name: Option<String>,
 }
 
@@ -90,9 +89,9 @@ impl ModelSourceArgs {
             });
             let name = name.transpose()?;
             let runtime = runtime()?;
-            let endpoint = endpoint("--server", address, tls)?;
-            let key = api_key.key().map_err(Error::Setting)?;
-            let client = runtime.block_on(InferenceClient::connect(endpoint, key.as_deref()))?;
+            let endpoint = tls.endpoint("--server", address).map_err(Error::Setting)?;
+            let endpoint = ServerEndpoint { key: api_key.key().map_err(Error::Setting)?, ..endpoint };
+            let client = runtime.block_on(endpoint.connect())?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
         }
         if let Some(flag) = api_key.flag().or(tls.flag()) {
@@ -113,13 +112,12 @@ impl ServedModel {
         let runtime = runtime()?;
         let engines = Engines::default();
         engines.add(engines.launch(model, limits, None)?)?;
-        let (connections, accepted) = mpsc::channel(WAITING_CONNECTIONS);
-        let config = TransportConfig::default();
-        runtime.spawn(serve::run(Listener::InProcess(accepted), engines, pending(), config));
-        let client = {
+        let (listener, channel) = {
             let _guard = runtime.enter();
-            InferenceClient::in_process(connections)
+            Listener::in_process()
         };
+        runtime.spawn(serve::run(listener, engines, pending(), TransportConfig::default()));
+        let client = Client::of_channel(channel, "this process");
         Ok(Self { runtime, client, name: None })
     }
 
@@ -131,14 +129,13 @@ impl ServedModel {
 
     /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
     /// model can answer the call, which then fails with the server's reason.
-    fn describe(&self) -> Result<Option<inference::Model>> {
+    fn describe(&self) -> Result<Option<v1::Model>> {
         self.runtime.block_on(self.client.text_model(self.name.clone()))
     }
 
     /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.
     fn changed(&self) -> Error {
-        let answer = "its models changed during the call; name one with --model".into();
-        Error::Remote { server: self.client.address().to_owned(), answer }
+        self.client.rejected("its models changed during the call; name one with --model".into())
     }
 
     /// Returns the error of a response that ended without a part that every complete response has.
@@ -147,7 +144,7 @@ impl ServedModel {
     }
 
     /// Waits for a call of the server.
-    pub(super) fn call<T>(&self, call: impl AsyncFnOnce(&InferenceClient) -> Result<T>) -> Result<T> {
+    pub(super) fn call<T>(&self, call: impl AsyncFnOnce(&Client) -> Result<T>) -> Result<T> {
         self.runtime.block_on(call(&self.client))
     }
 
@@ -164,7 +161,7 @@ impl ServedModel {
 pub(super) struct DescribedModel<'a> {
     pub(super) model: &'a ServedModel,
     /// `None` if no name is given and not exactly one model can answer the call.
-    pub(super) description: Option<inference::Model>,
+    pub(super) description: Option<v1::Model>,
 }
 
 impl<'a> DescribedModel<'a> {
@@ -179,7 +176,7 @@ impl<'a> DescribedModel<'a> {
     }
 
     /// Returns the description after a successful call.
-    pub(super) fn description(&self) -> Result<&inference::Model> {
+    pub(super) fn description(&self) -> Result<&v1::Model> {
         self.description.as_ref().ok_or_else(|| self.model.changed())
     }
 

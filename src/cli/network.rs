@@ -1,11 +1,7 @@
-//! Addresses and runtime of the commands that call a running server.
+//! Default address and runtime of the commands that call a running server.
 
-use crate::{
-    error::{Error, Result},
-    serve::client::ServerEndpoint,
-};
+use crate::error::{Error, Result};
 use tokio::runtime::Runtime;
-use weir_proto::connection_args::TlsArgs;
 
 /// The name of an argument that is a server's address.
 pub(super) const ADDRESS: &str = "ADDRESS";
@@ -16,12 +12,4 @@ pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 pub(super) fn runtime() -> Result<Runtime> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
-}
-
-/// Combines a server's address, which the argument `name` gives, with the TLS flags. Fails if the address is invalid, or if a file
-/// cannot be read.
-pub(super) fn endpoint(name: &str, address: &str, tls: &TlsArgs) -> Result<ServerEndpoint> {
-    let endpoint = ServerEndpoint::parse(name, address)?;
-    let tls = tls.read(&endpoint.address).map_err(Error::Setting)?;
-    Ok(ServerEndpoint { tls, ..endpoint })
 }

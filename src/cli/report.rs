@@ -1,19 +1,20 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
 use super::{
-    network::{ADDRESS, DEFAULT_ADDRESS, endpoint, runtime},
+    network::{ADDRESS, DEFAULT_ADDRESS, runtime},
     output,
 };
-use crate::{
-    error::{Error, Result},
-    serve::client::{
-        self, CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, MeasuredSummaries, MeasuredTexts,
-        MedianGain, ModelReport, ReportPeriod, TwinGain, inference::LevelUsage,
-    },
-};
+use crate::error::{Error, Result};
 use serde_json::json;
 use std::fmt::{self, Write};
-use weir_proto::connection_args::{ApiKeyArgs, TlsArgs};
+use weir_client::{
+    connection::{ServerEndpoint, TIMEOUT},
+    flags::{ApiKeyArgs, TlsArgs},
+};
+use weir_proto::v1::{
+    CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, LevelUsage, MeasuredSummaries,
+    MeasuredTexts, MedianGain, ModelReport, ReportWindow, TwinGain,
+};
 
 /// Shows the latencies of a running server's models. Each line is marked as measured or estimated.
 #[derive(Debug, clap::Args)]
@@ -52,12 +53,16 @@ pub fn run(args: Args) -> Result<()> {
     let Args { address, name, window, api_key, tls, json } = args;
     let key = api_key.key().map_err(Error::Setting)?;
     let window = match window {
-        WindowArg::Load => ReportPeriod::Load,
-        WindowArg::Reset => ReportPeriod::Reset,
-        WindowArg::Minute => ReportPeriod::Minute,
+        WindowArg::Load => ReportWindow::SinceLoad,
+        WindowArg::Reset => ReportWindow::SinceReset,
+        WindowArg::Minute => ReportWindow::LastMinute,
     };
-    let server = endpoint(ADDRESS, &address, &tls)?;
-    let models = runtime()?.block_on(client::report(&server, key.as_deref(), name, window))?;
+    let server = ServerEndpoint { key, ..tls.endpoint(ADDRESS, &address).map_err(Error::Setting)? };
+    let models = runtime()?.block_on(async {
+        let client = server.connect().await?;
+        let reports = client.reports(name, Some(window), TIMEOUT).await;
+        client.answered(reports).await
+    })?;
     if json {
         return output::json(&json!({ "models": models }));
     }

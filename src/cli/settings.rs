@@ -16,7 +16,7 @@ use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
-use weir_proto::{empty_variables::without_empty, flag_origins::FlagOrigins};
+use weir_client::command_line::{FlagOrigins, without_empty};
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";

@@ -1,21 +1,13 @@
 //! Connections to the server. Each is one HTTP/2 connection over one TCP connection. Requests use them in turn.
 
 use crate::error::{Error, Result};
-use std::{
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    time::Duration,
-};
-use tonic::{
-    Code, Request, Status,
-    metadata::{Ascii, MetadataValue},
-    transport::Channel,
-};
-use weir_proto::{
-    client_tls::ClientTls,
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tonic::{Code, Status};
+use weir_client::{
+    connection::{Client, ConnectError, ServerEndpoint},
     failed_connection::{FailedConnection, with_key_flags},
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;
 /// Code that reports show for a request that the server did not end: this program's own HTTP/2 library closed the connection.
@@ -26,112 +18,48 @@ const STREAM_WINDOW: u32 = 1 << 16;
 /// window, the more of them it allows: with this one about two million, which take half a gigabyte of its memory.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
-/// How to connect to a server.
-#[derive(Clone, Default)]
-pub struct ConnectOptions {
-    /// `host:port`, or a URL; `https://` for TLS.
-    pub address: String,
-    /// API key, if the server requires one.
-    pub key: Option<String>,
-    /// The authorities that may have signed the server's certificate, and the client's own certificate.
-    pub tls: ClientTls,
+/// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
+pub async fn connect(server: &ServerEndpoint) -> Result<Client> {
+    let opened = server.connect_with(|endpoint| {
+        endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
+    });
+    opened.await.map_err(|error| match error {
+        ConnectError::Setting(error) => Error::Setting(error.to_string()),
+        ConnectError::Failed(failed) => Error::Connection { server: server.address.clone(), failed },
+    })
 }
 
-impl std::fmt::Debug for ConnectOptions {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // keys must not appear in logs
-        out.debug_struct("ConnectOptions").field("address", &self.address).finish_non_exhaustive()
+/// Opens `count` connections, at least one. Fails as [`connect`] does.
+pub async fn pool(server: &ServerEndpoint, count: usize) -> Result<ConnectionPool> {
+    let mut connections = Vec::with_capacity(count);
+    for _ in 0..count.max(1) {
+        connections.push(connect(server).await?);
     }
+    Ok(ConnectionPool::new(connections))
 }
 
-impl ConnectOptions {
-    /// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
-    pub async fn connect(&self) -> Result<ServerConnection> {
-        let endpoint = self.tls.endpoint(&self.address).map_err(Error::Setting)?;
-        let endpoint = endpoint
-            .connect_timeout(CONNECT_TIMEOUT)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW);
-        let channel = endpoint.connect().await.map_err(|error| connection_error(&self.address, &error))?;
-        ServerConnection::new(channel, self.key.as_deref())
-    }
-
-    /// Opens `count` connections, at least one. Fails as [`ConnectOptions::connect`] does.
-    pub async fn pool(&self, count: usize) -> Result<ConnectionPool> {
-        let mut connections = Vec::with_capacity(count);
-        for _ in 0..count.max(1) {
-            connections.push(self.connect().await?);
-        }
-        Ok(ConnectionPool::new(connections))
-    }
-
-    /// Adds to the error of a connection what answers at the address and what the user can do about it.
-    pub async fn diagnose(&self, error: Error) -> Error {
-        let Error::Connection { server, failed } = error else { return error };
-        let reason = failed.explain(&self.address, &self.tls).await;
-        Error::Remote { server, reason }
-    }
-}
-
-fn connection_error(server: &str, error: &(dyn std::error::Error + 'static)) -> Error {
-    Error::Connection { server: server.to_owned(), failed: FailedConnection::new(error) }
-}
-
-/// One connection and the key that its requests carry.
-#[derive(Debug, Clone)]
-pub struct ServerConnection {
-    channel: Channel,
-    authorization: Option<MetadataValue<Ascii>>,
-}
-
-impl ServerConnection {
-    /// Wraps an open channel. Fails if the key is not a valid header value.
-    pub fn new(channel: Channel, key: Option<&str>) -> Result<Self> {
-        let header = |key: &str| {
-            let invalid = |_| Error::option("the API key", "others", "characters that an HTTP header allows");
-            let mut header = MetadataValue::try_from(format!("Bearer {key}")).map_err(invalid)?;
-            header.set_sensitive(true);
-            Ok(header)
-        };
-        Ok(Self { channel, authorization: key.map(header).transpose()? })
-    }
-
-    /// Returns true if the requests carry an API key.
-    pub fn has_key(&self) -> bool {
-        self.authorization.is_some()
-    }
-
-    /// Returns the channel for gRPC clients.
-    pub fn channel(&self) -> Channel {
-        self.channel.clone()
-    }
-
-    /// Builds a request with the key and a deadline of `timeout`.
-    pub fn request<T>(&self, message: T, timeout: Duration) -> Request<T> {
-        let mut request = Request::new(message);
-        request.set_timeout(timeout);
-        if let Some(authorization) = &self.authorization {
-            request.metadata_mut().insert("authorization", authorization.clone());
-        }
-        request
-    }
+/// Adds to the error of a connection what answers at the address and what the user can do about it.
+pub async fn diagnose(server: &ServerEndpoint, error: Error) -> Error {
+    let Error::Connection { server: address, failed } = error else { return error };
+    let reason = failed.explain(&server.address, &server.tls).await;
+    Error::Remote { server: address, reason }
 }
 
 /// Connections used in turn.
 #[derive(Debug)]
 pub struct ConnectionPool {
-    pub(crate) connections: Vec<ServerConnection>,
+    pub(crate) connections: Vec<Client>,
     next: AtomicUsize,
 }
 
 impl ConnectionPool {
     /// Builds a pool. [`next`](Self::next) fails if `connections` is empty.
-    pub fn new(connections: Vec<ServerConnection>) -> Self {
+    pub fn new(connections: Vec<Client>) -> Self {
         Self { connections, next: AtomicUsize::new(0) }
     }
 
     /// Returns the next connection. Fails if the pool is empty.
-    pub fn next(&self) -> Result<&ServerConnection, Status> {
+    pub fn next(&self) -> Result<&Client, Status> {
         let index = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
         index.and_then(|index| self.connections.get(index)).ok_or_else(|| Status::internal("no connection"))
     }
@@ -157,18 +85,19 @@ fn ended_by_tester(status: &Status) -> bool {
     false
 }
 
-/// Converts the status of a failed call to an error. `has_key` is true if the call carried an API key.
-pub fn remote_error(server: &str, status: &Status, has_key: bool) -> Error {
+/// Converts the status of a failed call to an error.
+pub fn remote_error(client: &Client, status: &Status) -> Error {
+    let server = client.address().to_owned();
     if let Some(cause) = std::error::Error::source(status) {
-        return connection_error(server, cause);
+        return Error::Connection { server, failed: FailedConnection::new(cause) };
     }
     let mut message = status.message().to_owned();
     if status.code() == Code::Unauthenticated {
-        message = with_key_flags(&message, has_key);
+        message = with_key_flags(&message, client.has_key());
     }
     // weir's own messages may begin with the code.
     let code = code_name(status);
     let has_code = message.split_once(':').is_some_and(|(begin, _)| begin.eq_ignore_ascii_case(code));
     let reason = if has_code { message } else { format!("{code}: {message}") };
-    Error::Remote { server: server.to_owned(), reason }
+    Error::Remote { server, reason }
 }

@@ -1,15 +1,14 @@
 //! Descriptions of the server and its models, which a report keeps as conditions of the measurement.
 
-use super::connection::{ServerConnection, remote_error};
+use super::connection::remote_error;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use weir_proto::failed_connection::FailedConnection;
-use weir_proto::inference::{ServerMetadataRequest, grpc_inference_service_client::GrpcInferenceServiceClient};
-use weir_proto::shown::quoted;
-use weir_proto::v1::{
-    Calibration, Documents, GetReportRequest, ListModelsRequest, Model, latency_client::LatencyClient,
-    models_client::ModelsClient,
+use tokio::time::timeout;
+use weir_client::{connection::Client, failed_connection::FailedConnection, quoted};
+use weir_proto::{
+    inference::{ServerMetadataRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
+    v1::{Calibration, Documents, Model},
 };
 
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
@@ -189,12 +188,10 @@ impl CalibrationSummary {
 }
 
 /// Fetches the quality of a model's calibration; `None` if the server has none or does not report it.
-pub async fn fetch_calibration(connection: &ServerConnection, model: &str) -> Option<CalibrationSummary> {
-    let request = GetReportRequest { model: Some(model.to_owned()), window: None };
-    let mut client = LatencyClient::new(connection.channel());
-    let response = client.get_report(connection.request(request, METADATA_TIMEOUT));
-    let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.ok()?.ok()?.into_inner();
-    let calibration = answer.models.into_iter().next()?.estimated_gain?.calibration?;
+pub async fn fetch_calibration(client: &Client, model: &str) -> Option<CalibrationSummary> {
+    let reports = client.reports(Some(model.to_owned()), None, METADATA_TIMEOUT);
+    let models = timeout(METADATA_TIMEOUT, reports).await.ok()?.ok()?;
+    let calibration = models.into_iter().next()?.estimated_gain?.calibration?;
     let Calibration { fewest_samples, spread, doubt, .. } = calibration;
     Some(CalibrationSummary { fewest_samples, spread, doubt })
 }
@@ -210,24 +207,22 @@ pub struct ServerSoftware {
 }
 
 /// Fetches the name and version of the server software; `None` if the server does not report them.
-pub async fn fetch_software(connection: &ServerConnection) -> Option<ServerSoftware> {
-    let mut client = GrpcInferenceServiceClient::new(connection.channel());
-    let response = client.server_metadata(connection.request(ServerMetadataRequest {}, METADATA_TIMEOUT));
-    let metadata = tokio::time::timeout(METADATA_TIMEOUT, response).await.ok()?.ok()?.into_inner();
+pub async fn fetch_software(client: &Client) -> Option<ServerSoftware> {
+    let mut service = GrpcInferenceServiceClient::new(client.channel());
+    let response = service.server_metadata(client.request_within(ServerMetadataRequest {}, METADATA_TIMEOUT));
+    let metadata = timeout(METADATA_TIMEOUT, response).await.ok()?.ok()?.into_inner();
     Some(ServerSoftware { name: metadata.name, version: metadata.version })
 }
 
 /// Lists all models of the server. Fails if the server rejects the request or does not answer in time.
-pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<ModelInfo>> {
-    let mut client = ModelsClient::new(connection.channel());
-    let response = client.list_models(connection.request(ListModelsRequest {}, METADATA_TIMEOUT));
+pub async fn list(client: &Client) -> Result<Vec<ModelInfo>> {
     let late = |_| {
         let failed = FailedConnection::of_text(format!("no list of models in {METADATA_TIMEOUT:?}"));
-        Error::Connection { server: server.to_owned(), failed }
+        Error::Connection { server: client.address().to_owned(), failed }
     };
-    let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.map_err(late)?;
-    let answer = answer.map_err(|status| remote_error(server, &status, connection.has_key()))?;
-    Ok(answer.into_inner().models.into_iter().map(ModelInfo::from).collect())
+    let answer = timeout(METADATA_TIMEOUT, client.list_models(METADATA_TIMEOUT)).await.map_err(late)?;
+    let models = answer.map_err(|status| remote_error(client, &status))?;
+    Ok(models.into_iter().map(ModelInfo::from).collect())
 }
 
 /// Selects the models called `names`, in that order; without names, the server's only model.

@@ -17,8 +17,9 @@ use tonic::{
     Status,
     transport::{Channel, Endpoint, server::TcpIncoming},
 };
+use weir_client::connection::ServerEndpoint;
 use weir_loadtest::{
-    client::connection::{ConnectOptions, TESTER_CODE, code_name},
+    client::connection::{self, TESTER_CODE, code_name},
     driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
     report::LoadPoint,
     schedule::{ArrivalProcess, LoadPattern, Pacer, RunLength},
@@ -224,7 +225,7 @@ async fn measure(stub: &Stub, load: LoadPattern, length: RunLength, output: u64)
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
-    let pool = ConnectOptions { address, ..ConnectOptions::default() }.pool(2).await.unwrap();
+    let pool = connection::pool(&ServerEndpoint { address, ..ServerEndpoint::default() }, 2).await.unwrap();
     let target = RequestTarget { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
     let mix = WorkloadMix::new(&[spec(output)], 1, 0.0).unwrap();
     let job = Arc::new(LoadSetup { target, mix, objectives: Objectives::default() });
@@ -323,7 +324,9 @@ fn a_client_that_reads_late_causes_no_errors_of_the_server() {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let ours =
-            ConnectOptions { address: serving.address.clone(), ..ConnectOptions::default() }.connect().await.unwrap();
+            connection::connect(&ServerEndpoint { address: serving.address.clone(), ..ServerEndpoint::default() })
+                .await
+                .unwrap();
         assert_eq!(read_late(ours.channel(), CHARS).await, vec![Ok(CHARS); STREAMS]);
         let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
         let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);

@@ -18,8 +18,9 @@ use tokio::{
 };
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, server::TcpIncoming};
+use weir_client::connection::Client;
 use weir_loadtest::{
-    client::connection::{ConnectionPool, ServerConnection},
+    client::connection::ConnectionPool,
     driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
     schedule::{ArrivalProcess, ArrivalSchedule, RunLength, ScheduledRequest},
     stats::{RequestFigures, RequestStats},
@@ -58,7 +59,7 @@ pub(super) async fn connect(stub: &Stub) -> Channel {
 }
 
 pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> RequestTarget {
-    let pool = ConnectionPool::new(vec![ServerConnection::new(connect(stub).await, None).unwrap()]);
+    let pool = ConnectionPool::new(vec![Client::of_channel(connect(stub).await, "stub")]);
     RequestTarget { pool, model: model.into(), boundaries, timeout: TIMEOUT }
 }
 

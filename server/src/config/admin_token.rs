@@ -41,9 +41,9 @@ impl AdminToken {
         self.0.ct_eq(token).into()
     }
 
-    /// Returns the value of the `authorization` header.
-    pub fn bearer(&self) -> String {
-        format!("Bearer {}", String::from_utf8_lossy(&self.0))
+    /// Returns the token, which is ASCII.
+    pub fn value(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
     }
 }
 

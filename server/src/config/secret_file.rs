@@ -2,10 +2,7 @@
 
 use crate::family::checkpoint::files::{self, is_web_page};
 use std::path::Path;
-use weir_proto::{
-    limited_file::{self, FILE_BYTES},
-    pem::{no_certificate, no_private_key},
-};
+use weir_client::tls::{FILE_BYTES, no_certificate, no_private_key, read_open, unreadable};
 
 /// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -14,8 +11,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 /// Reads a regular file of at most `limit` bytes.
 pub(super) fn read_up_to(limit: u64, path: &Path) -> Result<Vec<u8>, String> {
-    let (file, _) = files::open(path).map_err(|error| limited_file::unreadable(path, &error))?;
-    limited_file::read_open(file, path, limit)
+    let (file, _) = files::open(path).map_err(|error| unreadable(path, &error))?;
+    read_open(file, path, limit)
 }
 
 /// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.

@@ -18,11 +18,7 @@ use tokio_rustls::rustls::{
     },
     server::{VerifierBuilderError, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
-use weir_proto::{
-    authorities::no_authority,
-    client_tls::other_key,
-    pem::{no_certificate, no_private_key},
-};
+use weir_client::tls::{no_authority, no_certificate, no_private_key, other_key};
 
 /// Maximum bytes of the revocation lists: those of a large authority have a hundred thousand entries.
 const REVOCATION_LIST_BYTES: u64 = 16 << 20;

@@ -4,13 +4,11 @@
 //! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
 //! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
 //! (shutdown). `tokenization` keeps large requests off the threads that serve connections. `openai` and `oip` serve the
-//! same engines to clients of other APIs: their requests become `calls` of the handlers in `grpc`. `client` calls a
-//! server, to operate and to measure it.
+//! same engines to clients of other APIs: their requests become `calls` of the handlers in `grpc`.
 
 mod admin;
 mod call;
 mod calls;
-pub mod client;
 mod collected;
 mod completion_request;
 #[cfg(all(feature = "http", any(test, fuzzing)))]

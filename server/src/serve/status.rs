@@ -3,7 +3,7 @@
 //! Every status has the request's id (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
 //! [`Error`]). An error in a field names the field (`BadRequest`); a temporary one says when to retry (`RetryInfo`).
 
-use crate::error::{Error, Names, clip, is_field_name};
+use crate::error::{Error, Names, clip};
 use prost::Message;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,16 +11,13 @@ use std::{
 };
 use tonic::Status;
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt, pb};
+pub use weir_client::reasons::WRONG_KIND_OF_MODEL;
+pub(super) use weir_client::reasons::rule_and_field;
+use weir_client::reasons::{UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
 
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
 
-/// The reason of an error about a model of another kind.
-pub const WRONG_KIND_OF_MODEL: &str = "WRONG_KIND_OF_MODEL";
-/// The reason of an error about the field `model`.
-const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
-/// The reason of an error about the field `document_id`.
-const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 /// Maximum bytes of a message. A status travels in headers, which clients limit to a few kilobytes, and may repeat the
 /// client's own text.
 const MESSAGE_BYTES: usize = 1024;
@@ -55,24 +52,6 @@ impl Metadata {
         let details = encoded.encode_to_vec().into();
         Status::with_details_and_metadata(status.code(), status.message(), details, status.metadata().clone())
     }
-}
-
-/// Returns the rule that a status says was broken, and the request's field that is wrong. Both are empty if unknown.
-pub(super) fn rule_and_field(details: &ErrorDetails) -> (&str, Option<&str>) {
-    let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
-    let field = violation.map(|violation| violation.field.as_str());
-    let Some(info) = details.error_info() else { return ("", field) };
-    // Their errors have no violation of a field.
-    let field = match info.reason.as_str() {
-        UNKNOWN_MODEL => Some("model"),
-        UNKNOWN_DOCUMENT => Some("document_id"),
-        // `call` is a method that the model does not support, or an option.
-        WRONG_KIND_OF_MODEL => {
-            info.metadata.get("call").map(String::as_str).filter(|call| is_field_name(call)).or(Some("model"))
-        }
-        _ => field,
-    };
-    (&info.reason, field)
 }
 
 /// Returns a status with a surface's names in its message and its details.

@@ -9,17 +9,17 @@ use crate::{
     config::TransportConfig,
     engine::Handle,
     error::{Error, Result},
-    serve::{
-        self, Engines,
-        client::streams::{Client, PromptRequest, TimedResponses},
-    },
+    serve::{self, Engines},
 };
+use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, runtime::Runtime};
+use weir_client::connection::{Client, ServerEndpoint};
+use weir_proto::v1::{self, generate_response::Event};
 
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -27,6 +27,30 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 pub(super) struct ClientArgs {
     /// Address of the server.
     address: String,
+}
+
+/// A `Generate` request with defaults for everything else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PromptRequest {
+    /// The prompt.
+    pub(super) prompt: String,
+    /// The seed of sampling.
+    pub(super) seed: u64,
+    /// Maximum characters.
+    pub(super) chars: u32,
+}
+
+/// The responses to several concurrent requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TimedResponses {
+    /// Nanoseconds from the first request to the end of the last stream.
+    pub(super) ns: u64,
+    /// The text of each stream, in the order of the requests.
+    pub(super) texts: Vec<String>,
+    /// Messages of all streams.
+    pub(super) messages: usize,
+    /// Prompt characters that the server had cached, over all streams.
+    pub(super) cached_chars: u64,
 }
 
 /// A server for one engine, and its client.
@@ -107,12 +131,56 @@ impl Drop for Process {
 pub(super) fn run_client(args: &ClientArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Internal(format!("the client runtime cannot be started: {error}")))?;
-    let client = runtime.block_on(Client::connect(&args.address))?;
+    let server = ServerEndpoint { address: args.address.clone(), ..ServerEndpoint::default() };
+    let client = runtime.block_on(server.connect())?;
     for line in std::io::stdin().lines() {
         let line = line.map_err(Error::io("standard input"))?;
         let wrong = |error: serde_json::Error| Error::Setting(format!("standard input: {error}"));
-        let read = runtime.block_on(client.generate(serde_json::from_str(&line).map_err(wrong)?))?;
+        let read = runtime.block_on(generate(&client, serde_json::from_str(&line).map_err(wrong)?))?;
         output::json(&serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?)?;
     }
     Ok(())
+}
+
+/// Sends all requests at once and reads each stream to its end. Fails with [`Error::Setting`], which holds the
+/// server's answer, if the server rejects a request.
+async fn generate(client: &Client, requests: Vec<PromptRequest>) -> Result<TimedResponses> {
+    let begun = Instant::now();
+    let spawn = |request| tokio::spawn(read_stream(client.clone(), request));
+    let streams: Vec<_> = requests.into_iter().map(spawn).collect();
+    let mut read = TimedResponses::default();
+    for stream in streams {
+        let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
+        let StreamResult { text, messages, cached_chars } = stream.await.map_err(lost)??;
+        read.texts.push(text);
+        read.messages += messages;
+        read.cached_chars += cached_chars;
+    }
+    read.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    Ok(read)
+}
+
+#[derive(Default)]
+struct StreamResult {
+    text: String,
+    messages: usize,
+    cached_chars: u64,
+}
+
+async fn read_stream(client: Client, request: PromptRequest) -> Result<StreamResult> {
+    let PromptRequest { prompt, seed, chars } = request;
+    let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
+    let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
+    let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };
+    let mut stream = client.generate(request).await?;
+    let mut result = StreamResult::default();
+    while let Some(message) = stream.next().await? {
+        result.messages += 1;
+        match message.event {
+            Some(Event::Started(started)) => result.cached_chars = started.cached_chars,
+            Some(Event::Piece(piece)) => result.text += &piece.text,
+            Some(Event::Finished(_)) | None => {}
+        }
+    }
+    Ok(result)
 }

@@ -2,7 +2,7 @@
 //! client take turns reading from one engine; and the time to the first character with and without a cached prefix.
 
 use super::{
-    served::LoopbackServer,
+    served::{LoopbackServer, PromptRequest, TimedResponses},
     setup::{Setup, TableBenchArgs, measure_each},
     table,
 };
@@ -19,7 +19,6 @@ use crate::{
         resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
         stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
-    serve::client::streams::{PromptRequest, TimedResponses},
     text::StreamDetokenizer,
 };
 use std::time::Instant;

@@ -4,14 +4,14 @@ use super::{
     args::Args,
     printer::{GeneratedSymbol, GenerationEnd, Printer, SegmentEnds},
 };
+use crate::cli::wire::{reason_name, size, timing, usage};
 use crate::{
     cli::model_source::{DescribedModel, ServedModel, narrow},
     decode::contract::BoundaryMode,
     error::Result,
-    serve::client::inference::{
-        Character, Details, Finished, GenerateEvent, GenerateRequest, Model, Sampling, Stopping, reason_name, size,
-        timing, usage,
-    },
+};
+use weir_proto::v1::{
+    Character, Details, Finished, GenerateRequest, Model, Sampling, Stopping, generate_response::Event as GenerateEvent,
 };
 
 /// Lets the server generate and prints the text.

@@ -1,10 +1,8 @@
 //! Flags of `weir lsp`.
 
-use crate::{
-    cli::{model::count, model_source::ModelSourceArgs},
-    serve::client::editing::Until,
-};
+use crate::cli::{model::count, model_source::ModelSourceArgs};
 use clap::{ValueEnum, builder::PossibleValue};
+use weir_proto::v1::Until;
 
 /// Completes text in editors, as a language server on standard input and output.
 #[derive(Debug, clap::Args)]

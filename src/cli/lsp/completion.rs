@@ -4,10 +4,11 @@ use super::{
     protocol::TextRange,
     text::{DocumentText, PositionEncoding},
 };
-use crate::{decode::completion::is_word_character, serve::client::editing::CompletionItem};
+use crate::decode::completion::is_word_character;
 use lsp_server::RequestId;
 use serde_json::{Value, json};
 use std::time::Instant;
+use weir_proto::v1::CompletionItem;
 
 /// Maximum characters of the word before the cursor that an item repeats.
 const MAX_WORD: usize = 64;

@@ -9,8 +9,10 @@ use super::{
     session::CompletionOptions,
     sessions::Sessions,
 };
-use crate::serve::client::{editing::Until, inference::InferenceClient};
+use crate::serve::Listener;
 use tokio::{runtime::Builder, sync::mpsc};
+use weir_client::connection::Client;
+use weir_proto::v1::Until;
 
 /// The first byte of an input that has frames. Other inputs have a body in each line.
 const FRAMES: u8 = b'F';
@@ -23,7 +25,7 @@ pub fn language_server(data: &[u8]) {
     let Ok(runtime) = Builder::new_current_thread().build() else { return };
     let _entered = runtime.enter();
     let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
-    let client = InferenceClient::in_process(mpsc::channel(1).0);
+    let client = Client::of_channel(Listener::in_process().1, "this process");
     let sessions = Sessions::new(client, options, CONTEXT_BYTES, mpsc::channel(1).0);
     let mut server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
     if kind == FRAMES {

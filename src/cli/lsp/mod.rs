@@ -19,17 +19,14 @@ mod text;
 
 pub use args::Args;
 
-use super::model_source::{DescribedModel, ModelSource, ServedModel, ServedParts, narrow};
+use super::{
+    model_source::{DescribedModel, ModelSource, ServedModel, ServedParts, narrow},
+    wire::size,
+};
 use crate::{
     engine::Limits,
     error::{Error, Result},
-    serve::{
-        WRONG_KIND_OF_MODEL,
-        client::{
-            editing::{CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, Until},
-            inference::{InferenceClient, size},
-        },
-    },
+    serve::WRONG_KIND_OF_MODEL,
 };
 use args::CompletionEnd;
 use documents::{DocumentLimits, Documents};
@@ -41,6 +38,11 @@ use std::{
     time::Duration,
 };
 use tokio::sync::mpsc;
+use weir_client::connection::Client;
+use weir_proto::v1::{
+    CompleteDocument, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
+    edit_response::Event as EditEvent,
+};
 
 /// Memory for the states of texts, if the model runs in this process.
 const CACHE_BYTES: usize = 128 << 20;
@@ -88,7 +90,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Opens an empty document and closes it. Fails with the server's reason if it is refused, or if the model has no completions
 /// with the end `until`.
-async fn check_editing(client: &InferenceClient, model: Option<String>, until: CompletionEnd) -> Result<()> {
+async fn check_editing(client: &Client, model: Option<String>, until: CompletionEnd) -> Result<()> {
     let (requests, receiver) = mpsc::channel(2);
     let open = EditAction::Open(OpenDocument { model, ..OpenDocument::default() });
     // The shortest completion, of an empty text: only the server knows which models have segments that can end one.
@@ -101,7 +103,7 @@ async fn check_editing(client: &InferenceClient, model: Option<String>, until: C
     }
     drop(requests);
     let mut responses = client.edit(receiver).await?;
-    let refused = |answer| Err(Error::Remote { server: client.address().to_owned(), answer });
+    let refused = |answer| Err(client.rejected(answer));
     match responses.next().await?.and_then(|response| response.event) {
         Some(EditEvent::Applied(_)) => {}
         Some(EditEvent::Failed(failure)) => return refused(failure.message),

@@ -6,13 +6,11 @@ use super::{
     protocol::{self, Severity},
     text::PositionEncoding,
 };
-use crate::{
-    error::{clip, printable},
-    serve::client::editing::CompletionItem,
-};
+use crate::error::{clip, printable};
 use lsp_server::{ErrorCode, RequestId};
 use serde_json::Value;
 use std::{collections::BTreeSet, io::Write};
+use weir_proto::v1::CompletionItem;
 
 /// Reports that are remembered, so that they are not repeated.
 const REPORTS: usize = 64;

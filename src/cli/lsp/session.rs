@@ -5,19 +5,16 @@
 //! document first asks for completions.
 
 use super::completion::WaitingRequest;
-use crate::{
-    error::Error,
-    serve::client::{
-        editing::{
-            CompleteDocument, EditAction, EditEvent, EditRequest, OpenDocument, SpliceDocument, TextSplice, Until,
-        },
-        inference::InferenceClient,
-    },
-};
+use crate::error::Error;
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     task::AbortHandle,
+};
+use weir_client::connection::Client;
+use weir_proto::v1::{
+    CompleteDocument, EditRequest, OpenDocument, SpliceDocument, TextSplice, Until, edit_request::Action as EditAction,
+    edit_response::Event as EditEvent,
 };
 
 /// Messages of a session that wait to be sent.
@@ -77,7 +74,7 @@ pub(super) struct Stuck;
 impl Session {
     /// Opens session `number` for a document. Must run within a runtime.
     pub(super) fn open(
-        client: InferenceClient,
+        client: Client,
         options: &CompletionOptions,
         uri: &str,
         number: u64,

@@ -12,19 +12,15 @@ use super::{
     protocol::Severity,
     session::{CompletionOptions, Session, SessionEvent, SessionNews},
 };
-use crate::{
-    error::Error,
-    serve::client::{
-        editing::{CloseReason, EditEvent, EditFailure},
-        inference::InferenceClient,
-    },
-};
+use crate::error::Error;
 use lsp_server::RequestId;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
+use weir_client::connection::Client;
+use weir_proto::v1::{EditFailure, document_closed::Reason as CloseReason, edit_response::Event as EditEvent};
 
 /// Maximum open sessions. Opening another ends the least recently used one that has no requests: a user types in one document at a
 /// time.
@@ -40,7 +36,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The sessions of the open documents.
 pub(super) struct Sessions {
-    client: InferenceClient,
+    client: Client,
     options: CompletionOptions,
     /// Maximum bytes of text before the cursor that the model reads.
     context_bytes: usize,
@@ -61,7 +57,7 @@ pub(super) struct Sessions {
 
 impl Sessions {
     pub(super) fn new(
-        client: InferenceClient,
+        client: Client,
         options: CompletionOptions,
         context_bytes: usize,
         events: mpsc::Sender<SessionEvent>,

@@ -8,14 +8,15 @@ use super::{
     text_bits::TextBits,
     windowed_text::WindowedText,
 };
+use crate::cli::wire::size;
 use crate::{
     cli::model_source::{DescribedModel, ServedModel, narrow},
     decode::{boundary::levels, contract::BoundaryMode, evaluate::windows, options::WindowOptions},
     error::{Error, Result},
-    serve::client::inference::{Character, Model, ScoreEvent, ScoreRequest, ScoreSummary, Windows, size},
     text::SpecialSymbols,
 };
 use std::f64::consts::LN_2;
+use weir_proto::v1::{Character, Model, ScoreRequest, ScoreSummary, Windows, score_response::Event as ScoreEvent};
 
 /// The response to one call.
 struct Response {

@@ -4,11 +4,12 @@ use super::{
     args::Args,
     show::{SegmentedText, TextSegment},
 };
+use crate::cli::wire::size;
 use crate::{
     cli::model_source::{DescribedModel, ServedModel},
     error::Result,
-    serve::client::inference::{Segment, SegmentRequest, SegmentResponse, size},
 };
+use weir_proto::v1::{Segment, SegmentRequest, SegmentResponse};
 
 /// Lets the server split the text.
 pub(super) fn run(args: &Args, model: &ServedModel) -> Result<SegmentedText> {

@@ -33,7 +33,7 @@ use reload::Reloader;
 use std::{path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
-use weir_proto::flag_origins::FlagOrigins;
+use weir_client::command_line::FlagOrigins;
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);

@@ -9,20 +9,20 @@ use super::{
     },
     text_reader::TextReader,
 };
+use crate::cli::wire::size;
 use crate::{
     cli::model_source::{ServedModel, narrow},
     decode::{long_documents::LongDocuments, spans::KeptSpan},
     error::{Error, Result},
-    serve::client::{
-        inference::size,
-        summaries::{
-            DocumentParts, EncoderLayer, Hypothesis, IN_PARTS, Sampling, Selected, Span, SummarizeEvent,
-            SummarizeOptions, SummaryFinished, SummaryPart, SummaryTiming, SummaryUsage, reason_name,
-        },
-    },
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
+use weir_client::calls::DocumentParts;
+use weir_proto::v1::{
+    EncoderLayer, Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions,
+    SummaryFinishReason, SummaryFinished, SummaryPart, SummaryTiming, SummaryUsage,
+    summarize_response::Event as SummarizeEvent,
+};
 
 /// Parts of the document that wait to be sent.
 const WAITING_PARTS: usize = 4;
@@ -44,7 +44,8 @@ impl<'a> ServerSummarizer<'a> {
             model: model.name.clone(),
             cut: Some(args.cuts()),
             // A server of an older version reads only `cut`.
-            long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(IN_PARTS),
+            long_documents: (args.long_documents() == LongDocuments::Chunk)
+                .then_some(i32::from(WireLongDocuments::Chunk)),
             ..args.generation.options()?
         };
         Ok(Self { model, options, highlights: args.highlights && !args.json })
@@ -186,7 +187,10 @@ fn document_part(part: SummaryPart) -> DocumentPart {
 }
 
 fn summary(finished: SummaryFinished, poolings: Vec<KeptTokens>) -> Summary {
-    let reason = reason_name(&finished);
+    let reason = match finished.reason() {
+        SummaryFinishReason::EndOfText => "end_of_text",
+        SummaryFinishReason::MaxTokens | SummaryFinishReason::Unspecified => "max_tokens",
+    };
     let SummaryFinished { hypotheses, usage, timing, .. } = finished;
     let usage: SummaryUsage = usage.unwrap_or_default();
     let timing: SummaryTiming = timing.unwrap_or_default();

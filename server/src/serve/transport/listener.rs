@@ -1,24 +1,35 @@
 //! Where connections come from: a TCP port, or the same process.
 
+use hyper_util::rt::TokioIo;
 use socket2::SockRef;
-use std::{io::Result, net::SocketAddr, pin::Pin, time::Duration};
+use std::{
+    io::{Error, ErrorKind, Result},
+    net::{Ipv4Addr, SocketAddr},
+    pin::Pin,
+    time::Duration,
+};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, duplex},
     net::{TcpListener, TcpStream},
     sync::mpsc,
 };
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Uri, server::TcpIncoming};
+use tower::service_fn;
 
 /// Size of a connection's send buffer in the operating system. Its default grows to megabytes, which hide a client that reads
 /// nothing.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
+/// Bytes of each direction's buffer of a connection within the process.
+const IN_PROCESS_BYTES: usize = 64 << 10;
+/// Maximum queued connections of a process to itself.
+const QUEUED_CONNECTIONS: usize = 4;
 
 /// A source of connections.
 pub enum Listener {
     /// A TCP port.
     Tcp(TcpListener),
-    /// Connections from the same process, for simulations. The listener closes when all senders are dropped.
+    /// Connections from the same process. The listener closes when all senders are dropped.
     InProcess(mpsc::Receiver<Accepted>),
 }
 
@@ -41,6 +52,24 @@ impl From<TcpListener> for Listener {
 }
 
 impl Listener {
+    /// Returns a listener and the channel that connects to it, both within this process. The channel connects at the first call, and
+    /// reconnects at the first call after the connection has ended. Must run within a runtime.
+    pub fn in_process() -> (Self, Channel) {
+        let (connections, accepted) = mpsc::channel(QUEUED_CONNECTIONS);
+        let connector = service_fn(move |_: Uri| {
+            let connections = connections.clone();
+            async move {
+                let (near, far) = duplex(IN_PROCESS_BYTES);
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+                let accepted = connections.send(Accepted { stream: Box::new(far), address }).await;
+                accepted.map_err(|_| Error::from(ErrorKind::ConnectionRefused))?;
+                Ok::<_, Error>(TokioIo::new(near))
+            }
+        });
+        let channel = Endpoint::from_static("http://in-process").connect_with_connector_lazy(connector);
+        (Self::InProcess(accepted), channel)
+    }
+
     /// Returns the new connections. TCP probes an idle client every `keepalive`. Dropping the stream closes the listener.
     pub(super) fn connections(
         self,

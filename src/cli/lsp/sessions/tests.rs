@@ -1,11 +1,10 @@
 //! The sessions of a scripted editor, with a server that answers what a test writes.
 
 use super::{super::completion::CompletionKind, *};
-use crate::{
-    cli::lsp::documents::DocumentLimits,
-    serve::client::editing::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until},
-};
+use crate::{cli::lsp::documents::DocumentLimits, serve::Listener};
 use serde_json::Value;
+use weir_client::connection::Client;
+use weir_proto::v1::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until};
 
 const URI: &str = "a";
 
@@ -23,7 +22,7 @@ impl Editor {
 
     /// Opens these documents.
     fn with(uris: &[&str]) -> Self {
-        let client = InferenceClient::in_process(mpsc::channel(1).0);
+        let client = Client::of_channel(Listener::in_process().1, "this process");
         let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
         let mut documents = Documents::new(DocumentLimits::default());
         for uri in uris {

@@ -1,10 +1,11 @@
-//! Rewrites command-line errors in the form of all other errors: `--rows: expected a whole number from 1 to 64, found "x"`.
+//! What both programs do with any command line: errors in one form, empty variables, and the variable behind a value.
 
-use crate::{flag_origins::origin_of, shown::quoted, similar_names::similar};
+use crate::error::quoted;
 use clap::{
-    Arg, Command, Error,
-    builder::PossibleValue,
+    Arg, ArgMatches, Command, Error,
+    builder::{PossibleValue, Resettable},
     error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
 };
 use std::{any::TypeId, error::Error as _, ffi::OsString};
 
@@ -249,6 +250,101 @@ fn shown(found: &str) -> String {
     if found.parse::<f64>().is_ok() && found.len() <= NUMBER { found.to_owned() } else { quoted(found) }
 }
 
+/// Returns the name that begins with `found`, or differs from it in few letters.
+fn similar<'a>(known: &[&'a str], found: &str) -> Option<&'a str> {
+    let is_start = |name: &&&str| found.len() > 1 && name.starts_with(found);
+    let nearest = || known.iter().map(|name| (edits(name, found), *name)).min().filter(|(edits, _)| *edits < 3);
+    let near = nearest().filter(|(edits, _)| edits * 2 <= found.chars().count()).map(|(_, name)| name);
+    known.iter().find(is_start).copied().or(near)
+}
+
+/// Counts the letters that must be inserted, removed or replaced to make `b` of `a`.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (index, letter) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = index + 1;
+        for (column, other) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// The flags whose values come from environment variables.
+#[derive(Debug, Clone, Default)]
+pub struct FlagOrigins {
+    /// The flag, and the end of its name in messages: ` (from WEIR_ROWS)`.
+    flags: Vec<(String, String)>,
+}
+
+impl FlagOrigins {
+    /// Finds the flags among the arguments of a command and of the subcommands that `matches` selects.
+    pub fn of(command: &Command, matches: &ArgMatches) -> Self {
+        let mut flags = Vec::new();
+        collect(command, matches, &mut flags);
+        Self { flags }
+    }
+
+    /// Returns a message with the variable after the name of the flag that it is about.
+    pub fn explain(&self, message: &str) -> String {
+        self.flags.iter().fold(message.to_owned(), |message, (flag, origin)| {
+            let named = format!("{flag}: ");
+            if let Some(rest) = message.strip_prefix(&named) {
+                return format!("{flag}{origin}: {rest}");
+            }
+            // The name may follow the address of a server.
+            message.replacen(&format!(": {named}"), &format!(": {flag}{origin}: "), 1)
+        })
+    }
+}
+
+fn collect(command: &Command, matches: &ArgMatches, flags: &mut Vec<(String, String)>) {
+    let is_from_variable = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::EnvVariable);
+    flags
+        .extend(command.get_arguments().filter(is_from_variable).filter_map(|arg| Some((arg_name(arg), origin(arg)?))));
+    if let Some((name, matches)) = matches.subcommand()
+        && let Some(command) = command.find_subcommand(name)
+    {
+        collect(command, matches, flags);
+    }
+}
+
+/// Returns the suffix ` (from VARIABLE)` of an argument's name in messages. Empty unless the value comes from a variable and not
+/// from `arguments`.
+fn origin_of(arg: &Arg, arguments: &[OsString]) -> String {
+    let is_set = arg.get_env().is_some_and(|variable| std::env::var_os(variable).is_some());
+    let names: Vec<_> = arg.get_long_and_visible_aliases().unwrap_or_default();
+    let is_given = arguments.iter().filter_map(|word| word.to_str()?.strip_prefix("--")).any(|word| {
+        let word = word.split('=').next().unwrap_or(word);
+        names.contains(&word)
+    });
+    // A value without a flag could be any word.
+    if names.is_empty() || is_given || !is_set { String::new() } else { origin(arg).unwrap_or_default() }
+}
+
+fn origin(arg: &Arg) -> Option<String> {
+    Some(format!(" (from {})", arg.get_env()?.display()))
+}
+
+/// Returns the name of an argument in messages.
+fn arg_name(arg: &Arg) -> String {
+    let value = || arg.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
+    arg.get_long().map(|long| format!("--{long}")).or_else(value).unwrap_or_else(|| arg.get_id().to_string())
+}
+
+/// Removes the empty environment variables from the flags of a command and of its subcommands. Otherwise they would be values.
+pub fn without_empty(command: Command) -> Command {
+    let command = command.mut_args(|arg| match arg.get_env().and_then(std::env::var_os) {
+        Some(value) if value.is_empty() => arg.env(Resettable::Reset),
+        _ => arg,
+    });
+    command.mut_subcommands(without_empty)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -348,7 +444,7 @@ mod tests {
         }
         assert_eq!(message(&[".", "--heat"]), "--heat: expected a value, found none");
         let long = "é".repeat(100);
-        assert!(message(&["--heat", &long, "."]).ends_with(&format!("found \"{}…\"", "é".repeat(64))));
+        assert!(message(&["--heat", &long, "."]).ends_with(&format!("found \"{}…\"", "é".repeat(32))));
     }
 
     #[test]
@@ -393,5 +489,30 @@ mod tests {
         let arguments = ["tool", "--help"].map(OsString::from);
         let help = || command().try_get_matches_from(&arguments).unwrap_err();
         assert_eq!(explain(help(), &command(), &arguments).to_string(), help().to_string());
+    }
+
+    #[test]
+    fn edits_are_counted() {
+        assert_eq!((edits("", "ab"), edits("kitten", "sitting"), edits("ab", "")), (2, 3, 2));
+    }
+
+    #[test]
+    fn only_near_names_are_similar() {
+        let similar = |found| similar(&["run", "read", "group"], found);
+        assert_eq!((similar("rea"), similar("raed"), similar("gruop")), (Some("read"), Some("read"), Some("group")));
+        assert_eq!((similar("nosuch"), similar("g")), (None, None));
+    }
+
+    #[test]
+    fn the_variable_follows_the_flag() {
+        let flags = vec![("--max-chars".to_owned(), " (from WEIR_MAX_CHARS)".to_owned())];
+        let origins = FlagOrigins { flags };
+        for (message, expected) in [
+            ("--max-chars: expected 1", "--max-chars (from WEIR_MAX_CHARS): expected 1"),
+            ("h:1: --max-chars: expected 1", "h:1: --max-chars (from WEIR_MAX_CHARS): expected 1"),
+            ("--min-chars: expected --max-chars", "--min-chars: expected --max-chars"),
+        ] {
+            assert_eq!(origins.explain(message), expected);
+        }
     }
 }

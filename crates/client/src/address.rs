@@ -1,6 +1,6 @@
 //! Reads the addresses of gRPC servers that users type.
 
-use crate::shown::quoted;
+use crate::error::quoted;
 use tonic::transport::Uri;
 
 /// Where to find a server, in the words of messages.

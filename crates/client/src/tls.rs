@@ -1,0 +1,372 @@
+//! TLS of a client: the authorities that it trusts, its own certificate, and the checks of such files, which the server's settings share.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+    sync::Arc,
+};
+use tokio_rustls::rustls::{
+    self, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    sign::CertifiedKey,
+};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use webpki::{EndEntityCert, Error, KeyUsage, anchor_from_trusted_cert};
+
+/// PEM files of a client, and the flags that name them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClientTlsFiles<'a> {
+    /// Authorities that may have signed the server's certificate: `--tls-ca`.
+    pub authorities: Option<&'a Path>,
+    /// The client's certificate with its chain, for a server that requires one: `--tls-client-cert`.
+    pub certificate: Option<&'a Path>,
+    /// The private key of that certificate: `--tls-client-key`.
+    pub key: Option<&'a Path>,
+}
+
+/// TLS of a client. The default trusts no authority, so it suits only addresses without `https://`.
+#[derive(Clone, Default)]
+pub struct ClientTls {
+    /// PEM.
+    authorities: Option<Vec<u8>>,
+    identity: Option<ClientIdentity>,
+}
+
+/// The client's certificate with its chain and its private key.
+#[derive(Clone)]
+struct ClientIdentity {
+    /// PEM.
+    chain: Vec<u8>,
+    /// PEM.
+    key: Vec<u8>,
+    parsed: Arc<CertifiedKey>,
+}
+
+/// Prints no contents: the key is secret.
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("ClientTls")
+    }
+}
+
+impl ClientTls {
+    /// Reads and checks the files. A certificate counts only together with its key.
+    ///
+    /// # Errors
+    /// A file cannot be read or has something else, or the key belongs to another certificate. The message begins with the flag.
+    pub fn read(files: ClientTlsFiles<'_>) -> Result<Self, String> {
+        let authorities = files.authorities.map(read_authorities).transpose()?;
+        let identity = match (files.certificate, files.key) {
+            (Some(certificate), Some(key)) => Some(ClientIdentity::read(certificate, key)?),
+            _ => None,
+        };
+        Ok(Self { authorities, identity })
+    }
+
+    /// Returns the settings of the TLS library; `None` without authorities.
+    pub(crate) fn config(&self) -> Option<ClientTlsConfig> {
+        let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.authorities.as_ref()?));
+        match &self.identity {
+            Some(ClientIdentity { chain, key, .. }) => Some(config.identity(Identity::from_pem(chain, key))),
+            None => Some(config),
+        }
+    }
+
+    /// Returns the trusted authorities; none if a certificate cannot be read.
+    pub(crate) fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        let pem = self.authorities.as_deref().unwrap_or_default();
+        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(pem).flatten());
+        roots
+    }
+
+    /// Returns the client's certificate and key.
+    pub(crate) fn identity(&self) -> Option<Arc<CertifiedKey>> {
+        self.identity.as_ref().map(|identity| Arc::clone(&identity.parsed))
+    }
+}
+
+impl ClientIdentity {
+    fn read(certificate_file: &Path, key_file: &Path) -> Result<Self, String> {
+        let certificate_flag = "--tls-client-cert";
+        let key_flag = "--tls-client-key";
+        let chain = read_certificates(certificate_flag, certificate_file)?;
+        let key = read_flag(key_flag, key_file)?;
+        let shown_key = key_file.display();
+        if let Some(found) = no_private_key(&key) {
+            let expected = "PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted)";
+            return Err(format!("{key_flag}: {shown_key}: expected {expected}, found {found}"));
+        }
+        let damaged = |flag, file: &Path, what, error: &dyn fmt::Display| {
+            format!("{flag}: {}: expected {what}, found one that cannot be read ({error})", file.display())
+        };
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&chain).collect();
+        let certificates =
+            certificates.map_err(|error| damaged(certificate_flag, certificate_file, "a certificate", &error))?;
+        let wrong_key = |error: &dyn fmt::Display| damaged(key_flag, key_file, "a private key", error);
+        let parsed_key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| wrong_key(&error))?;
+        let provider = ring::default_provider();
+        let signer = provider.key_provider.load_private_key(parsed_key).map_err(|error| wrong_key(&error))?;
+        let parsed = CertifiedKey::new(certificates, signer);
+        match parsed.keys_match() {
+            Ok(()) => {}
+            Err(rustls::Error::InconsistentKeys(_)) => {
+                return Err(format!("{key_flag}: {shown_key}: {}", other_key(certificate_flag, certificate_file)));
+            }
+            Err(error) => return Err(damaged(certificate_flag, certificate_file, "a certificate", &error)),
+        }
+        Ok(Self { chain, key, parsed: Arc::new(parsed) })
+    }
+}
+
+/// Returns the message about a private key that belongs to another certificate than that in `file`, which `flag` names.
+pub fn other_key(flag: &str, file: &Path) -> String {
+    let file = file.display();
+    format!("expected the private key of the certificate in {file} ({flag}), found that of another certificate")
+}
+
+fn read_flag(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
+    read_limited(file, FILE_BYTES).map_err(|why| format!("{flag}: {why}"))
+}
+
+/// Reads a file of certificates. Fails if it has none, so that the TLS library does not take an empty list.
+fn read_certificates(flag: &str, file: &Path) -> Result<Vec<u8>, String> {
+    let pem = read_flag(flag, file)?;
+    match no_certificate(&pem) {
+        None => Ok(pem),
+        Some(found) => Err(format!("{flag}: {}: expected PEM with a certificate, found {found}", file.display())),
+    }
+}
+
+/// Reads a file of authorities. Fails if none of its certificates can sign others.
+fn read_authorities(file: &Path) -> Result<Vec<u8>, String> {
+    let flag = "--tls-ca";
+    let pem = read_certificates(flag, file)?;
+    // The TLS library reports malformed certificates.
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
+    match no_authority(&certificates) {
+        None => Ok(pem),
+        Some(why) => Err(format!("{flag}: {}: {why}", file.display())),
+    }
+}
+
+/// Returns an error message if no certificate of a file of trusted authorities can sign others. `None` if one can, is self-signed
+/// or is malformed, or if there are no certificates.
+pub fn no_authority(certificates: &[CertificateDer<'_>]) -> Option<&'static str> {
+    let are_others = !certificates.is_empty() && certificates.iter().all(is_signed_by_another);
+    are_others.then_some(
+        "expected a CA certificate, found one that cannot sign others: give the certificate of the authority that signed it",
+    )
+}
+
+/// Returns true if another certificate signed this one and this one cannot sign others.
+fn is_signed_by_another(certificate: &CertificateDer<'_>) -> bool {
+    // With itself as the trust anchor, the certificate of an authority fails with a different error.
+    [KeyUsage::server_auth(), KeyUsage::client_auth()].into_iter().any(|usage| {
+        let mut verified = verify_alone(certificate, UnixTime::now(), usage);
+        if let Err(Error::CertExpired { not_after: time, .. } | Error::CertNotValidYet { not_before: time, .. }) =
+            verified
+        {
+            verified = verify_alone(certificate, time, usage);
+        }
+        matches!(verified, Err(Error::UnknownIssuer | Error::InvalidSignatureForPublicKey))
+    })
+}
+
+/// Verifies a certificate with itself as the only authority.
+fn verify_alone(certificate: &CertificateDer<'_>, time: UnixTime, usage: KeyUsage) -> Result<(), Error> {
+    let anchor = anchor_from_trusted_cert(certificate)?;
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    EndEntityCert::try_from(certificate)?
+        .verify_for_usage(algorithms, &[anchor], &[], time, usage, None, None)
+        .map(|_| ())
+}
+
+/// Describes what a file has in place of certificates in PEM; `None` if it has one.
+pub fn no_certificate(pem: &[u8]) -> Option<&'static str> {
+    match () {
+        () if has(pem, CERTIFICATE) => None,
+        () if has(pem, PRIVATE_KEY) => Some("a private key"),
+        () => Some("none"),
+    }
+}
+
+/// Describes what a file has in place of a private key in PEM that is not encrypted; `None` if it has one.
+pub fn no_private_key(pem: &[u8]) -> Option<&'static str> {
+    let is_encrypted = ["-----BEGIN ENCRYPTED PRIVATE KEY-----", "4,ENCRYPTED"].into_iter().any(|mark| has(pem, mark));
+    match () {
+        () if is_encrypted => Some("an encrypted one"),
+        () if has(pem, PRIVATE_KEY) => None,
+        () if has(pem, CERTIFICATE) => Some("a certificate"),
+        () => Some("none"),
+    }
+}
+
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+const PRIVATE_KEY: &str = "PRIVATE KEY-----";
+
+fn has(pem: &[u8], part: &str) -> bool {
+    pem.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+/// Maximum bytes of a file of settings, keys or certificates.
+pub const FILE_BYTES: u64 = 1 << 20;
+
+/// Reads the file at `path`, which may be a pipe, of at most `limit` bytes.
+///
+/// # Errors
+/// The file cannot be read or is larger. The message names it.
+pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    read_open(file, path, limit)
+}
+
+/// Reads an open file of at most `limit` bytes. `path` is its name in messages.
+///
+/// # Errors
+/// The file cannot be read or is larger. The message names it.
+pub fn read_open(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, String> {
+    let too_large = || Err(format!("{}: expected at most {limit} bytes, found more", path.display()));
+    let size = file.metadata().map_err(|error| unreadable(path, &error))?.len();
+    if size > limit {
+        return too_large();
+    }
+    // A pipe has no size, and a file may have grown.
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, &error))?;
+    if bytes.len() as u64 > limit { too_large() } else { Ok(bytes) }
+}
+
+/// Returns the message about a file that cannot be read.
+pub fn unreadable(path: &Path, error: &io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd};
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// Writes `NAME.pem` and `NAME.key`.
+    fn write_identity(folder: &Path, name: &str) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::default().self_signed(&key).unwrap();
+        fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+
+    #[test]
+    fn files_are_checked() {
+        let folder = TempDir::new().unwrap();
+        let folder = folder.path();
+        write_identity(folder, "one");
+        write_identity(folder, "two");
+        fs::write(folder.join("damaged"), "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n").unwrap();
+        let path = |name: &str| folder.join(name);
+        let read = |certificate: &str, key: &str| {
+            let (certificate, key) = (path(certificate), path(key));
+            let files = ClientTlsFiles { authorities: None, certificate: Some(&certificate), key: Some(&key) };
+            ClientTls::read(files)
+        };
+        let tls = read("one.pem", "one.key").unwrap();
+        assert!(tls.identity().is_some() && !format!("{tls:?}").contains("PRIVATE"));
+        for (certificate, key, expected) in [
+            (
+                "one.pem",
+                "two.key",
+                "--tls-client-key: {}two.key: expected the private key of the certificate in {}one.pem \
+                 (--tls-client-cert), found that of another certificate",
+            ),
+            (
+                "one.key",
+                "one.pem",
+                "--tls-client-cert: {}one.key: expected PEM with a certificate, found a private key",
+            ),
+            (
+                "one.pem",
+                "two.pem",
+                "--tls-client-key: {}two.pem: expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not \
+                 encrypted), found a certificate",
+            ),
+            ("one.pem", "none", "--tls-client-key: cannot read {}none: "),
+            (
+                "one.pem",
+                "damaged",
+                "--tls-client-key: {}damaged: expected a private key, found one that cannot be read (",
+            ),
+        ] {
+            let error = read(certificate, key).unwrap_err();
+            let expected = expected.replace("{}", &format!("{}/", folder.display()));
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+
+    fn has_none(certificates: &[&rcgen::Certificate]) -> bool {
+        no_authority(&certificates.iter().map(|certificate| certificate.der().clone()).collect::<Vec<_>>()).is_some()
+    }
+
+    #[test]
+    fn signed_certificates_are_no_authorities() {
+        let key = KeyPair::generate().unwrap();
+        let mut authority_params = CertificateParams::default();
+        authority_params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = authority_params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(authority_params.clone(), key);
+        let signed = |params: CertificateParams| params.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
+        let mut client = CertificateParams::default();
+        client.is_ca = IsCa::ExplicitNoCa;
+        client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let mut expired = CertificateParams::default();
+        expired.not_before = date_time_ymd(2001, 1, 1);
+        expired.not_after = date_time_ymd(2002, 1, 1);
+        let plain = signed(CertificateParams::default());
+        for certificate in [&plain, &signed(client), &signed(expired)] {
+            assert!(has_none(&[certificate]));
+        }
+        let intermediate = signed(authority_params);
+        let alone = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
+        for certificate in [&authority, &intermediate, &alone] {
+            assert!(!has_none(&[certificate]));
+        }
+        assert!(!has_none(&[&plain, &authority]));
+        assert!(!has_none(&[]));
+    }
+
+    #[test]
+    fn other_contents_are_described() {
+        let certificate = b"x\n-----BEGIN CERTIFICATE-----\n";
+        let key = b"-----BEGIN EC PRIVATE KEY-----\n";
+        assert_eq!((no_certificate(certificate), no_private_key(certificate)), (None, Some("a certificate")));
+        assert_eq!((no_certificate(key), no_private_key(key)), (Some("a private key"), None));
+        assert_eq!((no_certificate(b""), no_private_key(b"")), (Some("none"), Some("none")));
+        for encrypted in
+            ["-----BEGIN ENCRYPTED PRIVATE KEY-----\n", "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n"]
+        {
+            assert_eq!(no_private_key(encrypted.as_bytes()), Some("an encrypted one"));
+        }
+    }
+
+    #[test]
+    fn larger_files_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "12345").unwrap();
+        assert_eq!(read_limited(file.path(), 5).unwrap(), b"12345");
+        let shown = file.path().display();
+        assert_eq!(read_limited(file.path(), 4), Err(format!("{shown}: expected at most 4 bytes, found more")));
+        let missing = read_limited(Path::new("/nowhere/key"), 4).unwrap_err();
+        assert!(missing.starts_with("cannot read /nowhere/key: "), "{missing}");
+    }
+
+    /// Its size is unknown before it is read.
+    #[cfg(unix)]
+    #[test]
+    fn endless_files_are_refused() {
+        let expected = "/dev/zero: expected at most 4 bytes, found more".to_owned();
+        assert_eq!(read_limited(Path::new("/dev/zero"), 4), Err(expected));
+    }
+}

@@ -154,7 +154,7 @@ pub async fn run(
         late_headers: config.late_headers,
         editing: EditingLimits::new(config.editing),
     };
-    let models = ModelsService { engines: engines.clone(), config: config.clone() };
+    let models = Arc::new(ModelsService { engines: engines.clone(), config: config.clone() });
     let max_bytes = config.message_bytes;
     let mut routes = Routes::new(compressing!(health_service, KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
@@ -163,7 +163,7 @@ pub async fn run(
         .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(CodecServer::new(jobs.clone()), max_bytes))
         .add_service(compressing!(EditingServer::new(jobs.clone()), max_bytes))
-        .add_service(compressing!(ModelsServer::new(models.clone()), max_bytes))
+        .add_service(compressing!(ModelsServer::from_arc(Arc::clone(&models)), max_bytes))
         .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
     if let Some(admin) = admin {
         routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
@@ -203,8 +203,17 @@ pub async fn run(
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
-            let services = openai::ApiServices { calls, inference, models, collected };
-            let api = openai::ApiState::new(services, monitor.clone(), &config, draining.clone());
+            let api = openai::ApiState {
+                calls,
+                inference,
+                models,
+                monitor: monitor.clone(),
+                collected,
+                max_body_bytes: config.message_bytes,
+                upload_timeout: config.upload,
+                draining: draining.clone(),
+                started_at: openai::unix_seconds(),
+            };
             openai::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }
     };

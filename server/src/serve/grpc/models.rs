@@ -19,7 +19,6 @@ use crate::{
 use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
-#[derive(Clone)]
 pub(crate) struct ModelsService {
     pub(crate) engines: Engines,
     pub(crate) config: TransportConfig,

@@ -5,7 +5,7 @@ use super::{
     error::ApiError,
     response::{Choice, CompletionHead, TokenCounts},
     sse::{self, EventSource},
-    state::{ApiServices, ApiState},
+    state::ApiState,
     summary_completions,
 };
 use crate::{
@@ -65,11 +65,11 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let counts = completion.counts();
     if !request.wants_stream() {
         drop(request);
-        return Ok(counts.add_header(completion.collect(&state.services, &tenant).await?));
+        return Ok(counts.add_header(completion.collect(&state, &tenant).await?));
     }
     let received_at = request.wants_boundaries().then_some(received_at);
     let events = CompletionEvents { completion, options: request.stream_options(), received_at };
-    Ok(counts.add_header(sse::response(events, state.late_headers).await?))
+    Ok(counts.add_header(sse::response(events, state.calls.jobs.late_headers).await?))
 }
 
 /// The calls of one request, and the output collected from them.
@@ -86,7 +86,7 @@ impl Completion {
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
-            let generated = state.services.calls.generate(client, message).await?;
+            let generated = state.calls.generate(client, message).await?;
             let changed = generated.response.encoder().normalized_chars();
             choices.push(Choice::new(index, request.wants_characters(), changed));
             streams.insert(index, generated);
@@ -122,8 +122,8 @@ impl Completion {
     }
 
     /// Returns all choices in one message, once they are complete.
-    async fn collect(mut self, services: &ApiServices, tenant: &Arc<str>) -> Result<Response, ApiError> {
-        let mut size = services.collected.begin(tenant, "set stream to true");
+    async fn collect(mut self, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
+        let mut size = state.collected.begin(tenant, "set stream to true");
         let mut bytes = 0_usize;
         while let Some(index) = std::future::poll_fn(|cx| self.poll_choice(cx)).await {
             let choice = self.choices.get_mut(index?);
@@ -134,7 +134,7 @@ impl Completion {
             return Err(sse::ended_early().into());
         }
         // A long response also takes long to format.
-        let formatted = services.calls.jobs.workers.run(tenant, bytes, move || {
+        let formatted = state.calls.jobs.workers.run(tenant, bytes, move || {
             let usage = self.counts().usage();
             let choices = self.choices.iter_mut().map(Choice::take_output).collect();
             Json(self.head.message(choices, Some(usage))).into_response()

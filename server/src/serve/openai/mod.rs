@@ -58,7 +58,7 @@ use axum::{
 use error::ApiError;
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-pub(super) use state::{ApiServices, ApiState};
+pub(super) use state::{ApiState, unix_seconds};
 use std::{convert::Infallible, sync::Arc};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::Stream;

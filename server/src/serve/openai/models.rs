@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 use weir_proto::v1;
 
 pub(super) async fn list(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let services = &state.services;
-    let listed = services.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(services.models.list(false))).await;
+    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(state.models.list(false))).await;
     let response = listed.map(|listed| {
         let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
         Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
@@ -34,9 +33,9 @@ async fn find(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(name) = name?;
-    let models = &state.services.models;
+    let models = &state.models;
     let get = |call: &_| models.get(call, Some(&name), false);
-    let model = state.services.calls.ask("/weir.v1.Models/GetModel", client, get).await?;
+    let model = state.calls.ask("/weir.v1.Models/GetModel", client, get).await?;
     Ok(Json(model_json(model, state.started_at)))
 }
 

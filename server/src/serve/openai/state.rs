@@ -2,7 +2,6 @@
 
 use super::error::ApiError;
 use crate::{
-    config::TransportConfig,
     error::{Error, Result, quoted},
     serve::{
         call::{Call, EDIT, SUMMARIZE},
@@ -32,31 +31,23 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use weir_proto::v1;
 
-/// The parts of the server that this API uses.
-#[derive(Clone)]
-pub(crate) struct ApiServices {
-    pub(crate) calls: Calls,
-    pub(crate) inference: InferenceService,
-    pub(crate) models: ModelsService,
-    /// Limits of responses that are not streamed.
-    pub(crate) collected: CollectedLimits,
-}
-
 /// The state that all handlers share.
 #[derive(Clone)]
 pub(crate) struct ApiState {
-    pub(super) services: ApiServices,
-    pub(super) monitor: Monitor,
+    pub(crate) calls: Calls,
+    pub(crate) inference: InferenceService,
+    pub(crate) models: Arc<ModelsService>,
+    pub(crate) monitor: Monitor,
+    /// Limits of responses that are not streamed.
+    pub(crate) collected: CollectedLimits,
     /// Maximum bytes of a body.
-    pub(super) max_body_bytes: usize,
+    pub(crate) max_body_bytes: usize,
     /// Maximum time for a body to arrive.
-    upload_timeout: Duration,
-    /// True if the headers of a stream wait for its first output.
-    pub(super) late_headers: bool,
+    pub(crate) upload_timeout: Duration,
     /// Cancelled when the server begins to shut down.
-    draining: CancellationToken,
+    pub(crate) draining: CancellationToken,
     /// When the server started, in seconds since 1970.
-    pub(super) started_at: u64,
+    pub(crate) started_at: u64,
 }
 
 /// A request's body, with the memory that it uses.
@@ -69,24 +60,6 @@ pub(super) struct ApiBody {
 }
 
 impl ApiState {
-    /// Creates the state of a server.
-    pub(crate) fn new(
-        services: ApiServices,
-        monitor: Monitor,
-        config: &TransportConfig,
-        draining: CancellationToken,
-    ) -> Self {
-        Self {
-            services,
-            monitor,
-            max_body_bytes: config.message_bytes,
-            upload_timeout: config.upload,
-            late_headers: config.late_headers,
-            draining,
-            started_at: unix_seconds(),
-        }
-    }
-
     /// Checks the key and the headers of a request with a body. Returns its tenant.
     pub(super) fn check_head(&self, client: &ClientContext, request: &Request) -> Result<Arc<str>, ApiError> {
         let tenant = client.principal()?.tenant();
@@ -117,7 +90,7 @@ impl ApiState {
     pub(super) async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
         let tenant = self.check_head(client, &request)?;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
-        let reserved = Reservation::new(Arc::clone(&self.services.calls.jobs.memory), Arc::clone(&tenant));
+        let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
         let read = async {
             let mut parts = request.into_body().into_data_stream();
             let mut body = Vec::new();
@@ -150,7 +123,7 @@ impl ApiState {
         parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
         let tenant = Arc::clone(&body.tenant);
-        let parsed = self.services.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
+        let parsed = self.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
         Ok(parsed.await.flatten()?)
     }
 }
@@ -211,6 +184,6 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// Returns the current time in seconds since 1970.
-pub(super) fn unix_seconds() -> u64 {
+pub(in crate::serve) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -156,11 +156,12 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
     let wants_stream = request.stream.unwrap_or(false);
-    let response = state.services.calls.summarize(client, request.into_messages()).await?;
+    let response = state.calls.summarize(client, request.into_messages()).await?;
     if wants_stream {
-        return sse::response(SummaryEvents { messages: response, is_complete: false }, state.late_headers).await;
+        return sse::response(SummaryEvents { messages: response, is_complete: false }, state.calls.jobs.late_headers)
+            .await;
     }
-    let size = state.services.collected.begin(&tenant, "set stream to true");
+    let size = state.collected.begin(&tenant, "set stream to true");
     collect(response, size).await
 }
 

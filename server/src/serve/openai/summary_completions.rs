@@ -4,7 +4,7 @@ use super::{
     error::ApiError,
     response::CompletionHead,
     sse::{self, EventSource},
-    state::{ApiServices, ApiState, Summarized},
+    state::{ApiState, Summarized},
     summaries::{FORMATTED, finished_fields},
 };
 use crate::{
@@ -61,11 +61,11 @@ pub(super) async fn handle(
     let completion = completion.map_err(|error| error.renamed(&FIELDS))?;
     if request.wants_stream() {
         let events = SummaryCompletionEvents { completion, options: request.stream_options() };
-        return sse::response(events, state.late_headers).await;
+        return sse::response(events, state.calls.jobs.late_headers).await;
     }
     // Its texts need not wait for the summaries.
     drop(request);
-    completion.collect(&state.services, tenant).await.map_err(|error| error.renamed(&FIELDS))
+    completion.collect(state, tenant).await.map_err(|error| error.renamed(&FIELDS))
 }
 
 /// The summary of one prompt.
@@ -113,7 +113,7 @@ impl SummaryCompletion {
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
         let mut streams = StreamMap::new();
         for (index, messages) in request.summarize_requests(name)?.into_iter().enumerate() {
-            streams.insert(index, state.services.calls.summarize(client, messages).await?);
+            streams.insert(index, state.calls.summarize(client, messages).await?);
         }
         // By fairseq's rules, the search forces an end mark after this many tokens.
         let longest =
@@ -204,8 +204,8 @@ impl SummaryCompletion {
     }
 
     /// Returns all choices in one message, once they are complete.
-    async fn collect(mut self, services: &ApiServices, tenant: &Arc<str>) -> Result<Response, ApiError> {
-        let mut size = services.collected.begin(tenant, "set stream to true");
+    async fn collect(mut self, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
+        let mut size = state.collected.begin(tenant, "set stream to true");
         while let Some(index) = std::future::poll_fn(|cx| self.poll_prompt(cx)).await {
             index?;
             size.grow_to(self.bytes)?;

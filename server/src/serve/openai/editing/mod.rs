@@ -96,10 +96,10 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     })?;
     let (requests, receiver) = mpsc::channel(1);
-    let memory = Arc::clone(&state.services.calls.jobs.memory);
+    let memory = Arc::clone(&state.calls.jobs.memory);
     let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
     let sent = RequestMemory::new(reservation());
-    let responses = state.services.calls.edit(client, receiver, sent.clone()).await?;
+    let responses = state.calls.edit(client, receiver, sent.clone()).await?;
     let socket = socket
         .protocols([PROTOCOL])
         .max_frame_size(state.max_body_bytes)
@@ -109,7 +109,7 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Res
     let call = open.begin_call();
     let reserved = reservation();
     let queue = MessageQueue::new(reservation(), sent, READ_AHEAD);
-    let workers = state.services.calls.jobs.workers;
+    let workers = state.calls.jobs.workers;
     let max_message = state.max_body_bytes;
     Ok(socket.on_upgrade(async move |socket| {
         received.begin(reserved);

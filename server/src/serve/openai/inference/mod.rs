@@ -43,18 +43,14 @@ type PathResult = Result<Path<ModelPath>, PathRejection>;
 
 /// Returns the name and version of the server, and the extensions that it supports.
 pub(super) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let answer = state
-        .services
-        .calls
-        .ask("/inference.GRPCInferenceService/ServerMetadata", &client, |_| Ok(metadata::server()))
-        .await;
+    let answer =
+        state.calls.ask("/inference.GRPCInferenceService/ServerMetadata", &client, |_| Ok(metadata::server())).await;
     finish(&client, answer.map(|answer| Json(response::server(answer))).map_err(ApiError::from))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
 pub(super) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let live = state
-        .services
         .calls
         .ask("/inference.GRPCInferenceService/ServerLive", &client, |_| Ok(state.monitor.alive().is_ok()))
         .await;
@@ -64,7 +60,6 @@ pub(super) async fn live(State(state): State<ApiState>, Extension(client): Exten
 /// Answers 200 if the server takes requests. Needs no key.
 pub(super) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let ready = state
-        .services
         .calls
         .ask("/inference.GRPCInferenceService/ServerReady", &client, |_| Ok(state.monitor.ready().is_ok()))
         .await;
@@ -82,11 +77,9 @@ pub(super) async fn model(
 
 async fn tensors(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
     let Path(ModelPath { name, version }) = path?;
-    let inference = &state.services.inference;
+    let inference = &state.inference;
     let metadata = |call: &_| inference.metadata(call, &name, &version);
-    Ok(Json(response::model(
-        state.services.calls.ask("/inference.GRPCInferenceService/ModelMetadata", client, metadata).await?,
-    )))
+    Ok(Json(response::model(state.calls.ask("/inference.GRPCInferenceService/ModelMetadata", client, metadata).await?)))
 }
 
 /// Answers 200 if a model takes requests.
@@ -104,9 +97,8 @@ async fn readiness(
     path: PathResult,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let Path(ModelPath { name, version }) = path?;
-    let inference = &state.services.inference;
+    let inference = &state.inference;
     let ready = state
-        .services
         .calls
         .ask("/inference.GRPCInferenceService/ModelReady", client, |_| Ok(inference.is_ready(&name, &version)))
         .await?;
@@ -140,8 +132,8 @@ async fn handle(
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| InferenceRequest::parse(bytes, "the body")).await?;
     let message = request.into_message(path.name, path.version);
-    let inference = &state.services.inference;
-    let answer = state.services.calls.begin(
+    let inference = &state.inference;
+    let answer = state.calls.begin(
         "/inference.GRPCInferenceService/ModelInfer",
         client,
         message.encoded_len(),
@@ -149,10 +141,10 @@ async fn handle(
     );
     let answer = answer.await?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
-    let mut size = state.services.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
+    let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;
     // A long response also takes long to format.
-    let formatted = state.services.calls.jobs.workers.run(&tenant, bytes, move || format(answer));
+    let formatted = state.calls.jobs.workers.run(&tenant, bytes, move || format(answer));
     Ok(formatted.await??.map(|body| Body::new(GuardedBody::new(body, size))))
 }
 

@@ -8,7 +8,7 @@
 //! 2. A *segment step* runs the middle stack over the segments just closed. Its rows are then unfinished.
 //! 3. A *finish step* computes the logits of unfinished rows, which are then [`Ready`](StepStatus::Ready).
 //!
-//! The caller chooses when waiting rows run ([`boundary_wait`](super::contract)). They finish together with rows that
+//! The caller chooses when waiting rows run ([`is_due`]). They finish together with rows that
 //! did not wait, so a step reads each weight once. A family without segments never waits. Pooling is not otherwise visible.
 //!
 //! The results of a row are the same, bit for bit, whatever other rows are in its steps and however its symbols are split into
@@ -83,7 +83,7 @@ pub trait Model: Send + Sync {
 pub struct SequenceRow {
     /// The sequence.
     pub state: Box<dyn State>,
-    /// Symbols of the next symbol step, at least one; items of a [`trace`] for a model that writes marks.
+    /// Symbols of the next symbol step, at least one; [`item`]s for a model that writes marks.
     pub feed: Vec<u32>,
     /// The fed symbols for which logits are wanted.
     pub want: Want,
@@ -442,7 +442,7 @@ pub trait State: Any + Send + Sync {
     fn own_bytes(&self) -> usize;
 
     /// Length of the longest prefix of whole segments whose boundaries equal the predictor's. Its plain symbols rebuild the
-    /// state, also if a [`trace`](super::contract) was fed. Equals `len` where only the predictor ends segments.
+    /// state, also if [`item`]s were fed. Equals `len` where only the predictor ends segments.
     fn agreed(&self) -> usize {
         self.len()
     }

@@ -1,7 +1,7 @@
 //! Bit-exact speculation: a generating session feeds symbols that it guesses together with the sampled one.
 //!
-//! A [draft](drafter) continues the text as it went on after an earlier place (`suffix_matcher`), or as texts usually go on
-//! ([`ngrams`]). The model processes the sampled symbol and the draft in one step, with the logits after each. The sampler then
+//! A [draft](Drafter) continues the text as it went on after an earlier place (`SuffixMatcher`), or as texts usually go on
+//! ([`NgramTable`]). The model processes the sampled symbol and the draft in one step, with the logits after each. The sampler then
 //! draws at each position as it always does, and a drafted symbol is accepted while it equals the drawn one. The rest is rolled
 //! back. Every number and every draw depends on the symbols before it and on its position, not on how symbols were split into
 //! steps. So the text is the same, bit for bit.

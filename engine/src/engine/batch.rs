@@ -5,7 +5,7 @@
 //!
 //! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes; drafts are added as far as they
 //! pay. A step encodes documents first. [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step
-//! takes, by the rule of [`boundary_wait`]. At the end the batch takes the outcome of each request whose rows are ready, sends its
+//! takes, by the rule of [`is_due`](crate::decode::contract::is_due). At the end the batch takes the outcome of each request whose rows are ready, sends its
 //! characters, and estimates how long the step would have taken without pooling.
 
 use super::{

@@ -8,10 +8,10 @@
 //! back to the end of the last segment that lies within the shared prefix: one entry serves every text with the same prefix.
 //! An entry whose windows have moved on cannot be rolled back far. Shorter entries stay next to it and share its pages. A row
 //! that starts from a hit has the same numbers as one that starts cold. Next to the trees, the cache holds a few states of texts
-//! that end within a segment or after their shared prefix ([`open_states`]).
+//! that end within a segment or after their shared prefix (open states).
 //!
-//! Pure: no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
-//! beyond the limit, entries are evicted by the rules of [`tenants`], and open states if they take more than a small part.
+//! [`SegmentCache`] has no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
+//! beyond the limit, entries are evicted by tenant, and open states if they take more than a small part.
 
 #[cfg(test)]
 mod tests;

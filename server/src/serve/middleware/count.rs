@@ -3,7 +3,10 @@
 //! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
 //! end means that the client cancelled the call.
 
-use super::layer::{HttpRequest, Middleware, Next};
+use super::{
+    guarded_body::{NextFrame, WatchedBody},
+    layer::{HttpRequest, Middleware, Next},
+};
 use crate::{
     metrics::Metrics,
     serve::{
@@ -12,17 +15,9 @@ use crate::{
         traces::{CallSpan, Method, Traces},
     },
 };
-use http_body::{Body as _, Frame, SizeHint};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
-use tonic::{
-    Code, Status,
-    body::Body,
-    codegen::{Bytes, http::HeaderMap},
-};
+use http_body::Body as _;
+use std::sync::Arc;
+use tonic::{Code, codegen::http::HeaderMap};
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
@@ -72,7 +67,7 @@ pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middl
             if response.body().is_end_stream() || response.headers().contains_key(STATUS) {
                 call.set_code(Some(response.headers()));
             }
-            Ok(response.map(|body| Body::new(CountedBody { body, call })))
+            Ok(response.map(|body| WatchedBody::wrap(body, move |frame| call.observe(frame))))
         })
     }
 }
@@ -90,12 +85,6 @@ pub(in crate::serve) struct OpenCall {
     method: Method,
     /// The status of the call. Until it is known, the call counts as cancelled by the client.
     pub(in crate::serve) code: Code,
-}
-
-/// The body of a response on its way to the client.
-struct CountedBody {
-    body: Body,
-    call: OpenCall,
 }
 
 impl OpenCall {
@@ -116,6 +105,18 @@ impl OpenCall {
         Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
     }
 
+    /// Takes the status from the end of the response.
+    fn observe(&mut self, frame: NextFrame) -> NextFrame {
+        match &frame {
+            Some(Ok(frame)) if frame.is_trailers() => self.set_code(frame.trailers_ref()),
+            Some(Ok(_)) => {}
+            Some(Err(_)) => self.code = Code::Internal,
+            None if self.code == Code::Cancelled => self.set_code(None),
+            None => {}
+        }
+        frame
+    }
+
     /// Reads the status code from the last headers or trailers of the response.
     fn set_code(&mut self, trailers: Option<&HeaderMap>) {
         let status = trailers.and_then(|trailers| trailers.get(STATUS));
@@ -129,31 +130,6 @@ impl Drop for OpenCall {
         if let Some(span) = &self.span {
             span.end(self.code);
         }
-    }
-}
-
-impl http_body::Body for CountedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
-        match &frame {
-            Some(Ok(frame)) if frame.is_trailers() => self.call.set_code(frame.trailers_ref()),
-            Some(Ok(_)) => {}
-            Some(Err(_)) => self.call.code = Code::Internal,
-            None if self.call.code == Code::Cancelled => self.call.set_code(None),
-            None => {}
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

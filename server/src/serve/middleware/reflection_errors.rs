@@ -6,6 +6,7 @@
 use super::{
     auth::KEYLESS_MESSAGE_BYTES,
     compression::HEADER,
+    guarded_body::{NextFrame, WatchedBody},
     layer::{HttpRequest, MiddlewareFuture, Next},
     tonic_errors::undecodable,
 };
@@ -13,14 +14,9 @@ use crate::{
     error::{Error, Result},
     serve::{call::Call, status::status},
 };
-use http_body::{Body as HttpBody, Frame};
 use prost::Message;
-use std::{
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll, ready},
-};
-use tonic::{Status, body::Body, codegen::Bytes};
+use std::sync::{Arc, OnceLock};
+use tonic::Status;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tower::ServiceExt;
 
@@ -33,47 +29,35 @@ pub(super) fn report(request: HttpRequest, next: Next) -> MiddlewareFuture {
         return Box::pin(next.oneshot(request));
     }
     let request_id = Call::of_http(&request).id;
-    let failure = Failure::default();
-    let checked = Arc::clone(&failure);
-    let request = request.map(|body| Body::new(CheckedRequests { body, request_id, failure: checked }));
+    // Why a request could not be read, once that is known.
+    let failure = Arc::<OnceLock<Status>>::default();
+    let found = Arc::clone(&failure);
+    // The body passes on whole messages that are not compressed.
+    let check_requests = move |frame: NextFrame| {
+        let frame = frame?.and_then(|frame| {
+            let checked = frame.data_ref().map_or(Ok(()), |messages| check(messages));
+            checked.map(|()| frame).map_err(|error| status(&error, &request_id))
+        });
+        if let Err(failure) = &frame {
+            // An earlier failure is the cause of this one.
+            let _ = found.set(failure.clone());
+        }
+        Some(frame)
+    };
+    let replace_status = move |mut frame: NextFrame| {
+        let trailers = frame.as_mut().and_then(|frame| frame.as_mut().ok()?.trailers_mut());
+        if let (Some(trailers), Some(failure)) = (trailers, failure.get())
+            && let Err(error) = failure.add_header(trailers)
+        {
+            return Some(Err(error));
+        }
+        frame
+    };
+    let request = request.map(|body| WatchedBody::wrap(body, check_requests));
     Box::pin(async move {
         let response = next.oneshot(request).await?;
-        Ok(response.map(|body| Body::new(ReportedResponse { body, failure })))
+        Ok(response.map(|body| WatchedBody::wrap(body, replace_status)))
     })
-}
-
-/// Why a request could not be read, once that is known. The bodies of the call share it.
-type Failure = Arc<OnceLock<Status>>;
-
-/// The requests of a call. Their body passes on whole messages that are not compressed.
-struct CheckedRequests {
-    body: Body,
-    request_id: Arc<str>,
-    failure: Failure,
-}
-
-impl HttpBody for CheckedRequests {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx)).map(|frame| {
-            let frame = frame?;
-            match frame.data_ref().map_or(Ok(()), |messages| check(messages)) {
-                Ok(()) => Ok(frame),
-                Err(error) => Err(status(&error, &self.request_id)),
-            }
-        });
-        if let Some(Err(failure)) = &frame {
-            // An earlier failure is the cause of this one.
-            let _ = self.failure.set(failure.clone());
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
 }
 
 /// Checks that each of these messages is a request of at most [`KEYLESS_MESSAGE_BYTES`].
@@ -91,30 +75,6 @@ fn check(mut messages: &[u8]) -> Result<()> {
         messages = later;
     }
     Ok(())
-}
-
-/// The responses of a call.
-struct ReportedResponse {
-    body: Body,
-    failure: Failure,
-}
-
-impl HttpBody for ReportedResponse {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        let trailers = frame.as_mut().and_then(|frame| frame.as_mut().ok()?.trailers_mut());
-        if let (Some(trailers), Some(failure)) = (trailers, self.failure.get()) {
-            failure.add_header(trailers)?;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::{
         CacheDtype,
         attention::{
             AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
-            attend, layout,
+            attend, write,
         },
         memory::Arena,
         pages::{Page, PagePool},

@@ -144,7 +144,15 @@ static CODEC_MODEL: LazyLock<Option<Arc<dyn Model>>> = LazyLock::new(|| {
     let weights = Weights::collect(blueprint.tensors(), |spec| Ok((0..spec.numbers()).map(number).collect())).ok()?;
     let sha256 = "5a".repeat(32);
     blueprint
-        .build(Parts { config, name: "small".into(), weights, sha256, entropy_models: Vec::new(), ngrams: None, settings })
+        .build(Parts {
+            config,
+            name: "small".into(),
+            weights,
+            sha256,
+            entropy_models: Vec::new(),
+            ngrams: None,
+            settings,
+        })
         .ok()
 });
 

@@ -22,6 +22,7 @@ pub mod window;
 
 use crate::kernels::linear::Epilogue;
 use serde::Deserialize;
+use std::ops::Range;
 
 /// One position of one of a step's sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,13 @@ pub struct Position {
     pub sequence: usize,
     /// Index of the position in the sequence, from 0.
     pub index: usize,
+}
+
+impl Position {
+    /// Iterates over consecutive positions of one sequence.
+    pub fn run(sequence: usize, indices: Range<usize>) -> impl Iterator<Item = Self> {
+        indices.map(move |index| Self { sequence, index })
+    }
 }
 
 /// Nonlinearity of a feed-forward.

@@ -277,6 +277,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     /// Sends every layer's intermediate results to `hook` from now on.
     pub fn watch(&mut self, hook: Hook) {
         self.stack.hook = Some(hook);
@@ -303,6 +307,32 @@ impl Caches for RowCaches<'_> {
 /// The state of row `index`.
 pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut DecoderState> {
     state_mut(&mut *rows[index].state)
+}
+
+/// Records that a row's feed has had its symbol step, in a model without segments.
+pub(super) fn set_fed(row: &mut SequenceRow) {
+    let decision = SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None };
+    row.decisions.clear();
+    row.decisions.resize(row.feed.len(), decision);
+    row.status = StepStatus::Unfinished;
+}
+
+/// Moves the vectors whose logits are wanted, (wanted, D), out of the rows `which`.
+pub(super) fn take_hidden(rows: &mut [SequenceRow], which: &[usize], wanted: &mut Vec<f32>) -> Result<()> {
+    wanted.clear();
+    which.iter().try_for_each(|&index| {
+        wanted.append(&mut state(rows, index)?.hidden);
+        Ok(())
+    })
+}
+
+/// Records that no symbol of the rows `which` is in flight any more.
+pub(super) fn set_finished(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
+    which.iter().try_for_each(|&index| {
+        let state = state(rows, index)?;
+        state.finished = state.len();
+        Ok(())
+    })
 }
 
 // The weights and the two steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging.
@@ -404,44 +434,22 @@ impl Decoder {
             self.stack.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
             self.scatter(rows, which, work)?;
         }
-        for &index in which {
-            let row = &mut rows[index];
-            row.decisions.clear();
-            row.decisions.resize(
-                row.feed.len(),
-                SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None },
-            );
-            row.status = StepStatus::Unfinished;
-        }
+        which.iter().for_each(|&index| set_fed(&mut rows[index]));
         Ok(())
     }
 
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                work.wanted.clear();
-                for &index in unfinished {
-                    work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
-                }
-                if let Some(parameters) = &self.norm {
-                    layer_norm(&self.compute, &mut work.wanted, parameters);
-                }
-                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-                for &index in unfinished {
-                    let state = state(rows, index)?;
-                    state.finished = state.len();
-                }
-                Ok(())
-            },
-        )
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
+            if let Some(parameters) = &self.norm {
+                layer_norm(&self.compute, &mut work.wanted, parameters);
+            }
+            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
+            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            set_finished(rows, unfinished)
+        })
     }
 
     /// Positions of a sequence of `symbols`.
@@ -478,7 +486,7 @@ impl Decoder {
             let cache = &mut state(rows, index)?.cache;
             self.stack.reserve(cache, chunk)?;
             let start = cache.len();
-            work.positions.extend((start..start + chunk).map(|position| Position { sequence: index, index: position }));
+            work.positions.extend(Position::run(index, start..start + chunk));
             for &symbol in &rows[index].feed[processed..processed + chunk] {
                 work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]);
             }

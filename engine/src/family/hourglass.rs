@@ -936,6 +936,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     fn show(&mut self, stage: HourglassStage) {
         watch(&mut self.watcher, stage, &self.positions, &self.x);
     }
@@ -1104,52 +1108,38 @@ impl Model for Hourglass {
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         let Some(PooledWeights { norm: pool_norm, middle, .. }) = &self.pooled else { return Ok(()) };
-        with_status(
-            StepStatus::Waiting,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, waiting, work| {
-                keep_last_closed(rows, waiting)?;
-                while gather_segments(middle, rows, waiting, work)? {
-                    layer_norm(&self.compute, &mut work.x, pool_norm); // (segments, D)
-                    work.show(HourglassStage::PooledNormed);
-                    let caches = &mut StackCaches::<MIDDLE>(rows);
-                    middle.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (segments, D)
-                    scatter_middle(rows, work)?;
-                }
-                waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
-                Ok(())
-            },
-        )
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            keep_last_closed(rows, waiting)?;
+            while gather_segments(middle, rows, waiting, work)? {
+                layer_norm(&self.compute, &mut work.x, pool_norm); // (segments, D)
+                work.show(HourglassStage::PooledNormed);
+                let caches = &mut StackCaches::<MIDDLE>(rows);
+                middle.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (segments, D)
+                scatter_middle(rows, work)?;
+            }
+            waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
+            Ok(())
+        })
     }
 
     /// Finish step: upsample + residual → post stack → logits.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                if let Some(PooledWeights { post, .. }) = &self.pooled {
-                    count_post(rows, unfinished, work)?;
-                    while gather_upsampled(post, rows, unfinished, work)? {
-                        let caches = &mut StackCaches::<POST>(rows);
-                        post.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
-                        scatter_post(rows, unfinished, work)?;
-                    }
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            if let Some(PooledWeights { post, .. }) = &self.pooled {
+                count_post(rows, unfinished, work)?;
+                while gather_upsampled(post, rows, unfinished, work)? {
+                    let caches = &mut StackCaches::<POST>(rows);
+                    post.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+                    scatter_post(rows, unfinished, work)?;
                 }
-                gather_wanted(rows, unfinished, work)?; // (wanted, D)
-                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-                finish_rows(rows, unfinished)
-            },
-        )
+            }
+            gather_wanted(rows, unfinished, work)?; // (wanted, D)
+            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
+            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            finish_rows(rows, unfinished)
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -1391,7 +1381,7 @@ fn gather_segments(middle: &Stack, rows: &mut [SequenceRow], waiting: &[usize], 
         let start = pooled.middle.len();
         let chunk = (pooled.segment_ends.len() + 1 - start).min(middle.window.chunk());
         middle.reserve(&mut pooled.middle, chunk)?;
-        work.positions.extend((start..start + chunk).map(|position| Position { sequence: index, index: position }));
+        work.positions.extend(Position::run(index, start..start + chunk));
     }
     let dim = width(middle);
     let x = sized(&mut work.x, work.positions.len() * dim); // (segments, D)
@@ -1438,7 +1428,7 @@ fn gather_upsampled(post: &Stack, rows: &mut [SequenceRow], which: &[usize], wor
         let cache = &mut state(rows, index)?.pooled_mut()?.post;
         post.reserve(cache, chunk)?;
         let start = cache.len();
-        work.positions.extend((start..start + chunk).map(|position| Position { sequence: index, index: position }));
+        work.positions.extend(Position::run(index, start..start + chunk));
     }
     let dim = width(post);
     let x = sized(&mut work.x, work.positions.len() * dim); // (symbols, D)

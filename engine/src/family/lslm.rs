@@ -574,6 +574,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     /// Provides at least `count` spare caches, all of them empty.
     fn clear_spare_caches(&mut self, count: usize, layout: PageLayout) {
         let pages = self.spare_pages.get_or_insert_with(|| PagePool::new(usize::MAX));
@@ -674,46 +678,32 @@ impl Model for Lslm {
     /// decoder's keys and values of the segments.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Waiting,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, waiting, work| {
-                gather_closed_symbols(rows, waiting, work)?;
-                self.encode_symbols(rows, work)?; // (symbols, D)
-                pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
-                self.encode_segments(rows, work)?; // (segments, C)
-                set_summarized(rows, waiting)
-            },
-        )
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            gather_closed_symbols(rows, waiting, work)?;
+            self.encode_symbols(rows, work)?; // (symbols, D)
+            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
+            self.encode_segments(rows, work)?; // (segments, C)
+            set_summarized(rows, waiting)
+        })
     }
 
     /// Finish step: segment decoder, with cross-attention to the closed segments → logits. Segments that closed while all logits
     /// are wanted are decoded some dozens at a time; open segments only if logits are wanted.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                reserve_wanted(self.head.inputs(), rows, unfinished, work);
-                while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
-                    self.decode_segments(rows, work)?;
-                }
-                gather_open_segments(rows, unfinished, work)?;
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            reserve_wanted(self.head.inputs(), rows, unfinished, work);
+            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
                 self.decode_segments(rows, work)?;
-                self.apply_head(work, true); // (closed segments, V)
-                end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
-                self.apply_head(work, false); // (wanted, V)
-                deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
-                finish_rows(rows, unfinished)
-            },
-        )
+            }
+            gather_open_segments(rows, unfinished, work)?;
+            self.decode_segments(rows, work)?;
+            self.apply_head(work, true); // (closed segments, V)
+            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+            self.apply_head(work, false); // (wanted, V)
+            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
+            finish_rows(rows, unfinished)
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -963,7 +953,7 @@ fn pool_segments(
         let end = state.segment_ends.len() + 1;
         state.context.reserve(end - start)?;
         state.memory.reserve(end - start)?;
-        work.positions.extend((start..end).map(|position| Position { sequence: index, index: position }));
+        work.positions.extend(Position::run(index, start..end));
     }
     let x = sized(&mut work.x, work.positions.len() * dim); // (segments, D)
     for (&Position { sequence, index: position }, x) in work.positions.iter().zip(x.chunks_exact_mut(dim)) {

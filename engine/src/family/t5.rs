@@ -13,9 +13,7 @@
 
 use crate::{
     decode::{
-        contract::{
-            BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, SymbolBoundary, state_ref,
-        },
+        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, state_ref},
         cost::Cost,
         document::{
             Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, GenerationDefaults,
@@ -27,7 +25,7 @@ use crate::{
         Blueprint, Parts, TensorSpec,
         checkpoint::{self, Config, Weights},
         cost,
-        decoder::{DecoderState, RowCaches, state},
+        decoder::{DecoderState, RowCaches, set_fed, set_finished, state, take_hidden},
         parts::{
             Check, EncoderHook, EncoderHookPoint, MemoryDocument, TokenLimits, check_feed, check_generation,
             deliver_logits, needs_document, needs_scores, push_tokens, with_status, work_mut,
@@ -712,6 +710,10 @@ pub struct Work {
 }
 
 impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
     /// Sends the output of every decoder layer to `hook` from now on.
     pub fn watch_decoder(&mut self, hook: Hook) {
         self.decoder.hook = Some(hook);
@@ -923,7 +925,7 @@ impl T5 {
             state.hidden.clear();
             state.cache.reserve(fed)?;
             let start = state.cache.len();
-            work.positions.extend((start..start + fed).map(|position| Position { sequence: index, index: position }));
+            work.positions.extend(Position::run(index, start..start + fed));
             work.memory.resize(work.positions.len(), Position { sequence: index, index: last });
         }
         let Work { x, positions, memory, decoder, .. } = work;
@@ -938,11 +940,7 @@ impl T5 {
             state.hidden.extend_from_slice(&own[unwanted * dim..]);
             state.cache.advance(fed);
             rest = others;
-            let row = &mut rows[index];
-            row.decisions.clear();
-            row.decisions
-                .resize(fed, SymbolBoundary { boundary: false, probability: None, end_logprob: None, depth: 0 });
-            row.status = StepStatus::Unfinished;
+            set_fed(&mut rows[index]);
         }
         Ok(())
     }
@@ -950,30 +948,16 @@ impl T5 {
     /// Finish step: the logits of the symbols whose logits are wanted. Fails as
     /// [`Model::finish_step`] does.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-        with_status(
-            StepStatus::Unfinished,
-            rows,
-            which,
-            work,
-            |work| &mut work.chosen,
-            |rows, unfinished, work| {
-                work.wanted.clear();
-                for &index in unfinished {
-                    work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
-                }
-                if self.head_scale != 1.0 {
-                    work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
-                }
-                let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-                self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
-                deliver_logits(rows, unfinished, logits, self.head.outputs())?;
-                for &index in unfinished {
-                    let state = state(rows, index)?;
-                    state.finished = state.cache.len();
-                }
-                Ok(())
-            },
-        )
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
+            if self.head_scale != 1.0 {
+                work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+            }
+            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
+            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            set_finished(rows, unfinished)
+        })
     }
 }
 

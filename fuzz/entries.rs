@@ -11,9 +11,9 @@ use weir::{
     decode::{
         codec::{BlockStream, Code, Coded, CompressOptions, Compressor, Decompressor, container::Header},
         contract::{Model, SequenceRow, advance},
+        ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
         options::WindowOptions,
         session::Session,
-        speculation::ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
     },
     family::{
         Blueprint, Parts,

@@ -7,7 +7,7 @@ use super::{
     progress::Progress,
 };
 use crate::{
-    decode::speculation::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
+    decode::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     error::{Error, Result, printable},
     family::{
         checkpoint::{files, ngrams},

@@ -5,6 +5,7 @@ use super::{
     isa::{Simd, multiversion},
     rowwise::exp,
 };
+use crate::error::{Error, Result};
 
 /// Returns the largest of `x`, and ln Σ e^(x − largest) with an error below 1e-6. At least one of them is not finite if all
 /// of `x` are −∞, or if one is +∞ or NaN.
@@ -53,6 +54,51 @@ fn sum_body<S: Simd>(_: S, x: &[f32], largest: f32) -> f64 {
         }
     }
     sums.iter().sum()
+}
+
+/// Returns ln p of one symbol, in `f64`. Fails as [`LogSoftmax::new`] does.
+pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
+    Ok(LogSoftmax::new(logits)?.exact(logit_of(symbol, logits)?))
+}
+
+/// Returns the logit of a symbol. Fails with [`Error::Internal`] if there is none.
+pub fn logit_of(symbol: u32, logits: &[f32]) -> Result<f32> {
+    let missing = || Error::Internal(format!("symbol {symbol} is outside of the {} logits", logits.len()));
+    logits.get(symbol as usize).copied().ok_or_else(missing)
+}
+
+/// Turns the logits of one position into log-probabilities, in `f64`.
+#[derive(Debug, Clone, Copy)]
+pub struct LogSoftmax {
+    peak: f64,
+    /// ln Σ exp(logit − peak).
+    excess: f64,
+}
+
+impl LogSoftmax {
+    /// Fails with [`Error::Internal`] if the logits contain NaN or infinity, or are all −∞.
+    pub fn new(logits: &[f32]) -> Result<Self> {
+        // the machine's own instruction set: reported numbers do not depend on the one that the model uses
+        let (peak, excess) = max_and_log_sum_exp(logits);
+        let peak = f64::from(peak);
+        if peak.is_finite() && excess.is_finite() {
+            return Ok(Self { peak, excess });
+        }
+        Err(Error::Internal(format!(
+            "the {} logits of a position contain NaN or infinity, or are all -inf",
+            logits.len()
+        )))
+    }
+
+    /// Returns ln p of a symbol with this logit.
+    pub fn exact(self, logit: f32) -> f64 {
+        f64::from(logit) - self.peak - self.excess
+    }
+
+    /// Returns ln p of a symbol with this logit, rounded to `f32`.
+    pub fn logprob(self, logit: f32) -> f32 {
+        self.exact(logit) as f32
+    }
 }
 
 /// Returns the logistic function of `x`, computed in double precision, because the result is compared with thresholds.

@@ -27,9 +27,10 @@
 use super::{
     contract::{EarlyStopping, SearchRules, SpecialIds},
     options::Sampling,
-    sampling::{LogSoftmax, Sampler},
+    sampling::Sampler,
 };
 use crate::error::{Error, Result};
+use crate::kernels::distribution::LogSoftmax;
 use std::{cmp::Ordering, collections::HashMap};
 
 /// Options of a search.

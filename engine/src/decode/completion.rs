@@ -17,8 +17,8 @@ use super::{
     contract::Card,
     next_symbol::{Distribution, Lookahead},
     options::bad,
-    sampling::LogSoftmax,
 };
+use crate::kernels::distribution::LogSoftmax;
 use crate::{
     error::{Error, Result},
     text::Vocabulary,

@@ -7,9 +7,9 @@ use super::{
         SymbolBoundary, Want, advance,
     },
     options::WindowOptions,
-    sampling::log_probability,
 };
 use crate::error::{Error, Result};
+use crate::kernels::distribution::log_probability;
 use std::{ops::AddAssign, sync::Arc};
 
 /// Symbols of one step within a window; the logits of one step are held at a time.

@@ -20,6 +20,7 @@ pub mod contract;
 pub mod edited_text;
 pub mod evaluate;
 pub mod next_symbol;
+pub mod ngrams;
 pub mod options;
 pub mod random;
 pub mod sampling;

@@ -1,12 +1,13 @@
 //! A request for the distribution after a text, and after each symbol of its greedy continuation.
 
 use super::{
+    contract::check_mode,
     contract::{BoundaryOptions, Card, SymbolBoundary},
-    options::{check_length, check_mode},
-    sampling::LogSoftmax,
+    options::check_length,
     text_window::ForkedText,
 };
 use crate::error::Result;
+use crate::kernels::distribution::LogSoftmax;
 use std::sync::Arc;
 
 /// The field of a request that decides the text's end.

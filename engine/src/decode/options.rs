@@ -1,7 +1,7 @@
 //! The options of a request and the symbols it emits. Pure data: ids, not text; the wire and the command line convert.
 
 use super::{
-    contract::{BoundaryOptions, Card, SamplingDefaults, SymbolBoundary},
+    contract::{BoundaryOptions, Card, SamplingDefaults, SymbolBoundary, check_mode},
     speculation::Speculation,
 };
 use crate::error::{Error, Result};
@@ -310,20 +310,6 @@ pub fn check_stop_length(field: &'static str, length: usize) -> Result<()> {
         return Err(bad(field, length, bound));
     }
     Ok(())
-}
-
-/// Rejects a boundary mode that the model lacks.
-pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
-    match boundaries.mode {
-        Some(mode) if !card.boundary_modes.contains(&mode) => Err(unknown_mode(mode.name(), card)),
-        _ => Ok(()),
-    }
-}
-
-/// The error for a boundary mode that the model lacks.
-pub fn unknown_mode(found: impl ToString, card: &Card) -> Error {
-    let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
-    bad("boundary_mode", found, format!("one of {}", names.join(", ")))
 }
 
 /// Rejects a call or option that only pooling models have.

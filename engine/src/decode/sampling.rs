@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    kernels::distribution::max_and_log_sum_exp,
+    kernels::distribution::{LogSoftmax, logit_of},
     text::vocabulary::BYTES_PER_SYMBOL,
 };
 use std::cmp::Ordering;
@@ -223,48 +223,6 @@ impl LogprobOptions {
         let alternative = |symbol: u32| (symbol, softmax.logprob(logits[symbol as usize]));
         let top = best(logits, self.top).into_iter().map(alternative).collect();
         Ok(SymbolLogprobs { logprob: self.logprobs.then(|| softmax.logprob(logit)), top })
-    }
-}
-
-/// Returns ln p of one symbol, in `f64`. Fails as [`LogprobOptions::compute`] does.
-pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
-    Ok(LogSoftmax::new(logits)?.exact(logit_of(symbol, logits)?))
-}
-
-fn logit_of(symbol: u32, logits: &[f32]) -> Result<f32> {
-    let missing = || Error::Internal(format!("symbol {symbol} is outside of the {} logits", logits.len()));
-    logits.get(symbol as usize).copied().ok_or_else(missing)
-}
-
-/// Turns the logits of one position into log-probabilities, in `f64`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LogSoftmax {
-    peak: f64,
-    /// ln Σ exp(logit − peak).
-    excess: f64,
-}
-
-impl LogSoftmax {
-    pub(crate) fn new(logits: &[f32]) -> Result<Self> {
-        // the machine's own instruction set: reported numbers do not depend on the one that the model uses
-        let (peak, excess) = max_and_log_sum_exp(logits);
-        let peak = f64::from(peak);
-        if peak.is_finite() && excess.is_finite() {
-            return Ok(Self { peak, excess });
-        }
-        Err(Error::Internal(format!(
-            "the {} logits of a position contain NaN or infinity, or are all -inf",
-            logits.len()
-        )))
-    }
-
-    /// Returns ln p of a symbol with this logit.
-    pub(crate) fn exact(self, logit: f32) -> f64 {
-        f64::from(logit) - self.peak - self.excess
-    }
-
-    pub(crate) fn logprob(self, logit: f32) -> f32 {
-        self.exact(logit) as f32
     }
 }
 

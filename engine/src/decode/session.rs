@@ -12,19 +12,22 @@
 
 use super::{
     codec::{self, Code, Coded, coder::BlockCoder},
+    contract::SymbolSlices,
     contract::{
         self, BoundaryMode, BoundaryOptions, Card, Exactness, Model, ReplayStart, SequenceRow, State, SymbolBoundary,
         Want, advance,
     },
     evaluate::{ScoringWindow, max_fed_symbols, window},
     next_symbol::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
+    ngrams::NgramTable,
     options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad},
-    sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, log_probability},
-    speculation::{DraftBudget, Drafter, GuessRates, NgramTable, Speculation},
-    text_window::{ForkedText, SymbolSlices, TextView, TextWindow},
+    sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs},
+    speculation::{DraftBudget, Drafter, GuessRates, Speculation},
+    text_window::{ForkedText, TextView, TextWindow},
     token_text::TokenText,
     usage::{LevelCounts, Usage},
 };
+use crate::kernels::distribution::log_probability;
 use crate::{
     error::{Error, Result},
     text::SpecialSymbols,

@@ -4,7 +4,7 @@ use super::{
     beam::{Hypothesis, SearchOptions},
     contract::{
         Card, Document, DocumentLimits, EarlyStopping, EncodingStage, KeptVector, LayerTime, PoolingChoice,
-        SearchRules, covers_text, kept_share, no_text,
+        SearchRules, SummaryLimits, covers_text, kept_share, no_text,
     },
     options::{FinishReason, Sampling, bad, within},
     usage::{Timing, Usage},
@@ -14,7 +14,7 @@ use crate::{
     text::{LimitStatus, TokenSpan, Vocabulary},
 };
 use serde::{Deserialize, Serialize};
-use std::{ops::RangeInclusive, sync::Arc};
+use std::sync::Arc;
 
 /// A summarization request. Options that are none take the checkpoint's default.
 ///
@@ -72,21 +72,6 @@ pub struct Summarize {
     pub hard: Option<bool>,
     /// Hypotheses to return, at most the beam width; default 1.
     pub hypotheses: Option<usize>,
-}
-
-/// Limits of a summarization request's options, as reported to clients.
-#[derive(Debug, Clone, Copy)]
-pub struct SummaryLimits;
-
-impl SummaryLimits {
-    /// Maximum beam width.
-    pub const BEAM: usize = 64;
-    /// Maximum length of a run that is not repeated.
-    pub const NGRAM: usize = 64;
-    /// Maximum absolute value of the length penalty.
-    pub const PENALTY: f32 = 10.0;
-    /// Bounds of the repetition penalty.
-    pub const REPETITION: RangeInclusive<f32> = 0.01..=100.0;
 }
 
 /// A validated request with defaults filled in.

@@ -12,12 +12,12 @@
 
 use crate::{
     decode::{
+        contract::check_mode,
         contract::{
             BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus, SymbolBoundary,
             Want, advance, state_mut, state_ref,
         },
         cost::Cost,
-        options::check_mode,
         replay::ReplayStart,
         trace,
     },

@@ -13,12 +13,12 @@
 
 use crate::{
     decode::{
+        contract::check_mode,
         contract::{
             BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
             SymbolBoundary, state_mut, state_ref,
         },
         cost::{Cost, StepCost},
-        options::check_mode,
         usage::{LevelCounts, MAX_LEVELS},
     },
     error::{Error, Result},

@@ -10,12 +10,12 @@
 
 use crate::{
     decode::{
+        contract::check_mode,
         contract::{
             BoundaryMode, BoundaryOptions, Card, KvMemory, Model, Noise, PageUse, Scratch, SequenceRow, State,
             StepStatus, SymbolBoundary, Want, advance, state_mut, state_ref,
         },
         cost::{Cost, StepCost},
-        options::check_mode,
         replay::{ReplayStart, SkippedSegments},
     },
     error::{Error, Result},

@@ -6,7 +6,7 @@ use super::{
     convert::InPlace,
 };
 use crate::{
-    decode::{contract::Model, speculation::ngrams::NgramTable},
+    decode::{contract::Model, ngrams::NgramTable},
     error::{Error, Result},
 };
 use std::{path::Path, sync::Arc};

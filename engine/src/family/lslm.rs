@@ -12,13 +12,12 @@
 
 use crate::{
     decode::{
+        contract::check_mode,
         contract::{
             BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
             SymbolBoundary, Want, state_mut, state_ref,
         },
         cost::Cost,
-        options::check_mode,
-        sampling::logprobs::log_probability,
         trace,
     },
     error::{Error, Result},
@@ -34,7 +33,7 @@ use crate::{
     kernels::{
         Compute,
         attention::PageLayout,
-        distribution::sigmoid,
+        distribution::{log_probability, sigmoid},
         linear::{Epilogue, Linear, WeightArena},
         pages::{Page, PagePool},
         rowwise::RmsNorm,

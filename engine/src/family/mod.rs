@@ -26,7 +26,7 @@ pub use checkpoint::{Init, TensorSpec};
 use crate::{
     decode::{
         contract::{BoundaryMode, Card, Exactness, Model},
-        speculation::ngrams::NgramTable,
+        ngrams::NgramTable,
     },
     error::Result,
 };

@@ -5,9 +5,9 @@
 
 use crate::{
     decode::{
+        contract::SummaryLimits,
         contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want, advance},
         document::{Document, LayerTime, PoolingChoice},
-        summary::SummaryLimits,
         trace,
     },
     error::{Error, Result},

@@ -5,7 +5,7 @@ use super::{
     json::read_limited,
 };
 use crate::{
-    decode::speculation::ngrams::{MAX_BYTES, NgramTable},
+    decode::ngrams::{MAX_BYTES, NgramTable},
     error::{Error, Result},
 };
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn write(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::speculation::ngrams::NgramCounter;
+    use crate::decode::ngrams::NgramCounter;
     use std::fs;
 
     #[test]

@@ -7,12 +7,12 @@ use super::{
 };
 use crate::{
     decode::{
+        contract::check_mode,
         contract::{
             BoundaryOptions, Card, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, SymbolBoundary,
             state_mut, state_ref,
         },
         cost::{Cost, StepCost},
-        options::check_mode,
     },
     error::{Error, Result, quoted},
     family::{

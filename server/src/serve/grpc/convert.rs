@@ -224,10 +224,10 @@ fn draw_seed() -> u64 {
 }
 
 fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
-    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| options::unknown_mode(quoted(name), card));
+    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| unknown_mode(quoted(name), card));
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
-    options::check_mode(&boundaries, card)?;
+    check_mode(&boundaries, card)?;
     Ok(boundaries)
 }
 

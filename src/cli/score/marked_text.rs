@@ -4,9 +4,7 @@
 //! nothing, the symbols of the text, and the end-of-text symbol if the text ends with one.
 
 use crate::{
-    decode::{contract::BoundaryMode, sampling::logprobs::log_probability},
-    error::Result,
-    text::SpecialSymbols,
+    decode::contract::BoundaryMode, error::Result, kernels::distribution::log_probability, text::SpecialSymbols,
 };
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;

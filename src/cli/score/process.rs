@@ -15,9 +15,9 @@ use crate::{
         contract::{Model, SymbolBoundary, Want},
         evaluate::{StepSize, WindowScore, run as evaluate, score_window, windows},
         options::{WindowOptions, check_length},
-        sampling::logprobs::log_probability,
     },
     error::{Error, Result},
+    kernels::distribution::log_probability,
     text::TextCounter,
 };
 use std::f64::consts::LN_2;

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use weir::{
     decode::{
         contract::{BoundaryOptions, state_ref},
-        sampling::logprobs::log_probability,
         trace,
     },
     family::{
@@ -14,6 +13,7 @@ use weir::{
         parts::work_mut,
     },
     kernels::Isa,
+    kernels::distribution::log_probability,
 };
 
 /// Compares all steps of a text with the golden ones.

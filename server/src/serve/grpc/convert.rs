@@ -7,7 +7,7 @@ use super::{prompt::Prompt, resumed_text::ResumedRequest};
 use crate::{
     decode::{
         codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
-        contract::{BoundaryMode, BoundaryOptions, Card, Noise},
+        contract::{self, BoundaryMode, BoundaryOptions, Card, Noise},
         long_documents::LongDocuments,
         options::{self, OptionLimits, WindowOptions},
         search_rules::EarlyStopping,
@@ -224,10 +224,10 @@ fn draw_seed() -> u64 {
 }
 
 fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
-    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| unknown_mode(quoted(name), card));
+    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| contract::unknown_mode(quoted(name), card));
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
-    check_mode(&boundaries, card)?;
+    contract::check_mode(&boundaries, card)?;
     Ok(boundaries)
 }
 

@@ -8,7 +8,10 @@ use weir::{
         options::FinishReason,
         usage::{Timing, Usage},
     },
-    engine::{Handle, Limits, observer::Observer},
+    engine::{
+        Handle, Limits,
+        observer::{EngineEvent, Observer},
+    },
     metrics::Metrics,
 };
 
@@ -32,9 +35,11 @@ pub(super) fn check(model: Arc<dyn Model>) {
 }
 
 fn record(meter: &dyn Observer, step: usize) {
-    meter.step(3, 3, step % 2);
-    meter.queued(Duration::from_micros(step as u64));
-    meter.first_char(Duration::from_millis(step as u64));
-    meter.gap(Duration::from_micros(step as u64), step.is_multiple_of(2));
-    meter.finished(Ok(&FinishReason::MaxChars), &Usage::default(), &Timing::default());
+    let took = Duration::from_micros(step as u64);
+    meter.record(EngineEvent::Step { rows: 3, fed: 3, middle: step % 2 });
+    meter.record(EngineEvent::Admitted(took));
+    meter.record(EngineEvent::FirstChar(Duration::from_millis(step as u64)));
+    meter.record(EngineEvent::Gap { gap: took, boundary: step.is_multiple_of(2) });
+    let (usage, timing) = (&Usage::default(), &Timing::default());
+    meter.record(EngineEvent::Finished { outcome: Ok(&FinishReason::MaxChars), usage, timing });
 }

@@ -27,13 +27,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use weir::{
-    decode::{
-        contract::Model,
-        options::FinishReason,
-        usage::{Timing, Usage},
+    decode::contract::Model,
+    engine::{
+        Handle, Load, Phase, WorkerTask,
+        observer::{EngineEvent, Observer},
     },
-    engine::{Handle, Load, Phase, WorkerTask, observer::Observer},
-    error::Error,
     serve::{self, Accepted, Engines, Listener, ServerParts},
 };
 
@@ -72,12 +70,12 @@ struct Audit {
 }
 
 impl Observer for Audit {
-    fn accepted(&self) {
-        self.accepted.fetch_add(1, Relaxed);
-    }
-
-    fn finished(&self, _: Result<&FinishReason, &Error>, _: &Usage, _: &Timing) {
-        self.finished.fetch_add(1, Relaxed);
+    fn record(&self, event: EngineEvent<'_>) {
+        match event {
+            EngineEvent::Accepted => _ = self.accepted.fetch_add(1, Relaxed),
+            EngineEvent::Finished { .. } => _ = self.finished.fetch_add(1, Relaxed),
+            _ => {}
+        }
     }
 }
 

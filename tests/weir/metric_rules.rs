@@ -11,7 +11,10 @@ use weir::{
         options::FinishReason,
         usage::{LevelCounts, Timing, Usage},
     },
-    engine::{Handle, Limits, observer::Observer},
+    engine::{
+        Handle, Limits,
+        observer::{EngineEvent, Observer},
+    },
     family::load::load,
     metrics::Metrics,
     serve::Engines,
@@ -117,13 +120,14 @@ pub(super) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
     // Any engine: a meter records nothing before its engine has started.
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
-    meter.step(1, 1, 1);
-    meter.queued(Duration::ZERO);
-    meter.first_char(Duration::ZERO);
-    [false, true].iter().for_each(|&boundary| meter.gap(Duration::ZERO, boundary));
+    meter.record(EngineEvent::Step { rows: 1, fed: 1, middle: 1 });
+    meter.record(EngineEvent::Admitted(Duration::ZERO));
+    meter.record(EngineEvent::FirstChar(Duration::ZERO));
+    [false, true].iter().for_each(|&boundary| meter.record(EngineEvent::Gap { gap: Duration::ZERO, boundary }));
     let levels = LevelCounts::from(&[2, 1][..]);
     let usage = Usage { prompt_chars: 4, prompt_segments: 1, levels, ..Usage::default() };
-    meter.finished(Ok(&FinishReason::MaxChars), &usage, &Timing { steps: 1, ..Timing::default() });
+    let timing = &Timing { steps: 1, ..Timing::default() };
+    meter.record(EngineEvent::Finished { outcome: Ok(&FinishReason::MaxChars), usage: &usage, timing });
 }
 
 fn with_two_models() -> Metrics {
@@ -213,7 +217,7 @@ fn a_histogram_appears_with_its_first_observation() {
     // A gap within a segment adds no series for gaps after a boundary or for the other model.
     let meter = metrics.meter("a");
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
-    meter.gap(Duration::ZERO, false);
+    meter.record(EngineEvent::Gap { gap: Duration::ZERO, boundary: false });
     let gaps = "weir_inter_token_latency_seconds_count{model_name=\"a\",after=\"char\"}";
     assert_eq!(histogram_counts(&render(&metrics)), BTreeSet::from([gaps.to_owned()]));
     record_all(&metrics, "a");

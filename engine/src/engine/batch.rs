@@ -13,9 +13,8 @@ use super::{
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::LatestCalibration,
     clock,
-    counters::Counters,
     document_request::{DocumentRequest, StepOutcome},
-    observer::Observer,
+    observer::{EngineEvent, FedSymbols, Measurements, Observer},
     request::{Request, RequestKind, SymbolLatency},
     scheduler::{Feed, PromptLimits, RowActivity, RowStatus, Rules},
     state::{EngineState, Heartbeat, SharedState},
@@ -32,7 +31,7 @@ use crate::{
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     task::Waker,
     time::{Duration, Instant},
 };
@@ -43,11 +42,9 @@ pub(super) struct Inner {
     pub(super) model: Arc<dyn Model>,
     pub(super) limits: Limits,
     pub(super) state: SharedState<Request>,
-    /// The worker's totals after its latest step, without the current load.
-    counters: Mutex<Counters>,
     pub(super) segment_cache: SegmentCacheHandle,
     pub(super) document_cache: DocumentCache,
-    pub(super) observer: Arc<dyn Observer>,
+    pub(super) measurements: Measurements,
     pub(super) heartbeat: Heartbeat,
     /// Step times of the model, once they are measured.
     pub(super) calibration: LatestCalibration,
@@ -62,10 +59,9 @@ impl Inner {
             model,
             limits,
             state: SharedState::new(rules),
-            counters: Mutex::default(),
             segment_cache: SegmentCacheHandle::new(limits.cache_bytes),
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
-            observer,
+            measurements: Measurements::new(observer),
             heartbeat: Heartbeat::new(),
             calibration: LatestCalibration::default(),
             broken: watch::Sender::new(false),
@@ -74,10 +70,6 @@ impl Inner {
 
     pub(super) fn lock_state(&self) -> MutexGuard<'_, EngineState<Request>> {
         self.state.lock()
-    }
-
-    pub(super) fn lock_counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,8 +97,6 @@ pub(super) struct Batch {
     waiting: Vec<usize>,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
     guess_rates: GuessRates,
-    /// Totals, without the current load. Published after each step.
-    pub(super) counters: Counters,
 }
 
 impl Batch {
@@ -125,7 +115,6 @@ impl Batch {
             latest_step: None,
             waiting: Vec::new(),
             guess_rates: GuessRates::default(),
-            counters: Counters::default(),
         }
     }
 
@@ -135,7 +124,7 @@ impl Batch {
         match guarded(|| self.begin(&mut request, now)) {
             Ok(states) => {
                 if let Some(queued) = request.timer.admit(now) {
-                    self.inner.observer.queued(queued);
+                    self.inner.measurements.record(EngineEvent::Admitted(queued));
                     request.event_sender.send_started(request.usage().cached_chars);
                 }
                 if let RequestKind::Document(summary) = &request.kind
@@ -156,9 +145,9 @@ impl Batch {
     }
 
     fn begin(&self, request: &mut Request, now: Instant) -> Result<Vec<Box<dyn State>>> {
-        let Inner { model, segment_cache, observer, .. } = &*self.inner;
+        let Inner { model, segment_cache, measurements, .. } = &*self.inner;
         match &mut request.kind {
-            RequestKind::Text(text) => Ok(vec![text.begin(&**model, segment_cache, &**observer)?]),
+            RequestKind::Text(text) => Ok(vec![text.begin(&**model, segment_cache, measurements)?]),
             RequestKind::Document(summary) => Self::begin_summary(&self.inner, summary, &request.tenant, now),
         }
     }
@@ -664,7 +653,8 @@ impl Batch {
         request.count_encoded(first_layer_symbols);
         if let Some(encoded) = encoded {
             if !again {
-                self.counters.prefill_chars += encoded.tokens as u64;
+                let fed = FedSymbols { prompt: encoded.tokens, ..FedSymbols::default() };
+                inner.measurements.record(EngineEvent::Fed(fed));
             }
             request.event_sender.send_encoded(&encoded);
         }
@@ -726,7 +716,9 @@ impl Batch {
             RequestKind::Document(_) => {
                 let answered = request.answered();
                 let outcome = self.absorb_summary(index);
-                self.counters.generated_chars += (self.requests[index].answered() - answered) as u64;
+                let generated = self.requests[index].answered() - answered;
+                let fed = FedSymbols { generated, ..FedSymbols::default() };
+                self.inner.measurements.record(EngineEvent::Fed(fed));
                 outcome
             }
         };
@@ -736,7 +728,7 @@ impl Batch {
     }
 
     fn absorb_text(&mut self, index: usize, prefilling: bool) -> Result<()> {
-        let Inner { model, segment_cache, observer, .. } = &*self.inner;
+        let Inner { model, segment_cache, measurements, .. } = &*self.inner;
         let request = &mut self.requests[index];
         let (RequestKind::Text(text), Some(&row)) = (&mut request.kind, request.row_indices.first()) else {
             return Ok(());
@@ -746,10 +738,11 @@ impl Batch {
         let before = text.session.usage();
         let progress = text.session.absorb(row);
         let after = text.session.usage();
-        self.counters.drafted_chars += (after.drafted_chars - before.drafted_chars) as u64;
-        self.counters.accepted_chars += (after.accepted_chars - before.accepted_chars) as u64;
-        let middle = self.counters.count_fed(row, prefilling, model.card().pooled);
-        observer.middle(middle.run, middle.skipped);
+        measurements.record(EngineEvent::Fed(FedSymbols {
+            drafted: after.drafted_chars - before.drafted_chars,
+            accepted: after.accepted_chars - before.accepted_chars,
+            ..FedSymbols::of(row, prefilling, model.card().pooled)
+        }));
         match progress? {
             SessionProgress::Finished(reason) => request.outcome = Some(Ok(reason)),
             SessionProgress::Prefilling if text.session.looks_ahead() => {
@@ -763,9 +756,9 @@ impl Batch {
         Ok(())
     }
 
-    /// Records when the request's symbols were ready, and reports latencies to the observer.
+    /// Records when the request's symbols were ready.
     fn record_progress(&mut self, index: usize, now: Instant) {
-        let observer = &*self.inner.observer;
+        let measurements = &self.inner.measurements;
         let rows = &self.row_table.rows;
         let request = &mut self.requests[index];
         let prefilling = request.is_prefilling(rows);
@@ -775,31 +768,28 @@ impl Batch {
         let latency = request.timer.record_progress(now, prefilling, request.answered());
         match latency.filter(|_| request.is_generating()) {
             None => {}
-            Some(SymbolLatency::First(after)) => observer.first_char(after),
+            Some(SymbolLatency::First(after)) => measurements.record(EngineEvent::FirstChar(after)),
             Some(SymbolLatency::Next { gap, symbols }) => {
-                observer.gap(gap, boundary);
+                measurements.record(EngineEvent::Gap { gap, boundary });
                 // accepted symbols come together
-                (1..symbols).for_each(|_| observer.gap(Duration::ZERO, false));
+                let together = EngineEvent::Gap { gap: Duration::ZERO, boundary: false };
+                (1..symbols).for_each(|_| measurements.record(together));
                 if boundary && let Some(took) = request.timer.start_segment(now) {
-                    observer.segment(took);
+                    measurements.record(EngineEvent::Segment(took));
                 }
             }
         }
     }
 
-    /// Counts a step and publishes the totals.
+    /// Counts a step.
     fn count_step(&mut self, step: EngineStep) {
         let EngineStep { fed, encoded, .. } = step;
         if !(self.fed.is_empty() && encoded == 0) {
             self.latest_step = Some(step);
         }
-        self.counters.steps += u64::from(!self.fed.is_empty());
-        self.counters.symbol_rows += self.fed.len() as u64;
-        self.counters.segment_steps += u64::from(!self.due.is_empty());
-        self.counters.segment_rows += self.due.len() as u64;
-        *self.inner.lock_counters() = self.counters;
         if !(self.fed.is_empty() && self.due.is_empty()) {
-            self.inner.observer.step(self.fed.len(), fed, self.due.len());
+            let (rows, middle) = (self.fed.len(), self.due.len());
+            self.inner.measurements.record(EngineEvent::Step { rows, fed, middle });
         }
     }
 }

@@ -6,9 +6,8 @@ use super::{
     cache::{DocumentCacheUsage, SegmentCacheUsage},
     calibration::{self, Calibrated},
     clock,
-    counters::Counters,
     document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
-    observer::Observer,
+    observer::{Counters, EngineEvent, Observer},
     request::{EventSender, Request, RequestKind, TextRequest},
     scheduler::{Demand, PRIORITIES},
     state::Phase,
@@ -191,7 +190,7 @@ impl Handle {
         let time_limit =
             terms.deadline.zip(arrived).map(|(deadline, arrived)| deadline.saturating_duration_since(arrived));
         let (count, result) = inner.state.enqueue_all(requests, terms.priority, terms.continues, time_limit);
-        (0..count).for_each(|_| inner.observer.accepted());
+        (0..count).for_each(|_| inner.measurements.record(EngineEvent::Accepted));
         result
     }
 
@@ -286,7 +285,7 @@ impl Handle {
 
     /// Returns the engine's totals since it started.
     pub fn counters(&self) -> Counters {
-        let counters = *self.inner().lock_counters();
+        let counters = self.inner().measurements.totals();
         let state = self.inner().lock_state();
         Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..counters }
     }

@@ -17,7 +17,7 @@
 //! | [`calibration`] | step times measured at load, from which the time without pooling is estimated |
 //! | `clock` | the clock of engine and server, which a simulation replaces |
 //! | `accounting` | checked arithmetic for what requests and cache entries hold |
-//! | `counters`, [`observer`] | totals since start, and callbacks while the engine runs |
+//! | [`observer`] | the events that an engine measures, and their totals |
 
 pub mod accounting;
 mod api;
@@ -25,7 +25,6 @@ mod batch;
 pub mod cache;
 pub mod calibration;
 pub mod clock;
-mod counters;
 mod document_request;
 pub mod editing;
 mod handle;
@@ -37,9 +36,9 @@ pub mod step_times;
 mod worker;
 
 pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms};
-pub use counters::Counters;
 pub use document_request::{DocumentSource, DocumentUpload, IncomingDocument};
 pub use handle::Handle;
+pub use observer::Counters;
 pub use scheduler::PRIORITIES;
 pub use state::Phase;
 pub use worker::WorkerTask;

@@ -5,7 +5,7 @@ use super::{
     api::{DocumentEvent, Event, Events, Limits, Terms},
     cache::{Key, SegmentCacheHandle},
     document_request::DocumentRequest,
-    observer::Observer,
+    observer::{EngineEvent, Measurements},
     scheduler::{Beginning, Demand, FedSymbols, MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit},
 };
 use crate::{
@@ -300,8 +300,8 @@ impl Request {
         matches!(&self.kind, RequestKind::Document(summary) if summary.wait.is_some())
     }
 
-    /// Sends the outcome to the client and reports it to the observer.
-    pub(crate) fn end(mut self, now: Instant, observer: &dyn Observer) {
+    /// Sends the outcome to the client and records it.
+    pub(crate) fn end(mut self, now: Instant, measurements: &Measurements) {
         self.send_output();
         if let RequestKind::Text(text) = &mut self.kind {
             if let Some(coded) = text.session.take_coded() {
@@ -315,7 +315,7 @@ impl Request {
         let timing = self.timer.timing(now);
         let outcome = self.outcome.unwrap_or(Err(Error::Cancelled));
         tracing::debug!(?outcome, ?usage, ?timing, "request ended");
-        observer.finished(outcome.as_ref(), &usage, &timing);
+        measurements.record(EngineEvent::Finished { outcome: outcome.as_ref(), usage: &usage, timing: &timing });
         self.event_sender.finish(outcome.map(|reason| match self.kind {
             RequestKind::Text(_) => Event::Finished { reason, usage, timing },
             RequestKind::Document(summary) => {
@@ -323,7 +323,7 @@ impl Request {
                 let cached = summary.was_cached;
                 let summarized = summary.finish(reason, timing);
                 if let Some(encoded) = encoded {
-                    observer.summarized(&summarized, &encoded, cached);
+                    measurements.record(EngineEvent::Summarized { summary: &summarized, document: &encoded, cached });
                 }
                 Event::Document(DocumentEvent::Summarized(Box::new(summarized)))
             }
@@ -346,13 +346,13 @@ impl TextRequest {
         &mut self,
         model: &dyn Model,
         cache: &SegmentCacheHandle,
-        observer: &dyn Observer,
+        measurements: &Measurements,
     ) -> Result<Box<dyn State>> {
         let session = &mut self.session;
         let hit = cache.find(self.cache_key.as_ref(), session);
         if self.cache_key.is_some() {
-            let (len, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
-            observer.cache_lookup(session.cacheable_prefix(), len, bytes);
+            let (found, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
+            measurements.record(EngineEvent::CacheLookup { symbols: session.cacheable_prefix(), found, bytes });
         }
         let Some(hit) = hit else {
             let mut state = model.begin(session.boundaries().clone())?;

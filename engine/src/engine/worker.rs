@@ -10,7 +10,7 @@
 use super::{
     batch::{Batch, Inner, caught, drop_each},
     clock,
-    counters::Counters,
+    observer::EngineEvent,
     request::{Request, RequestKind},
     scheduler::{PreemptionCause, PromptLimits, RunPermit},
     state::Phase,
@@ -158,7 +158,7 @@ impl Worker {
     /// Ends all requests, queued ones too, and starts over after a panic that may have left queue, rows and caches inconsistent.
     /// The engine is broken if this fails, or if it happens too often.
     fn restart(&mut self, now: Instant) {
-        let Inner { state, segment_cache, document_cache, observer, .. } = &*self.inner;
+        let Inner { state, segment_cache, document_cache, measurements, .. } = &*self.inner;
         let mut requests = self.batch.take_requests();
         requests.extend(self.admitted.drain(..).map(|(request, _)| request));
         requests.append(&mut self.ended);
@@ -167,15 +167,13 @@ impl Worker {
         requests.extend(queue.clear());
         caught(|| segment_cache.clear());
         caught(|| document_cache.clear());
-        let counters = Counters { restarts: self.batch.counters.restarts + 1, ..self.batch.counters };
         let batch = if self.restarts.allow(now) { caught(|| Batch::new(Arc::clone(&self.inner))) } else { None };
         let mut state = self.inner.lock_state();
         match batch {
             Some(batch) => {
                 tracing::error!("the worker starts over with an empty queue and empty caches");
                 self.batch = batch;
-                self.batch.counters = counters;
-                *self.inner.lock_counters() = counters;
+                measurements.record(EngineEvent::Restarted);
             }
             None => {
                 tracing::error!("the worker cannot start over: the engine is broken");
@@ -185,7 +183,7 @@ impl Worker {
         drop(state);
         for mut request in requests {
             request.outcome.get_or_insert_with(|| Err(Error::Internal(WORKER_PANICKED.into())));
-            caught(|| request.end(now, &**observer));
+            caught(|| request.end(now, measurements));
         }
     }
 
@@ -286,7 +284,7 @@ impl Worker {
             caught(|| text.cache_state(segment_cache, &*row.state));
         }
         drop_each(rows);
-        self.batch.counters.preemptions += 1;
+        self.inner.measurements.record(EngineEvent::Preempted);
         request.preempt();
         let cached = match &request.kind {
             RequestKind::Text(text) => {
@@ -324,7 +322,7 @@ impl Worker {
         }
         drop(state);
         for request in self.ended.drain(..) {
-            caught(|| request.end(now, &*self.inner.observer));
+            caught(|| request.end(now, &self.inner.measurements));
         }
     }
 
@@ -345,7 +343,7 @@ impl Worker {
 
 impl Drop for ExitGuard {
     fn drop(&mut self) {
-        let Inner { heartbeat, segment_cache, document_cache, observer, broken, .. } = &*self.0;
+        let Inner { heartbeat, segment_cache, document_cache, measurements, broken, .. } = &*self.0;
         heartbeat.rest();
         let mut state = self.0.lock_state();
         state.advance_to(if thread::panicking() { Phase::Broken } else { Phase::Closed });
@@ -360,7 +358,7 @@ impl Drop for ExitGuard {
         for mut request in queued {
             let error = if is_broken { Error::Broken } else { Error::Draining { retry } };
             request.outcome = Some(Err(error));
-            request.end(clock::now(), &**observer);
+            request.end(clock::now(), measurements);
         }
     }
 }

@@ -3,7 +3,15 @@
 //! The latest slices are kept one by one. All slices are summed since the model was loaded and since the last reset. The
 //! engine's thread records into the open slice, once a character.
 
-use crate::decode::usage::LevelCounts;
+use crate::{
+    decode::{
+        options::FinishReason,
+        summary::{EncodedDocument, SummaryResult},
+        usage::{LevelCounts, Timing, Usage},
+    },
+    engine::{clock, observer::EngineEvent},
+    error::Error,
+};
 use hdrhistogram::Histogram;
 use std::{
     collections::VecDeque,
@@ -140,13 +148,67 @@ impl Default for LatencySlice {
 }
 
 impl LatencySlice {
-    pub(super) fn record(&mut self, kind: LatencyKind, took: Duration) {
+    fn record(&mut self, kind: LatencyKind, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         record_value(&mut self.times[kind as usize], nanoseconds);
     }
 
+    /// Records a finished request for latency reports.
+    fn finished(&mut self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
+        if outcome.is_err() {
+            self.counts.failed += 1;
+            return;
+        }
+        let counts = &mut self.counts;
+        counts.requests += 1;
+        counts.prompt_chars += usage.prompt_chars as u64;
+        counts.cached_chars += usage.cached_chars as u64;
+        counts.generated_chars += usage.sampled_chars() as u64;
+        counts.prefill_ns += timing.prefill_ns;
+        if !usage.levels.nested().is_empty() {
+            counts.nested_chars += (usage.prompt_chars + usage.generated_chars) as u64;
+            self.chunks += usage.levels;
+            self.level_steps += timing.level_steps;
+        }
+        let counts = &mut self.counts;
+        if let Some(unpooled) = timing.unpooled {
+            counts.estimated += 1;
+            counts.measured_prefill_ns += timing.prefill_ns;
+            counts.unpooled_prefill_ns += unpooled.prefill_ns;
+            counts.measured_decode_ns += timing.decode_ns;
+            counts.unpooled_decode_ns += unpooled.decode_ns;
+        }
+        self.record(LatencyKind::Prefill, Duration::from_nanos(timing.prefill_ns));
+        self.record(LatencyKind::Total, Duration::from_nanos(timing.total_ns));
+        if usage.generated_chars > 0 {
+            self.record(LatencyKind::Decode, Duration::from_nanos(timing.decode_ns));
+        }
+    }
+
+    /// Records the additional data of a finished summary. `is_cached` is true if its document was cached.
+    fn summarized(&mut self, summary: &SummaryResult, document: &EncodedDocument, is_cached: bool) {
+        let SummaryResult { usage, timing, waits, .. } = summary;
+        if is_cached {
+            self.counts.cached_documents += 1;
+        } else {
+            self.record(LatencyKind::Upload, Duration::from_nanos(waits.arrival_ns));
+            self.record(LatencyKind::Encode, Duration::from_nanos(document.encode_ns()));
+            self.add_layers(
+                document.layers.iter().map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns }),
+            );
+        }
+        if let Some(share) = document.kept_share() {
+            self.record_kept_share(share);
+        }
+        self.counts.memory_bytes += document.bytes as u64;
+        self.counts.unpooled_memory_bytes += document.unpooled_bytes as u64;
+        if let Some(each) = timing.decode_ns.checked_div((usage.generated_chars as u64).saturating_sub(1)) {
+            self.record(LatencyKind::TokenDecode, Duration::from_nanos(each));
+        }
+    }
+
     /// Records the share of a document's tokens that its poolings kept, 0 to 1.
-    pub(super) fn record_kept_share(&mut self, share: f64) {
+    fn record_kept_share(&mut self, share: f64) {
         record_value(&mut self.kept_shares, (share * SHARE_UNITS) as u64);
     }
 
@@ -155,7 +217,7 @@ impl LatencySlice {
         self.kept_shares.as_ref()
     }
 
-    pub(super) fn add_layers(&mut self, layers: impl Iterator<Item = LayerTotals>) {
+    fn add_layers(&mut self, layers: impl Iterator<Item = LayerTotals>) {
         for (index, layer) in layers.enumerate() {
             if self.layers.len() <= index {
                 self.layers.push(LayerTotals::default());
@@ -227,7 +289,7 @@ pub(super) struct LatencyWindows {
     reset: Instant,
     /// Start of the open slice.
     opened: Instant,
-    pub(super) open: LatencySlice,
+    open: LatencySlice,
     closed: VecDeque<ClosedSlice>,
     since_load: Arc<LatencySlice>,
     since_reset: Arc<LatencySlice>,
@@ -246,8 +308,44 @@ impl LatencyWindows {
         }
     }
 
+    /// Records an event of the engine.
+    pub(super) fn record(&mut self, event: &EngineEvent<'_>) {
+        match *event {
+            EngineEvent::Step { rows, middle, .. } => {
+                let counts = &mut self.open_at(clock::now()).counts;
+                counts.steps += u64::from(rows > 0);
+                counts.rows += rows as u64;
+                counts.middle_steps += u64::from(middle > 0);
+                counts.middle_rows += middle as u64;
+            }
+            EngineEvent::Admitted(waited) => self.open.record(LatencyKind::Queue, waited),
+            EngineEvent::FirstChar(after) => self.open.record(LatencyKind::First, after),
+            EngineEvent::Gap { gap, boundary: true } => self.open.record(LatencyKind::BoundaryGap, gap),
+            EngineEvent::Gap { gap, boundary: false } => self.open.record(LatencyKind::PlainGap, gap),
+            EngineEvent::Segment(took) => self.open.record(LatencyKind::Segment, took),
+            EngineEvent::Fed(fed) => {
+                self.open.counts.middle_run += fed.middle_run as u64;
+                self.open.counts.middle_skipped += fed.middle_skipped as u64;
+            }
+            EngineEvent::CacheLookup { symbols, found, bytes } => {
+                let counts = &mut self.open.counts;
+                *(if found > 0 { &mut counts.hits } else { &mut counts.misses }) += 1;
+                counts.looked_up += symbols as u64;
+                counts.found += found as u64;
+                counts.shared_bytes += bytes as u64;
+            }
+            EngineEvent::Summarized { summary, document, cached } => {
+                self.open.summarized(summary, document, cached);
+            }
+            EngineEvent::Finished { outcome, usage, timing } => {
+                self.open_at(clock::now()).finished(outcome, usage, timing);
+            }
+            EngineEvent::Accepted | EngineEvent::Preempted | EngineEvent::Restarted => {}
+        }
+    }
+
     /// Returns the open slice, after opening a new one if it is over.
-    pub(super) fn open_at(&mut self, now: Instant) -> &mut LatencySlice {
+    fn open_at(&mut self, now: Instant) -> &mut LatencySlice {
         self.rotate(now, false);
         &mut self.open
     }

@@ -1,21 +1,19 @@
 //! Observes one engine. Its series were looked up when its model was loaded, so updates allocate nothing.
 
 use super::{
-    latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LatencyWindows, LayerTotals},
-    levels::LevelFamilies,
-    series::{CODES, REASONS, Series},
+    latency_windows::{LatencyPeriod, LatencySlice, LatencyWindows},
+    series::{CODES, LevelFamilies, REASONS, Series},
 };
 use crate::{
     decode::{
         options::FinishReason,
-        summary::{EncodedDocument, SummaryResult},
         usage::{Timing, Usage},
     },
     engine::{
         Counters, Handle,
         cache::{DocumentCacheUsage, SegmentCacheUsage},
         clock,
-        observer::Observer,
+        observer::{EngineEvent, Observer},
     },
     error::Error,
 };
@@ -24,7 +22,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -120,84 +118,52 @@ impl Meter {
         }
         *last = now;
     }
+
+    /// Counts an event of an editing session.
+    pub(crate) fn edit(&self, event: EditEvent) {
+        self.series.edits[event as usize].inc();
+    }
+
+    /// Counts a session whose document was opened.
+    pub(crate) fn edit_session_opened(&self) {
+        self.series.edit_sessions[0].inc();
+    }
+
+    /// Counts the end of such a session.
+    pub(crate) fn edit_session_closed(&self) {
+        self.series.edit_sessions[0].dec();
+    }
 }
 
 impl Observer for Meter {
-    fn step(&self, rows: usize, fed: usize, middle: usize) {
+    fn record(&self, event: EngineEvent<'_>) {
         let Some(mut latency) = self.latency() else { return };
-        let counts = &mut latency.open_at(clock::now()).counts;
-        counts.steps += u64::from(rows > 0);
-        counts.rows += rows as u64;
-        counts.middle_steps += u64::from(middle > 0);
-        counts.middle_rows += middle as u64;
+        latency.record(&event);
         drop(latency);
-        lock(&self.series.totals).steps += 1;
-        if rows > 0 {
-            self.series.step_rows[0].observe(rows as f64);
-            self.series.step_chars[0].observe(fed as f64);
-        }
-        if middle > 0 {
-            self.series.middle_rows[0].observe(middle as f64);
-        }
-    }
-
-    fn queued(&self, waited: Duration) {
-        if let Some(mut latency) = self.latency() {
-            latency.open.record(LatencyKind::Queue, waited);
-            drop(latency);
-            self.series.queue[0].observe(waited.as_secs_f64());
-        }
-    }
-
-    fn first_char(&self, after: Duration) {
-        if let Some(mut latency) = self.latency() {
-            latency.open.record(LatencyKind::First, after);
-            drop(latency);
-            self.series.first_char[0].observe(after.as_secs_f64());
+        let series = &*self.series;
+        match event {
+            EngineEvent::Step { rows, fed, middle } => {
+                lock(&series.totals).steps += 1;
+                if rows > 0 {
+                    series.step_rows[0].observe(rows as f64);
+                    series.step_chars[0].observe(fed as f64);
+                }
+                if middle > 0 {
+                    series.middle_rows[0].observe(middle as f64);
+                }
+            }
+            EngineEvent::Admitted(waited) => series.queue[0].observe(waited.as_secs_f64()),
+            EngineEvent::FirstChar(after) => series.first_char[0].observe(after.as_secs_f64()),
+            EngineEvent::Gap { gap, boundary } => series.gap[usize::from(boundary)].observe(gap.as_secs_f64()),
+            EngineEvent::Finished { outcome, usage, timing } => self.finished(outcome, usage, timing),
+            // The engine's totals, and those of its caches, are read on each scrape. Summaries are in reports only.
+            _ => {}
         }
     }
+}
 
-    fn gap(&self, gap: Duration, boundary: bool) {
-        if let Some(mut latency) = self.latency() {
-            latency.open.record(if boundary { LatencyKind::BoundaryGap } else { LatencyKind::PlainGap }, gap);
-            drop(latency);
-            self.series.gap[usize::from(boundary)].observe(gap.as_secs_f64());
-        }
-    }
-
-    fn segment(&self, took: Duration) {
-        if let Some(mut latency) = self.latency() {
-            latency.open.record(LatencyKind::Segment, took);
-        }
-    }
-
-    fn middle(&self, run: usize, skipped: usize) {
-        if let Some(mut latency) = self.latency() {
-            latency.open.counts.middle_run += run as u64;
-            latency.open.counts.middle_skipped += skipped as u64;
-        }
-    }
-
-    fn cache_lookup(&self, symbols: usize, found: usize, bytes: usize) {
-        if let Some(mut latency) = self.latency() {
-            let counts = &mut latency.open.counts;
-            *(if found > 0 { &mut counts.hits } else { &mut counts.misses }) += 1;
-            counts.looked_up += symbols as u64;
-            counts.found += found as u64;
-            counts.shared_bytes += bytes as u64;
-        }
-    }
-
-    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
-        if let Some(mut latency) = self.latency() {
-            summarized(&mut latency.open, summary, document, again);
-        }
-    }
-
+impl Meter {
     fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
-        let Some(mut latency) = self.latency() else { return };
-        finished(latency.open_at(clock::now()), outcome, usage, timing);
-        drop(latency);
         let series = &*self.series;
         lock(&series.totals).add_finished(outcome.is_ok(), timing);
         let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
@@ -232,60 +198,83 @@ impl Observer for Meter {
     }
 }
 
-/// Records a finished request for latency reports.
-fn finished(slice: &mut LatencySlice, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
-    if outcome.is_err() {
-        slice.counts.failed += 1;
-        return;
-    }
-    let counts = &mut slice.counts;
-    counts.requests += 1;
-    counts.prompt_chars += usage.prompt_chars as u64;
-    counts.cached_chars += usage.cached_chars as u64;
-    counts.generated_chars += usage.sampled_chars() as u64;
-    counts.prefill_ns += timing.prefill_ns;
-    if !usage.levels.nested().is_empty() {
-        counts.nested_chars += (usage.prompt_chars + usage.generated_chars) as u64;
-        slice.chunks += usage.levels;
-        slice.level_steps += timing.level_steps;
-    }
-    let counts = &mut slice.counts;
-    if let Some(unpooled) = timing.unpooled {
-        counts.estimated += 1;
-        counts.measured_prefill_ns += timing.prefill_ns;
-        counts.unpooled_prefill_ns += unpooled.prefill_ns;
-        counts.measured_decode_ns += timing.decode_ns;
-        counts.unpooled_decode_ns += unpooled.decode_ns;
-    }
-    slice.record(LatencyKind::Prefill, Duration::from_nanos(timing.prefill_ns));
-    slice.record(LatencyKind::Total, Duration::from_nanos(timing.total_ns));
-    if usage.generated_chars > 0 {
-        slice.record(LatencyKind::Decode, Duration::from_nanos(timing.decode_ns));
-    }
-}
-
-/// Records the additional data of a finished summary. `is_cached` is true if its document was cached.
-fn summarized(slice: &mut LatencySlice, summary: &SummaryResult, document: &EncodedDocument, is_cached: bool) {
-    let SummaryResult { usage, timing, waits, .. } = summary;
-    if is_cached {
-        slice.counts.cached_documents += 1;
-    } else {
-        slice.record(LatencyKind::Upload, Duration::from_nanos(waits.arrival_ns));
-        slice.record(LatencyKind::Encode, Duration::from_nanos(document.encode_ns()));
-        slice.add_layers(
-            document.layers.iter().map(|layer| LayerTotals { vectors: layer.length as u64, took_ns: layer.ns }),
-        );
-    }
-    if let Some(share) = document.kept_share() {
-        slice.record_kept_share(share);
-    }
-    slice.counts.memory_bytes += document.bytes as u64;
-    slice.counts.unpooled_memory_bytes += document.unpooled_bytes as u64;
-    if let Some(each) = timing.decode_ns.checked_div((usage.generated_chars as u64).saturating_sub(1)) {
-        slice.record(LatencyKind::TokenDecode, Duration::from_nanos(each));
-    }
-}
-
 fn index(reason: &FinishReason) -> usize {
     REASONS.iter().position(|other| other.name() == reason.name()).unwrap_or_default()
+}
+
+/// An event of an editing session, in the order of the label's values in `series`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum EditEvent {
+    /// A change of the text was applied.
+    Splice,
+    /// Completions were found.
+    Completion,
+    /// A range was scored.
+    Score,
+    /// A change overtook a request.
+    Stale,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CountAndTime {
+    pub count: u64,
+    /// Total time, in nanoseconds.
+    pub ns: u64,
+}
+
+/// Totals of a model's requests since the process began, as integers. The KServe statistics call reports them one by one; the sums
+/// inside of histograms cannot be read back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestTotals {
+    /// Completed requests, from arrival to end.
+    pub success: CountAndTime,
+    /// Failed requests, from arrival to end.
+    pub fail: CountAndTime,
+    /// Completed requests, from arrival to admission.
+    pub queue: CountAndTime,
+    /// Completed requests, from admission to the first logits after the prompt.
+    pub prefill: CountAndTime,
+    /// Completed requests, from these logits to the end.
+    pub decode: CountAndTime,
+    pub steps: u64,
+    /// End of the last request, in milliseconds since 1970.
+    pub last: u64,
+}
+
+impl CountAndTime {
+    fn add(&mut self, ns: u64) {
+        self.count += 1;
+        self.ns = self.ns.saturating_add(ns);
+    }
+}
+
+impl RequestTotals {
+    pub(super) fn add_finished(&mut self, success: bool, timing: &Timing) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        self.last = u64::try_from(now).unwrap_or(u64::MAX);
+        if !success {
+            return self.fail.add(timing.total_ns);
+        }
+        self.success.add(timing.total_ns);
+        self.queue.add(timing.queue_ns);
+        self.prefill.add(timing.prefill_ns);
+        self.decode.add(timing.total_ns.saturating_sub(timing.queue_ns).saturating_sub(timing.prefill_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_total() {
+        let mut totals = RequestTotals::default();
+        let timing = Timing { queue_ns: 2, prefill_ns: 3, total_ns: 10, ..Timing::default() };
+        totals.add_finished(true, &timing);
+        totals.add_finished(false, &timing);
+        let RequestTotals { success, fail, queue, prefill, decode, last, .. } = totals;
+        assert_eq!((success, fail), (CountAndTime { count: 1, ns: 10 }, CountAndTime { count: 1, ns: 10 }));
+        assert_eq!(queue.ns + prefill.ns + decode.ns, success.ns);
+        assert!(last > 0);
+    }
 }

@@ -1,11 +1,8 @@
 //! The registry of all metrics, and their text format.
 
 use super::{
-    family::SortedFamily,
-    levels::LevelFamilies,
-    meter::{Meter, lock},
-    series::{Families, Series, weir},
-    totals::RequestTotals,
+    meter::{Meter, RequestTotals, lock},
+    series::{Families, LevelFamilies, Series, SortedFamily, weir},
 };
 use crate::engine::Handle;
 use prometheus_client::{

@@ -1,16 +1,27 @@
 //! The tables of a model's metrics, and the series of one model.
 
-use super::{
-    family::{Labels, SortedFamily},
-    histogram::ObservedHistogram,
-    totals::RequestTotals,
+use super::meter::RequestTotals;
+use crate::{
+    decode::{
+        options::FinishReason,
+        usage::{MAX_LEVELS, Timing, Usage},
+    },
+    engine::Handle,
+    error::Code,
 };
-use crate::{decode::options::FinishReason, engine::Handle, error::Code};
 use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge},
+    encoding::{EncodeMetric, MetricEncoder},
+    metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use std::sync::{Mutex, atomic::AtomicU64};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 /// A metric's name with the prefix of all names.
 macro_rules! weir {
@@ -228,4 +239,232 @@ impl Series {
 fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<Item = Labels> {
     let own = move |value: &str| (!label.is_empty()).then(|| (label, value.to_owned()));
     values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
+}
+
+/// The metrics of all models' levels of chunking. A model without several levels has no such series, so they begin with the first
+/// request that has levels. Clones share their series.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LevelFamilies {
+    chunks: SortedFamily<Counter>,
+    middle_steps: SortedFamily<Counter>,
+    shortening: SortedFamily<FloatGauge>,
+    /// Symbols of the requests that are counted. Not rendered.
+    symbols: SortedFamily<Counter>,
+}
+
+impl LevelFamilies {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let families = Self::default();
+        let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
+        registry.register(weir!("level_chunks"), help, families.chunks.clone());
+        let help =
+            "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
+        registry.register(weir!("level_middle_steps"), help, families.middle_steps.clone());
+        let help = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
+        registry.register(weir!("level_shortening_factor"), help, families.shortening.clone());
+        families
+    }
+
+    /// Counts a finished request, if it has several levels.
+    pub(super) fn count(&self, model: &str, usage: &Usage, timing: &Timing) {
+        let levels = usage.by_level(timing);
+        if levels.is_empty() {
+            return;
+        }
+        let symbols = self.symbols.get_or_create(&level_labels(model, 0));
+        symbols.inc_by((usage.prompt_chars + usage.generated_chars) as u64);
+        let mut around = symbols.get();
+        for (index, level) in levels.iter().enumerate() {
+            let labels = level_labels(model, index + 1);
+            let chunks = self.chunks.get_or_create(&labels);
+            chunks.inc_by(level.chunks as u64);
+            self.middle_steps.get_or_create(&labels).inc_by(level.middle_steps as u64);
+            let own = chunks.get();
+            self.shortening.get_or_create(&labels).set(around as f64 / own as f64);
+            around = own;
+        }
+    }
+
+    pub(super) fn remove(&self, model: &str) {
+        for level in 0..=MAX_LEVELS {
+            let labels = level_labels(model, level);
+            self.chunks.remove(&labels);
+            self.middle_steps.remove(&labels);
+            self.shortening.remove(&labels);
+            self.symbols.remove(&labels);
+        }
+    }
+}
+
+fn level_labels(model: &str, level: usize) -> Labels {
+    vec![("model_name", model.to_owned()), ("level", level.to_string())]
+}
+
+/// Names and values of a series' labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// The series of one metric, by their labels. The client library's own family renders them in the random order of a hash map,
+/// so that two scrapes of an idle server differ.
+#[derive(Debug)]
+pub(super) struct SortedFamily<M> {
+    series: Arc<RwLock<BTreeMap<Labels, M>>>,
+    /// Creates the metric of a new series.
+    create: fn() -> M,
+}
+
+impl<M> Clone for SortedFamily<M> {
+    fn clone(&self) -> Self {
+        Self { series: Arc::clone(&self.series), create: self.create }
+    }
+}
+
+impl<M: Default> Default for SortedFamily<M> {
+    fn default() -> Self {
+        Self::new(M::default)
+    }
+}
+
+impl<M> SortedFamily<M> {
+    pub(super) fn new(create: fn() -> M) -> Self {
+        Self { series: Arc::default(), create }
+    }
+
+    /// Removes a series, if it exists.
+    pub(super) fn remove(&self, labels: &Labels) {
+        self.series.write().unwrap_or_else(PoisonError::into_inner).remove(labels);
+    }
+}
+
+impl<M: Clone> SortedFamily<M> {
+    /// Returns the series with these labels; creates it if it does not exist. Clones of a metric share its value.
+    pub(super) fn get_or_create(&self, labels: &Labels) -> M {
+        if let Some(metric) = self.series.read().unwrap_or_else(PoisonError::into_inner).get(labels) {
+            return metric.clone();
+        }
+        let mut series = self.series.write().unwrap_or_else(PoisonError::into_inner);
+        series.entry(labels.clone()).or_insert_with(self.create).clone()
+    }
+}
+
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for SortedFamily<M> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (labels, metric) in &*self.series.read().unwrap_or_else(PoisonError::into_inner) {
+            metric.encode(encoder.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        M::TYPE
+    }
+}
+
+/// A histogram whose series are absent from the text until it has an observation. A model has many histograms of dozens of buckets
+/// each, and some of them never apply to it.
+#[derive(Debug, Clone)]
+pub(super) struct ObservedHistogram {
+    histogram: Histogram,
+    has_observations: Arc<AtomicBool>,
+}
+
+impl ObservedHistogram {
+    pub(super) fn new(buckets: impl IntoIterator<Item = f64>) -> Self {
+        Self { histogram: Histogram::new(buckets), has_observations: Arc::default() }
+    }
+
+    pub(super) fn observe(&self, value: f64) {
+        self.histogram.observe(value);
+        self.has_observations.store(true, Ordering::Release);
+    }
+}
+
+impl EncodeMetric for ObservedHistogram {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        if self.has_observations.load(Ordering::Acquire) { self.histogram.encode(encoder) } else { Ok(()) }
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+impl TypedMetric for ObservedHistogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::usage::LevelCounts;
+    use prometheus_client::encoding::text;
+
+    #[test]
+    fn series_are_rendered_in_the_order_of_their_labels() {
+        let family = SortedFamily::<Counter>::default();
+        let labels = |value: u32| vec![("value", value.to_string())];
+        // 32 series: a random order would be this one by chance in one of 32! runs
+        for value in (10..42).rev() {
+            family.get_or_create(&labels(value)).inc_by(u64::from(value));
+        }
+        family.get_or_create(&labels(10)).inc();
+        family.remove(&labels(41));
+        let mut registry = Registry::default();
+        registry.register("a", "A", family);
+        let mut out = String::new();
+        text::encode(&mut out, &registry).unwrap();
+        let samples: Vec<_> = out.lines().filter(|line| !line.starts_with('#')).collect();
+        let count = |value: u32| if value == 10 { 11 } else { value };
+        let expected: Vec<_> = (10..41).map(|value| format!("a_total{{value=\"{value}\"}} {}", count(value))).collect();
+        assert_eq!(samples, expected);
+    }
+
+    #[test]
+    fn series_begin_with_the_first_observation() {
+        let histogram = ObservedHistogram::new([1.0, 2.0]);
+        let mut registry = Registry::default();
+        registry.register("a", "A", histogram.clone());
+        let samples = || {
+            let mut out = String::new();
+            text::encode(&mut out, &registry).unwrap();
+            assert!(out.contains("# HELP a A.\n# TYPE a histogram\n"), "{out}");
+            out.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(), Vec::<String>::new());
+        histogram.observe(1.5);
+        let all =
+            ["a_sum 1.5", "a_count 1", "a_bucket{le=\"1.0\"} 0", "a_bucket{le=\"2.0\"} 1", "a_bucket{le=\"+Inf\"} 1"];
+        assert_eq!(samples(), all);
+    }
+
+    #[test]
+    fn levels_are_counted_for_models_that_have_several() {
+        let mut registry = Registry::default();
+        let families = LevelFamilies::register(&mut registry);
+        let render = || {
+            let mut out = String::new();
+            text::encode(&mut out, &registry).unwrap();
+            out
+        };
+        let counted = |prompt_chars, chunks: &[usize], steps: &[usize]| {
+            let usage = Usage { prompt_chars, levels: LevelCounts::from(chunks), ..Usage::default() };
+            families.count("m", &usage, &Timing { level_steps: LevelCounts::from(steps), ..Timing::default() });
+            let text = render();
+            let lines = text.lines().filter(|line| line.starts_with("weir_level_"));
+            lines.map(|line| line.replace("model_name=\"m\",", "")).collect::<Vec<_>>()
+        };
+        assert_eq!(counted(9, &[3], &[3]), Vec::<String>::new());
+        counted(20, &[8, 4], &[7, 4]);
+        let expected = [
+            "weir_level_chunks_total{level=\"1\"} 10",
+            "weir_level_chunks_total{level=\"2\"} 5",
+            "weir_level_middle_steps_total{level=\"1\"} 9",
+            "weir_level_middle_steps_total{level=\"2\"} 5",
+            "weir_level_shortening_factor{level=\"1\"} 2.5",
+            "weir_level_shortening_factor{level=\"2\"} 2.0",
+        ];
+        assert_eq!(counted(5, &[2, 1], &[2, 1]), expected);
+        families.remove("m");
+        assert!(!render().contains("{model_name=\"m\""));
+        assert_eq!(counted(6, &[3, 1], &[3, 1])[4], "weir_level_shortening_factor{level=\"1\"} 2.0");
+    }
 }

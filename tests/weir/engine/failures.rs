@@ -6,13 +6,12 @@ use std::{
     thread,
 };
 use weir::{
-    decode::{
-        contract::Model,
-        options::FinishReason,
-        usage::{Timing, Usage},
+    decode::contract::Model,
+    engine::{
+        Handle, Job, Limits, Phase,
+        observer::{EngineEvent, Observer},
     },
-    engine::{Handle, Job, Limits, Phase, observer::Observer},
-    error::{Code, Error, Result},
+    error::{Code, Error},
 };
 
 fn ends_with(symbol: u32) -> Job {
@@ -180,8 +179,8 @@ fn a_panic_in_the_bookkeeping_ends_all_requests_and_the_worker_starts_over() {
 struct PanickingObserver;
 
 impl Observer for PanickingObserver {
-    fn finished(&self, outcome: Result<&FinishReason, &Error>, _: &Usage, _: &Timing) {
-        assert!(outcome.is_ok(), "the test requests a panic");
+    fn record(&self, event: EngineEvent<'_>) {
+        assert!(!matches!(event, EngineEvent::Finished { outcome: Err(_), .. }), "the test requests a panic");
     }
 }
 

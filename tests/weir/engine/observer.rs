@@ -11,7 +11,10 @@ use weir::{
         options::FinishReason,
         usage::{Timing, Usage},
     },
-    engine::{Handle, Job, Limits, observer::Observer},
+    engine::{
+        Handle, Job, Limits,
+        observer::{EngineEvent, Observer},
+    },
     error::Error,
 };
 
@@ -27,25 +30,18 @@ struct Recorder {
 }
 
 impl Observer for Recorder {
-    fn step(&self, rows: usize, fed: usize, middle: usize) {
-        self.steps.lock().unwrap().push((rows, fed, middle));
-    }
-
-    fn queued(&self, _: Duration) {
-        *self.queued.lock().unwrap() += 1;
-    }
-
-    fn first_char(&self, after: Duration) {
-        self.firsts.lock().unwrap().push(after);
-    }
-
-    fn gap(&self, _: Duration, boundary: bool) {
-        self.gaps.lock().unwrap().push(boundary);
-    }
-
-    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
-        let outcome = outcome.cloned().map_err(Error::to_string);
-        self.ends.lock().unwrap().push((outcome, *usage, *timing));
+    fn record(&self, event: EngineEvent<'_>) {
+        match event {
+            EngineEvent::Step { rows, fed, middle } => self.steps.lock().unwrap().push((rows, fed, middle)),
+            EngineEvent::Admitted(_) => *self.queued.lock().unwrap() += 1,
+            EngineEvent::FirstChar(after) => self.firsts.lock().unwrap().push(after),
+            EngineEvent::Gap { boundary, .. } => self.gaps.lock().unwrap().push(boundary),
+            EngineEvent::Finished { outcome, usage, timing } => {
+                let outcome = outcome.cloned().map_err(Error::to_string);
+                self.ends.lock().unwrap().push((outcome, *usage, *timing));
+            }
+            _ => {}
+        }
     }
 }
 

@@ -13,10 +13,11 @@ use weir::{
     decode::{
         completion::{CompletionEnd, CompletionRules},
         edited_text::Splice,
-        options::FinishReason,
-        usage::{Timing, Usage},
     },
-    engine::{Handle, Job, Limits, observer::Observer},
+    engine::{
+        Handle, Job, Limits,
+        observer::{EngineEvent, Observer},
+    },
     error::Error,
     kernels::Dtype,
 };
@@ -28,12 +29,12 @@ struct Ends {
 }
 
 impl Observer for Ends {
-    fn accepted(&self) {
-        self.accepted.fetch_add(1, SeqCst);
-    }
-
-    fn finished(&self, _: Result<&FinishReason, &Error>, _: &Usage, _: &Timing) {
-        self.finished.fetch_add(1, SeqCst);
+    fn record(&self, event: EngineEvent<'_>) {
+        match event {
+            EngineEvent::Accepted => _ = self.accepted.fetch_add(1, SeqCst),
+            EngineEvent::Finished { .. } => _ = self.finished.fetch_add(1, SeqCst),
+            _ => {}
+        }
     }
 }
 

@@ -149,7 +149,7 @@ impl Scale {
     fn format(self, value: f64) -> String {
         match self {
             Self::Time | Self::LogTime => format::time(value),
-            _ if value != 0.0 && !(1e-3..1e7).contains(&value) => format!("{value:.0e}"),
+            _ if value != 0.0 && !(1e-3..1e7).contains(&value) => format!("{value:.1e}").replace(".0e", "e"),
             _ if value.fract() == 0.0 => format!("{value:.0}"),
             _ => format::digits(value),
         }

@@ -175,7 +175,10 @@ impl Calls {
             place = Some(self.in_progress.begin(call.tenant())?);
         }
         let memory = RequestMemory::new(Reservation::new(Arc::clone(&self.jobs.memory), call.tenant()));
-        memory.add(bytes)?;
+        // A caller may hold more than its share, which others shorten. Its calls without a request are not refused.
+        if bytes > 0 {
+            memory.add(bytes)?;
+        }
         Ok((place, memory))
     }
 }

@@ -3,11 +3,12 @@
 use super::{
     Given, Input, Outputs, Reference,
     checkpoint::Checkpoint,
+    load,
     stack::{CausalStack, LayerShape, Norms, Reach},
     tensors::Tensors,
 };
-use crate::error::Result;
-use candle_core::Result as CandleResult;
+use crate::{error::Result, family::checkpoint::CheckpointSource};
+use candle_core::{Result as CandleResult, Tensor};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -29,15 +30,43 @@ struct Decoder {
 
 /// Reads the model. Fails if a file cannot be read.
 pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
-    let architecture = checkpoint.architecture()?;
-    let start = checkpoint.vocabulary()?.specials().map(|specials| specials.start);
-    Ok(Box::new(Decoder { tensors: checkpoint.tensors()?, architecture, start }))
+    Ok(Box::new(Decoder::read(checkpoint)?))
 }
 
-impl Reference for Decoder {
-    fn forward(&self, input: &Input, _: Given<'_>) -> CandleResult<Outputs> {
-        let Architecture { layers, shape, window, scale_embedding, tied } = &self.architecture;
-        let symbols: Vec<u32> = self.start.iter().chain(&input.symbols).copied().collect();
+/// Returns the mean attention score before the softmax at each distance, over the heads and queries of each layer (LeX, eq. 13).
+/// Distances that no query sees are left out. Fails if a file cannot be read.
+pub fn mean_scores(source: &CheckpointSource, symbols: &[u32]) -> Result<CandleResult<Vec<Vec<f64>>>> {
+    let decoder = Decoder::read(Checkpoint::read(source, load::load)?)?;
+    let mut scores = Vec::new();
+    let layers = decoder.run(symbols, |head| scores.push(head.to_vec2::<f64>())).and_then(|_| {
+        let scores = scores.into_iter().collect::<CandleResult<Vec<_>>>()?; // (layers · heads, len, len)
+        Ok(scores.chunks(decoder.architecture.shape.heads).map(mean_by_distance).collect())
+    });
+    Ok(layers)
+}
+
+/// Scores of one layer (heads, len, len) → their mean at each distance.
+fn mean_by_distance(heads: &[Vec<Vec<f64>>]) -> Vec<f64> {
+    let len = heads.first().map_or(0, Vec::len);
+    let mean = |distance: usize| {
+        let pairs = heads.iter().flat_map(|head| (distance..len).map(move |query| head[query][query - distance]));
+        let seen: Vec<f64> = pairs.filter(|score| score.is_finite()).collect();
+        (!seen.is_empty()).then(|| seen.iter().sum::<f64>() / seen.len() as f64)
+    };
+    (0..len).map_while(mean).collect()
+}
+
+impl Decoder {
+    fn read(checkpoint: Checkpoint) -> Result<Self> {
+        let architecture = checkpoint.architecture()?;
+        let start = checkpoint.vocabulary()?.specials().map(|specials| specials.start);
+        Ok(Self { tensors: checkpoint.tensors()?, architecture, start })
+    }
+
+    /// Embeds a text, and runs all layers: (len, D). `record` receives the attention scores.
+    fn run(&self, symbols: &[u32], record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
+        let Architecture { layers, shape, window, scale_embedding, .. } = &self.architecture;
+        let symbols: Vec<u32> = self.start.iter().chain(symbols).copied().collect();
         let embedded = self.tensors.rows("embedding.weight", &symbols)?; // (len, D)
         let scale = if *scale_embedding { (shape.dim as f64).sqrt() } else { 1.0 };
         let stack = CausalStack {
@@ -48,7 +77,14 @@ impl Reference for Decoder {
             reach: *window,
             norms: Norms::BeforeSublayers,
         };
-        let x = stack.forward(&(embedded * scale)?)?; // (len, D)
+        stack.forward_with_scores(&(embedded * scale)?, record)
+    }
+}
+
+impl Reference for Decoder {
+    fn forward(&self, input: &Input, _: Given<'_>) -> CandleResult<Outputs> {
+        let Architecture { shape, tied, .. } = &self.architecture;
+        let x = self.run(&input.symbols, |_| ())?; // (len, D)
         let x = self.tensors.layer_norm("norm", &x, shape.layer_norm_eps)?;
         let logits = self.tensors.matrix(if *tied { "embedding.weight" } else { "head.weight" }, &x)?; // (len, V)
         Ok(Outputs { logits: logits.flatten_all()?.to_vec1()?, smallest_gap: f64::INFINITY, ..Outputs::default() })

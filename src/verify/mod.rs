@@ -12,7 +12,7 @@
 //! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
 
 pub mod checkpoint;
-mod decoder;
+pub mod decoder;
 mod document_attention;
 mod hnet;
 mod hourglass;

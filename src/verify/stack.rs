@@ -17,7 +17,7 @@ const XPOS_GAMMA: f64 = 0.4;
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct LayerShape {
     pub(super) dim: usize,
-    heads: usize,
+    pub(super) heads: usize,
     head_dim: usize,
     pub(super) activation: Nonlinearity,
     pub(super) layer_norm_eps: f64,
@@ -94,6 +94,12 @@ impl Reach {
 impl CausalStack<'_> {
     /// Runs all layers over one text: (len, D) → (len, D).
     pub(super) fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.forward_with_scores(x, |_| ())
+    }
+
+    /// Like [`forward`](Self::forward). `record` receives the scores of each layer's heads, one after the other: (len, len), −∞ where
+    /// the query does not see the key.
+    pub(super) fn forward_with_scores(&self, x: &Tensor, mut record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
         let len = x.dim(0)?;
         let pairs = Pairs { distances: distances(len)?, mask: mask(len, |query, key| self.reach.sees(query, key))? };
         let mut x = self.add_positions(x)?;
@@ -104,11 +110,11 @@ impl CausalStack<'_> {
             };
             x = match self.norms {
                 Norms::AfterSublayers => {
-                    let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs)?)?)?;
+                    let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs, &mut record)?)?)?;
                     norm("feed_forward", &(&x + self.feed_forward(&prefix, &x)?)?)?
                 }
                 Norms::BeforeSublayers => {
-                    let x = (&x + self.attention(&prefix, &norm("attention", &x)?, &pairs)?)?;
+                    let x = (&x + self.attention(&prefix, &norm("attention", &x)?, &pairs, &mut record)?)?;
                     (&x + self.feed_forward(&prefix, &norm("feed_forward", &x)?)?)?
                 }
             };
@@ -128,7 +134,13 @@ impl CausalStack<'_> {
         }
     }
 
-    fn attention(&self, prefix: &str, x: &Tensor, pairs: &Pairs) -> CandleResult<Tensor> {
+    fn attention(
+        &self,
+        prefix: &str,
+        x: &Tensor,
+        pairs: &Pairs,
+        record: &mut impl FnMut(&Tensor),
+    ) -> CandleResult<Tensor> {
         let LayerShape { heads, head_dim, .. } = *self.shape;
         let qkv = self.tensors.linear(&format!("{prefix}.attention.qkv"), x)?; // (len, 3·I)
         let mut outputs = Vec::with_capacity(heads);
@@ -136,8 +148,9 @@ impl CausalStack<'_> {
             let queries = head_of(&qkv, head, head_dim)?; // (len, head_dim)
             let keys = head_of(&qkv, heads + head, head_dim)?;
             let values = head_of(&qkv, 2 * heads + head, head_dim)?;
-            let scores = self.scores(prefix, head, &queries, &keys, pairs)?; // (len, len)
-            outputs.push(softmax(&(scores + &pairs.mask)?)?.matmul(&values)?);
+            let scores = (self.scores(prefix, head, &queries, &keys, pairs)? + &pairs.mask)?; // (len, len)
+            record(&scores);
+            outputs.push(softmax(&scores)?.matmul(&values)?);
         }
         let mut mixed = Tensor::cat(&outputs, 1)?; // (len, I)
         if self.shape.sub_norms {

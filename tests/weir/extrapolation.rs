@@ -3,7 +3,7 @@
 
 use super::{
     cli::{json as run_json, weir},
-    lex, naive_decoder,
+    decoder_shapes, lex,
     support::{Dice, settings},
 };
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
         let message = max_symbols(case, Some(requested)).unwrap_err().to_string();
         assert!(message.contains("--max-symbols") && message.contains(expected), "{message}");
     }
-    let learned = naive_decoder::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
+    let learned = decoder_shapes::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
     let expected = "expected at most 1115 characters (without a window, xpos's scale of keys further off leaves f32's range), found 1116";
@@ -125,7 +125,7 @@ fn inspect_reports_the_resolution() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text");
     fs::write(&file, "a be é").unwrap();
-    let shape = naive_decoder::folder("xpos, full").to_str().unwrap();
+    let shape = decoder_shapes::folder("xpos, full").to_str().unwrap();
     let by_file = run_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
     assert_eq!(by_file["resolution"], run_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
     assert_eq!(by_file["resolution"]["distances"], 6);
@@ -141,7 +141,7 @@ fn inspect_reports_the_resolution() {
 /// Returns the error for a changed architecture.
 fn refusal(change: &dyn Fn(&mut Value)) -> String {
     let mut config: Value =
-        serde_json::from_slice(&fs::read(naive_decoder::folder("xpos, blocks of 32").join("config.json")).unwrap())
+        serde_json::from_slice(&fs::read(decoder_shapes::folder("xpos, blocks of 32").join("config.json")).unwrap())
             .unwrap();
     change(&mut config["architecture"]);
     let file = Path::new("config.json");

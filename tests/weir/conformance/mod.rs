@@ -14,7 +14,7 @@ use super::support::{
     Alone, BATCH_TOLERANCE, CASES, Dice, HNET_CASES, LSLM_CASES, difference, fixture_in, full, hnet_in, lslm_in,
     settings, storms,
 };
-use super::{lex, naive_decoder};
+use super::{decoder_shapes, lex};
 use std::sync::Arc;
 use weir::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, StepStatus, Want, advance},
@@ -53,7 +53,7 @@ pub(super) fn configurations() -> Vec<Configuration> {
     let chunking = chunking.chain([Dtype::Bf16, Dtype::Int8, Dtype::Int4].map(|dtype| ("two_stage", dtype)));
     let chunking = chunking.map(|(case, dtype)| (format!("hnet {case}, {}", dtype.name()), hnet_in(case, dtype)));
     let latent = latent.chain(unusual).chain(chunking);
-    let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());
+    let decoders = official.chain(fewer_bits).chain(decoder_shapes::shapes());
     let mut all = Vec::new();
     #[cfg(feature = "candle")]
     let decoders = decoders.chain(super::hugging_face::configurations());

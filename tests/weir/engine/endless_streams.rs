@@ -3,7 +3,7 @@
 
 use super::{caching::ask, jobs::*};
 use crate::{
-    hourglass, naive_decoder,
+    decoder_shapes, hourglass,
     support::{Dice, text_symbols},
 };
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn models() -> Vec<(String, Arc<dyn Model>)> {
     let pooled =
         ["windows", "xpos-windows", "learned-windows", "plain-windows", "ngrams-windows", "plain-ngrams-windows"];
     let decoders = ["xpos, blocks of 11", "sinusoidal, last 40", "marked xpos, blocks of 32", "marked alibi, last 40"];
-    let all = hourglass::shapes().into_iter().chain(naive_decoder::shapes());
+    let all = hourglass::shapes().into_iter().chain(decoder_shapes::shapes());
     let models: Vec<_> =
         all.filter(|(name, _)| pooled.contains(&name.as_str()) || decoders.contains(&name.as_str())).collect();
     assert_eq!(models.len(), pooled.len() + decoders.len());

@@ -7,7 +7,8 @@ mod command;
 pub(super) use changes::changed_copy;
 pub(super) use command::run;
 
-use super::{hourglass, hugging_face, lex, lslm, naive_decoder, pyramidion::shapes::Shape, support::*};
+use super::{decoder_shapes, hourglass, hugging_face, lex, lslm, pyramidion::shapes::Shape, support::*};
+use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -21,11 +22,13 @@ use weir::{
     },
     family::{
         convert,
+        decoder::measure,
         load::{FAMILIES as ALL_FAMILIES, Settings, load},
     },
     kernels::{Dtype, Isa},
     verify::{
         Given, Input, Outputs,
+        decoder::mean_scores,
         load::{FAMILIES, load as reference},
         model_outputs::model_outputs,
         report::{Report, Tolerance, verify},
@@ -134,15 +137,53 @@ fn every_part_of_every_family_is_verified() {
         let folder = hourglass::folder(&name);
         check(folder, &compare(folder, &*model, 2));
     }
-    for (name, model) in naive_decoder::shapes() {
-        let folder = naive_decoder::folder(&name);
-        check(folder, &compare(folder, &*model, 3));
+    for (_, folder) in decoder_shapes::folders() {
+        check(folder, &compare_with(folder, &settings(), 3));
     }
     for (_, folder) in lslm::shapes::shapes() {
         check(folder, &compare_with(folder, &settings(), 4));
     }
     for shape in Shape::with_length(320) {
         check(Path::new(shape.name), &compare(&shape.folder(), &*shape.model(Dtype::F32), 5));
+    }
+}
+
+/// Each scheme and each window changes the logits of the reference.
+#[test]
+fn schemes_and_windows_give_different_logits() {
+    let input = Input { symbols: Dice::new(5).text(100, decoder_shapes::SYMBOLS.len()), document: Vec::new() };
+    let logits = |folder: &Path| reference(&folder.into()).unwrap().forward(&input, Given::default()).unwrap().logits;
+    for (name, folder) in decoder_shapes::folders() {
+        let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        let own = logits(folder);
+        for (key, plain) in [("window", "full"), ("position", "none")] {
+            let copy = TempDir::new().unwrap();
+            let mut changed = config.clone();
+            changed["architecture"][key] = plain.into();
+            fs::write(copy.path().join("config.json"), changed.to_string()).unwrap();
+            fs::copy(folder.join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+            let differ = own.iter().zip(logits(copy.path())).any(|(a, b)| (a - b).abs() > 1e-3);
+            assert_eq!(differ, config["architecture"][key] != plain, "{name}: {key}");
+        }
+    }
+}
+
+#[test]
+fn attention_resolution_equals_the_definition() {
+    let text = Dice::new(6).text(90, decoder_shapes::SYMBOLS.len());
+    for (name, folder) in decoder_shapes::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
+        let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
+        let layers = mean_scores(&folder.as_path().into(), &text).unwrap().unwrap();
+        let resolution = |s: &[f64]| {
+            let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
+            (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)
+        };
+        for (measured, scores) in measured.layers.iter().zip(&layers) {
+            assert!((measured - resolution(scores)).abs() < 1e-5, "{name}: {measured} {}", resolution(scores));
+        }
+        let mean: Vec<f64> = (0..layers[0].len()).map(|n| (layers[0][n] + layers[1][n]) / 2.0).collect();
+        assert!((measured.all - resolution(&mean)).abs() < 1e-5, "{name}");
+        assert_eq!((measured.layers.len(), measured.distances), (2, mean.len()), "{name}");
     }
 }
 

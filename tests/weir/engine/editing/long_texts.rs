@@ -1,7 +1,7 @@
 //! Documents that are longer than the pieces in which a session keeps their symbols.
 
 use super::{alphabet, edge, words};
-use crate::{hourglass, naive_decoder, support::Dice};
+use crate::{decoder_shapes, hourglass, support::Dice};
 use std::sync::Arc;
 use weir::{
     decode::{
@@ -20,7 +20,7 @@ const SPLICES: u64 = 80;
 /// Returns models with windows, whose texts may have any length.
 fn models() -> Vec<Arc<dyn Model>> {
     let wanted = ["windows", "learned-windows", "xpos, blocks of 11"];
-    let all = hourglass::shapes().into_iter().chain(naive_decoder::shapes());
+    let all = hourglass::shapes().into_iter().chain(decoder_shapes::shapes());
     let models: Vec<_> = all.filter(|(name, _)| wanted.contains(&name.as_str())).map(|(_, model)| model).collect();
     assert_eq!(models.len(), wanted.len());
     models

@@ -9,7 +9,7 @@ all figures of the exported weights, and the model card, `README.md`. `--text` r
 measures the shipped weights again, without the run. `hourglass-whitespace-english` has a hand-written card (its `cards/NAME.json` has
 no `run`), so the command writes only its `card.json`.
 
-`card.json` also holds the results that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
+`card.json` also holds the results that `tests/weir/wire/other_calls.rs` expects from the server: for language models the bits per
 character of a short text, for summarizers a summary.
 """
 

@@ -16,23 +16,16 @@
 #![allow(clippy::print_stdout, reason = "a replay prints its events")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
 
-mod answer;
-mod client;
-mod codec;
-mod completion;
-mod dice;
-#[path = "../weir/document_model/mod.rs"]
+mod calls;
+#[path = "../weir/document_model.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod document_model;
-mod inference;
-mod log;
 mod model;
 mod network;
 mod plan;
-mod summary;
 mod world;
 
-use log::Contents;
+use crate::network::Contents;
 use std::{
     any::Any,
     collections::BTreeMap,
@@ -47,9 +40,12 @@ use std::{
 
 /// Seeds of the default run, and of one with `WEIR_STORMS`.
 const SEEDS: u64 = 400;
+
 const STORM_SEEDS: u64 = 10_000;
+
 /// Seeds that run twice.
 const REPEATED: u64 = 100;
+
 /// Failed seeds after which a run stops.
 const MAX_FAILURES: usize = 5;
 
@@ -149,7 +145,7 @@ fn equal_seeds_give_equal_events() {
 
 /// Runs a world. A panic of the simulation itself is a violation.
 fn run(seed: u64) -> Contents {
-    catch_unwind(AssertUnwindSafe(|| world::run(seed))).unwrap_or_else(|panic| {
+    catch_unwind(AssertUnwindSafe(|| crate::world::run(seed))).unwrap_or_else(|panic| {
         let why = message(&*panic).unwrap_or("unknown").to_owned();
         Contents { violations: vec![format!("panic: {why}")], ..Contents::default() }
     })
@@ -170,7 +166,7 @@ fn hide_wanted_panics() {
     HOOK.call_once(|| {
         let default = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !message(info.payload()).is_some_and(|message| message.starts_with(model::WANTED_PANIC)) {
+            if !message(info.payload()).is_some_and(|message| message.starts_with(crate::model::WANTED_PANIC)) {
                 default(info);
             }
         }));

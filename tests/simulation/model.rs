@@ -1,7 +1,7 @@
 //! A model without arithmetic, on real key-value pages. Its logits are a hash of all symbols before them. It panics and refuses
 //! memory on demand.
 
-use crate::dice::Dice;
+use crate::plan::Dice;
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -21,16 +21,22 @@ use weir::{
 
 /// Symbols of the vocabulary. The first ends a segment.
 pub(crate) const SYMBOLS: [&str; 7] = [" ", "a", "b", "c", "d", "e", "!"];
+
 /// Feeding this symbol panics. It is never generated.
 const PANIC: u32 = 6;
+
 /// Message of a panic that the simulation wants.
 pub(crate) const WANTED_PANIC: &str = "the simulation wants a panic";
+
 /// Maximum symbols of a sequence.
 pub(crate) const MAX_SYMBOLS: usize = 400;
+
 /// Symbols of a page.
 const PAGE_SYMBOLS: usize = 8;
+
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = 64;
+
 /// Seed of the hash.
 const SALT: u64 = 0x51;
 

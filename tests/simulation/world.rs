@@ -1,13 +1,11 @@
 //! One world: a server, its clients, what goes wrong, and what must hold at the end.
 
 use crate::{
-    client::{self, Client, End},
-    dice::Dice,
+    calls::{Client, End},
     document_model::DocumentModel,
-    log::{Contents, Log},
     model::{Faults, SimModel},
-    network::{LinkQuality, MAX_LATENCY},
-    plan::{CallKind, CallPlan, ClientPlan, KeySet, WorldPlan, credentials},
+    network::{Contents, LinkQuality, Log, MAX_LATENCY},
+    plan::{CallKind, CallPlan, ClientPlan, Dice, KeySet, WorldPlan, credentials},
 };
 use std::{
     sync::{
@@ -37,12 +35,16 @@ use weir::{
 
 /// Longest time that a world may last. No limit of the server or its clients adds up to this.
 const HORIZON: Duration = Duration::from_secs(3600);
+
 /// Time after which everything that the clients left behind is gone: longer than the keepalive of the plans.
 const SETTLED: Duration = Duration::from_secs(20);
+
 /// Longest time of a shutdown after its drain limit.
 const CLOSE: Duration = Duration::from_secs(5);
+
 /// Maximum steps of a tenant's turn. A turn is 512 units of work, and a step takes at least one.
 const TURN_STEPS: usize = 512;
+
 /// Messages on the way before a call's first and after its last symbol, each of which takes up to the latency.
 const MESSAGES: usize = 20;
 
@@ -217,7 +219,7 @@ async fn run_clients(world: &Arc<World>, dice: &mut Dice) {
     let mut floods = JoinSet::new();
     for (number, plan) in world.plan.clients.iter().enumerate() {
         let group = if plan.floods { &mut floods } else { &mut others };
-        group.spawn(client::run(Arc::clone(world), plan.clone(), number, dice.split()));
+        group.spawn(crate::calls::run(Arc::clone(world), plan.clone(), number, dice.split()));
     }
     let check = |ended: Result<(), JoinError>| {
         if let Err(panic) = ended {

@@ -52,7 +52,6 @@ fn commands_use_the_embedded_model_in_any_folder() {
     assert!(printed.contains(&format!("instruction set  {isa}\n")) && embedded["isa"] == isa, "{printed}");
 }
 
-#[cfg(feature = "candle")]
 #[test]
 fn the_embedded_model_is_verified() {
     let folder = TempDir::new().unwrap();

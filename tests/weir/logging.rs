@@ -1,7 +1,10 @@
-//! The log of `weir serve`: refusals, and a log that cannot be written, which costs log lines and nothing else.
-#![cfg(target_os = "linux")]
+//! The log of `weir serve`: its content, refusals, and a log that cannot be written, which costs log lines and nothing else.
 
-use super::{process, support::converted};
+use crate::{
+    certificates::Certificates,
+    process::{self, Process},
+    support::converted,
+};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::{
     fs::File,
@@ -14,10 +17,14 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tonic::transport::{Channel, Endpoint};
-use weir_proto::v1::{GenerateRequest, Stopping, generation_client::GenerationClient};
+use tonic::{
+    Code, Request, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+use weir_proto::v1::{self, GenerateRequest, Stopping, generation_client::GenerationClient};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Calls that log far more than a pipe holds.
 const CALLS: usize = 400;
 
@@ -106,6 +113,7 @@ async fn serves(stderr: Stdio) {
     server.terminate().await;
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_closed_log_costs_lines_only() {
     let (reader, writer) = pipe().unwrap();
@@ -113,17 +121,20 @@ async fn a_closed_log_costs_lines_only() {
     serves(writer.into()).await;
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_full_disk_costs_lines_only() {
     serves(File::options().write(true).open("/dev/full").unwrap().into()).await;
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_log_that_nobody_reads_costs_lines_only() {
     let (_unread, writer): (PipeReader, _) = pipe().unwrap();
     serves(writer.into()).await;
 }
 
+#[cfg(target_os = "linux")]
 /// Refusals over HTTP are logged like those over gRPC: with the rule and the field, and without text of the request.
 #[tokio::test]
 async fn refusals_over_http_are_logged_with_the_field() {
@@ -180,6 +191,7 @@ fn with_key_of_alice() -> (process::Server, SocketAddr) {
     (server, http)
 }
 
+#[cfg(target_os = "linux")]
 /// A peer without a key can cause any number of refusals, so several share a line.
 #[tokio::test]
 async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
@@ -213,6 +225,7 @@ async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
     assert!(log.contains("code=Unauthenticated") && !log.contains("another-key"), "{log}");
 }
 
+#[cfg(target_os = "linux")]
 /// A page cannot set the header of an API key for a WebSocket. The log has the owner of the key that a subprotocol carries.
 #[tokio::test]
 async fn a_refused_websocket_is_logged_with_its_principal() {
@@ -243,4 +256,119 @@ async fn a_refused_websocket_is_logged_with_its_principal() {
     let line = log.lines().find(|line| line.contains("refused a call: a limit")).unwrap();
     assert!(line.contains("principal=key:alice") && line.contains("code=ResourceExhausted"), "{log}");
     assert!(!log.contains("a-key-that-alice-has") && !log.contains(&key) && !log.contains("a-key?"), "{log}");
+}
+
+async fn drained<T>(call: Result<tonic::Response<Streaming<T>>, Status>) -> Result<(), Status> {
+    let mut stream = call?.into_inner();
+    while stream.message().await?.is_some() {}
+    Ok(())
+}
+
+/// Letters of the model's alphabet that no log contains by chance.
+const WORD: &str = "zxqjvkwzqx";
+
+const KEY: &str = "key-of-the-test-0123456789";
+
+/// Sends valid and invalid calls that contain `WORD` in each text field, and returns their codes.
+async fn calls(process: &Process) -> Vec<Code> {
+    let mut client =
+        GenerationClient::with_interceptor(process.plain().connect().await.unwrap(), |mut request: Request<()>| {
+            request.metadata_mut().insert("authorization", format!("Bearer {KEY}").parse().unwrap());
+            Ok(request)
+        });
+    let text = format!("a {WORD} b");
+    let right = v1::GenerateRequest {
+        prompt: text.clone(),
+        stopping: Some(v1::Stopping { max_chars: Some(20), stop: vec![WORD.into()], ..Default::default() }),
+        details: Some(v1::Details { echo: Some(true), logprobs: Some(true), ..Default::default() }),
+        ..Default::default()
+    };
+    let wrong = [
+        right.clone(),
+        v1::GenerateRequest { prompt: format!("{WORD}{}", WORD.repeat(2000)), ..right.clone() },
+        v1::GenerateRequest { boundary_mode: Some(WORD.into()), ..right.clone() },
+        v1::GenerateRequest { model: Some(WORD.into()), ..right.clone() },
+        v1::GenerateRequest {
+            stopping: Some(v1::Stopping { stop: vec![WORD.to_uppercase()], ..Default::default() }),
+            ..right.clone()
+        },
+        v1::GenerateRequest {
+            sampling: Some(v1::Sampling {
+                logit_bias: vec![v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Text(WORD.into())), bias: 1.0 }],
+                ..Default::default()
+            }),
+            ..right.clone()
+        },
+    ];
+    let mut results = Vec::new();
+    for request in wrong {
+        results.push(drained(client.generate(request).await).await);
+    }
+    let score = v1::ScoreRequest { text: text.clone(), ..Default::default() };
+    results.push(drained(client.score(score.clone()).await).await);
+    results.push(drained(client.score(v1::ScoreRequest { top_logprobs: Some(99), ..score.clone() }).await).await);
+    results.push(client.segment(v1::SegmentRequest { text, ..Default::default() }).await.map(drop));
+    // Sends a cancelled call and one with an unknown key.
+    drop(client.generate(right).await.unwrap());
+    let mut stranger = GenerationClient::new(process.plain().connect().await.unwrap());
+    let mut request = Request::new(score);
+    request.metadata_mut().insert("authorization", format!("Bearer not-{KEY}").parse().unwrap());
+    results.push(drained(stranger.score(request).await).await);
+    results.into_iter().map(|result| result.map_or_else(|status| status.code(), |()| Code::Ok)).collect()
+}
+
+/// At the most verbose level, valid and invalid calls log neither a text of a request nor a key.
+#[tokio::test]
+async fn no_text_of_a_request_is_logged() {
+    let certificates = Certificates::new();
+    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+    let keys = keys.to_str().unwrap();
+    for format in ["text", "json"] {
+        let mut process = Process::start(&["--log", "trace", "--log-format", format, "--api-keys", keys]);
+        let invalid = Code::InvalidArgument;
+        let expected = [
+            Code::Ok,
+            invalid,
+            invalid,
+            Code::NotFound,
+            // A stop string that the model cannot generate.
+            Code::Ok,
+            invalid,
+            Code::Ok,
+            invalid,
+            Code::Ok,
+            Code::Unauthenticated,
+        ];
+        assert_eq!(calls(&process).await, expected);
+        process.terminate();
+        let log = process.ended().await;
+        // The log is complete and contains all levels.
+        for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "refused credentials", "draining", "tester"]
+        {
+            assert!(log.contains(part), "{part} is not in the log");
+        }
+        let bytes = |text: &str| text.bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(", ");
+        let hexadecimal = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        for secret in [WORD, KEY] {
+            for form in [secret.to_owned(), secret.to_uppercase(), bytes(secret), hexadecimal(secret)] {
+                let line = log.lines().find(|line| line.contains(&form));
+                assert_eq!(line, None, "{form} is in the log");
+            }
+        }
+    }
+}
+
+/// The server warns of a key file that others can read or change, and uses it.
+#[tokio::test]
+async fn a_readable_key_file_causes_a_warning() {
+    use std::os::unix::fs::PermissionsExt;
+    let certificates = Certificates::new();
+    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+    for (mode, warned) in [(0o644, true), (0o620, true), (0o600, false), (0o440, false)] {
+        std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();
+        let mut process = Process::start(&["--api-keys", keys.to_str().unwrap()]);
+        process.terminate();
+        let log = process.ended().await;
+        assert_eq!(log.contains("others can read or change this secret"), warned, "{mode:o}: {log}");
+    }
 }

@@ -1,13 +1,37 @@
-//! Programs that run during a test and are killed at its end.
+//! The built program as a process: how it starts, reloads, reports to systemd, uses memory and threads, and stops.
 
+use crate::{
+    certificates::{CLIENT, Certificates},
+    support::converted,
+};
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader},
-    net::SocketAddr,
+    net::{self, SocketAddr},
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Barrier, Condvar, Mutex, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tokio_stream::StreamExt;
+use tonic::{
+    Code, Request, Streaming,
+    transport::{Channel, Endpoint},
+};
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use weir::kernels::ThreadPool;
+use weir_proto::v1::{
+    self, GenerateResponse, ListModelsRequest, ScoreRequest, Windows, generate_response::Event,
+    generation_client::GenerationClient, models_client::ModelsClient,
 };
 
 /// Maximum time that a program may take to print a line or to exit. A busy machine has needed more than 60 s.
@@ -153,4 +177,573 @@ impl Server {
         let line = text.lines().find(|line| line.starts_with(&format!("weir_{name}{{")));
         line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit(' ').next().unwrap().parse().unwrap()
     }
+}
+
+const SOON: Duration = Duration::from_secs(120);
+
+/// A server of a small model on a free port; it is killed when dropped.
+pub(super) struct Process {
+    child: Child,
+    address: SocketAddr,
+    log: Option<JoinHandle<String>>,
+}
+
+impl Process {
+    pub(super) fn start(args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "2", "--model"]).arg(converted("whitespaces"));
+        let mut child = command.args(args).env_clear().stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (address_sender, address_receiver) = mpsc::sync_channel(1);
+        let log = std::thread::spawn(move || {
+            let mut all = String::new();
+            for line in stderr.lines() {
+                let line = line.unwrap();
+                // With --log-format json this text is inside a log event.
+                if let Some((_, url)) = line.split_once("gRPC        http") {
+                    let (_, rest) = url.split_once("://").unwrap();
+                    let address = rest.split([' ', '"']).next().unwrap();
+                    address_sender.send(address.parse().unwrap()).unwrap();
+                }
+                all.push_str(&line);
+                all.push('\n');
+            }
+            all
+        });
+        let address = address_receiver.recv_timeout(SOON).expect("it listens");
+        Self { child, address, log: Some(log) }
+    }
+
+    pub(super) fn plain(&self) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.address)).unwrap()
+    }
+
+    pub(super) fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -s {name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits until the process exits successfully, and returns its log.
+    pub(super) async fn ended(&mut self) -> String {
+        self.ended_with(0).await
+    }
+
+    /// Waits until the process exits with this code, and returns its log.
+    async fn ended_with(&mut self, code: i32) -> String {
+        let started = Instant::now();
+        while !self.has_ended() {
+            assert!(started.elapsed() < SOON, "it does not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(self.child.wait().unwrap().code(), Some(code));
+        self.log.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns a request whose answer exceeds all buffers between server and client.
+fn endless() -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        prompt: "a".into(),
+        stopping: Some(v1::Stopping { max_chars: Some(8000), ..Default::default() }),
+        details: Some(v1::Details { top_logprobs: Some(20), ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// Starts a process with TLS and reads the first message of an answer.
+async fn started(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
+    let certificates = Certificates::new();
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
+    let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca, "--log", "debug"];
+    let process = Process::start(&[&tls[..], more].concat());
+    let endpoint = certificates.reach(process.address, Some(&certificates));
+    let mut client = GenerationClient::new(endpoint.connect().await.unwrap());
+    let mut stream = client.generate(endless()).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    (certificates, process, endpoint, stream)
+}
+
+#[tokio::test]
+async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too() {
+    let (_certificates, mut process, endpoint, _unread) = started(&["--drain-seconds", "600"]).await;
+    let channel = endpoint.connect().await.unwrap();
+    process.terminate();
+    // New requests are refused after a moment; the running one continues.
+    let started = Instant::now();
+    let status = loop {
+        assert!(started.elapsed() < SOON, "it takes requests still");
+        let request = v1::SegmentRequest { text: "a b".into(), ..Default::default() };
+        if let Err(status) = GenerationClient::new(channel.clone()).segment(request).await {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    ModelsClient::new(channel).list_models(v1::ListModelsRequest {}).await.unwrap();
+    assert!(!process.has_ended());
+    process.terminate();
+    let log = process.ended_with(1).await;
+    assert!(log.contains("second signal: ending at once"), "{log}");
+    assert!(log.contains(&format!("certificate:{CLIENT}")), "{log}");
+}
+
+/// Clients can tell a stream that a second signal cuts from a complete one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_ends_streams_with_an_error() {
+    let model = converted("whitespaces");
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--drain-seconds", "600"];
+    let mut server = Server::start(&[&flags[..], &["--model", model.to_str().unwrap()]].concat());
+    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+    let mut grpc = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
+    let mut stream = grpc.generate(endless()).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    let body = "{\"prompt\":\"a\",\"max_tokens\":8000,\"stream\":true}";
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut events = TcpStream::connect(http).await.unwrap();
+    events.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    let mut begun = [0; 500];
+    events.read_exact(&mut begun).await.unwrap();
+    server.program.signal("TERM");
+    server.program.wait_for_part("draining");
+    server.program.signal("TERM");
+    let status = loop {
+        if let Err(status) = stream.next().await.expect("a status ends it") {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let mut rest = Vec::new();
+    events.read_to_end(&mut rest).await.unwrap();
+    let rest = String::from_utf8_lossy(&rest);
+    let last = rest.rsplit("data: ").next().unwrap();
+    assert!(last.contains("\"code\":\"draining\""), "{last}");
+    assert_eq!(tokio::task::block_in_place(|| server.program.wait()).code(), Some(1));
+}
+
+#[tokio::test]
+async fn draining_encrypted_connections_has_a_limit() {
+    let (_certificates, mut process, _, mut stream) = started(&["--drain-seconds", "1"]).await;
+    process.terminate();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let status = loop {
+        match stream.next().await.expect("a status ends it") {
+            Ok(message) => assert!(!matches!(message.event, Some(Event::Finished(_)))),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let log = process.ended().await;
+    assert!(log.contains("the limit for draining has passed"), "{log}");
+}
+
+#[tokio::test]
+async fn commands_reach_a_server_behind_tls() {
+    let (certificates, process, _, stream) = started(&[]).await;
+    drop(stream);
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(path);
+    let plain = process.address.to_string();
+    let encrypted = format!("https://{plain}");
+    let health = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_weir")).env_clear().arg("health").args(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let shown = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
+    let (succeeded, errors) = health(&[&[&*encrypted], &shown[..]].concat());
+    assert!(succeeded, "{errors}");
+    for wrong in [vec![&*plain], vec![&*encrypted], vec![&*encrypted, "--tls-ca", &ca]] {
+        assert!(!health(&wrong).0, "{wrong:?}");
+    }
+    assert!(health(&[&encrypted]).1.contains("--tls-ca"));
+    assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
+}
+
+/// A server that is busy for a moment accepts the connections of that moment afterwards.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn connections_wait_for_a_busy_server() {
+    // More than the operating system lets wait where the program does not ask for more.
+    const CONNECTIONS: usize = 512;
+    let mut process = Process::start(&[]);
+    process.signal("STOP");
+    let connect = || tokio::time::timeout(Duration::from_secs(20), tokio::net::TcpStream::connect(process.address));
+    let mut waiting = Vec::new();
+    for _ in 0..CONNECTIONS {
+        waiting.push(connect().await.expect("the connection waits").unwrap());
+    }
+    process.signal("CONT");
+    process.signal("TERM");
+    process.ended().await;
+}
+
+/// An idle stream does not delay the shutdown.
+#[tokio::test]
+async fn an_idle_stream_does_not_delay_the_shutdown() {
+    let mut process = Process::start(&["--drain-seconds", "600"]);
+    let channel = process.plain().connect().await.unwrap();
+    let mut reflection = ServerReflectionClient::new(channel.clone());
+    let open = reflection.server_reflection_info(tokio_stream::pending()).await;
+    process.terminate();
+    process.ended().await;
+    drop(open);
+}
+
+#[test]
+fn a_signal_during_model_loading_ends_the_process() {
+    let folder = TempDir::new().unwrap();
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
+    let large = folder.path().join("large");
+    let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
+    assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model"]).arg(large);
+    let mut program = Program::start(command.env_clear());
+    program.wait_for_part("the admin port answers while models load");
+    program.signal("TERM");
+    assert!(program.wait().success());
+    assert!(program.stderr().contains("signal while loading models: ending at once"), "{}", program.stderr());
+}
+
+/// Starts a server whose shell has run this command before.
+#[cfg(target_os = "linux")]
+fn started_after(shell: &str) -> Program {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{shell} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_weir")]).env_clear();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "1", "--model"]).arg(converted("whitespaces"));
+    let program = Program::start(&mut command);
+    program.listener("gRPC");
+    program
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let open_files = |program: &Program| {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", program.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().parse::<usize>().unwrap()
+    };
+    let mut raised = started_after("ulimit -Sn 256");
+    assert_eq!(open_files(&raised), 2048, "1,024 connections and as many other files");
+    raised.signal("TERM");
+    assert!(raised.wait().success() && !raised.stderr().contains("open files"), "{}", raised.stderr());
+    let limited = started_after("ulimit -n 256");
+    assert_eq!(open_files(&limited), 256);
+    limited.wait_for_part("--max-connections needs a higher limit of open files");
+}
+
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+const OLD: &str = "a-key-that-is-removed";
+
+const NEW: &str = "a-key-that-is-added";
+
+/// Returns the numbers of reloads that succeeded and that failed.
+fn reloads(server: &Server) -> [u64; 2] {
+    let (_, text) = server.get("/metrics");
+    ["success", "failure"].map(|result| {
+        let name = format!("weir_credential_reloads_total{{result=\"{result}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse().unwrap()
+    })
+}
+
+/// Sends SIGHUP and waits until the metrics report these results.
+async fn reload(server: &Server, expected: [u64; 2]) {
+    server.program.signal("HUP");
+    let started = Instant::now();
+    while reloads(server) != expected {
+        assert!(started.elapsed() < RELOAD_TIMEOUT, "{:?}, expected {expected:?}", reloads(server));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Connects with the authority of `certificates`, and calls with each key.
+async fn codes(server: &Server, certificates: &Certificates) -> Option<[Code; 2]> {
+    let channel = certificates.reach(server.address, None).connect().await.ok()?;
+    let mut codes = Vec::new();
+    for key in [OLD, NEW] {
+        let mut request = Request::new(ListModelsRequest {});
+        request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        let listed = ModelsClient::new(channel.clone()).list_models(request).await;
+        codes.push(listed.map_or_else(|status| status.code(), |_| Code::Ok));
+    }
+    codes.try_into().ok()
+}
+
+#[tokio::test]
+async fn a_hangup_reloads_certificates_and_keys() {
+    let certificates = Certificates::new();
+    let others = Certificates::new();
+    let keys = certificates.write("keys", &format!("alice:{OLD}\n"));
+    let [model, cert, key, keys] =
+        [converted("whitespaces"), certificates.path("server.pem"), certificates.path("server.key"), keys]
+            .map(|path| path.to_str().unwrap().to_owned());
+    let server = Server::start(&["--model", &model, "--tls-cert", &cert, "--tls-key", &key, "--api-keys", &keys]);
+    let before = Some([Code::Ok, Code::Unauthenticated]);
+    assert_eq!(codes(&server, &certificates).await, before);
+    assert_eq!(reloads(&server), [0, 0]);
+
+    // The certificate does not match the key: the new API keys are not used either.
+    fs::copy(others.path("server.pem"), &cert).unwrap();
+    fs::write(&keys, format!("alice:{NEW}\n")).unwrap();
+    reload(&server, [0, 1]).await;
+    assert_eq!(codes(&server, &certificates).await, before);
+    assert_eq!(codes(&server, &others).await, None);
+
+    fs::copy(others.path("server.key"), &key).unwrap();
+    reload(&server, [1, 1]).await;
+    let after = Some([Code::Unauthenticated, Code::Ok]);
+    assert_eq!(codes(&server, &others).await, after);
+    assert_eq!(codes(&server, &certificates).await, None);
+
+    for (path, broken, expected) in
+        [(&cert, Some("no PEM"), [1, 2]), (&cert, None, [1, 3]), (&keys, Some("\n"), [1, 4])]
+    {
+        let valid = fs::read(path).unwrap();
+        match broken {
+            Some(text) => fs::write(path, text).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        reload(&server, expected).await;
+        assert_eq!(codes(&server, &others).await, after, "{broken:?}");
+        fs::write(path, valid).unwrap();
+    }
+    reload(&server, [2, 4]).await;
+
+    for part in [
+        "reloaded certificates and keys",
+        "found that of another certificate",
+        "expected PEM with a certificate, found none",
+        "No such file",
+        "expected a key, found none",
+        "server.pem",
+    ] {
+        server.program.wait_for_part(part);
+    }
+    let log = server.program.stderr();
+    assert!(!log.contains(OLD) && !log.contains(NEW), "{log}");
+}
+
+#[tokio::test]
+async fn a_hangup_without_files_changes_nothing() {
+    let server = Server::start(&["--model", converted("whitespaces").to_str().unwrap()]);
+    server.program.signal("HUP");
+    server.program.wait_for_part("name no certificates and keys to read again");
+    assert_eq!(reloads(&server), [0, 0]);
+}
+
+const SYSTEMD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A socket in place of systemd's.
+struct Manager {
+    socket: UnixDatagram,
+    folder: TempDir,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(SYSTEMD_TIMEOUT)).unwrap();
+        Self { socket, folder }
+    }
+
+    fn path(&self) -> String {
+        self.folder.path().join("notify").to_str().unwrap().to_owned()
+    }
+
+    /// Returns the lines of the next notification.
+    fn received(&self) -> Vec<String> {
+        let mut buffer = [0; 1024];
+        let length = self.socket.recv(&mut buffer).unwrap();
+        std::str::from_utf8(&buffer[..length]).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// Checks that no notification waits.
+    fn is_silent(&self) -> bool {
+        self.socket.set_nonblocking(true).unwrap();
+        let is_silent = self.socket.recv(&mut [0; 16]).is_err();
+        self.socket.set_nonblocking(false).unwrap();
+        is_silent
+    }
+}
+
+fn model_flag() -> String {
+    format!("--model=m={}", converted("whitespaces").display())
+}
+
+#[test]
+fn systemd_is_notified_of_readiness_and_shutdown() {
+    let manager = Manager::new();
+    let mut server = Server::start_with(&[&model_flag()], &[("NOTIFY_SOCKET", &manager.path())]);
+    assert_eq!(manager.received(), ["READY=1", "STATUS=serving m"]);
+    drop(net::TcpStream::connect(server.address).unwrap());
+    assert!(manager.is_silent());
+    server.program.signal("TERM");
+    assert_eq!(manager.received(), ["STOPPING=1"]);
+    assert!(server.program.wait().success());
+    assert!(manager.is_silent());
+}
+
+#[test]
+fn a_server_without_its_manager_serves() {
+    let manager = Manager::new();
+    let path = manager.path();
+    drop(manager);
+    let mut server = Server::start_with(&[&model_flag()], &[("NOTIFY_SOCKET", &path)]);
+    server.program.wait_for_part("systemd is not notified");
+    drop(net::TcpStream::connect(server.address).unwrap());
+    server.program.signal("TERM");
+    assert!(server.program.wait().success());
+}
+
+/// Returns the values of a setting of the unit, in order.
+fn unit(setting: &str) -> Vec<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/systemd/weir.service");
+    let text = fs::read_to_string(file).unwrap();
+    let values = text.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('='));
+    values.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_unit_waits_for_notifications_and_for_the_drain() {
+    assert_eq!(unit("Type"), ["notify"]);
+    assert_eq!(unit("ExecStart"), ["/usr/bin/weir serve"]);
+    // SIGHUP reloads certificates and keys
+    assert_eq!(unit("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
+        .env_clear()
+        .args(["serve", "--print-config"])
+        .output()
+        .unwrap();
+    let settings = String::from_utf8(output.stdout).unwrap();
+    let drain = settings.lines().find_map(|line| line.trim_start_matches("# ").strip_prefix("drain-seconds = "));
+    let drain: u64 = drain.unwrap_or_else(|| panic!("no drain-seconds in\n{settings}")).parse().unwrap();
+    let stop: u64 = unit("TimeoutStopSec")[0].parse().unwrap();
+    assert!(stop >= drain + 20, "{stop} {drain}");
+}
+
+#[test]
+fn the_unit_does_not_restart_a_server_with_an_unknown_flag() {
+    let weir = |flag| {
+        let mut weir = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        weir.env_clear().args(["serve", "--check-config", flag]).output().unwrap().status.code().unwrap().to_string()
+    };
+    assert_eq!(unit("Restart"), ["on-failure"]);
+    assert_eq!(unit("RestartPreventExitStatus"), [weir("--unknown")]);
+    // Other failures can end without a correction, such as a port in use.
+    assert_ne!(unit("RestartPreventExitStatus"), [weir("--models=/missing")]);
+}
+
+const THREADS: usize = 3;
+
+/// Runs a job that needs every thread of the pool. Returns the `/proc` folder of each thread.
+fn run_on_all(pool: &ThreadPool) -> BTreeSet<PathBuf> {
+    let barrier = Barrier::new(THREADS);
+    let threads = Mutex::new(BTreeSet::new());
+    pool.run(THREADS, &|_| {
+        threads.lock().unwrap().insert(PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap()));
+        barrier.wait();
+    });
+    threads.into_inner().unwrap()
+}
+
+/// Returns the processor time of a thread in nanoseconds.
+fn busy_ns(thread: &Path) -> u64 {
+    fs::read_to_string(thread.join("schedstat")).unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Returns true if a thread sleeps, by the state letter after its name.
+fn is_asleep(thread: &Path) -> bool {
+    let stat = fs::read_to_string(thread.join("stat")).unwrap();
+    stat.rsplit(')').next().unwrap().trim_start().starts_with('S')
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn idle_threads_use_no_time_and_wake_for_the_next_job() {
+    let pool = ThreadPool::new(THREADS);
+    let own = PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap());
+    let all = run_on_all(&pool);
+    let workers: Vec<_> = all.iter().filter(|thread| **thread != own).collect();
+    assert_eq!((all.len(), workers.len()), (THREADS, THREADS - 1));
+    for _ in 0..3 {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !workers.iter().all(|worker| is_asleep(worker)) {
+            assert!(Instant::now() < deadline, "the workers never sleep");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let before: Vec<_> = workers.iter().map(|worker| busy_ns(worker)).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        let after: Vec<_> = workers.iter().map(|worker| busy_ns(worker)).collect();
+        assert_eq!(before, after, "a sleeping thread used processor time");
+        assert_eq!(run_on_all(&pool), all, "other threads ran");
+        assert!(workers.iter().zip(after).all(|(worker, idle)| busy_ns(worker) > idle));
+    }
+}
+
+const FREED_MEMORY_SOON: Duration = Duration::from_secs(60);
+
+/// Calls at the same time, each with 4 MiB of text.
+const CALLS: usize = 24;
+
+/// Calls that run at least, each with 16 MiB of symbols.
+const SCORES: usize = 4;
+
+/// What may stay: the heaps, the buffers of the connection, and the keys and values of the rows.
+const MAX_GROWTH: f64 = 60.0;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_memory_of_large_requests_is_returned() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
+    let server = Server::start(&["--model", model.to_str().unwrap(), "--threads", "1"]);
+    let Some(before) = server.resident_mib() else { return eprintln!("skipped: /proc does not report the memory") };
+    let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
+    let windows = Some(Windows { length: 64, stride: 64 });
+    let text = "the city ".repeat((4 << 20) / 9 - 100);
+    let mut starting = JoinSet::new();
+    for _ in 0..CALLS {
+        let request = ScoreRequest { text: text.clone(), windows, ..Default::default() };
+        let mut client = GenerationClient::new(channel.clone());
+        starting.spawn(async move {
+            let mut response = client.score(request).await?.into_inner();
+            response.message().await.map(|_| response)
+        });
+    }
+    // The limit of the memory of requests refuses the others.
+    let running: Vec<_> = starting.join_all().await.into_iter().filter_map(Result::ok).collect();
+    assert!(running.len() >= SCORES, "{} scores run", running.len());
+    let during = server.resident_mib().unwrap();
+    assert!(during > before + 16.0 * SCORES as f64, "{before} MiB, then {during}: the scores hold their symbols");
+    drop(running);
+    let deadline = Instant::now() + FREED_MEMORY_SOON;
+    while server.metric("num_requests_running") != 0.0 {
+        assert!(Instant::now() < deadline, "the scores go on");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut after = server.resident_mib().unwrap();
+    while after > before + MAX_GROWTH {
+        assert!(Instant::now() < deadline, "{before} MiB before, {during} during, {after} after the requests");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        after = server.resident_mib().unwrap();
+    }
+    eprintln!("{before} MiB before, {during} during, {after} after");
 }

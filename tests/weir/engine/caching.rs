@@ -1,7 +1,13 @@
-//! The segment cache in the engine: a hit changes only the time of an answer.
+//! The segment cache, the document cache, and memory pressure.
 
-use super::{jobs::*, resume::models, toy_model::*};
-use crate::support::{fixture, settings, text_symbols};
+use crate::{
+    document_model::{BLOCK, BYTES, DocumentModel, LoggedStep, MARKS, TOKENS, logits},
+    engine::{
+        resume::models,
+        toy_model::{FAIL, JobOutput, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, eventually, generate, mix},
+    },
+    support::{Dice, converted, fixture, settings, text_symbols},
+};
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -9,10 +15,14 @@ use std::{
 };
 use weir::{
     decode::{
+        beam::{BeamSearch, Hypothesis, RowMove, SearchStep},
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        options::{Details, Generate, Score},
+        document::PoolingChoice,
+        options::{Details, FinishReason, Generate, Sampling, Score},
+        summary::{ByteRange, EncodedDocument, Summarize, SummaryResult, ValidSummarize},
     },
-    engine::{Events, Handle, Job, Limits, Terms},
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Job, Limits, Terms},
+    error::{Code, Error, Result},
     family::load::{Settings, load},
     kernels::Dtype,
 };
@@ -47,7 +57,7 @@ fn submit(engine: &Handle, request: &Generate) -> Events {
 
 /// Runs a request. Returns its output and the number of its symbols from the cache.
 pub(super) fn ask(engine: &Handle, request: &Generate) -> (JobOutput, usize) {
-    let mut output = read(submit(engine, request)).unwrap();
+    let mut output = crate::engine::toy_model::read(submit(engine, request)).unwrap();
     let cached = std::mem::take(&mut output.usage.cached_chars);
     (output, cached)
 }
@@ -108,7 +118,7 @@ fn tenants_seeds_and_modes_share_no_cache_entry() {
     let cached = |tenant: &str, mode, seed| {
         let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(seed), offset: 0 };
         let job = Job::Generate(request(&prompt, 3, &boundaries));
-        read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars > 0
+        crate::engine::toy_model::read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars > 0
     };
     let threshold = BoundaryMode::Threshold;
     let sampled = BoundaryMode::Sampled;
@@ -128,7 +138,7 @@ fn a_scored_text_is_a_cache_entry_for_prompts() {
         let boundaries = BoundaryOptions::default();
         Job::Score(Score { symbols: symbols.clone(), logprobs, top: 0, boundaries, windows: None })
     };
-    let run = |engine: &Handle, job: Job| read(engine.submit(job, None).unwrap()).unwrap();
+    let run = |engine: &Handle, job: Job| crate::engine::toy_model::read(engine.submit(job, None).unwrap()).unwrap();
     for logprobs in [true, false] {
         let output = run(&warm, score(logprobs));
         assert_eq!(output, run(&cold, score(logprobs)));
@@ -175,7 +185,7 @@ fn the_cache_is_evicted_for_running_rows() {
     for (requests, expected) in requests.chunks(3).zip(expected.chunks(3)) {
         let running: Vec<_> = requests.iter().map(|request| submit(&warm, request)).collect();
         for (events, expected) in running.into_iter().zip(expected) {
-            assert_eq!(&read(events).unwrap(), expected);
+            assert_eq!(&crate::engine::toy_model::read(events).unwrap(), expected);
         }
     }
     assert_eq!(warm.counters().preemptions, 0, "a row was preempted for the cache");
@@ -185,16 +195,19 @@ fn the_cache_is_evicted_for_running_rows() {
 
 #[test]
 fn a_deadline_estimate_counts_cached_symbols() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, cache_bytes: 1 << 20, ..Limits::default() });
     // A segment ends at the last symbol but one, and is cached.
     let prompt = [vec![2; 1598], vec![0, 1]].concat();
     let job = || Job::Generate(generate(&prompt, 1));
-    read(engine.submit(job(), None).unwrap()).unwrap();
+    crate::engine::toy_model::read(engine.submit(job(), None).unwrap()).unwrap();
     let deadline_in = |time| Terms::from(Some(Instant::now() + time));
     let half = Duration::from_millis(500);
-    assert_eq!(read(engine.submit(job(), deadline_in(half)).unwrap()).unwrap().usage.cached_chars, 1599);
+    assert_eq!(
+        crate::engine::toy_model::read(engine.submit(job(), deadline_in(half)).unwrap()).unwrap().usage.cached_chars,
+        1599
+    );
     let uncached = Job::Generate(generate(&[vec![3; 1598], vec![0, 1]].concat(), 1));
     assert!(engine.submit(uncached, deadline_in(half)).is_err());
 }
@@ -202,12 +215,12 @@ fn a_deadline_estimate_counts_cached_symbols() {
 /// The second request continues from the states of the first one, although both arrive before there are any.
 #[test]
 fn a_deadline_estimate_counts_a_shared_text_once() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { rows: 1, chunk: 16, cache_bytes: 1 << 20, ..Limits::default() });
     let job = |start: Vec<u32>, rest: u32| Job::Generate(generate(&[start, vec![rest; 3198], vec![0, 1]].concat(), 1));
     // After this request the rate is known: at most 1,600 symbols a second. A text takes 2 s at least.
-    read(engine.submit(job(vec![], 3), None).unwrap()).unwrap();
+    crate::engine::toy_model::read(engine.submit(job(vec![], 3), None).unwrap()).unwrap();
     let first = engine.submit(job(vec![], 2), None).unwrap();
     let soon = || Terms::from(Some(Instant::now() + Duration::from_secs(3)));
     assert!(engine.submit(job(vec![], 4), soon()).is_err(), "both texts must be read");
@@ -218,11 +231,13 @@ fn a_deadline_estimate_counts_a_shared_text_once() {
 
 #[test]
 fn failed_rows_are_not_cached() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits { cache_bytes: 1 << 20, chunk: 4, ..Limits::default() });
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH, NAN] {
         let prompt = [vec![0; 8], vec![symbol]].concat();
-        assert!(read(engine.submit(Job::Generate(generate(&prompt, 5)), None).unwrap()).is_err());
+        assert!(
+            crate::engine::toy_model::read(engine.submit(Job::Generate(generate(&prompt, 5)), None).unwrap()).is_err()
+        );
         assert_eq!(engine.segment_cache_usage().entries, 0);
     }
     assert_eq!((toy.sequences(), engine.load().bytes), (0, 0));
@@ -242,7 +257,7 @@ fn pages_of_another_tenant_leave_no_trace() {
             // longer than a page, and not a multiple of it
             let mut request = request(&text_symbols(&**model, &text(seed, 150)), 30, &boundaries);
             request.details.echo = true;
-            read(engine.submit(Job::Generate(request), terms_of(tenant)).unwrap()).unwrap()
+            crate::engine::toy_model::read(engine.submit(Job::Generate(request), terms_of(tenant)).unwrap()).unwrap()
         };
         answers(&used, "a", 1);
         assert_eq!(used.memory().in_use, 0, "{name}: the pages are free");
@@ -257,7 +272,7 @@ fn a_tenant_keeps_its_cached_texts_while_another_fills_the_cache() {
     let warm = engine(&model, 3 * model.bytes_for(200));
     let cached = |tenant: &str, seed: u64| {
         let job = Job::Generate(request(&text(seed, 120), 2, &boundaries));
-        read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars
+        crate::engine::toy_model::read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars
     };
     assert_eq!(cached("quiet", 1), 0);
     for seed in 100..140 {
@@ -266,4 +281,471 @@ fn a_tenant_keeps_its_cached_texts_while_another_fills_the_cache() {
     let usage = warm.segment_cache_usage();
     assert!(usage.evictions > 30, "the cache is full: {usage:?}");
     assert!(cached("quiet", 1) > 80, "another tenant displaced the entry");
+}
+
+/// Admission counts the maximum that sequences can hold. If it counted less, a step would run out of pages and fail all
+/// its rows. Only fixed boundaries allow an exact count of segments.
+#[test]
+fn tight_memory_delays_or_rejects_but_fails_no_request() {
+    for case in ["fixed_sf2", "fixed_sf3", "fixed_sf4"] {
+        let free = load(&converted(case), &settings()).unwrap();
+        let null = settings().memory_bytes - free.memory().limit;
+        // The memory has room for one sequence of 150 symbols: larger ones never fit, and small ones run together.
+        let limit = free.bytes_for(150);
+        let tight = Settings { memory_bytes: limit + null, ..settings() };
+        let model = load(&converted(case), &tight).unwrap();
+        assert_eq!(model.memory().limit, limit);
+        let engine = Handle::start(model.clone(), Limits { rows: 16, queue: 128, ..Limits::default() }).unwrap();
+        let mut dice = Dice::new(7);
+        let mut accepted = Vec::new();
+        let mut rejected = 0;
+        for _ in 0..60 {
+            let prompt = 1 + dice.below(90);
+            let max_chars = 1 + dice.below(90);
+            let request = generate(&dice.text(prompt, model.card().vocabulary.len()), max_chars);
+            let needed = model.bytes_for(prompt + max_chars);
+            match engine.submit(Job::Generate(request), None) {
+                Ok(events) => {
+                    assert!(needed <= limit);
+                    accepted.push((events, max_chars));
+                }
+                Err(error @ Error::NeverFits { .. }) => {
+                    assert_eq!(error.code(), Code::InvalidArgument);
+                    assert!(needed > limit);
+                    rejected += 1;
+                }
+                Err(error) => panic!("{case}: {error}"),
+            }
+        }
+        assert!(rejected > 0 && accepted.len() > 30, "{case}: {rejected} rejected");
+        assert!(engine.load().queued > 0, "{case}: memory suffices for all at once");
+        for (events, max_chars) in accepted {
+            let output = crate::engine::toy_model::read(events).unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert_eq!(output.usage.generated_chars, max_chars, "{case}");
+        }
+        assert_eq!(model.memory().in_use, 0, "{case}");
+    }
+}
+
+/// Everything that a summary request returned.
+struct Output {
+    encoded: Arc<EncodedDocument>,
+    /// Text that was streamed before the end.
+    text: Vec<u32>,
+    summary: SummaryResult,
+    /// Tokens and blocks of each progress event.
+    progress: Vec<(usize, usize)>,
+}
+
+fn read(mut events: Events) -> Result<Output> {
+    let mut text = Vec::new();
+    let mut encoded = None;
+    let mut progress = Vec::new();
+    let mut started = false;
+    let mut chosen: Vec<PoolingChoice> = Vec::new();
+    loop {
+        match events.blocking_recv().expect("the last event ends the request")? {
+            Event::Started { .. } => assert!(!std::mem::replace(&mut started, true), "started twice"),
+            Event::Document(DocumentEvent::Reading(reading)) => {
+                assert!(encoded.is_none());
+                progress.push((reading.tokens, reading.blocks));
+            }
+            Event::Document(DocumentEvent::Chosen(update)) => {
+                assert!(encoded.is_none() && !update.choices.is_empty());
+                chosen.extend(update.choices);
+            }
+            Event::Document(DocumentEvent::Encoded(document)) => {
+                assert!(document.choices.starts_with(&chosen), "the final choices differ from the streamed ones");
+                assert!(encoded.replace(document).is_none(), "encoded twice")
+            }
+            Event::Characters(symbols) => {
+                assert!(encoded.is_some());
+                text.extend(symbols.into_iter().map(|character| character.symbol));
+            }
+            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) => panic!("not the end of a summary"),
+            Event::Document(DocumentEvent::Summarized(summary)) => {
+                assert!(started && events.blocking_recv().is_none(), "nothing follows the end");
+                let encoded = encoded.expect("the document was encoded");
+                return Ok(Output { encoded, text, summary: *summary, progress });
+            }
+        }
+    }
+}
+
+/// Returns a document of `tokens` tokens.
+fn document(tokens: usize, salt: u32) -> Vec<u32> {
+    (0..tokens as u32 - 1).map(|index| 97 + (index * 7 + salt) % 26).chain([MARKS.end]).collect()
+}
+
+/// Returns the hypotheses of a beam search without an engine.
+fn alone(document: &[u32], request: &Summarize, model: &DocumentModel) -> Vec<Hypothesis> {
+    let limits = model.document_encoder().unwrap().limits();
+    let ValidSummarize { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
+    let mut search = BeamSearch::new(rules, MARKS, 256);
+    let mut rows = vec![vec![MARKS.start]];
+    loop {
+        let row_logits: Vec<_> = rows.iter().map(|row| logits(document, row)).collect();
+        match search.advance(row_logits.iter().map(Vec::as_slice)).unwrap() {
+            SearchStep::Done => return search.finished()[..hypotheses.min(search.finished().len())].to_vec(),
+            SearchStep::Continue(moves) => {
+                let extended = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
+                rows = moves.iter().map(extended).collect();
+            }
+        }
+    }
+}
+
+fn document_engine(model: &Arc<DocumentModel>, limits: Limits) -> Handle {
+    Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap()
+}
+
+/// Submits a request with a complete document.
+fn submit_document(engine: &Handle, ids: &[u32], request: &Summarize, terms: Terms) -> Result<Events> {
+    let (upload, incoming) = engine.upload();
+    let events = engine.summarize(request, DocumentSource::Uploading(incoming), terms)?;
+    upload.push(ids, &vec![ByteRange::default(); ids.len()]);
+    upload.close(false);
+    Ok(events)
+}
+
+fn tenant(name: &str) -> Terms {
+    Terms { tenant: name.into(), ..Terms::default() }
+}
+
+fn assert_idle(model: &DocumentModel, engine: &Handle) {
+    eventually("everything is released", || {
+        let load = engine.load();
+        (load.queued, load.running, load.bytes, model.alive() - engine.document_cache_usage().entries) == (0, 0, 0, 0)
+    });
+}
+
+/// Returns a request whose options are derived from `number`.
+fn varied(number: usize) -> Summarize {
+    let sampling = (number % 5 == 4).then(|| Sampling { seed: number as u64, ..Sampling::default() });
+    Summarize {
+        beam: Some(1 + number % 4),
+        length_penalty: Some([1.0, 0.5, 2.0][number % 3]),
+        min_tokens: Some(number % 6),
+        max_tokens: Some(8 + number % 30),
+        no_repeat_ngram: Some([0, 2, 3][number % 3]),
+        sampling,
+        hypotheses: Some(1 + number % 4),
+        ..Summarize::default()
+    }
+}
+
+#[test]
+fn concurrent_documents_have_the_summaries_they_have_alone() {
+    for (rows, bytes, chunk) in
+        [(32, usize::MAX, 256), (4, usize::MAX, 5), (9, 2 * TOKENS * BYTES + 4 * 60 * BYTES, 64)]
+    {
+        let model = DocumentModel::with("reader", bytes);
+        let engine = document_engine(&model, Limits { rows, chunk, document_bytes: 4000, ..Limits::default() });
+        let requests: Vec<_> =
+            (0..40).map(|number| (document(2 + number * 9, number as u32), varied(number))).collect();
+        let readers: Vec<_> = requests
+            .iter()
+            .enumerate()
+            .map(|(number, (ids, request))| {
+                submit_document(&engine, ids, request, tenant(["a", "b", "c"][number % 3])).unwrap()
+            })
+            .collect();
+        for ((ids, request), events) in requests.iter().zip(readers) {
+            let output = read(events).unwrap();
+            let expected = alone(ids, request, &model);
+            assert_eq!(output.summary.hypotheses, expected, "{request:?}");
+            let best = &expected[0].tokens;
+            assert_eq!(output.text, best[..best.len() - 1], "the streamed text is the best hypothesis");
+            assert_eq!(output.summary.usage.prompt_chars, ids.len());
+            let ended = best.len() <= request.max_tokens.unwrap();
+            assert_eq!(output.summary.reason, if ended { FinishReason::EndOfText } else { FinishReason::MaxChars });
+        }
+        assert!(model.peak() <= bytes);
+        assert_idle(&model, &engine);
+        assert!(engine.document_cache_usage().bytes <= 4000);
+        drop(engine);
+        assert_eq!(model.alive(), 0, "the document cache still holds memory");
+    }
+}
+
+#[test]
+fn a_document_is_encoded_while_it_arrives() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits::default());
+    let ids = document(10 * BLOCK, 1);
+    let (upload, incoming) = engine.upload();
+    let request = Summarize::default();
+    let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    for (index, part) in ids.chunks(BLOCK).enumerate() {
+        upload.push(part, &[ByteRange { start: 0, end: 1 }; BLOCK]);
+        eventually("the first layer has encoded the block", || model.blocks() == index + 1);
+    }
+    assert_eq!(engine.load().running, 1);
+    upload.close(true);
+    let output = read(events).unwrap();
+    let waits = output.summary.waits;
+    assert_eq!((waits.blocks_at_end, waits.blocks), (10, 21));
+    assert!(output.encoded.cut && output.encoded.byte_ranges.len() == ids.len());
+    assert!(output.progress.is_sorted() && output.progress.last().unwrap().1 >= 20, "{:?}", output.progress);
+    assert_eq!(output.summary.hypotheses, alone(&ids, &request, &model));
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn a_long_document_stalls_no_stream() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits { chunk: 4, step: Duration::ZERO, ..Limits::default() });
+    let ids = document(9, 3);
+    let slow = Summarize { beam: Some(1), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
+    model.slow(Duration::from_millis(5));
+    let stream = submit_document(&engine, &ids, &slow, tenant("stream")).unwrap();
+    eventually("the stream decodes", || model.log.lock().unwrap().contains(&LoggedStep::Rows(1)));
+    model.hold();
+    let long: Vec<_> = (0..3)
+        .map(|salt| submit_document(&engine, &document(TOKENS, salt), &Summarize::default(), tenant("long")).unwrap())
+        .collect();
+    model.slow(Duration::from_millis(1));
+    let streamed = read(stream).unwrap();
+    assert_eq!(streamed.summary.hypotheses, alone(&ids, &slow, &model));
+    let log = model.log.lock().unwrap().clone();
+    let first = log.iter().position(|work| *work == LoggedStep::Rows(1)).unwrap();
+    let last = log.iter().rposition(|work| *work == LoggedStep::Rows(1)).unwrap();
+    // At most one block runs between two steps of the stream, although a block is twice a step's budget.
+    let between: Vec<_> = log[first..last].split(|work| matches!(work, LoggedStep::Rows(_))).map(<[_]>::len).collect();
+    assert!(between.iter().all(|blocks| *blocks <= 1) && between.contains(&1), "{between:?}");
+    for events in long {
+        read(events).unwrap();
+    }
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn a_cancelled_request_releases_everything_at_every_stage() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
+    let ids = document(80, 4);
+    let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
+    // The client cancels during the upload.
+    let (upload, incoming) = engine.upload();
+    let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    upload.push(&ids[..20], &[ByteRange::default(); 20]);
+    eventually("the first blocks are encoded", || model.blocks() == 2);
+    drop(events);
+    assert_idle(&model, &engine);
+    drop(upload);
+    // The client cancels while the request is queued, encoded and decoded.
+    model.hold();
+    let running = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
+    let waiting = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
+    drop(waiting);
+    model.release();
+    drop(running);
+    assert_idle(&model, &engine);
+    model.slow(Duration::from_millis(1));
+    let mut running = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
+    while !matches!(running.blocking_recv(), Some(Ok(Event::Characters(_)))) {}
+    drop(running);
+    assert_idle(&model, &engine);
+    // The uploader is dropped, or reports an error.
+    for error in [None, Some(Error::Deadline { stage: "during upload" })] {
+        let (upload, incoming) = engine.upload();
+        let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+        upload.push(&ids[..20], &[ByteRange::default(); 20]);
+        let expected = error.as_ref().map_or(Code::Cancelled, Error::code);
+        match error {
+            None => drop(upload),
+            Some(error) => upload.fail(error),
+        }
+        assert_eq!(read(events).err().unwrap().code(), expected);
+    }
+    // The deadline passes.
+    let terms = Terms { deadline: Some(Instant::now() + Duration::from_millis(20)), ..Terms::default() };
+    let late = read(submit_document(&engine, &ids, &request, terms).unwrap()).err().unwrap();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn a_failure_ends_only_its_own_request() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits::default());
+    let good = document(60, 5);
+    let request = Summarize { min_tokens: Some(40), max_tokens: Some(40), ..Summarize::default() };
+    for bad in [crate::document_model::PANIC, crate::document_model::FAIL] {
+        let neighbor = submit_document(&engine, &good, &request, Terms::default()).unwrap();
+        let mut ids = document(60, 6);
+        ids[30] = bad;
+        let failed = read(submit_document(&engine, &ids, &request, Terms::default()).unwrap()).err().unwrap();
+        let expected = if bad == crate::document_model::PANIC { Code::Internal } else { Code::ResourceExhausted };
+        assert_eq!(failed.code(), expected, "{failed}");
+        assert_eq!(read(neighbor).unwrap().summary.hypotheses, alone(&good, &request, &model));
+    }
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn a_slow_reader_is_preempted_and_loses_nothing() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits { rows: 2, events: 1, ..Limits::default() });
+    let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
+    let first = document(60, 7);
+    let other = document(50, 8);
+    let slow = submit_document(&engine, &first, &request, tenant("slow")).unwrap();
+    eventually("its rows run", || model.log.lock().unwrap().contains(&LoggedStep::Rows(2)));
+    // The request holds all rows, and its reader does not read.
+    let quick = read(submit_document(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
+    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
+    let output = read(slow).unwrap();
+    assert_eq!(output.summary.hypotheses, alone(&first, &request, &model));
+    assert_eq!(output.text, output.summary.hypotheses[0].tokens[..50]);
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn an_idle_upload_is_preempted_and_resumes() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
+    let request = Summarize { beam: Some(2), ..Summarize::default() };
+    let first = document(60, 9);
+    let other = document(50, 10);
+    let (upload, incoming) = engine.upload();
+    let idle = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    upload.push(&first[..30], &[ByteRange::default(); 30]);
+    eventually("the first blocks are encoded", || model.blocks() == 3);
+    let quick = read(submit_document(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
+    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
+    upload.push(&first[30..], &[ByteRange::default(); 30]);
+    upload.close(false);
+    assert_eq!(read(idle).unwrap().summary.hypotheses, alone(&first, &request, &model));
+    assert!(engine.counters().preemptions > 0);
+    assert_idle(&model, &engine);
+}
+
+/// Tokens that arrive one by one do not keep the rows, although none is late.
+#[test]
+fn a_trickling_upload_is_preempted() {
+    let model = DocumentModel::new();
+    let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
+    let request = Summarize { beam: Some(2), ..Summarize::default() };
+    let first = document(300, 9);
+    let other = document(50, 10);
+    let (upload, incoming) = engine.upload();
+    let slow = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    upload.push(&first[..30], &[ByteRange::default(); 30]);
+    eventually("the first blocks are encoded", || model.blocks() == 3);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let rest = first[30..].to_vec();
+    let trickle = std::thread::spawn(move || {
+        let mut rest = rest.iter();
+        while is_done.recv_timeout(Duration::from_millis(80)).is_err() {
+            let token = rest.next().expect("the other request waited for the whole upload");
+            upload.push(&[*token], &[ByteRange::default()]);
+        }
+        rest.for_each(|token| upload.push(&[*token], &[ByteRange::default()]));
+        upload.close(false);
+    });
+    let quick = read(submit_document(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
+    done.send(()).unwrap();
+    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
+    assert!(engine.counters().preemptions > 0);
+    trickle.join().unwrap();
+    assert_eq!(read(slow).unwrap().summary.hypotheses, alone(&first, &request, &model));
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn impossible_requests_are_rejected_at_once() {
+    let model = DocumentModel::with("reader", 2 * TOKENS * BYTES + 3 * 61 * BYTES);
+    let engine = document_engine(&model, Limits { rows: 4, ..Limits::default() });
+    let rejection = |request: &Summarize| {
+        let (_upload, incoming) = engine.upload();
+        engine.summarize(request, DocumentSource::Uploading(incoming), None).err().unwrap().to_string()
+    };
+    let beam = rejection(&Summarize { beam: Some(5), ..Summarize::default() });
+    assert_eq!(beam, "options.beam_size: expected 1 to 4, found 5");
+    let fits = rejection(&Summarize { beam: Some(4), max_tokens: Some(59), ..Summarize::default() });
+    assert!(fits.starts_with("options.beam_size: expected a request that needs at most "), "{fits}");
+    let prompt = crate::engine::toy_model::generate(&[97], 5);
+    let wrong = engine.submit(weir::engine::Job::Generate(prompt), None).err().unwrap();
+    assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
+    let text = crate::engine::toy_model::Toy::new();
+    let other = text.engine(Limits::default());
+    let (_upload, incoming) = engine.upload();
+    let wrong = other.summarize(&Summarize::default(), DocumentSource::Uploading(incoming), None).err().unwrap();
+    assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
+    engine.drain();
+    assert!(rejection(&Summarize::default()).starts_with("the server is shutting down"));
+    assert_idle(&model, &engine);
+}
+
+#[test]
+fn storms_release_everything() {
+    let model = DocumentModel::with("reader", 3 * TOKENS * BYTES);
+    let limits = Limits { rows: 6, queue: 8, chunk: 16, document_bytes: 6000, events: 2, ..Limits::default() };
+    let engine = document_engine(&model, limits);
+    let mut readers = Vec::new();
+    for number in 0..150_usize {
+        let ids = document(2 + number * 37 % (TOKENS / 2), number as u32);
+        let request = varied(number * 7);
+        match submit_document(&engine, &ids, &request, tenant(["a", "b"][number % 2])) {
+            Ok(events) if number % 4 == 0 => drop(events),
+            Ok(events) => readers.push((ids, request, events)),
+            Err(error) => assert_eq!(error.code(), Code::ResourceExhausted, "{error}"),
+        }
+        if number % 8 == 7 {
+            for (ids, request, events) in readers.drain(..) {
+                assert_eq!(read(events).unwrap().summary.hypotheses, alone(&ids, &request, &model), "{request:?}");
+            }
+        }
+    }
+    drop(readers);
+    assert_idle(&model, &engine);
+    assert!(model.peak() <= 3 * TOKENS * BYTES);
+}
+
+#[test]
+fn a_cached_document_is_not_encoded_again_and_belongs_to_its_tenant() {
+    let model = DocumentModel::new();
+    let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(400), ..Limits::default() };
+    let engine = document_engine(&model, limits);
+    let ids = document(100, 2);
+    let first = read(submit_document(&engine, &ids, &Summarize::default(), tenant("a")).unwrap()).unwrap();
+    let id = first.summary.document_id.clone().unwrap();
+    let blocks = model.blocks();
+    let other = Summarize { beam: Some(4), hypotheses: Some(4), ..varied(1) };
+    let again = read(engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("a")).unwrap()).unwrap();
+    assert_eq!(again.summary.hypotheses, alone(&ids, &other, &model));
+    assert_eq!((model.blocks(), again.summary.usage.cached_chars), (blocks, ids.len()));
+    assert_eq!((again.encoded, again.summary.document_id.as_ref()), (first.encoded, Some(&id)));
+    let foreign = engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("b")).err().unwrap();
+    assert_eq!(foreign.code(), Code::NotFound);
+    assert_idle(&model, &engine);
+    eventually("the entry expires", || model.alive() == 0);
+    let late = engine.summarize(&other, DocumentSource::Cached(id), tenant("a")).err().unwrap();
+    assert!(matches!(late, Error::UnknownDocument { .. }));
+    assert_eq!((engine.document_cache_usage().hits, engine.document_cache_usage().misses), (1, 2));
+}
+
+#[test]
+fn a_tenant_keeps_its_documents_while_another_stores_many() {
+    let model = DocumentModel::new();
+    let store = |engine: &Handle, name: &str, salt: u32| {
+        let events = submit_document(engine, &document(100, salt), &Summarize::default(), tenant(name)).unwrap();
+        read(events).unwrap().summary.document_id
+    };
+    let large = document_engine(&model, Limits { document_bytes: 1 << 20, ..Limits::default() });
+    store(&large, "quiet", 1);
+    let document_bytes = 5 * large.document_cache_usage().bytes;
+    let engine = document_engine(
+        &model,
+        Limits { document_bytes, document_keep: Duration::from_secs(600), ..Limits::default() },
+    );
+    let id = store(&engine, "quiet", 1).unwrap();
+    for salt in 2..20 {
+        assert!(store(&engine, "busy", salt).is_some());
+    }
+    let evictions = engine.document_cache_usage().evictions;
+    assert!(evictions > 10, "the cache is full: {evictions}");
+    let cached = engine.summarize(&Summarize::default(), DocumentSource::Cached(id), tenant("quiet"));
+    read(cached.expect("another tenant displaced the document")).unwrap();
 }

@@ -1,14 +1,25 @@
-//! Limits of the queue, of memory and of time.
+//! Limits, failures, and what observers see.
 
-use super::{jobs::*, toy_model::*};
+use crate::engine::toy_model::{
+    BYTES, FAIL, MAX_SYMBOLS, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, Toy, alone, assert_idle, eventually,
+    generate, read, varied,
+};
 use std::{
-    sync::atomic::Ordering::SeqCst,
+    sync::{Arc, Mutex, atomic::Ordering::SeqCst},
+    thread,
     time::{Duration, Instant},
 };
 use weir::{
-    decode::options::FinishReason,
-    engine::{Event, Events, Job, Limits},
-    error::{Code, Error},
+    decode::{
+        contract::Model,
+        options::FinishReason,
+        usage::{Timing, Usage},
+    },
+    engine::{
+        Event, Events, Handle, Job, Limits, Phase,
+        observer::{EngineEvent, Observer},
+    },
+    error::{Code, Error, Result},
 };
 
 fn limits(rows: usize, queue: usize) -> Limits {
@@ -21,7 +32,7 @@ fn plain(max_chars: usize) -> Job {
 
 #[test]
 fn a_full_queue_rejects_and_recovers() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(2, 6));
     toy.hold(0);
     let accepted: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
@@ -43,7 +54,7 @@ fn a_full_queue_rejects_and_recovers() {
 
 #[test]
 fn without_a_queue_jobs_still_run() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 0));
     toy.hold(0);
     let first = engine.submit(plain(3), None).unwrap();
@@ -56,7 +67,7 @@ fn without_a_queue_jobs_still_run() {
 #[test]
 fn memory_limits_the_running_rows() {
     // The memory holds twenty symbols in total.
-    let toy = Toy::with(MAX_SYMBOLS, 20 * BYTES);
+    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 20 * BYTES);
     let engine = toy.engine(limits(8, 8));
     match engine.submit(plain(20), None) {
         Err(error @ Error::NeverFits { field: "stopping.max_chars", needed: 210, limit: 200 }) => {
@@ -80,14 +91,14 @@ fn memory_limits_the_running_rows() {
 
 #[test]
 fn the_worst_case_is_limited_by_the_context() {
-    let toy = Toy::with(10, 10 * BYTES);
+    let toy = crate::engine::toy_model::Toy::with(10, 10 * BYTES);
     let engine = toy.engine(limits(8, 8));
     assert_eq!(read(engine.submit(plain(10), None).unwrap()).unwrap().usage.generated_chars, 9);
 }
 
 #[test]
 fn invalid_jobs_are_rejected_at_once() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 1));
     let rejection = |job| engine.submit(job, None).unwrap_err().code();
     assert_eq!(rejection(plain(usize::MAX)), Code::InvalidArgument);
@@ -98,7 +109,7 @@ fn invalid_jobs_are_rejected_at_once() {
 
 #[test]
 fn a_request_for_no_characters_succeeds() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 1));
     let output = read(engine.submit(plain(0), None).unwrap()).unwrap();
     assert_eq!((output.characters.len(), output.reason), (0, FinishReason::MaxChars));
@@ -108,7 +119,7 @@ fn a_request_for_no_characters_succeeds() {
 
 #[test]
 fn a_generation_has_bounded_work() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits { request_work: 20, ..limits(1, 1) });
     let submit = |prompt: usize, max_chars| engine.submit(Job::Generate(generate(&vec![1; prompt], max_chars)), None);
     match submit(11, 10) {
@@ -124,7 +135,7 @@ fn a_generation_has_bounded_work() {
 
 #[test]
 fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     toy.step_ns.store(1_000_000, SeqCst);
     let request_time = Duration::from_millis(200);
     let engine = toy.engine(Limits { request_time, ..limits(1, 4) });
@@ -139,7 +150,7 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
     assert!((1..4000).contains(&symbols.len()) && began.elapsed() >= request_time);
     read(short).unwrap();
     // A request that is paused ends too.
-    let paused = Toy::new();
+    let paused = crate::engine::toy_model::Toy::new();
     let engine = paused.engine(Limits { request_time, events: 4, ..limits(1, 4) });
     let (symbols, error) = {
         let events = engine.submit(plain(1000), None).unwrap();
@@ -151,21 +162,21 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
 
 #[test]
 fn without_a_time_limit_a_request_runs_on() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits { request_time: Duration::ZERO, ..limits(1, 4) });
     assert_eq!(read(engine.submit(plain(100), None).unwrap()).unwrap().usage.generated_chars, 100);
 }
 
 #[test]
 fn a_deadline_in_the_past_is_rejected() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 1));
     assert!(matches!(engine.submit(plain(3), Some(Instant::now())), Err(Error::Deadline { .. })));
 }
 
 #[test]
 fn a_deadline_passes_in_the_queue() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 4));
     // The first reader does not read, so its row pauses. The model is held until both requests are submitted: the second times out
     // in the queue before it can preempt the first.
@@ -181,7 +192,7 @@ fn a_deadline_passes_in_the_queue() {
 
 #[test]
 fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 4));
     toy.hold(5);
     let mut request = generate(&[1], 1000);
@@ -203,7 +214,7 @@ fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
 
 #[test]
 fn a_paused_job_has_a_deadline_too() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits { events: 4, ..limits(1, 4) });
     let mut request = generate(&[1], 1000);
     // One symbol waits for its boundary decision, another for the reader.
@@ -232,7 +243,7 @@ fn read_to_error(mut events: Events) -> (Vec<u32>, Error) {
 
 #[test]
 fn a_cancelled_job_leaves_the_queue() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 1));
     let slow = engine.submit(plain(1000), None).unwrap();
     let waiting = engine.submit(plain(1), None).unwrap();
@@ -241,4 +252,332 @@ fn a_cancelled_job_leaves_the_queue() {
     eventually("the queue is empty", || engine.load().queued == 0);
     drop(slow);
     assert_idle(&toy, &engine);
+}
+
+fn ends_with(symbol: u32) -> Job {
+    Job::Generate(generate(&[1, 2, 3, symbol], 5))
+}
+
+/// Returns a job that never ends a segment, so its row takes part in no segment step.
+fn unsegmented(max_chars: usize) -> Job {
+    let mut request = generate(&[1, 2, 3], max_chars);
+    request.sampling.logit_bias = vec![(0, -1000.0)];
+    Job::Generate(request)
+}
+
+#[test]
+fn a_failed_step_ends_its_batch_and_the_engine_continues() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 3, ..Limits::default() });
+    for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH] {
+        let steps = toy.begun.load(SeqCst);
+        toy.hold(0);
+        let decoding = engine.submit(unsegmented(50), None).unwrap();
+        eventually("its first step runs alone", || toy.begun.load(SeqCst) > steps);
+        let failing = engine.submit(ends_with(symbol), None).unwrap();
+        // Its prompt ends a segment, so it waits for a segment step together with the failing one.
+        let partner = engine.submit(Job::Generate(generate(&[1, 0, 2], 50)), None).unwrap();
+        let queued = engine.submit(varied(2), None).unwrap();
+        toy.release();
+        // Exhausted memory has its own code.
+        let code = if symbol == FAIL { Code::ResourceExhausted } else { Code::Internal };
+        assert_eq!(read(failing).unwrap_err().code(), code);
+        assert_eq!(read(partner).unwrap_err().code(), code);
+        // Of the three, only the segment step runs without the row that decodes.
+        match read(decoding) {
+            Ok(output) => {
+                assert_eq!(symbol, PANIC_IN_MIDDLE);
+                assert_eq!(output, alone(unsegmented(50), 1000));
+            }
+            Err(error) => {
+                assert_ne!(symbol, PANIC_IN_MIDDLE);
+                assert_eq!(error.code(), code);
+            }
+        }
+        assert_eq!(read(queued).unwrap(), alone(varied(2), 1000));
+        assert_idle(&toy, &engine);
+    }
+    assert_eq!(engine.counters().restarts, 0);
+}
+
+#[test]
+fn a_failed_segment_step_spares_the_rows_that_were_ready() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits::default());
+    toy.hold(0);
+    let ready = engine.submit(unsegmented(300), None).unwrap();
+    let failing = engine.submit(ends_with(PANIC_IN_MIDDLE), None).unwrap();
+    toy.release();
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(ready).unwrap(), alone(unsegmented(300), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn nan_logits_end_only_their_own_row() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits::default());
+    toy.hold(0);
+    let valid = engine.submit(varied(5), None).unwrap();
+    let failing = engine.submit(ends_with(NAN), None).unwrap();
+    toy.release();
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(valid).unwrap(), alone(varied(5), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn draining_finishes_admitted_jobs_and_rejects_new_ones() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
+    toy.hold(0);
+    let jobs: Vec<_> = (0..3).map(|seed| engine.submit(varied(seed), None).unwrap()).collect();
+    engine.drain();
+    assert!(matches!(engine.submit(varied(9), None), Err(Error::Draining { .. })));
+    toy.release();
+    for (seed, events) in jobs.into_iter().enumerate() {
+        assert_eq!(read(events).unwrap(), alone(varied(seed as u64), 1000));
+    }
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn dropping_the_last_handle_ends_all_jobs() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
+    let running = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
+    let queued = engine.submit(varied(1), None).unwrap();
+    eventually("one job runs", || toy.sequences() == 1);
+    let other = engine.clone();
+    drop(engine);
+    assert_eq!(other.load().running, 1, "a clone keeps the engine alive");
+    drop(other);
+    // The worker thread has been joined.
+    assert_eq!((toy.sequences(), Arc::strong_count(&toy)), (0, 1));
+    assert!(matches!(read(running), Err(Error::Draining { .. })));
+    assert!(matches!(read(queued), Err(Error::Draining { .. })));
+}
+
+#[test]
+fn dropping_an_idle_engine_joins_its_thread() {
+    let toy = crate::engine::toy_model::Toy::new();
+    drop(toy.engine(Limits::default()));
+    assert_eq!(Arc::strong_count(&toy), 1);
+}
+
+#[test]
+fn a_broken_worker_fails_all_waiting_jobs() {
+    let toy = crate::engine::toy_model::Toy::new();
+    // The model creates one scratch at the start, and none after a failed step.
+    toy.scratches.store(1, SeqCst);
+    let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
+    assert_eq!(engine.phase(), Phase::Open);
+    toy.hold(0);
+    let mut running = engine.submit(ends_with(PANIC), None).unwrap();
+    let mut queued = engine.submit(varied(1), None).unwrap();
+    toy.release();
+    while running.blocking_recv().is_some_and(|event| event.is_ok()) {}
+    assert_eq!(queued.blocking_recv().unwrap().unwrap_err().code(), Code::Internal);
+    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Unavailable);
+    assert_eq!(engine.phase(), Phase::Broken);
+    // The memory of the running job is released.
+    assert_idle(&toy, &engine);
+    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    wait.block_on(engine.wait_until_broken());
+}
+
+/// The scheduler's state is locked during the panic. No request stays unanswered, and queue and caches work afterwards.
+#[test]
+fn a_panic_in_the_bookkeeping_ends_all_requests_and_the_worker_starts_over() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 2, cache_bytes: 1 << 20, ..Limits::default() });
+    for restarts in 1..=3 {
+        read(engine.submit(varied(1), None).unwrap()).unwrap();
+        toy.hold(0);
+        let requests: Vec<_> = (0..6).map(|_| engine.submit(unsegmented(400), None).unwrap()).collect();
+        eventually("two requests run", || toy.sequences() >= 2 && engine.load().queued == 4);
+        toy.memory_panics.store(1, SeqCst);
+        toy.release();
+        for events in requests {
+            assert_eq!(read(events).unwrap_err().code(), Code::Internal);
+        }
+        assert_eq!(read(engine.submit(varied(9), None).unwrap()).unwrap(), alone(varied(9), 1000));
+        assert_eq!((engine.phase(), engine.counters().restarts), (Phase::Open, restarts));
+        assert_eq!(engine.load().running, 0);
+    }
+    // Once more within the period: the worker is broken.
+    toy.memory_panics.store(1, SeqCst);
+    assert_eq!(read(engine.submit(varied(1), None).unwrap()).unwrap_err().code(), Code::Internal);
+    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    wait.block_on(engine.wait_until_broken());
+    assert_eq!(engine.phase(), Phase::Broken);
+    assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Unavailable);
+    assert_idle(&toy, &engine);
+}
+
+/// An observer that panics when a request ends: the request is answered, and no other is affected.
+struct PanickingObserver;
+
+impl Observer for PanickingObserver {
+    fn record(&self, event: EngineEvent<'_>) {
+        assert!(!matches!(event, EngineEvent::Finished { outcome: Err(_), .. }), "the test requests a panic");
+    }
+}
+
+#[test]
+fn a_panic_at_the_end_of_a_request_ends_no_other() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let model = Arc::clone(&toy) as Arc<dyn Model>;
+    let engine = Handle::start_with(model, Limits::default(), Arc::new(PanickingObserver)).unwrap();
+    toy.hold(0);
+    let valid = engine.submit(varied(5), None).unwrap();
+    let failing = engine.submit(ends_with(NAN), None).unwrap();
+    toy.release();
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(valid).unwrap(), alone(varied(5), 1000));
+    assert_eq!((engine.phase(), engine.counters().restarts), (Phase::Open, 0));
+    assert_idle(&toy, &engine);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_idle_engine_sleeps() {
+    let toy = crate::engine::toy_model::Toy::named("idle", MAX_SYMBOLS, usize::MAX);
+    let engine = toy.engine(Limits::default());
+    read(engine.submit(varied(1), None).unwrap()).unwrap();
+    let before = processor_ticks();
+    thread::sleep(std::time::Duration::from_millis(300));
+    let ticks = processor_ticks() - before;
+    assert!(ticks <= 2, "{ticks} ticks");
+    drop(engine);
+}
+
+/// Returns the processor time of the threads named `weir-idle`, in hundredths of a second.
+#[cfg(target_os = "linux")]
+fn processor_ticks() -> u64 {
+    let mut ticks = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        // Other tests' threads may end meanwhile.
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
+        if let Some((_, fields)) = stat.split_once("(weir-idle) ") {
+            let fields: Vec<_> = fields.split_whitespace().collect();
+            ticks.push(fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap());
+        }
+    }
+    assert!(!ticks.is_empty(), "the worker has no thread");
+    ticks.iter().sum()
+}
+
+/// Observer that records everything.
+#[derive(Default)]
+struct Recorder {
+    steps: Mutex<Vec<(usize, usize, usize)>>,
+    queued: Mutex<usize>,
+    firsts: Mutex<Vec<Duration>>,
+    /// For each gap, true if the character before it ended a segment.
+    gaps: Mutex<Vec<bool>>,
+    ends: Mutex<Vec<(Result<FinishReason, String>, Usage, Timing)>>,
+}
+
+impl Observer for Recorder {
+    fn record(&self, event: EngineEvent<'_>) {
+        match event {
+            EngineEvent::Step { rows, fed, middle } => self.steps.lock().unwrap().push((rows, fed, middle)),
+            EngineEvent::Admitted(_) => *self.queued.lock().unwrap() += 1,
+            EngineEvent::FirstChar(after) => self.firsts.lock().unwrap().push(after),
+            EngineEvent::Gap { boundary, .. } => self.gaps.lock().unwrap().push(boundary),
+            EngineEvent::Finished { outcome, usage, timing } => {
+                let outcome = outcome.cloned().map_err(Error::to_string);
+                self.ends.lock().unwrap().push((outcome, *usage, *timing));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn engine(toy: &Arc<Toy>, limits: Limits) -> (Handle, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::default());
+    (Handle::start_with(Arc::clone(toy) as Arc<dyn Model>, limits, recorder.clone()).unwrap(), recorder)
+}
+
+#[test]
+fn each_step_character_and_end_is_reported_once() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let (engine, recorder) = engine(&toy, Limits { rows: 5, chunk: 16, ..Limits::default() });
+    let jobs: Vec<_> = (0..40).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
+    let mut usages = Vec::new();
+    for (seed, events) in jobs {
+        let generates = matches!(varied(seed), Job::Generate(_));
+        usages.push((generates, read(events).unwrap().usage));
+    }
+    assert_idle(&toy, &engine);
+    let counters = engine.counters();
+    let sum = |field: fn(&Usage) -> usize| usages.iter().map(|(_, usage)| field(usage)).sum::<usize>();
+
+    assert_eq!(*recorder.queued.lock().unwrap(), 40);
+    let ends = recorder.ends.lock().unwrap();
+    assert!(ends.len() == 40 && ends.iter().all(|(outcome, ..)| outcome.is_ok()));
+    assert_eq!(
+        ends.iter().map(|(_, usage, _)| usage.generated_chars).sum::<usize>(),
+        sum(|usage| usage.generated_chars)
+    );
+
+    // Each generation reports its first character, and a gap before every other one.
+    let answers = usages.iter().filter(|(generates, usage)| *generates && usage.generated_chars > 0).count();
+    assert_eq!(recorder.firsts.lock().unwrap().len(), answers);
+    assert_eq!(recorder.gaps.lock().unwrap().len(), sum(|usage| usage.generated_chars) - answers);
+    assert!(recorder.gaps.lock().unwrap().contains(&true) && recorder.gaps.lock().unwrap().contains(&false));
+
+    // The counters equal the steps that the model ran.
+    let steps = recorder.steps.lock().unwrap();
+    let fed: Vec<_> = toy.steps.lock().unwrap().iter().map(|fed| (fed.len(), fed.iter().sum::<usize>())).collect();
+    let reported: Vec<_> = steps.iter().filter(|step| step.0 > 0).map(|&(rows, fed, _)| (rows, fed)).collect();
+    assert_eq!(reported, fed);
+    let middle: Vec<_> = toy.segment_steps.lock().unwrap().iter().map(|&(rows, _)| rows).collect();
+    assert_eq!(steps.iter().map(|step| step.2).filter(|&rows| rows > 0).collect::<Vec<_>>(), middle);
+
+    // The counters equal the sums.
+    assert_eq!((counters.running, counters.waiting), (0, 0));
+    assert_eq!(counters.steps, fed.len() as u64);
+    assert_eq!(counters.symbol_rows, fed.iter().map(|step| step.0 as u64).sum::<u64>());
+    assert_eq!(counters.segment_steps, middle.len() as u64);
+    assert_eq!(counters.segment_rows, middle.iter().sum::<usize>() as u64);
+    assert_eq!(counters.prefill_chars, sum(|usage| usage.prompt_chars) as u64);
+    assert_eq!(counters.generated_chars, sum(|usage| usage.generated_chars) as u64);
+    assert_eq!(counters.middle_run, sum(|usage| usage.prompt_segments + usage.generated_segments) as u64);
+    let symbols = sum(|usage| usage.prompt_chars + usage.generated_chars) as u64;
+    assert_eq!(counters.middle_run + counters.middle_skipped, symbols);
+}
+
+#[test]
+fn the_end_of_a_queued_request_is_reported() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let (engine, recorder) = engine(&toy, Limits { rows: 1, ..Limits::default() });
+    toy.hold(0);
+    let first = engine.submit(varied(1), None).unwrap();
+    eventually("the first has a row", || toy.sequences() == 1);
+    let late = engine.submit(varied(2), Some(Instant::now() + Duration::from_millis(20))).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    toy.release();
+    assert!(matches!(read(late), Err(Error::Deadline { stage: "in the queue" })));
+    read(first).unwrap();
+    assert_idle(&toy, &engine);
+    assert_eq!(*recorder.queued.lock().unwrap(), 1);
+    let ends = recorder.ends.lock().unwrap();
+    let (_, usage, timing) = ends.iter().find(|(outcome, ..)| outcome.is_err()).unwrap();
+    assert_eq!((ends.len(), *usage), (2, Usage::default()));
+    assert!(timing.queue_ns >= 20_000_000 && timing.total_ns == timing.queue_ns);
+}
+
+#[test]
+fn a_long_step_is_reported_as_busy() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let (engine, _) = engine(&toy, Limits::default());
+    eventually("the worker sleeps", || engine.busy_for().is_none());
+    toy.hold(0);
+    let events = engine.submit(varied(1), None).unwrap();
+    eventually("the step takes long", || engine.busy_for().is_some_and(|busy| busy > Duration::from_millis(20)));
+    toy.release();
+    read(events).unwrap();
+    eventually("the worker sleeps again", || engine.busy_for().is_none());
 }

@@ -1,28 +1,37 @@
-//! Sessions that lose their row and resume with another, or start from a cached state. Their total output is that of an
-//! undisturbed session.
+//! Streams that are resumed, endless, or read slowly.
 
-use super::{
-    jobs::{self, JobOutput},
-    toy_model::Toy,
+use crate::{
+    decoder,
+    engine::{
+        caching::ask,
+        toy_model::{
+            self, JobOutput, MAX_SYMBOLS, Toy, VOCABULARY, alone, assert_idle, eventually, generate, mix, read, varied,
+        },
+    },
+    hourglass,
+    support::{
+        Dice, converted, fixture, fixture_in, hnet_converted, hnet_in, lslm_converted, lslm_in, settings, text_symbols,
+    },
 };
-use crate::support::{
-    converted, fixture, fixture_in, hnet_converted, hnet_in, lslm_converted, lslm_in, settings, text_symbols,
-};
+use proptest::prelude::*;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
-        options::{Details, Generate, Sampling, Score, Stopping, WindowOptions},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
         session::{Session, SessionProgress},
         usage::{LevelCounts, Usage},
     },
     engine::{
-        Job,
+        Event, Handle, Job, Limits,
         cache::{Capacity, Key, SegmentCache},
     },
+    error::{Code, Error, Result},
     family::load::{Settings, load},
     kernels::Dtype,
 };
@@ -181,7 +190,7 @@ fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
 fn a_session_that_loses_its_row_has_the_same_output() {
     let toy = Toy::new();
     for seed in 0..150 {
-        let session = match jobs::varied(seed) {
+        let session = match toy_model::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
             Job::Code(request) => Session::code(request, toy.card()),
@@ -196,7 +205,7 @@ fn a_session_that_loses_its_row_has_the_same_output() {
 fn a_session_starts_after_any_cacheable_prefix() {
     let toy = Toy::new();
     for seed in 0..60 {
-        let session = match jobs::varied(seed) {
+        let session = match toy_model::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
             Job::Code(request) => Session::code(request, toy.card()),
@@ -209,7 +218,7 @@ fn a_session_starts_after_any_cacheable_prefix() {
 #[test]
 fn only_symbols_without_requested_details_may_be_skipped() {
     let toy = Toy::new();
-    let mut request = jobs::generate(&[1, 2, 0, 1, 2], 3);
+    let mut request = toy_model::generate(&[1, 2, 0, 1, 2], 3);
     let max_prefix = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
     assert_eq!(max_prefix(&request), 4);
     request.details.boundaries = true;
@@ -271,6 +280,7 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
 
 /// Prefix of the names of latent segment models.
 const LATENT: &str = "lslm ";
+
 const CHUNKING: &str = "hnet ";
 
 /// Returns the checkpoint of a model of [`models`].
@@ -332,4 +342,445 @@ fn the_shipped_model_resumes_from_its_cache() {
         }
         assert_eq!(model.memory().in_use, 0, "pages leaked");
     }
+}
+
+fn resumed_request(seed: u64) -> Option<Generate> {
+    match varied(seed) {
+        Job::Generate(resumed_request) => Some(resumed_request),
+        _ => None,
+    }
+}
+
+/// Returns what a request emits after its prompt.
+fn generated<'a>(request: &Generate, output: &'a JobOutput) -> &'a [EmittedSymbol] {
+    &output.characters[if request.details.echo { request.prompt.len() } else { 0 }..]
+}
+
+/// Returns the request that resumes after the first `cut` of these symbols.
+fn resumed(request: &Generate, generated: &[EmittedSymbol], cut: usize) -> Generate {
+    Generate { resumed: generated[..cut].iter().map(|emitted| emitted.symbol).collect(), ..request.clone() }
+}
+
+/// Runs a session that loses its row after each step of `losses`.
+fn run_with_losses(request: Generate, chunk: usize, losses: &[usize]) -> JobOutput {
+    let toy = toy_model::Toy::new();
+    let mut session = Session::generate(request, toy.card()).unwrap();
+    let fresh = |session: &Session| {
+        let mut state = toy.begin(session.boundaries().clone()).unwrap();
+        session.resume(&mut *state).unwrap();
+        SequenceRow::new(state)
+    };
+    let mut row = fresh(&session);
+    let mut scratch = toy.scratch();
+    let mut characters = Vec::new();
+    for step in 0.. {
+        session.feed(&mut row, chunk);
+        advance(&*toy, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
+        let progress = session.absorb(&mut row).unwrap();
+        characters.extend(session.take_output());
+        if let SessionProgress::Finished(reason) = progress {
+            return JobOutput { characters, reason, usage: session.usage() };
+        }
+        if losses.contains(&step) {
+            session.rewind();
+            row = fresh(&session);
+        }
+    }
+    unreachable!()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn the_rest_is_that_of_the_whole(
+        seed: u64, cut: usize, chunk in 1_usize..12, losses in prop::collection::vec(0_usize..30, 0..3),
+    ) {
+        let Some(request) = resumed_request(seed) else { return Ok(()) };
+        let whole = alone(Job::Generate(request.clone()), chunk);
+        let generated = generated(&request, &whole);
+        let cut = cut % (generated.len() + 1);
+        let request = resumed(&request, generated, cut);
+        let rest = run_with_losses(request.clone(), chunk, &losses);
+        let before = if cut == 0 { whole.characters.len() - generated.len() } else { 0 };
+        prop_assert_eq!(&rest.characters[before..], &generated[cut..]);
+        prop_assert_eq!(&rest.reason, &whole.reason);
+        prop_assert_eq!(rest.usage, Usage { resumed_chars: cut, ..whole.usage });
+    }
+}
+
+#[test]
+fn the_engine_resumes_many_texts_at_once() {
+    let (toy, engine) = {
+        let toy = toy_model::Toy::new();
+        let engine = Handle::start(toy.clone(), Limits { rows: 5, chunk: 7, ..Limits::default() }).unwrap();
+        (toy, engine)
+    };
+    let mut running = Vec::new();
+    for (seed, request) in (0..120_u64).filter_map(|seed| Some((seed, resumed_request(seed)?))) {
+        let whole = alone(Job::Generate(request.clone()), 9);
+        let generated = generated(&request, &whole);
+        let cut = (mix(seed) % (generated.len() as u64 + 1)) as usize;
+        let request = resumed(&request, generated, cut);
+        let before = if cut == 0 { whole.characters.len() - generated.len() } else { 0 };
+        let rest = whole.characters[whole.characters.len() - generated.len() - before + cut..].to_vec();
+        running.push((engine.submit(Job::Generate(request), None).unwrap(), rest, whole.reason));
+    }
+    for (events, characters, reason) in running {
+        let output = read(events).unwrap();
+        assert_eq!((output.characters, output.reason), (characters, reason));
+    }
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_complete_text_ends_without_another_symbol() {
+    let request = Generate { resumed: vec![1, 2, 3], ..generate(&[1], 3) };
+    let output = alone(Job::Generate(request), 8);
+    assert_eq!((output.characters, output.reason), (Vec::new(), FinishReason::MaxChars));
+    assert_eq!((output.usage.generated_chars, output.usage.resumed_chars), (3, 3));
+    let mut request = Generate { resumed: vec![1, 2, 3, 1], ..generate(&[1], 9) };
+    request.stopping.stop = vec![vec![2, 3]];
+    let output = alone(Job::Generate(request), 8);
+    assert_eq!((output.characters, output.reason), (Vec::new(), FinishReason::Stop(0)));
+    assert_eq!(output.usage.generated_chars, 3, "the text ended with the stop string");
+}
+
+#[test]
+fn a_resumed_text_has_limits() {
+    let toy = toy_model::Toy::new();
+    let refused = |request: Generate| Session::generate(request, toy.card()).map(drop).unwrap_err();
+    let long = refused(Generate { resumed: vec![1; 4], ..generate(&[1], 3) });
+    assert!(matches!(long, Error::BadOption { field: "resume_text", .. }), "{long}");
+    let full = refused(Generate { resumed: vec![1; 9], ..generate(&[1; MAX_SYMBOLS - 8], 20) });
+    assert!(matches!(full, Error::BadOption { field: "resume_text", .. }), "{full}");
+    let unknown = refused(Generate { resumed: vec![VOCABULARY as u32], ..generate(&[1], 3) });
+    assert!(matches!(unknown, Error::UnknownSymbol { field: "resume_text", .. }), "{unknown}");
+}
+
+/// Number of generated symbols.
+const CHARS: usize = 3200;
+
+/// Position from which rows are lost. The start of the text has been dropped by then.
+const LOSS_START: usize = 2100;
+
+/// Returns models with windows: plain, pooled, and with special symbols.
+fn endless_models() -> Vec<(String, Arc<dyn Model>)> {
+    let pooled =
+        ["windows", "xpos-windows", "learned-windows", "plain-windows", "ngrams-windows", "plain-ngrams-windows"];
+    let decoders = ["xpos, blocks of 11", "sinusoidal, last 40", "marked xpos, blocks of 32", "marked alibi, last 40"];
+    let all = hourglass::shapes().into_iter().chain(decoder::shapes());
+    let models: Vec<_> =
+        all.filter(|(name, _)| pooled.contains(&name.as_str()) || decoders.contains(&name.as_str())).collect();
+    assert_eq!(models.len(), pooled.len() + decoders.len());
+    models
+}
+
+fn endless_request(model: &dyn Model, seed: u64, chars: usize) -> Generate {
+    let numbers: Vec<u32> = (0..70).map(|i| if i % 6 == 5 { 3 } else { i % 7 }).collect();
+    let mut request = generate(&text_symbols(model, &numbers), chars);
+    request.sampling.seed = seed;
+    request.sampling.temperature = 1.0;
+    request.sampling.repetition_penalty = 1.2;
+    // An end symbol does not stop the text.
+    request.stopping.ignore_end = true;
+    request.stopping.stop = vec![text_symbols(model, &[1; 40])];
+    request
+}
+
+/// Runs a session whose row is replaced where `lose` returns one. Returns the output and the maximum of held symbols.
+fn run_losing(
+    model: &dyn Model,
+    request: &Generate,
+    mut lose: impl FnMut(&mut Session, &SequenceRow, usize) -> Option<SequenceRow>,
+) -> (JobOutput, usize) {
+    let mut session = Session::generate(request.clone(), model.card()).unwrap();
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
+    let mut scratch = model.scratch();
+    let mut characters = Vec::new();
+    let mut max_held = 0;
+    loop {
+        if !session.is_prefilling()
+            && let Some(other) = lose(&mut session, &rows[0], characters.len())
+        {
+            rows[0] = other;
+        }
+        session.feed(&mut rows[0], 64);
+        advance(model, &mut rows, &[0], &mut scratch).unwrap();
+        let progress = session.absorb(&mut rows[0]).unwrap();
+        characters.extend(session.take_output());
+        max_held = max_held.max(session.held_symbols());
+        if let SessionProgress::Finished(reason) = progress {
+            return (JobOutput { characters, reason, usage: session.usage() }, max_held);
+        }
+    }
+}
+
+/// Returns a new row for a session that lost its row.
+fn fresh_row(model: &dyn Model, session: &mut Session) -> SequenceRow {
+    session.rewind();
+    let mut state = model.begin(session.boundaries().clone()).unwrap();
+    session.resume(&mut *state).unwrap();
+    SequenceRow::new(state)
+}
+
+#[test]
+fn only_the_text_that_a_new_row_needs_is_held() {
+    let mut pooled_hits = 0;
+    for (name, model) in endless_models() {
+        let model = &*model;
+        let request = endless_request(model, 5, CHARS);
+        let (expected, max_held) = run_losing(model, &request, |_, _, _| None);
+        assert_eq!(expected.characters.len(), CHARS, "{name}");
+        assert!(max_held <= 2100, "{name}: {max_held} symbols of {CHARS} were held");
+        let mut dice = Dice::new(3);
+        let mut losses = 0;
+        let (output, max_held) = run_losing(model, &request, |session, _, generated| {
+            (generated >= LOSS_START && dice.below(200) == 0).then(|| {
+                losses += 1;
+                assert!(session.replay_position() > 0, "{name}: no text was dropped");
+                fresh_row(model, session)
+            })
+        });
+        assert_eq!(output, expected, "{name}, from its own text");
+        assert!(losses > 0 && max_held <= 2100, "{name}: lost {losses} times, {max_held} held");
+        // Resumes from the cache, which finds the row's state although its text is dropped.
+        let key = Key::for_sequence(&"".into(), &BoundaryOptions::default(), model.card()).unwrap();
+        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
+        let mut hits = 0;
+        let (mut output, _) = run_losing(model, &request, |session, row, generated| {
+            (generated >= LOSS_START && dice.below(200) == 0).then(|| {
+                cache.keep(&key, session.text(), &*row.state).unwrap();
+                let mut other = fresh_row(model, session);
+                // The lookup misses if no segment ended recently.
+                if let Some(hit) = cache.find(&key, session.text().prefix(session.cacheable_prefix())).unwrap() {
+                    session.start_at(hit.len, hit.state.level_segments()).unwrap();
+                    other = SequenceRow::new(hit.state);
+                    hits += 1;
+                }
+                other
+            })
+        });
+        output.usage.cached_chars = 0;
+        assert_eq!(output, expected, "{name}, from the cache");
+        assert!(hits > 0 || model.card().pooled, "{name}");
+        pooled_hits += if model.card().pooled { hits } else { 0 };
+        drop(cache);
+        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+    }
+    assert!(pooled_hits > 0, "no pooled model had a cache hit");
+}
+
+/// Reads events until `count` characters have arrived.
+fn read_until(events: &mut weir::engine::Events, characters: &mut Vec<EmittedSymbol>, count: usize) {
+    while characters.len() < count {
+        match events.blocking_recv().unwrap().unwrap() {
+            Event::Characters(symbols) => characters.extend(symbols),
+            Event::Started { .. } => {}
+            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+                panic!("ended after {} characters", characters.len())
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_generation_is_preempted_and_resumes() {
+    for (name, model) in endless_models().into_iter().step_by(2) {
+        let job = endless_request(&*model, 8, CHARS);
+        let brief = endless_request(&*model, 9, 20);
+        let (expected, _) = run_losing(&*model, &job, |_, _, _| None);
+        for cache_bytes in [0, 1 << 20] {
+            let engine =
+                Handle::start(model.clone(), Limits { rows: 1, events: 16, cache_bytes, ..Limits::default() }).unwrap();
+            let mut events = engine.submit(Job::Generate(job.clone()), None).unwrap();
+            let mut characters = Vec::new();
+            let mut prompt_symbols = 70;
+            for until in [LOSS_START, LOSS_START + 400] {
+                read_until(&mut events, &mut characters, until);
+                // The reader stops, and another request waits for the only row.
+                read(engine.submit(Job::Generate(brief.clone()), None).unwrap()).unwrap();
+                prompt_symbols += 70;
+            }
+            let counters = engine.counters();
+            assert_eq!(counters.preemptions, 2, "{name}");
+            let output = loop {
+                match events.blocking_recv().unwrap().unwrap() {
+                    Event::Characters(symbols) => characters.extend(symbols),
+                    Event::Finished { reason, usage, .. } => break JobOutput { characters, reason, usage },
+                    Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+                        panic!("{name}: unexpected event")
+                    }
+                }
+            };
+            assert_eq!(output, expected, "{name}, {cache_bytes} bytes of cache");
+            // The symbols fed again are far fewer than those generated before.
+            let replayed = (engine.counters().prefill_chars as usize).saturating_sub(prompt_symbols);
+            let limit = if cache_bytes == 0 { 2 * 1500 } else { 2 * 64 };
+            assert!(
+                replayed <= limit && (replayed > 0 || cache_bytes > 0),
+                "{name}: {replayed} symbols were fed again"
+            );
+            drop(engine);
+            assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_stays_cached_next_to_its_continuation() {
+    for (name, model) in endless_models() {
+        let start = |cache_bytes| {
+            let limits = Limits { cache_bytes, chunk: 48, events: 4096, ..Limits::default() };
+            Handle::start(model.clone(), limits).unwrap()
+        };
+        let cold = start(0);
+        let warm = start(64 << 20);
+        let first = endless_request(&*model, 5, 600);
+        let answer: Vec<u32> = ask(&cold, &first).0.characters.iter().map(|character| character.symbol).collect();
+        let with_prompt = |parts: [&[u32]; 2]| Generate { prompt: parts.concat(), ..first.clone() };
+        let more = text_symbols(&*model, &[1, 2, 3, 0, 4]);
+        let repeat = with_prompt([&first.prompt, &[]]);
+        let branch = with_prompt([&first.prompt, &more]);
+        let chat = with_prompt([&first.prompt, &answer]);
+        let next = with_prompt([&chat.prompt, &more]);
+        // Each request follows one whose text is longer than its prompt.
+        for (request, least) in [(&first, 0), (&repeat, 60), (&branch, 60), (&next, 600), (&chat, 600), (&repeat, 60)] {
+            let (expected, _) = ask(&cold, request);
+            let (output, cached) = ask(&warm, request);
+            assert_eq!(output, expected, "{name}, {} symbols", request.prompt.len());
+            let len = request.prompt.len();
+            assert!((least..len).contains(&cached), "{name}: {cached} of {len}, at least {least} expected");
+        }
+        let usage = warm.segment_cache_usage();
+        assert!(
+            usage.page_bytes == model.memory().in_use - warm.load().bytes && usage.misses == 1,
+            "{name}: {usage:?}"
+        );
+        drop(warm);
+        // A repeated prompt stays in a cache for a few requests with two entries each.
+        let measure = start(64 << 20);
+        ask(&measure, &first);
+        let limit = 4 * measure.segment_cache_usage().bytes;
+        drop(measure);
+        let tight = start(limit);
+        for round in 0..16 {
+            let numbers: Vec<u32> =
+                (0..40).map(|i| if i % 6 == 5 { 3 } else { (i * (round + 2) + round) % 7 }).collect();
+            let other =
+                Generate { prompt: text_symbols(&*model, &numbers), ..endless_request(&*model, round.into(), 300) };
+            for (request, least) in [(&other, 0), (&repeat, if round == 0 { 0 } else { 60 })] {
+                let (output, cached) = ask(&tight, request);
+                assert_eq!(output, ask(&cold, request).0, "{name}");
+                assert!(
+                    cached >= least && tight.segment_cache_usage().bytes <= limit,
+                    "{name}: {cached}, {:?}",
+                    tight.segment_cache_usage()
+                );
+            }
+        }
+        assert!(tight.segment_cache_usage().evictions > 0, "{name}");
+        drop((cold, tight));
+        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+    }
+}
+
+fn long(seed: u64, max_chars: usize) -> Job {
+    let mut request = generate(&[1, 0, 2], max_chars);
+    request.sampling.seed = seed;
+    Job::Generate(request)
+}
+
+#[test]
+fn a_stalled_reader_is_ended_after_the_stall_limit() {
+    let toy = toy_model::Toy::new();
+    let stall = Duration::from_millis(150);
+    let engine = toy.engine(Limits { events: 4, stall, ..Limits::default() });
+    let start = Instant::now();
+    let mut slow = engine.submit(long(1, 500), None).unwrap();
+    assert_idle(&toy, &engine);
+    assert!(start.elapsed() >= stall);
+    // The reader receives the ready characters first, then the error.
+    let mut received = 0;
+    let mut last = None;
+    while let Some(event) = slow.blocking_recv() {
+        match event {
+            Ok(Event::Characters(characters)) => received += characters.len(),
+            Ok(_) => {}
+            Err(error) => last = Some(error),
+        }
+    }
+    let error = last.unwrap();
+    assert!(matches!(error, Error::Stalled { limit } if limit == stall) && received >= 4, "{error}, {received}");
+    assert_eq!(error.code(), Code::ResourceExhausted);
+}
+
+#[test]
+fn a_slow_but_steady_reader_is_not_ended() {
+    let toy = toy_model::Toy::new();
+    let stall = Duration::from_millis(400);
+    let engine = toy.engine(Limits { events: 2, stall, ..Limits::default() });
+    // on a busy machine this thread may itself pause for longer than the limit
+    let is_answered = (0..5).any(|_| {
+        let mut events = engine.submit(long(2, 12), None).unwrap();
+        let mut received = 0;
+        let start = Instant::now();
+        loop {
+            thread::sleep(Duration::from_millis(60));
+            match events.blocking_recv().unwrap() {
+                Ok(Event::Characters(characters)) => received += characters.len(),
+                Ok(Event::Finished { .. }) => break,
+                Ok(_) => {}
+                Err(Error::Stalled { .. }) => return false,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(received == 12 && start.elapsed() > stall);
+        true
+    });
+    assert!(is_answered);
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn rows_of_slow_readers_are_preempted_and_resumed() {
+    let toy = toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 2, events: 8, ..Limits::default() });
+    let mut slow: Vec<_> = (0..2).map(|seed| engine.submit(long(seed, 60), None).unwrap()).collect();
+    eventually("both rows have paused", || slow.iter().all(|events| events.len() == 8));
+    // Without preemption these requests would wait forever.
+    for seed in 0..10 {
+        assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 1000));
+    }
+    assert!(engine.counters().preemptions >= 1);
+    let second = slow.pop().unwrap();
+    assert_eq!(read(slow.pop().unwrap()).unwrap(), alone(long(0, 60), 1000));
+    assert_eq!(read(second).unwrap(), alone(long(1, 60), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_preempted_job_with_a_stalled_reader_is_ended() {
+    let toy = toy_model::Toy::new();
+    let stall = Duration::from_secs(2);
+    let engine = toy.engine(Limits { rows: 1, events: 4, stall, ..Limits::default() });
+    let mut slow = engine.submit(long(1, 500), None).unwrap();
+    eventually("the row has paused", || slow.len() == 4);
+    assert_eq!(read(engine.submit(varied(3), None).unwrap()).unwrap(), alone(varied(3), 1000));
+    assert_eq!((engine.counters().preemptions, engine.load().queued), (1, 1));
+    assert_idle(&toy, &engine);
+    let error = std::iter::from_fn(|| slow.blocking_recv()).find_map(Result::err);
+    assert!(matches!(error, Some(Error::Stalled { .. })), "{error:?}");
+}
+
+#[test]
+fn a_preempted_job_ends_when_its_reader_cancels() {
+    let toy = toy_model::Toy::new();
+    let engine = toy.engine(Limits { rows: 1, events: 4, ..Limits::default() });
+    let slow = engine.submit(long(1, 500), None).unwrap();
+    eventually("the row has paused", || slow.len() == 4);
+    read(engine.submit(varied(3), None).unwrap()).unwrap();
+    assert_eq!(engine.load().queued, 1);
+    drop(slow);
+    assert_idle(&toy, &engine);
 }

@@ -1,15 +1,31 @@
-//! The scheduler inside the engine: priorities, tenants, shares of the queue, and deadlines that cannot be met. The unit
-//! tests of the scheduler are in its own folder.
+//! The scheduler with a real engine: order, batches, preemption and shared segment steps.
 
-use super::{jobs::*, toy_model::*};
+use crate::{
+    engine::{
+        resume::{checkpoint, models},
+        toy_model::{
+            BYTES, JobOutput, MAX_SYMBOLS, PANIC_AT_FINISH, PANIC_IN_MIDDLE, Toy, alone, assert_idle, eventually,
+            generate, mix, read, read_timed, varied,
+        },
+    },
+    support::{settings, text_symbols},
+};
+use proptest::{collection::vec, prelude::*};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
+    thread,
     time::{Duration, Instant},
 };
 use weir::{
-    decode::{contract::BoundaryOptions, options::Score},
-    engine::{Events, Handle, Job, Limits, Terms},
-    error::{Code, Error},
+    decode::{
+        boundary_wait::{count_step, is_due},
+        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want},
+        options::{Details, Generate, Score, WindowOptions},
+        session::Session,
+    },
+    engine::{Event, Events, Handle, Job, Limits, Terms},
+    error::{Code, Error, Result},
+    family::load::{Settings, load},
 };
 
 fn plain(prompt: usize, max_chars: usize) -> Job {
@@ -38,7 +54,7 @@ fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
 
 #[test]
 fn higher_priorities_go_first() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "");
     let low = 2;
     let usual = 3;
@@ -54,7 +70,7 @@ fn higher_priorities_go_first() {
 
 #[test]
 fn a_priority_out_of_range_is_rejected() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits::default());
     for priority in [-9, 8, i32::MIN, i32::MAX] {
         match engine.submit(plain(1, 1), terms("", priority)) {
@@ -73,7 +89,7 @@ fn a_priority_out_of_range_is_rejected() {
 /// A tenant with long requests of high priority gets its turn by the work that they do, not by their number.
 #[test]
 fn tenants_take_turns_whatever_their_priorities() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "many");
     let mut jobs = Vec::new();
     let [many, few] = [2, 3];
@@ -92,7 +108,7 @@ fn tenants_take_turns_whatever_their_priorities() {
 
 #[test]
 fn only_a_tenant_over_its_share_is_rejected() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let (engine, first) = held(&toy, Limits { queue: 8, ..Limits::default() }, "many");
     let submit = |tenant: &str| engine.submit(plain(1, 3), terms(tenant, 0));
     let mut jobs: Vec<_> = (0..4).map(|_| submit("many").unwrap()).collect();
@@ -114,7 +130,7 @@ fn only_a_tenant_over_its_share_is_rejected() {
 
 #[test]
 fn the_total_length_of_queued_prompts_is_limited() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
     let score = |symbols| {
         let boundaries = BoundaryOptions::default();
@@ -140,7 +156,7 @@ fn the_total_length_of_queued_prompts_is_limited() {
 
 /// Returns an engine that has measured its prefill rate: 16 symbols in ten milliseconds.
 fn measured(rows: usize) -> (Arc<Toy>, Handle) {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { rows, chunk: 16, ..Limits::default() });
     read(engine.submit(plain(160, 1), None).unwrap()).unwrap();
@@ -170,7 +186,7 @@ fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
 
 #[test]
 fn no_deadline_is_rejected_before_a_measurement() {
-    let toy = Toy::new();
+    let toy = crate::engine::toy_model::Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
     // No rate has been measured.
@@ -192,4 +208,598 @@ fn work_that_must_run_before_counts_against_a_deadline() {
     let long = engine.submit(plain(1600, 1), None).unwrap();
     read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
     drop(long);
+}
+
+fn small(rows: usize, queue: usize) -> Limits {
+    Limits { rows, queue, chunk: 16, events: 8, ..Limits::default() }
+}
+
+/// Reads all jobs at once, each on its own thread.
+fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, JobOutput)> {
+    let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
+    readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
+}
+
+#[test]
+fn other_rows_do_not_change_an_output() {
+    for round in 0..6 {
+        let toy = crate::engine::toy_model::Toy::new();
+        let engine = toy.engine(small(1 + round * 3, 200));
+        let submit = |index: u64| {
+            // Each round has its own order.
+            let seed = index * (2 * round as u64 + 1) % 64;
+            (seed, engine.submit(varied(seed), None).unwrap())
+        };
+        for (seed, output) in read_all((0..64).map(submit).collect()) {
+            assert_eq!(output, alone(varied(seed), 1000), "job {seed}");
+        }
+        assert_idle(&toy, &engine);
+    }
+}
+
+#[test]
+fn cancelled_jobs_do_not_disturb_others() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(6, 800));
+    let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
+    let mut jobs: Vec<_> = (0..300).map(submit).collect();
+    let cancelled: Vec<_> = (0..100).map(|index| jobs.swap_remove(mix(index) as usize % jobs.len())).collect();
+    // Some readers cancel at once, some after one or two events.
+    let cancel = cancelled
+        .into_iter()
+        .map(|(seed, mut events)| thread::spawn(move || (0..seed % 3).for_each(|_| drop(events.blocking_recv()))));
+    let cancelling: Vec<_> = cancel.collect();
+    for (seed, output) in read_all(jobs) {
+        assert_eq!(output, alone(varied(seed), 7), "job {seed}");
+    }
+    cancelling.into_iter().for_each(|reader| reader.join().unwrap());
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
+    let toy = crate::engine::toy_model::Toy::new();
+    // The stream's events all fit in its buffer, because its reader starts late.
+    let engine = toy.engine(Limits { events: 300, boundary_wait: 0, ..small(8, 8) });
+    toy.hold(1);
+    let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
+    let prompts: Vec<_> = (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
+    eventually("all have rows", || engine.load().running == 4);
+    toy.release();
+    read(stream).unwrap();
+    prompts.into_iter().for_each(|events| drop(read(events).unwrap()));
+    let steps = toy.steps.lock().unwrap();
+    // A step feeds at most one chunk of prompt symbols in addition to the sampled ones.
+    assert!(steps.iter().all(|fed| fed.iter().sum::<usize>() <= 16 + 3), "{steps:?}");
+    // The stream takes part in every step until it ends; the prompts share the chunks.
+    assert!(steps.iter().take(1500 / 16).skip(2).all(|fed| fed.contains(&1)), "{steps:?}");
+}
+
+#[test]
+fn prompts_take_turns() {
+    let toy = crate::engine::toy_model::Toy::new();
+    // Without a target for the time of a step, the number of steps does not depend on the machine.
+    let engine = toy.engine(Limits { boundary_wait: 0, step: Duration::ZERO, ..small(8, 8) });
+    toy.hold(0);
+    let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
+    let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
+    eventually("both have rows", || {
+        // A step that began before the short prompt came takes the long one alone.
+        toy.hold(1);
+        engine.load().running == 2
+    });
+    // The long prompt alone needs 100 steps, so the short one does not wait for it.
+    toy.hold(12);
+    eventually("the short prompt's job has ended", || engine.load().running == 1);
+    toy.release();
+    read(short).unwrap();
+    read(long).unwrap();
+}
+
+#[test]
+fn newcomers_do_not_starve_a_long_prompt() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(64, 8));
+    toy.hold(0);
+    let mut long = engine.submit(Job::Generate(generate(&[2; 160], 1)), None).unwrap();
+    // A prompt that fills a chunk arrives with every step.
+    let newcomers: Vec<_> = (0..100)
+        .map(|_| {
+            let events = engine.submit(Job::Generate(generate(&[2; 16], 1)), None).unwrap();
+            let step_count = toy.steps.lock().unwrap().len();
+            toy.hold(1);
+            eventually("a step was taken", || toy.steps.lock().unwrap().len() > step_count);
+            events
+        })
+        .collect();
+    let events: Vec<_> = std::iter::from_fn(|| long.try_recv().ok()).collect();
+    toy.release();
+    assert!(matches!(events.last(), Some(Ok(Event::Finished { .. }))), "{events:?}");
+    newcomers.into_iter().for_each(|events| drop(read(events).unwrap()));
+}
+
+#[test]
+fn a_cancelled_request_frees_its_row_within_a_step() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(1, 4));
+    toy.hold(3);
+    let events = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
+    eventually("three steps were taken", || toy.steps.lock().unwrap().len() == 3);
+    drop(events);
+    toy.hold(1);
+    assert_idle(&toy, &engine);
+    toy.release();
+}
+
+#[test]
+fn a_reader_that_does_not_read_pauses_only_its_own_row() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(4, 4));
+    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
+    for seed in 0..20 {
+        let quick = engine.submit(varied(seed), None).unwrap();
+        assert_eq!(read(quick).unwrap(), alone(varied(seed), 16));
+    }
+    eventually("the slow reader's row has paused", || slow.len() == 8 && engine.load().running == 1);
+    let steps = toy.steps.lock().unwrap().len();
+    thread::sleep(Duration::from_millis(30));
+    assert_eq!(toy.steps.lock().unwrap().len(), steps, "a paused row was stepped");
+    assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_paused_job_ends_when_its_reader_cancels() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(1, 4));
+    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
+    let next = engine.submit(varied(1), None).unwrap();
+    eventually("the row has paused", || slow.len() == 8);
+    drop(slow);
+    assert_eq!(read(next).unwrap(), alone(varied(1), 16));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn handles_are_shared_between_threads() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(small(4, 1000));
+    let submitters: Vec<_> = (0..4u64)
+        .map(|thread| {
+            let engine: Handle = engine.clone();
+            thread::spawn(move || {
+                for seed in thread * 50..thread * 50 + 50 {
+                    assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 9));
+                }
+            })
+        })
+        .collect();
+    submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
+    assert_idle(&toy, &engine);
+    drop(engine);
+    assert_eq!(Arc::strong_count(&toy), 1, "the worker has ended and keeps no reference");
+}
+
+/// Returns a request whose answer is long compared with the margin at its admission.
+fn long(seed: u64, prompt: usize, max_chars: usize) -> Generate {
+    let prompt: Vec<u32> = (0..prompt as u64).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
+    let mut request = generate(&prompt, max_chars);
+    request.sampling.seed = seed;
+    request.sampling.repetition_penalty = 1.1;
+    let bit = |bit: u64| seed & bit > 0;
+    request.details = Details { echo: bit(1), logprobs: bit(2), top_logprobs: 0, boundaries: bit(4) };
+    request
+}
+
+#[test]
+fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
+    for (rows, cache_bytes) in [(8, 0), (3, 0), (8, 1 << 20)] {
+        // All jobs together need far more memory.
+        let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 700 * BYTES);
+        let engine = toy.engine(Limits { rows, cache_bytes, chunk: 32, events: 400, ..Limits::default() });
+        let jobs: Vec<_> = (0..24).map(|seed| long(seed, 1 + seed as usize * 3, 300)).collect();
+        let submit = |job: &Generate| engine.submit(Job::Generate(job.clone()), None).unwrap();
+        let events: Vec<_> = jobs.iter().map(submit).collect();
+        for (seed, (job, events)) in jobs.into_iter().zip(events).enumerate() {
+            let mut output = read(events).unwrap();
+            assert!(cache_bytes > 0 || output.usage.cached_chars == 0);
+            output.usage.cached_chars = 0;
+            assert_eq!(output, alone(Job::Generate(job), 1000), "job {seed}, {rows} rows");
+        }
+        eventually("all jobs have ended", || engine.load().running == 0);
+        let counters = engine.counters();
+        assert!(counters.preemptions > 0, "memory did not run out: {counters:?}");
+        // Each end may admit one row that is preempted again, together with later ones.
+        assert!(counters.preemptions < 24 * 8, "rows preempt each other: {counters:?}");
+        if cache_bytes == 0 {
+            // Forks of this model are copies, which are not charged to the cache in advance.
+            assert!(toy.peak() <= 700 * BYTES, "{} bytes", toy.peak());
+            assert_idle(&toy, &engine);
+        } else {
+            assert_eq!(engine.load().bytes, 0);
+        }
+    }
+}
+
+#[test]
+fn a_preempted_job_can_be_cancelled() {
+    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 400 * BYTES);
+    let engine = toy.engine(Limits { rows: 4, events: 400, ..Limits::default() });
+    let mut jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(long(seed, 5, 300)), None).unwrap()).collect();
+    eventually("a row was preempted", || engine.counters().preemptions > 0);
+    // The youngest row is preempted first.
+    drop(jobs.pop());
+    drop(jobs.pop());
+    let rest: Vec<_> = jobs.into_iter().map(|events| read(events).unwrap()).collect();
+    for (seed, output) in rest.into_iter().enumerate() {
+        assert_eq!(output, alone(Job::Generate(long(seed as u64, 5, 300)), 1000));
+    }
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_thousand_cancellations_at_random_points_release_everything() {
+    for cache_bytes in [0, 1 << 20] {
+        let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 500 * BYTES);
+        let limits = Limits { rows: 6, queue: 2400, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
+        let engine = toy.engine(limits);
+        let jobs: Vec<_> = (0..1000)
+            .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())
+            .collect();
+        // At this point some jobs are queued, some run, some are preempted, and some have ended.
+        for (index, mut events) in jobs.into_iter().enumerate() {
+            let read = mix(index as u64) % 5 * 40;
+            (0..read).for_each(|_| drop(events.blocking_recv()));
+        }
+        eventually("everything is released", || {
+            let load = engine.load();
+            let counters = engine.counters();
+            (load.queued, load.running, load.bytes, counters.running, counters.waiting) == (0, 0, 0, 0, 0)
+                && toy.sequences() == engine.segment_cache_usage().entries
+        });
+        assert!(engine.counters().preemptions > 0);
+    }
+}
+
+/// Returns the output of a request on a model with enough memory.
+fn undisturbed(model: &dyn Model, request: &Generate) -> JobOutput {
+    let session = Session::generate(request.clone(), model.card()).unwrap();
+    let mut characters = Vec::new();
+    let mut emit = |symbols: Vec<_>| {
+        characters.extend(symbols);
+        Ok(())
+    };
+    let (reason, usage) = session.run(model, 64, &mut emit).unwrap();
+    JobOutput { characters, reason, usage }
+}
+
+/// Loads the same checkpoint with memory for `symbols` symbols in total.
+fn tight(name: &str, model: &dyn Model, settings: &Settings, symbols: usize) -> Arc<dyn Model> {
+    let null = settings.memory_bytes - model.memory().limit;
+    let memory_bytes = model.bytes_for(symbols) + null;
+    load(&checkpoint(name), &Settings { memory_bytes, ..settings.clone() }).unwrap()
+}
+
+#[test]
+fn preemption_does_not_change_outputs_of_real_models() {
+    let mut preemptions = 0;
+    for (name, free, boundaries) in models() {
+        let dtype = weir::kernels::Dtype::parse(free.card().dtype).unwrap();
+        let model = tight(&name, &*free, &Settings { dtype, ..settings() }, 260);
+        for cache_bytes in [0, model.memory().limit / 3] {
+            let limits = Limits { rows: 4, chunk: 32, cache_bytes, ..Limits::default() };
+            let engine = Handle::start(model.clone(), limits).unwrap();
+            let request = |seed| {
+                let long = long(seed, 20, 140);
+                Generate { boundaries: boundaries.clone(), prompt: text_symbols(&*free, &long.prompt), ..long }
+            };
+            let jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(request(seed)), None).unwrap()).collect();
+            for (seed, events) in jobs.into_iter().enumerate() {
+                let mut output = read(events).unwrap_or_else(|error| panic!("{name}: {error}"));
+                output.usage.cached_chars = 0;
+                assert_eq!(output, undisturbed(&*free, &request(seed as u64)), "{name}, job {seed}");
+            }
+            preemptions += engine.counters().preemptions;
+            drop(engine);
+            assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+        }
+    }
+    assert!(preemptions > 10, "memory did not run out: {preemptions} preemptions");
+}
+
+#[test]
+fn scoring_is_preempted_and_resumes() {
+    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 500 * BYTES);
+    let engine = toy.engine(Limits { rows: 4, chunk: 16, ..Limits::default() });
+    let score = |seed: u64| {
+        let symbols = (0..200).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
+        let boundaries = BoundaryOptions::default();
+        let windows = (seed % 2 == 1).then_some(WindowOptions { length: 90, stride: 35 });
+        Job::Score(Score { symbols, logprobs: true, top: 1, boundaries, windows })
+    };
+    let generating: Vec<_> =
+        (0..3).map(|seed| engine.submit(Job::Generate(long(seed, 3, 200)), None).unwrap()).collect();
+    let scoring: Vec<_> = (0..3).map(|seed| engine.submit(score(seed), None).unwrap()).collect();
+    for (seed, events) in generating.into_iter().enumerate() {
+        assert_eq!(read(events).unwrap(), alone(Job::Generate(long(seed as u64, 3, 200)), 1000));
+    }
+    for (seed, events) in scoring.into_iter().enumerate() {
+        assert_eq!(read(events).unwrap(), alone(score(seed as u64), 1000));
+    }
+    assert_idle(&toy, &engine);
+}
+
+fn limits(boundary_wait: usize) -> Limits {
+    Limits { boundary_wait, events: 300, ..Limits::default() }
+}
+
+/// Returns a job that adds `bias` to the logit of the symbol that closes a segment.
+fn biased(bias: f32, max_chars: usize) -> Job {
+    let mut request = generate(&[1], max_chars);
+    request.sampling.logit_bias = vec![(0, bias)];
+    Job::Generate(request)
+}
+
+/// Returns a job whose every symbol closes a segment.
+fn closing(max_chars: usize) -> Job {
+    biased(1000.0, max_chars)
+}
+
+/// Returns a job that closes no segment.
+fn open(max_chars: usize) -> Job {
+    biased(-1000.0, max_chars)
+}
+
+fn step_count(toy: &Toy) -> usize {
+    toy.steps.lock().unwrap().len()
+}
+
+/// Lets `count` more steps begin and waits for them.
+fn step(toy: &Toy, count: usize) {
+    let before = step_count(toy);
+    toy.hold(count);
+    eventually("the steps were run", || step_count(toy) == before + count);
+}
+
+/// Returns an engine with two running jobs. The first waits for its segment step.
+fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir::engine::Handle, [Events; 2]) {
+    let toy = crate::engine::toy_model::Toy::new();
+    let deadline = deadline.map(|after| Instant::now() + after);
+    let engine = toy.engine(limits(boundary_wait));
+    toy.hold(0);
+    let first = engine.submit(closing(100), deadline).unwrap();
+    step(&toy, 1);
+    let second = engine.submit(open(100), None).unwrap();
+    eventually("both have rows", || {
+        step(&toy, 1);
+        engine.load().running == 2
+    });
+    // After these steps the second prompt is fed, and the first row has closed a segment.
+    step(&toy, 2);
+    (toy, engine, [first, second])
+}
+
+#[test]
+fn outputs_are_equal_and_no_row_waits_longer_than_allowed() {
+    for wait in 0..=3 {
+        let toy = crate::engine::toy_model::Toy::new();
+        let engine = toy.engine(Limits { rows: 7, chunk: 16, ..limits(wait) });
+        toy.hold(0);
+        let jobs: Vec<_> = (0..64).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
+        toy.release();
+        for (seed, events) in jobs {
+            let (output, timing) = read_timed(events).unwrap();
+            assert_eq!(output, alone(varied(seed), 1000), "job {seed}, wait {wait}");
+            assert!(timing.wait_steps <= timing.middle_steps * wait as u64, "{timing:?}");
+        }
+        let longest = toy.segment_steps.lock().unwrap().iter().map(|&(_, longest)| longest).max();
+        assert_eq!(longest, Some(wait), "the longest wait of a row");
+        assert_idle(&toy, &engine);
+    }
+}
+
+#[test]
+fn rows_that_wait_share_segment_steps() {
+    let segment_steps = |wait| {
+        let toy = crate::engine::toy_model::Toy::new();
+        let engine = toy.engine(limits(wait));
+        toy.hold(0);
+        let submit = |seed| {
+            let mut request = generate(&[1], 200);
+            request.sampling.seed = seed;
+            engine.submit(Job::Generate(request), None).unwrap()
+        };
+        let jobs: Vec<_> = (0..8).map(submit).collect();
+        toy.release();
+        jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
+        // Each symbol step is followed by one finish step for all rows.
+        assert_eq!(toy.finish_steps.load(SeqCst), step_count(&toy), "wait {wait}");
+        let steps = toy.segment_steps.lock().unwrap();
+        (steps.len(), steps.iter().map(|&(rows, _)| rows).sum::<usize>())
+    };
+    let (single_steps, single_rows) = segment_steps(0);
+    let (shared_steps, shared_rows) = segment_steps(3);
+    assert_eq!(single_rows, shared_rows, "each row has its segment steps");
+    assert!(2 * shared_steps < single_steps, "{shared_steps} steps with a wait, {single_steps} without");
+}
+
+#[test]
+fn a_row_alone_never_waits() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(limits(64));
+    for job in [closing(50), varied(7), varied(8)] {
+        assert_eq!(read_timed(engine.submit(job, None).unwrap()).unwrap().1.wait_steps, 0);
+    }
+    assert!(toy.segment_steps.lock().unwrap().iter().all(|&step| step == (1, 0)));
+}
+
+#[test]
+fn a_wait_is_counted_in_the_timing() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(limits(2));
+    toy.hold(1);
+    let neighbor = engine.submit(open(200), None).unwrap();
+    eventually("the first job runs", || step_count(&toy) == 1);
+    let events = engine.submit(closing(5), None).unwrap();
+    toy.release();
+    let (output, timing) = read_timed(events).unwrap();
+    assert_eq!(output, alone(closing(5), 1000));
+    assert_eq!((timing.steps, timing.middle_steps, timing.wait_steps), (6, 5, 10));
+    assert_eq!(read_timed(neighbor).unwrap().1.wait_steps, 0);
+}
+
+#[test]
+fn a_chunk_does_not_wait_and_ends_the_wait_of_others() {
+    let (toy, engine, [first, second]) = waiting(64, None);
+    let prompt = engine.submit(Job::Generate(generate(&[1, 0, 2], 1)), None).unwrap();
+    eventually("the prompt was fed", || {
+        step(&toy, 1);
+        toy.steps.lock().unwrap().last().unwrap().contains(&3)
+    });
+    step(&toy, 1);
+    assert_eq!(toy.segment_steps.lock().unwrap().last().unwrap().0, 2);
+    toy.release();
+    assert_eq!(read(prompt).unwrap(), alone(Job::Generate(generate(&[1, 0, 2], 1)), 1000));
+    assert_eq!(read(first).unwrap(), alone(closing(100), 1000));
+    assert_eq!(read(second).unwrap(), alone(open(100), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_cancelled_waiting_row_releases_everything() {
+    let (toy, engine, [first, second]) = waiting(64, None);
+    let before = toy.segment_steps.lock().unwrap().len();
+    drop(first);
+    step(&toy, 2);
+    assert_eq!((toy.sequences(), engine.load().running), (1, 1));
+    toy.release();
+    assert_eq!(read(second).unwrap(), alone(open(100), 1000));
+    assert_eq!(toy.segment_steps.lock().unwrap().len(), before, "no other row needs a segment step");
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_deadline_passes_while_a_row_waits() {
+    let (toy, engine, [mut first, second]) = waiting(64, Some(Duration::from_secs(2)));
+    thread::sleep(Duration::from_millis(2_020));
+    toy.release();
+    let error = std::iter::from_fn(|| first.blocking_recv()).find_map(Result::err);
+    assert!(matches!(error, Some(Error::Deadline { stage: "while decoding" })), "{error:?}");
+    assert_eq!(read(second).unwrap(), alone(open(100), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn no_row_waits_for_a_paused_row() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { events: 8, ..limits(64) });
+    let slow = engine.submit(open(500), None).unwrap();
+    eventually("the row has paused", || slow.len() == 8);
+    let before = step_count(&toy);
+    let (output, timing) = read_timed(engine.submit(closing(50), None).unwrap()).unwrap();
+    assert_eq!((output, timing.wait_steps), (alone(closing(50), 1000), 0));
+    assert_eq!(step_count(&toy), before + 51, "one step for the prompt and one per symbol");
+    assert_eq!(read(slow).unwrap(), alone(open(500), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_waiting_row_with_a_slow_reader_delays_no_other() {
+    let toy = crate::engine::toy_model::Toy::new();
+    let engine = toy.engine(Limits { events: 8, ..limits(2) });
+    let slow = engine.submit(closing(500), None).unwrap();
+    for seed in 0..20 {
+        assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 1000));
+    }
+    assert_eq!(read(slow).unwrap(), alone(closing(500), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_failed_finish_step_spares_the_rows_that_wait() {
+    let (toy, engine, [first, second]) = waiting(64, None);
+    // The job feeds one symbol, because a longer chunk would end the wait.
+    let failing = engine.submit(Job::Generate(generate(&[PANIC_AT_FINISH], 5)), None).unwrap();
+    toy.release();
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(second).unwrap_err().code(), Code::Internal, "the row was in the same finish step");
+    assert_eq!(read(first).unwrap(), alone(closing(100), 1000));
+    assert_idle(&toy, &engine);
+}
+
+#[test]
+fn a_failed_segment_step_ends_only_the_rows_in_it() {
+    let (toy, engine, [first, second]) = waiting(64, None);
+    let failing = engine.submit(Job::Generate(generate(&[1, 2, PANIC_IN_MIDDLE], 5)), None).unwrap();
+    toy.release();
+    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(first).unwrap_err().code(), Code::Internal);
+    assert_eq!(read(second).unwrap(), alone(open(100), 1000));
+    assert_idle(&toy, &engine);
+}
+
+/// Creates waiting rows from the steps that each has waited and the number of symbols that it was fed.
+fn waiting_rows(waited_and_fed: &[(usize, usize)]) -> Vec<SequenceRow> {
+    let toy = crate::engine::toy_model::Toy::new();
+    let row = |&(waited, fed): &(usize, usize)| {
+        let mut row = SequenceRow::new(toy.begin(BoundaryOptions::default()).unwrap());
+        row.set(&vec![0; fed], Want::Last);
+        row.status = StepStatus::Waiting;
+        row.waited = waited;
+        row
+    };
+    waited_and_fed.iter().map(row).collect()
+}
+
+proptest! {
+    #[test]
+    fn the_wait_rule_is_monotonic(
+        rows in vec((0usize..70, 1usize..3), 0..9), more in (0usize..70, 1usize..3), others: bool, wait in 0usize..=64,
+    ) {
+        // the caller has no others if a row was fed a chunk
+        let due = |rows: &[(usize, usize)], others, wait| {
+            is_due(waiting_rows(rows).iter(), others && rows.iter().all(|&(_, fed)| fed == 1), wait)
+        };
+        let actual = due(&rows, others, wait);
+        prop_assert!(!actual || !rows.is_empty(), "a step without rows");
+        if !rows.is_empty() {
+            prop_assert!(due(&rows, false, wait), "no other row to wait for");
+            prop_assert!(due(&rows, others, 0), "at once");
+            prop_assert!(actual || rows.iter().all(|row| *row == (row.0.min(wait.saturating_sub(1)), 1)));
+        }
+        // A longer wait, more rows or a smaller limit never delay the step.
+        let longer: Vec<_> = rows.iter().map(|&(steps, fed)| (steps + 1, fed)).collect();
+        let joined = [&rows[..], &[more]].concat();
+        prop_assert!(!actual || due(&longer, others, wait) && due(&joined, others, wait));
+        prop_assert!(!actual || due(&rows, others, wait.saturating_sub(1)) && due(&rows, false, wait));
+    }
+
+    #[test]
+    fn steps_by_the_wait_rule_progress_within_the_limit(
+        closes in vec(vec(any::<bool>(), 1..40), 1..6), wait in 0usize..5,
+    ) {
+        let mut rows = waiting_rows(&vec![(0, 1); closes.len()]);
+        rows.iter_mut().for_each(|row| row.status = StepStatus::Ready);
+        let mut fed = vec![0; rows.len()];
+        while fed.iter().zip(&closes).any(|(&fed, closes)| fed < closes.len()) {
+            count_step(&mut rows);
+            let mut stepped = 0;
+            for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.status == StepStatus::Ready) {
+                if let Some(&closes) = closes[index].get(fed[index]) {
+                    row.set(&[0], Want::Last);
+                    row.status = if closes { StepStatus::Waiting } else { StepStatus::Ready };
+                    fed[index] += 1;
+                    stepped += 1;
+                }
+            }
+            prop_assert!(stepped > 0, "all rows wait for each other");
+            let waiting = |row: &&SequenceRow| row.status == StepStatus::Waiting;
+            let others = (0..rows.len()).any(|i| rows[i].status == StepStatus::Ready && fed[i] < closes[i].len());
+            if is_due(rows.iter().filter(waiting), others, wait) {
+                rows.iter_mut().for_each(|row| row.status = StepStatus::Ready);
+            }
+            prop_assert!(rows.iter().filter(waiting).all(|row| row.waited < wait), "a row will wait longer than allowed");
+            prop_assert!(rows.len() > 1 || rows[0].status == StepStatus::Ready, "a single row waits");
+        }
+    }
 }

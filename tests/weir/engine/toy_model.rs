@@ -15,28 +15,39 @@ use weir::{
             SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
+        options::{Details, Generate, Sampling, Score, Stopping},
+        session::Session,
+        usage::Timing,
     },
-    engine::{Handle, Limits},
+    engine::{Event, Events, Handle, Job, Limits},
     error::{Error, Result},
     text::{TextNormaliser, Vocabulary},
 };
 
 /// Number of symbols that can be sampled: 0 to 3. Symbol 0 ends a segment.
 pub(super) const SAMPLED: u32 = 4;
+
 /// Symbol that makes the symbol step panic.
 pub(super) const PANIC: u32 = 4;
+
 /// Symbol that makes the symbol step return an error.
 pub(super) const FAIL: u32 = 5;
+
 /// Symbol that makes the segment step panic.
 pub(super) const PANIC_IN_MIDDLE: u32 = 6;
+
 /// Symbol whose logits are NaN.
 pub(super) const NAN: u32 = 7;
+
 /// Symbol that makes the finish step panic.
 pub(super) const PANIC_AT_FINISH: u32 = 8;
+
 /// Size of the vocabulary.
 pub(super) const VOCABULARY: usize = 9;
+
 /// Maximum length of a sequence, in symbols.
 pub(super) const MAX_SYMBOLS: usize = 4096;
+
 /// Key-value bytes per symbol.
 pub(super) const BYTES: usize = 10;
 
@@ -352,7 +363,7 @@ impl Model for Toy {
 }
 
 /// Runs a step and panics if its scratch was part of a failed step.
-fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> {
     let clean = scratch.0.downcast_mut::<bool>().unwrap();
     assert!(std::mem::take(clean), "a failed step's scratch was used again");
     step()?;
@@ -394,4 +405,130 @@ pub(super) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Returns a request with default options.
+pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
+    let stopping = Stopping {
+        max_chars,
+        min_chars: 0,
+        max_segments: None,
+        stop: Vec::new(),
+        include_stop: false,
+        ignore_end: false,
+    };
+    Generate {
+        prompt: prompt.to_vec(),
+        sampling: Sampling::default(),
+        stopping,
+        details: Details::default(),
+        boundaries: BoundaryOptions::default(),
+        resumed: Vec::new(),
+        speculation: None,
+    }
+}
+
+/// Returns a job whose options are derived from `seed`.
+pub(super) fn varied(seed: u64) -> Job {
+    let number = |purpose: u64, below: u64| (mix(seed.wrapping_mul(31) ^ purpose << 40) % below) as usize;
+    let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|index| number(2 + index, SAMPLED.into()) as u32).collect();
+    if number(100, 5) == 0 {
+        return Job::Score(Score {
+            symbols: prompt,
+            logprobs: number(101, 2) == 0,
+            top: number(102, 3),
+            boundaries: BoundaryOptions::default(),
+            windows: None,
+        });
+    }
+    let mut request = generate(&prompt, 1 + number(103, 60));
+    request.sampling.seed = seed;
+    request.sampling.temperature = number(104, 3) as f32 * 0.5;
+    request.sampling.repetition_penalty = [1.0, 1.3][number(105, 2)];
+    request.stopping.max_segments = [None, Some(4)][number(106, 2)];
+    request.stopping.stop = [vec![], vec![vec![1, 2, 3], vec![2, 2]]][number(107, 2)].clone();
+    request.details = Details {
+        echo: number(108, 2) == 0,
+        logprobs: number(109, 2) == 0,
+        top_logprobs: number(110, 3),
+        boundaries: number(111, 2) == 0,
+    };
+    Job::Generate(request)
+}
+
+/// Everything that a job emitted, in one comparable value.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct JobOutput {
+    pub(super) characters: Vec<weir::decode::options::EmittedSymbol>,
+    pub(super) reason: weir::decode::options::FinishReason,
+    pub(super) usage: weir::decode::usage::Usage,
+}
+
+/// Runs a job without an engine.
+pub(super) fn alone(job: Job, chunk: usize) -> JobOutput {
+    let toy = Toy::new();
+    let session = match job {
+        Job::Generate(request) => Session::generate(request, toy.card()),
+        Job::Score(request) => Session::score(request, toy.card()),
+        Job::Code(request) => Session::code(request, toy.card()),
+        Job::Next(request) => Session::next_symbol(request, toy.card()),
+    };
+    run(session.unwrap(), &toy, chunk)
+}
+
+pub(super) fn run(session: Session, toy: &Toy, chunk: usize) -> JobOutput {
+    let mut characters = Vec::new();
+    let mut emit = |symbols: Vec<_>| {
+        assert!(!symbols.is_empty());
+        characters.extend(symbols);
+        Ok(())
+    };
+    let (reason, usage) = session.run(toy, chunk, &mut emit).unwrap();
+    JobOutput { characters, reason, usage }
+}
+
+/// Reads a job's events to the end and checks their order.
+pub(super) fn read(events: Events) -> Result<JobOutput> {
+    read_timed(events).map(|(output, _)| output)
+}
+
+/// Same as [`read`], and returns the timing too.
+pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
+    let mut characters = Vec::new();
+    let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
+    else {
+        panic!("the first event is Started");
+    };
+    loop {
+        match events.blocking_recv().expect("the last event ends the job")? {
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+                panic!("started twice, or a document")
+            }
+            Event::Characters(symbols) => characters.extend(symbols),
+            Event::Finished { reason, usage, timing } => {
+                assert_eq!(usage.cached_chars, cached_chars, "the first and last event report the same");
+                assert!(events.blocking_recv().is_none(), "nothing follows the end");
+                assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
+                assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
+                return Ok((JobOutput { characters, reason, usage }, timing));
+            }
+        }
+    }
+}
+
+/// Polls `condition` until it holds. Panics after 20 seconds.
+pub(super) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Waits until no request is queued, runs or holds memory.
+pub(super) fn assert_idle(toy: &Toy, engine: &Handle) {
+    eventually("everything is released", || {
+        let load = engine.load();
+        (load.queued, load.running, load.bytes, toy.sequences()) == (0, 0, 0, 0)
+    });
 }

@@ -1,31 +1,67 @@
-//! Peers that hold connections: other clients and health checks are served all the same.
+//! Connections: HTTP/2, compression, late headers, TLS and API keys.
 
-use super::{
-    Server,
-    fake_model::Kind,
-    http2_frames::{self, GOAWAY, PING, frame, frames, sent, until_closed},
-    long, plain, prompt, reason,
+use crate::{
+    certificates::{Certificates, tls},
+    wire::{
+        Server, details, eventually,
+        fake_model::Kind,
+        http::{Both, connect_and_send},
+        long, plain, prompt, read, reason,
+    },
 };
-use crate::certificates::Certificates;
+use h2::{
+    RecvStream,
+    client::{Builder, SendRequest},
+};
+use prost::Message;
+use serde_json::json;
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
+    task::JoinSet,
     time::timeout,
 };
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::ring};
+use tokio_stream::StreamExt;
 use tonic::{
-    Code,
+    Code, Status,
+    codec::CompressionEncoding::{self, Deflate, Gzip},
+    codegen::{
+        Bytes,
+        http::{Request, Response, Version},
+    },
+    metadata::{MetadataMap, MetadataValue},
     transport::{Channel, Endpoint},
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-use weir::{config::TransportConfig, engine::Limits};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
+use weir::{
+    config::{Access, Credentials, Keys, TlsFiles, TransportConfig},
+    engine::Limits,
+    serve::REQUEST_ID,
+};
+use weir_proto::{
+    inference::{ModelInferRequest, ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
+    v1::{
+        self, SegmentRequest, SegmentResponse, generate_response::Event, generation_client::GenerationClient,
+        models_client::ModelsClient,
+    },
+};
 
 const SOON: Duration = Duration::from_secs(10);
+
 /// The default limit on connections.
 const ALL: usize = 1024;
+
 /// Clients that come while the connections are held.
 const OTHERS: usize = 20;
 
@@ -75,7 +111,7 @@ async fn silent_and_idle_connections_make_room_for_others() {
         let server = Server::reached_by(Limits::default(), config, &[("fake", Kind::Pooled)], reach).await;
         let address = server.running.address;
         // Silent; with half a handshake; and after the preface of HTTP/2, without a call.
-        for bytes in [&b""[..], b"\x16\x03\x01\x02\x00\x01", &http2_frames::beginning()] {
+        for bytes in [&b""[..], b"\x16\x03\x01\x02\x00\x01", &beginning()] {
             let held = hold_all(address, bytes).await;
             for _ in 0..OTHERS {
                 assert!(is_healthy(&reach(address)).await, "{} held, encrypted: {encrypted}", held.len());
@@ -120,14 +156,11 @@ async fn unfinished_health_checks_make_room_for_others() {
         let mut client = weir_proto::v1::generation_client::GenerationClient::new(channel_from(host, address).await);
         busy.push(client.generate(long("a", 1900)).await.unwrap().into_inner());
     }
-    let check = http2_frames::call(1, "/grpc.health.v1.Health/Check");
+    let check = call(1, "/grpc.health.v1.Health/Check");
     let mut held = Vec::new();
     for _ in 0..40 {
         let mut connection = connect_from(5, address).await.unwrap();
-        connection
-            .write_all(&[http2_frames::beginning(), check.clone(), frame(PING, 0, 0, &[0; 8])].concat())
-            .await
-            .unwrap();
+        connection.write_all(&[beginning(), check.clone(), frame(PING, 0, 0, &[0; 8])].concat()).await.unwrap();
         // The answer to the ping follows the beginning of the call.
         let mut received = Vec::new();
         while !frames(&received).iter().any(|(kind, ..)| *kind == PING) {
@@ -160,7 +193,7 @@ async fn idle_and_old_connections_get_a_goaway() {
     };
     for config in [idle, old] {
         let server = within(config).await;
-        let mut connection = sent(server.running.address, &http2_frames::beginning()).await;
+        let mut connection = sent(server.running.address, &beginning()).await;
         let received = timeout(SOON, until_closed(&mut connection)).await.expect("closed");
         assert!(frames(&received).iter().any(|(kind, ..)| *kind == GOAWAY), "{received:?}");
         // Clients connect again by themselves.
@@ -178,4 +211,724 @@ async fn a_call_in_progress_keeps_its_connection() {
     let began = Instant::now();
     while answer.message().await.expect("the connection is open").is_some() {}
     assert!(began.elapsed() > Duration::from_millis(200), "too fast to show anything");
+}
+
+/// Returns a client that compresses with `way` and accepts both encodings.
+fn compressing(server: &Server, way: CompressionEncoding) -> GenerationClient<Channel> {
+    let client = GenerationClient::new(server.channel.clone()).send_compressed(way);
+    client.accept_compressed(Deflate).accept_compressed(Gzip)
+}
+
+fn text(text: &str) -> v1::SegmentRequest {
+    v1::SegmentRequest { text: text.into(), ..Default::default() }
+}
+
+fn way(answer: &MetadataMap) -> Option<&str> {
+    answer.get("grpc-encoding").map(|way| way.to_str().unwrap())
+}
+
+#[tokio::test]
+async fn compressed_requests_get_the_same_answers() {
+    let server = Server::new().await;
+    let request = crate::wire::long("ab c", 40);
+    let plain = server.answer(request.clone()).await.unwrap();
+    let segments = server.generation().segment(text("ab cab")).await.unwrap();
+    assert_eq!(way(segments.metadata()), None);
+    for (sent, name) in [(Gzip, "gzip"), (Deflate, "deflate")] {
+        let stream = compressing(&server, sent).generate(request.clone()).await.unwrap();
+        assert_eq!(way(stream.metadata()), None, "streams are not compressed");
+        assert_eq!(read(stream.into_inner()).await.unwrap().text(), plain.text());
+        let answer = compressing(&server, sent).segment(text("ab cab")).await.unwrap();
+        assert_eq!(way(answer.metadata()), Some(name), "the encoding of the request");
+        assert_eq!(answer.get_ref().segments, segments.get_ref().segments);
+        // A client that does not accept compression gets a plain answer.
+        let mut plain_reader = GenerationClient::new(server.channel.clone()).send_compressed(sent);
+        assert_eq!(way(plain_reader.segment(text("ab")).await.unwrap().metadata()), None);
+    }
+    // A client that accepts compression but sends plain requests gets plain answers.
+    let mut reads = server.generation().accept_compressed(Gzip);
+    assert_eq!(way(reads.segment(text("ab")).await.unwrap().metadata()), None);
+}
+
+#[tokio::test]
+async fn every_service_accepts_compression() {
+    let server = Server::new().await;
+    let mut health = HealthClient::new(server.channel.clone()).send_compressed(Gzip);
+    health.check(HealthCheckRequest::default()).await.unwrap();
+    let mut other = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
+    assert!(other.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+}
+
+#[tokio::test]
+async fn limits_apply_to_the_decompressed_size() {
+    let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    for sent in [Gzip, Deflate] {
+        let mut client = compressing(&server, sent);
+        let refused =
+            async |bytes: usize| client.clone().generate(prompt(&"a".repeat(bytes))).await.map(drop).unwrap_err();
+        // Within the limit the message is read, and is too long for the model.
+        assert_eq!(refused(60 << 10).await.code(), Code::InvalidArgument);
+        // These messages are a few kilobytes on the wire.
+        for bytes in [64 << 10, 3 << 20] {
+            let status = refused(bytes).await;
+            assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
+            assert!(status.message().contains("expected at most 65536 bytes, found more"), "{status:?}");
+        }
+        client.segment(text("ab")).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
+const GENERATE: &str = "/weir.v1.Generation/Generate";
+
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+/// Time after which a call without an answer counts as open.
+const OPEN: Duration = Duration::from_millis(500);
+
+/// Time within which an answer must come.
+const ANSWERED: Duration = Duration::from_secs(10);
+
+/// Starts a call that sends `incomplete` and stays open. Its answer is `None` if none came within `wait`.
+async fn unfinished(
+    server: &Server,
+    path: &str,
+    encoding: &str,
+    incomplete: &[u8],
+    wait: Duration,
+) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
+    let sender = connect(server.running.address, 1 << 16).await;
+    let request = Request::post(format!("http://weir{path}")).header("te", "trailers");
+    let request = request.header("content-type", "application/grpc").header("grpc-encoding", encoding);
+    let request = request.version(tonic::codegen::http::Version::HTTP_2).body(()).unwrap();
+    let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    sending.send_data(incomplete.to_vec().into(), false).unwrap();
+    let answer = async move {
+        let response = timeout(wait, response).await.ok()?.unwrap();
+        Status::from_header_map(response.headers())
+    };
+    (sending, answer)
+}
+
+/// Returns a gRPC message in zlib format: one stored block.
+fn deflated(message: &[u8]) -> Vec<u8> {
+    let mut a = 1_u32;
+    let mut b = 0_u32;
+    for byte in message {
+        a = (a + u32::from(*byte)) % 65521;
+        b = (b + a) % 65521;
+    }
+    let length = message.len() as u16;
+    let block = [&[0x78, 1, 1][..], &length.to_le_bytes(), &(!length).to_le_bytes(), message].concat();
+    let message_frame = [block, (b << 16 | a).to_be_bytes().to_vec()].concat();
+    [&[1][..], &(message_frame.len() as u32).to_be_bytes(), &message_frame].concat()
+}
+
+/// A compressed message reserves memory for its maximum decompressed size until its call ends.
+#[tokio::test]
+async fn the_maximum_decompressed_size_is_reserved() {
+    let config = TransportConfig { message_bytes: 64 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
+    let message = prompt(&"a".repeat(1000)).encode_to_vec();
+    let message_frame = deflated(&message);
+    let plain = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    let incomplete = &message_frame[..message_frame.len() - 1];
+    let cases = [
+        (GENERATE, "deflate", &message_frame[..], true),
+        (STREAM, "deflate", &message_frame[..], true),
+        // An incomplete message is not decompressed.
+        (GENERATE, "deflate", incomplete, false),
+        (GENERATE, "identity", &plain[..], false),
+        (STREAM, "deflate", &plain[..], false),
+    ];
+    for (path, encoding, sent, full) in cases {
+        let server = Server::with(Limits::default(), config.clone(), &[("fake", Kind::Pooled)]).await;
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let (sending, answer) = unfinished(&server, path, encoding, sent, OPEN).await;
+            assert!(answer.await.is_none(), "the call stays open");
+            held.push(sending);
+        }
+        let last = async |wait| {
+            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &message_frame, wait).await;
+            (sending, answer.await.map(|status| (status.code(), reason(&status))))
+        };
+        let (_sending, status) = last(if full { ANSWERED } else { OPEN }).await;
+        assert_eq!(status, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{path} {encoding}");
+        // Closing the calls releases their memory.
+        drop(held);
+        let again = async { while let (_sending, Some(_)) = last(OPEN).await {} };
+        timeout(Duration::from_secs(20), again).await.expect("the memory is released");
+    }
+}
+
+/// An error in the middle of a stream has the same status as a refused call.
+#[tokio::test]
+async fn a_stream_fails_with_the_same_status() {
+    let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let mut client = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
+    let long = ModelInferRequest { model_name: "a".repeat(3 << 20), ..Default::default() };
+    let mut answers = client.model_stream_infer(tokio_stream::iter([long])).await.unwrap().into_inner();
+    let status = answers.message().await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
+}
+
+#[tokio::test]
+async fn wrong_encodings_are_reported() {
+    let server = Server::new().await;
+    let incomplete = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
+    for encoding in ["gzip", "deflate"] {
+        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete, ANSWERED).await;
+        let status = answer.await.expect("an answer");
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
+        assert!(status.message().contains("compressed"), "{status:?}");
+    }
+    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete, ANSWERED).await;
+    let status = answer.await.expect("an answer");
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("`zstd`"), "{status:?}");
+    server.at_rest().await;
+}
+
+/// Connects with an initial stream window of `window` bytes.
+pub(super) async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let (sender, connection) = Builder::new().initial_window_size(window).handshake::<_, Bytes>(tcp).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Calls a method with these headers and this body, valid or not.
+pub(super) async fn called(
+    sender: SendRequest<Bytes>,
+    path: &str,
+    body: Vec<u8>,
+    headers: &[(&str, &str)],
+) -> Result<Response<RecvStream>, h2::Error> {
+    let mut request = Request::builder()
+        .method("POST")
+        .uri(format!("http://weir{path}"))
+        .version(Version::HTTP_2)
+        .header("te", "trailers");
+    for (name, value) in [("content-type", "application/grpc")].iter().chain(headers) {
+        request = request.header(*name, *value);
+    }
+    let mut sender = sender.ready().await?;
+    let (response, mut sending) = sender.send_request(request.body(()).unwrap(), false)?;
+    // The server may answer before it reads the whole request.
+    let _ = sending.send_data(body.into(), true);
+    response.await
+}
+
+/// Calls `Segment` with these headers.
+async fn raw_segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
+    let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
+    called(sender, "/weir.v1.Generation/Segment", framed(&message), headers).await.unwrap()
+}
+
+/// The status has weir's details, whichever of the server's timers fires first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missed_deadline_has_error_details() {
+    let server = Server::new().await;
+    server.model.slow(Duration::from_millis(30));
+    let sender = connect(server.running.address, 1 << 16).await;
+    let text = "a ".repeat(900);
+    for round in 0..40 {
+        let mut calls = JoinSet::new();
+        for call in 0..12 {
+            let sender = sender.clone();
+            let text = text.clone();
+            let timeout = ["0n", "1u", "1m", "2m", "3m", "5m"][call % 6];
+            calls.spawn(async move { (timeout, raw_segment(sender, &text, &[("grpc-timeout", timeout)]).await) });
+        }
+        while let Some(answer) = calls.join_next().await {
+            let (timeout, answer) = answer.unwrap();
+            let status = Status::from_header_map(answer.headers()).expect("a status without an answer");
+            assert_eq!(status.code(), Code::DeadlineExceeded, "round {round}, {timeout}: {status:?}");
+            assert_eq!(reason(&status), "DEADLINE", "{timeout}: {status:?}");
+            assert!(!answer.headers()[REQUEST_ID].is_empty());
+        }
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_unary_call_ends_at_its_deadline() {
+    let server = Server::new().await;
+    let sender = connect(server.running.address, 1 << 16).await;
+    for _ in 0..20 {
+        server.model.hold();
+        let answer = raw_segment(sender.clone(), &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+        server.model.release();
+        server.at_rest().await;
+        // The running step finishes; the seven others do not start. On a busy machine the call may end before its first step.
+        let steps = server.model.steps();
+        assert!(steps <= 1, "{steps}");
+        if steps == 1 {
+            return;
+        }
+    }
+    panic!("no call reached the engine");
+}
+
+/// The call ends for the server when its answer is buffered; the client has not read it then.
+#[tokio::test]
+async fn an_answer_can_be_read_slowly_during_the_shutdown() {
+    let mut server = Server::new().await;
+    let sender = connect(server.running.address, 256).await;
+    let mut body = raw_segment(sender, &"ab ".repeat(600), &[]).await.into_body();
+    server.at_rest().await;
+    server.running.shut_down();
+    // The pause is longer than the idle timeout of connections.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!server.running.task.is_finished(), "cut off");
+    let mut answer = Vec::new();
+    while let Some(part) = body.data().await {
+        let part = part.unwrap();
+        body.flow_control().release_capacity(part.len()).unwrap();
+        answer.extend_from_slice(&part);
+    }
+    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
+    // With nothing left to send, the shutdown does not wait for the drain limit of 30 s.
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn incomplete_requests_time_out() {
+    let config = TransportConfig { upload: Duration::from_millis(300), ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let sender = connect(server.running.address, 1 << 20).await;
+    let request = Request::post("http://weir/weir.v1.Generation/Segment").version(Version::HTTP_2);
+    let request = request.header("te", "trailers").header("content-type", "application/grpc").body(()).unwrap();
+    let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    let incomplete = [&[0][..], &1000_u32.to_be_bytes(), b"no more"].concat();
+    sending.send_data(incomplete.into(), false).unwrap();
+    let response = tokio::time::timeout(Duration::from_secs(20), response).await.expect("an answer").unwrap();
+    let status = Status::from_header_map(response.headers()).unwrap();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    assert!(status.message().contains("while the request came in"), "{status:?}");
+    server.at_rest().await;
+}
+
+/// An HTTP/2 client that calls the HTTP API on the gRPC port is told to use another port. A gRPC call of an unknown method gets gRPC's
+/// own answer.
+#[tokio::test]
+async fn requests_that_are_no_grpc_calls_get_a_readable_answer() {
+    let server = Both::new().await;
+    for (method, path) in [("GET", "/v1/completions"), ("POST", "/v1/completions"), ("GET", "/"), ("HEAD", "/")] {
+        let request = Request::builder().method(method).uri(format!("http://weir{path}")).version(Version::HTTP_2);
+        let mut sender = connect(server.address, 1 << 16).await.ready().await.unwrap();
+        let (response, _) = sender.send_request(request.body(()).unwrap(), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["content-type"]),
+            (415, &"text/plain; charset=utf-8".parse().unwrap())
+        );
+        let mut body = response.into_body();
+        let mut text = Vec::new();
+        while let Some(part) = body.data().await {
+            text.extend_from_slice(&part.unwrap());
+        }
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.is_empty() == (method == "HEAD"), "{method} {path}: {text}");
+        assert!(
+            method == "HEAD" || text.contains("gRPC port") && text.contains("--http-listen"),
+            "{method} {path}: {text}"
+        );
+    }
+    let sender = connect(server.address, 1 << 16).await;
+    let unknown = called(sender, "/weir.v1.Generation/Nothing", Vec::new(), &[]).await.unwrap();
+    assert_eq!(Status::from_header_map(unknown.headers()).unwrap().code(), Code::Unimplemented);
+    server.at_rest().await;
+}
+
+pub(super) const DATA: u8 = 0;
+
+const HEADERS: u8 = 1;
+
+pub(super) const RST_STREAM: u8 = 3;
+
+pub(super) const PING: u8 = 6;
+
+pub(super) const GOAWAY: u8 = 7;
+
+pub(super) const END_STREAM: u8 = 1;
+
+pub(super) const SETTINGS: u8 = 4;
+
+const END_HEADERS: u8 = 4;
+
+/// Returns one frame.
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Returns the connection preface with empty settings.
+pub(super) fn beginning() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+/// Returns the headers of a gRPC call.
+pub(super) fn call(stream: u32, path: &str) -> Vec<u8> {
+    // `:method POST` and `:scheme http` are indices of the static table; other headers are literals.
+    let mut block = vec![0x83, 0x86];
+    for (name, value) in
+        [(":path", path), (":authority", "weir"), ("content-type", "application/grpc"), ("te", "trailers")]
+    {
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    frame(HEADERS, END_HEADERS, stream, &block)
+}
+
+/// Returns a message with its gRPC prefix.
+pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
+    [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
+}
+
+/// Connects and sends `bytes`.
+pub(super) async fn sent(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The server may have closed the connection already; a later read shows it.
+    let _ = stream.write_all(bytes).await;
+    stream
+}
+
+/// Reads until the server closes the connection. Answers nothing, not even pings.
+pub(super) async fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // A reset also ends the connection.
+    let _ = stream.read_to_end(&mut bytes).await;
+    bytes
+}
+
+/// Splits `bytes` into complete frames: kind, stream and payload.
+pub(super) fn frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while let Some((head, rest)) = bytes.split_at_checked(9) {
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let stream = u32::from_be_bytes(head[5..].try_into().unwrap());
+        let Some((payload, rest)) = rest.split_at_checked(length) else { break };
+        frames.push((head[3], stream, payload.to_vec()));
+        bytes = rest;
+    }
+    frames
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_come_with_the_first_characters() {
+    let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    server.model.hold();
+    let mut client = server.generation();
+    let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
+    eventually("it runs", || server.engine.load().running == 1).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!call.is_finished());
+    server.model.release();
+    let answer = read(call.await.unwrap().unwrap().into_inner()).await.unwrap();
+    assert_eq!(answer.text(), Server::new().await.answer(long("a", 20)).await.unwrap().text());
+    let request = v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
+    let mut scored = server.generation().score(request).await.unwrap().into_inner();
+    let mut summary = None;
+    while let Some(message) = scored.message().await.unwrap() {
+        summary = message.event;
+    }
+    assert!(matches!(summary, Some(v1::score_response::Event::Summary(_))), "{summary:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_failure_is_the_status_of_the_call() {
+    let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
+    let mut server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let status = server.generate(prompt("ab!")).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+    server.model.hold();
+    let mut client = server.generation();
+    let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
+    eventually("it runs", || server.engine.load().running == 1).await;
+    server.running.shut_down();
+    let status = call.await.unwrap().map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    server.model.release();
+    server.at_rest().await;
+}
+
+/// All choices of a completion run at the same time, and the headers come with the first one's text.
+#[tokio::test]
+async fn choices_over_http_start_together() {
+    let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 9, "n": 3, "seed": 1, "stream": true }).to_string();
+    let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("all choices run", || server.engine.load().running == 3).await;
+    let mut answer = String::new();
+    let early = tokio::time::timeout(Duration::from_millis(100), client.read_to_string(&mut answer)).await;
+    assert!(early.is_err() && answer.is_empty(), "{answer}");
+    server.model.release();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("[DONE]"), "{answer}");
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn an_early_failure_over_http_is_the_status_of_the_request() {
+    let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
+    let mut server = Both::with(Limits::default(), config).await;
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 9, "n": 2, "seed": 1, "stream": true }).to_string();
+    let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("all choices run", || server.engine.load().running == 2).await;
+    server.shut_down();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    server.model.release();
+    server.ended().await;
+}
+
+const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
+
+/// The header of the tenant alice, and that of bob.
+pub(super) const ALICE: &str = "Bearer a-key-that-alice-has";
+
+pub(super) const BOB: &str = "Bearer another-key-that-bob-has";
+
+async fn behind(access: Access, certificates: &Certificates, shown: Option<&Certificates>) -> Server {
+    let config = TransportConfig { access, ..TransportConfig::default() };
+    Server::reached_by(Limits::default(), config, &MODELS, |address| certificates.reach(address, shown)).await
+}
+
+/// Calls a method on a connection that may fail.
+pub(super) async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
+    let channel = endpoint.connect_timeout(Duration::from_secs(10)).connect_lazy();
+    let mut client = ModelsClient::new(channel);
+    client.list_models(v1::ListModelsRequest {}).await.map(drop)
+}
+
+#[tokio::test]
+async fn connections_can_use_tls() {
+    let certificates = Certificates::new();
+    let server = behind(certificates.access(false), &certificates, None).await;
+    assert_eq!(server.answer(long("ab", 9)).await.unwrap().text().chars().count(), 9);
+    let address = server.running.address;
+    tried(plain(address)).await.expect_err("it is not encrypted");
+    tried(Certificates::new().reach(address, None))
+        .await
+        .expect_err("the server's certificate is of another authority");
+    tried(certificates.reach(address, None)).await.unwrap();
+    server.at_rest().await;
+}
+
+/// Returns what a client sends first.
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(ring::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut config = versions.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let mut connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// The server computes one signature at a time, but waits for no client meanwhile.
+#[tokio::test]
+async fn unfinished_handshakes_let_others_pass() {
+    let certificates = Certificates::new();
+    let config = TransportConfig {
+        access: certificates.access(false),
+        handshake: Duration::from_secs(600),
+        ..TransportConfig::default()
+    };
+    let reach = |address| certificates.reach(address, None);
+    let server = Server::reached_by(Limits::default(), config, &MODELS, reach).await;
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(server.running.address).await.unwrap();
+        client.write_all(&client_hello()).await.unwrap();
+        // The server has answered, and waits for the client.
+        client.read_u8().await.unwrap();
+        silent.push(client);
+    }
+    tried(certificates.reach(server.running.address, None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn client_certificates_can_be_required() {
+    let certificates = Certificates::new();
+    let others = Certificates::new();
+    let server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
+    server.answer(prompt("ab")).await.unwrap();
+    let address = server.running.address;
+    tried(certificates.reach(address, None)).await.expect_err("no certificate");
+    tried(certificates.reach(address, Some(&others))).await.expect_err("a certificate of another authority");
+    tried(certificates.reach(address, Some(&certificates))).await.unwrap();
+}
+
+#[tokio::test]
+async fn encrypted_streams_finish_while_the_server_drains() {
+    let certificates = Certificates::new();
+    let mut server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
+    server.model.slow(Duration::from_millis(2));
+    let mut stream = server.generate(long("a", 100)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    server.running.shut_down();
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    assert!(matches!(last, Some(Event::Finished(_))), "cut off: {last:?}");
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.at_rest().await;
+}
+
+fn of_server(cert: &Path, key: &Path) -> TlsFiles {
+    TlsFiles { cert: Some(cert.into()), key: Some(key.into()), ..TlsFiles::default() }
+}
+
+#[test]
+fn certificate_errors_are_reported() {
+    let certificates = Certificates::new();
+    let text = certificates.write("text", "no PEM at all");
+    let missing = certificates.path("none");
+    let truncated = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    let [cert, key, other, ca] =
+        ["server.pem", "server.key", "client.key", "ca.pem"].map(|name| certificates.path(name));
+    let wrong = |cert: &Path, key: &Path, client_ca: Option<&Path>| {
+        tls(&TlsFiles { client_ca: client_ca.map(Into::into), ..of_server(cert, key) }).unwrap_err()
+    };
+    let check_parts = |problem: String, parts: &[&str]| {
+        for part in parts {
+            assert!(problem.contains(part), "{part} is not in {problem}");
+        }
+    };
+    check_parts(wrong(&missing, &key, None), &["--tls-cert", "none:", "No such file"]);
+    check_parts(wrong(&text, &key, None), &["--tls-cert", "text:", "expected PEM with a certificate, found none"]);
+    check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn:", "a section without an end"]);
+    check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem:", "expected PEM with a private key"]);
+    let of_another = "server.pem (--tls-cert), found that of another certificate";
+    check_parts(wrong(&cert, &other, None), &["--tls-key: ", "client.key: expected the private key", of_another]);
+    check_parts(wrong(&key, &cert, None), &["--tls-cert", "server.key:", "found a private key", "found a certificate"]);
+    check_parts(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key:", "expected PEM with a certificate"]);
+    // All errors are reported at once.
+    check_parts(
+        wrong(&missing, &text, Some(&truncated)),
+        &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"],
+    );
+    let wrong_list = |file: &Path| {
+        let client_crl = Some(file.to_owned());
+        tls(&TlsFiles { client_ca: Some(ca.clone()), client_crl, ..of_server(&cert, &key) }).unwrap_err()
+    };
+    let expected = "expected PEM with a certificate revocation list, found none";
+    check_parts(wrong_list(&ca), &["--tls-client-crl", "ca.pem:", expected]);
+    check_parts(wrong_list(&missing), &["--tls-client-crl", "none:", "No such file"]);
+    let empty_list = certificates.write("list", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
+    check_parts(wrong_list(&empty_list), &["--tls-client-crl", "list:", "could not be parsed"]);
+    assert!(tls(&TlsFiles { client_ca: Some(ca.clone()), ..of_server(&cert, &key) }).is_ok());
+}
+
+/// Returns the access of the two owners of keys.
+pub(super) fn alice_and_bob() -> Access {
+    let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
+    Access::from(Credentials { keys: Some(keys), ..Credentials::default() })
+}
+
+pub(super) async fn with_keys(limits: Limits) -> Server {
+    let config = TransportConfig { access: alice_and_bob(), ..TransportConfig::default() };
+    Server::with(limits, config, &MODELS).await
+}
+
+/// Returns a request with these `authorization` values.
+pub(super) fn bearing<T>(message: T, values: &[&str]) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    for value in values {
+        request.metadata_mut().append("authorization", MetadataValue::try_from(*value).unwrap());
+    }
+    request
+}
+
+#[tokio::test]
+async fn api_keys_can_be_required() {
+    let server = with_keys(Limits::default()).await;
+    let wrong: [&[&str]; 9] = [
+        &[],
+        &[""],
+        &["Bearer "],
+        &["a-key-that-alice-has"],
+        &["Bearer a-key-that-alice-hat"],
+        &["Bearer a-key-that-alice-has-not"],
+        &["Bearer  a-key-that-alice-has"],
+        &["Basic a-key-that-alice-has"],
+        &[ALICE, ALICE],
+    ];
+    for values in wrong {
+        let status = server.generation().generate(bearing(prompt("a"), values)).await.map(drop).unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"), "{values:?}");
+        assert!(!details(&status).request_info().unwrap().request_id.is_empty());
+        assert!(!format!("{status:?}").contains("alice"), "{status:?}");
+        let status = server.models().list_models(bearing(v1::ListModelsRequest {}, values)).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{values:?}");
+    }
+    server.at_rest().await;
+    for right in [ALICE, "bearer a-key-that-alice-has", BOB] {
+        let request = bearing(v1::SegmentRequest { text: "ab c".into(), ..Default::default() }, &[right]);
+        server.generation().segment(request).await.unwrap();
+    }
+}
+
+/// Tenants share neither cached prompts nor their part of the queue.
+#[tokio::test]
+async fn each_key_owner_is_a_tenant() {
+    let server = with_keys(Limits { rows: 1, queue: 8, cache_bytes: 1 << 20, ..Limits::default() }).await;
+    let ask = async |key: &str, prompt: &str| {
+        let stream = server.generation().generate(bearing(long(prompt, 3), &[key])).await?.into_inner();
+        read(stream).await
+    };
+    let cached = async |key: &str| ask(key, "ab cd ab e").await.unwrap().started.cached_chars;
+    assert_eq!(cached(ALICE).await, 0);
+    assert!(cached(ALICE).await > 0);
+    assert_eq!(cached(BOB).await, 0, "the cached prompt belongs to alice");
+    assert!(cached(BOB).await > 0);
+
+    server.model.hold();
+    let call = |key: &str| {
+        let mut client = server.generation();
+        let request = bearing(long("a", 3), &[key]);
+        async move { client.generate(request).await }
+    };
+    let mut taken = vec![call(ALICE).await.unwrap()];
+    eventually("it runs", || server.engine.load().running == 1).await;
+    for _ in 0..4 {
+        taken.push(call(ALICE).await.unwrap());
+    }
+    let status = call(ALICE).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{status:?}");
+    taken.push(call(BOB).await.unwrap());
+    server.model.release();
+    for stream in taken {
+        read(stream.into_inner()).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn health_and_reflection_need_no_key() {
+    let server = with_keys(Limits::default()).await;
+    let mut health = HealthClient::new(server.channel.clone());
+    health.check(HealthCheckRequest { service: String::new() }).await.unwrap();
+    let mut reflection: ServerReflectionClient<Channel> = ServerReflectionClient::new(server.channel.clone());
+    let message_request = Some(MessageRequest::ListServices(String::new()));
+    let question = ServerReflectionRequest { host: String::new(), message_request };
+    let mut answers = reflection.server_reflection_info(tokio_stream::iter([question])).await.unwrap().into_inner();
+    answers.next().await.unwrap().unwrap();
 }

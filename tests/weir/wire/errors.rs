@@ -1,13 +1,21 @@
-//! Refused requests: code, field and error details.
+//! Errors of gRPC calls, and hostile requests.
 
-use super::{
-    Server, details,
+use crate::wire::{
+    Server,
+    connections::{self, called, connect},
+    details,
     fake_model::{Kind, MAX_SYMBOLS},
     prompt, reason,
 };
+use prost::Message;
+use std::{net::SocketAddr, time::Duration};
+use tokio::time::timeout;
 use tonic::{Code, Status};
 use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{self, GenerateRequest, logit_bias::Symbol};
+use weir_proto::{
+    inference::{ModelInferRequest, model_infer_request::InferInputTensor},
+    v1::{self, GenerateRequest, logit_bias::Symbol},
+};
 
 /// Returns the field of a refusal. Checks that message and details agree.
 fn field(status: &Status) -> String {
@@ -244,4 +252,332 @@ async fn an_invalid_timeout_is_refused() {
         let status = server.generation().generate(request).await.map(drop).unwrap_err();
         assert_eq!(field(&status), "grpc-timeout", "{wrong}");
     }
+}
+
+/// Expected code, reason and field of a refusal.
+type Expected = (Code, &'static str, &'static str);
+
+const BAD: Code = Code::InvalidArgument;
+
+fn refusal(status: &Status) -> (Code, String, String) {
+    let details = details(status);
+    let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
+    let field = violations.first().map(|violation| violation.field.clone()).unwrap_or_default();
+    assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
+    assert!(status.message().len() < 1100, "{} bytes", status.message().len());
+    (status.code(), reason(status), field)
+}
+
+fn check_refusal(status: &Status, expected: Expected, what: &dyn std::fmt::Debug) {
+    let (code, reason, field) = expected;
+    let what = format!("{what:?}").chars().take(200).collect::<String>();
+    assert_eq!(refusal(status), (code, reason.to_owned(), field.to_owned()), "{what}");
+}
+
+/// Returns texts that a model cannot accept, with the expected refusals.
+fn wrong_texts(field: &'static str) -> Vec<(String, Expected)> {
+    vec![
+        (String::new(), (BAD, "BAD_OPTION", field)),
+        ("aX".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("a\0".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("\u{202e}\u{feff}".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("a".repeat(MAX_SYMBOLS + 1), (BAD, "TOO_LONG", field)),
+        ("é".repeat(1 << 20), (BAD, "TOO_LONG", field)),
+        ("\u{10ffff}".repeat(1 << 19), (BAD, "UNKNOWN_SYMBOL", field)),
+    ]
+}
+
+fn wrong_modes() -> Vec<(String, Expected)> {
+    ["often", "given", "THRESHOLD", " threshold", "\0"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(["x".repeat(1 << 20)])
+        .map(|mode| (mode, (BAD, "BAD_OPTION", "boundary_mode")))
+        .collect()
+}
+
+fn wrong_names() -> Vec<(String, Expected)> {
+    ["nothing".into(), "fake ".into(), "../fake".into(), "\0".into(), "x".repeat(1 << 20)]
+        .map(|name| (name, (Code::NotFound, "UNKNOWN_MODEL", "")))
+        .into()
+}
+
+#[tokio::test]
+async fn generate_refuses_invalid_texts() {
+    let server = Server::new().await;
+    for (text, expected) in wrong_texts("prompt") {
+        let status = server.generate(prompt(&text)).await.map(drop).unwrap_err();
+        check_refusal(&status, expected, &text);
+    }
+    for (name, expected) in wrong_names() {
+        let request = v1::GenerateRequest { model: Some(name.clone()), ..prompt("a") };
+        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &name);
+    }
+    for (mode, expected) in wrong_modes() {
+        let request = v1::GenerateRequest { boundary_mode: Some(mode.clone()), ..prompt("a") };
+        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
+    }
+    for stop in ["a".repeat(257), "é".repeat(1 << 20), String::new()] {
+        let stopping = Some(v1::Stopping { stop: vec![stop.clone()], ..Default::default() });
+        let status = server.generate(v1::GenerateRequest { stopping, ..prompt("a") }).await.map(drop).unwrap_err();
+        let (code, _, field) = refusal(&status);
+        assert_eq!((code, field.as_str()), (BAD, "stopping.stop[0]"), "{} bytes", stop.len());
+    }
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn score_refuses_invalid_fields() {
+    let server = Server::new().await;
+    let right = || v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
+    let mut wrong: Vec<(v1::ScoreRequest, Expected)> = Vec::new();
+    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::ScoreRequest { text, ..right() }, what)));
+    let named = |(name, what)| (v1::ScoreRequest { model: Some(name), ..right() }, what);
+    wrong.extend(wrong_names().into_iter().map(named));
+    let decided = |(mode, what)| (v1::ScoreRequest { boundary_mode: Some(mode), ..right() }, what);
+    wrong.extend(wrong_modes().into_iter().map(decided));
+    for top in [21, u32::MAX] {
+        let request = v1::ScoreRequest { top_logprobs: Some(top), ..right() };
+        wrong.push((request, (BAD, "BAD_OPTION", "top_logprobs")));
+    }
+    for (request, expected) in wrong {
+        check_refusal(&server.generation().score(request.clone()).await.map(drop).unwrap_err(), expected, &request);
+    }
+    for (top, seed) in [(0, 0), (20, u64::MAX)] {
+        let request = v1::ScoreRequest { top_logprobs: Some(top), seed: Some(seed), ..right() };
+        let mut stream = server.generation().score(request).await.unwrap().into_inner();
+        while stream.message().await.unwrap().is_some() {}
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn segment_refuses_invalid_fields() {
+    let server = Server::new().await;
+    let right = || v1::SegmentRequest { text: "ab c".into(), ..Default::default() };
+    let mut wrong: Vec<(v1::SegmentRequest, Expected)> = Vec::new();
+    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::SegmentRequest { text, ..right() }, what)));
+    let named = |(name, what)| (v1::SegmentRequest { model: Some(name), ..right() }, what);
+    wrong.extend(wrong_names().into_iter().map(named));
+    let decided = |(mode, what)| (v1::SegmentRequest { boundary_mode: Some(mode), ..right() }, what);
+    wrong.extend(wrong_modes().into_iter().map(decided));
+    for (request, expected) in wrong {
+        check_refusal(&server.generation().segment(request.clone()).await.unwrap_err(), expected, &request);
+    }
+    let request = v1::SegmentRequest { seed: Some(u64::MAX), ..right() };
+    server.generation().segment(request).await.unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn get_model_refuses_invalid_names() {
+    let server = Server::new().await;
+    for (name, expected) in wrong_names() {
+        let status = server.models().get_model(v1::GetModelRequest { name: Some(name.clone()) }).await.unwrap_err();
+        check_refusal(&status, expected, &name);
+    }
+    server.models().get_model(v1::GetModelRequest { name: Some("fake".into()) }).await.unwrap();
+}
+
+/// Returns a Protobuf field. `kind` is the wire type: 0 varint, 2 length-delimited, 5 four bytes.
+fn hostile_field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let length = if kind == 2 { vec![u8::try_from(bytes.len()).unwrap()] } else { Vec::new() };
+    [&[(number << 3) | kind][..], &length, bytes].concat()
+}
+
+/// Sends `body` and returns the status of the call.
+pub(super) async fn status_of_call(address: SocketAddr, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
+    // With a small window h2 counts the many short frames of a stream as an attack, if the client is slow to read them.
+    let sender = connect(address, 1 << 20).await;
+    let call = async {
+        let response = called(sender, path, body, headers).await.unwrap();
+        if let Some(status) = Status::from_header_map(response.headers()) {
+            return status;
+        }
+        let mut body = response.into_body();
+        while let Some(part) = body.data().await {
+            let part = part.unwrap();
+            body.flow_control().release_capacity(part.len()).unwrap();
+        }
+        Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap()
+    };
+    timeout(Duration::from_secs(20), call).await.expect("an answer")
+}
+
+const GENERATE: &str = "/weir.v1.Generation/Generate";
+
+const SCORE: &str = "/weir.v1.Generation/Score";
+
+const SEGMENT: &str = "/weir.v1.Generation/Segment";
+
+const GET_MODEL: &str = "/weir.v1.Models/GetModel";
+
+/// All string fields of all requests: method, path of field numbers, and name.
+const STRINGS: [(&str, &[u8], &str); 14] = [
+    (GENERATE, &[1], "model"),
+    (GENERATE, &[2], "prompt"),
+    (GENERATE, &[3, 7, 1], "logit_bias"),
+    (GENERATE, &[4, 4], "stop"),
+    (GENERATE, &[7], "boundary_mode"),
+    (GENERATE, &[10], "resume_text"),
+    (GENERATE, &[12], "speculate"),
+    (SCORE, &[1], "model"),
+    (SCORE, &[2], "text"),
+    (SCORE, &[4], "boundary_mode"),
+    (SEGMENT, &[1], "model"),
+    (SEGMENT, &[2], "text"),
+    (SEGMENT, &[3], "boundary_mode"),
+    (GET_MODEL, &[1], "name"),
+];
+
+/// prost cannot decode such a message; the server names the field in its own error.
+#[tokio::test]
+async fn invalid_utf8_is_reported_with_its_field() {
+    let server = Server::new().await;
+    let bytes: [&[u8]; 5] = [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"];
+    for (path, way, name) in STRINGS {
+        for bytes in bytes {
+            let message = way.iter().rev().fold(bytes.to_vec(), |inner, number| hostile_field(*number, 2, &inner));
+            let status = status_of_call(server.running.address, path, connections::framed(&message), &[]).await;
+            let (code, reason, field) = refusal(&status);
+            assert_eq!((code, reason.as_str()), (BAD, "UNREADABLE"), "{path} {name} {bytes:?}: {status:?}");
+            assert!(field.contains(name) && status.message().contains("UTF-8"), "{path} {field}: {status:?}");
+        }
+    }
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+/// Fails if a string field of the schema is missing in `STRINGS`.
+#[test]
+fn all_string_fields_are_listed() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/weir/v1");
+    let mut strings = 0;
+    for file in ["generation.proto", "models.proto"] {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        for message in text.split("\nmessage ").skip(1) {
+            let name = message.split_whitespace().next().unwrap();
+            let is_request = name.ends_with("Request")
+                || ["Sampling", "LogitBias", "Stopping", "Streaming", "Details"].contains(&name);
+            let end = message.find("\n}").unwrap_or(0);
+            let fields = message[..end].lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            strings += fields.filter(|line| is_request && line.contains("string ")).count();
+        }
+    }
+    assert_eq!(strings, STRINGS.len());
+}
+
+#[tokio::test]
+async fn invalid_frames_are_refused() {
+    let config = TransportConfig { message_bytes: 4096, ..TransportConfig::default() };
+    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
+    let framed = connections::framed(&right);
+    let table: [(&str, Vec<u8>, &[Code]); 10] = [
+        ("nothing at all", Vec::new(), &[Code::Internal]),
+        ("a head cut off", framed[..3].to_vec(), &[Code::Internal]),
+        ("a message cut off", framed[..framed.len() - 1].to_vec(), &[Code::Internal]),
+        ("a length over the limit", [&[0], &u32::MAX.to_be_bytes()[..], &right].concat(), &[Code::OutOfRange]),
+        ("compressed, by nothing", [&[1], &framed[1..]].concat(), &[Code::Internal]),
+        ("a flag that there is not", [&[7], &framed[1..]].concat(), &[Code::Internal]),
+        ("a field of another kind", connections::framed(&hostile_field(2, 5, &[0; 4])), &[BAD]),
+        ("a field without a number", connections::framed(&[0, 0]), &[BAD]),
+        ("groups without an end", connections::framed(&[0x7b; 4000]), &[BAD]),
+        ("text that is longer than the message", connections::framed(&[0x12, 0xff, 0xff, 0x03]), &[BAD]),
+    ];
+    for (what, body, codes) in table {
+        let status = status_of_call(server.running.address, SEGMENT, body, &[]).await;
+        assert!(codes.contains(&status.code()), "{what}: {status:?}");
+    }
+    // Unknown fields may come from a newer client.
+    let unknown = [right, hostile_field(15, 2, b"new"), hostile_field(14, 0, &[1])].concat();
+    assert_eq!(
+        status_of_call(server.running.address, SEGMENT, connections::framed(&unknown), &[]).await.code(),
+        Code::Ok
+    );
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn unknown_methods_are_refused() {
+    let server = Server::new().await;
+    let body = || connections::framed(&[]);
+    for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
+        let status = status_of_call(server.running.address, path, body(), &[]).await;
+        assert_eq!(refusal(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
+        assert!(status.message().contains(&format!("{path:?}")), "{status:?}");
+    }
+    let headers = [("grpc-encoding", "nonsense")];
+    assert_eq!(status_of_call(server.running.address, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
+    server.answer(prompt("a")).await.unwrap();
+}
+
+/// Sends floats as bits: NaNs of both signs with several payloads, infinities and subnormal numbers.
+#[tokio::test]
+async fn non_finite_floats_are_refused() {
+    let server = Server::new().await;
+    let nans = [0x7fc0_0000_u32, 0xffc0_0000, 0x7f80_0001, 0xff80_0001, 0x7fff_ffff];
+    let infinities = [0x7f80_0000_u32, 0xff80_0000, 0x7f7f_ffff, 0xff7f_ffff];
+    let options: [(u8, &str); 4] =
+        [(1, "sampling.temperature"), (3, "sampling.top_p"), (4, "sampling.min_p"), (5, "sampling.repetition_penalty")];
+    let generate_body =
+        |sampling: &[u8]| connections::framed(&[hostile_field(2, 2, b"a"), hostile_field(3, 2, sampling)].concat());
+    for bits in nans.into_iter().chain(infinities) {
+        for (number, name) in options {
+            let body = generate_body(&hostile_field(number, 5, &bits.to_le_bytes()));
+            check_refusal(
+                &status_of_call(server.running.address, GENERATE, body, &[]).await,
+                (BAD, "BAD_OPTION", name),
+                &(name, bits),
+            );
+        }
+        let bias = [hostile_field(1, 2, b"a"), hostile_field(3, 5, &bits.to_le_bytes())].concat();
+        let status =
+            status_of_call(server.running.address, GENERATE, generate_body(&hostile_field(7, 2, &bias)), &[]).await;
+        check_refusal(&status, (BAD, "BAD_OPTION", "sampling.logit_bias"), &bits);
+    }
+    // The values are the smallest subnormal number and negative zero.
+    for bits in [1_u32, 0x8000_0000] {
+        let body = generate_body(&hostile_field(1, 5, &bits.to_le_bytes()));
+        assert_eq!(status_of_call(server.running.address, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");
+    }
+    server.at_rest().await;
+}
+
+/// An empty element has two bytes on the wire and hundreds in memory.
+#[tokio::test]
+async fn messages_that_decode_to_far_more_are_refused() {
+    let server = Server::new().await;
+    let address = server.running.address;
+    let refused = async |path: &str, body: Vec<u8>, code: Code| {
+        let status = status_of_call(address, path, body, &[]).await;
+        assert_eq!(refusal(&status).0, code, "{path}: {status:?}");
+        status.message().to_owned()
+    };
+    let inputs = |count| connections::framed(&[5 << 3 | 2, 0].repeat(count));
+    let stops = |count| {
+        let stopping = v1::Stopping { stop: vec![String::new(); count], ..Default::default() };
+        let request = v1::GenerateRequest { stopping: Some(stopping), ..Default::default() };
+        connections::framed(&request.encode_to_vec())
+    };
+    let infer = "/inference.GRPCInferenceService/ModelInfer";
+    let message = refused(infer, inputs(60_000), Code::OutOfRange).await;
+    assert!(message.starts_with("the decoded message: expected at most "), "{message}");
+    // Each field takes time, also if it is unknown.
+    let unknown = connections::framed(&[0xf8, 0x07, 0].repeat(1 << 20));
+    // Each byte is a number, which takes eight in memory.
+    let input = InferInputTensor { shape: vec![0; 1 << 20], ..Default::default() };
+    let shapes = connections::framed(&ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec());
+    let long_lists =
+        [(infer, inputs(1 << 20)), (infer, shapes), (GENERATE, stops(1 << 20)), (GENERATE, unknown.clone())];
+    for (path, body) in long_lists {
+        let message = refused(path, body, Code::InvalidArgument).await;
+        assert!(message.starts_with("message: expected at most 65536 fields"), "{message}");
+    }
+    let message = refused("/grpc.health.v1.Health/Check", unknown, Code::OutOfRange).await;
+    assert!(message.starts_with("the message: expected at most 4096 bytes"), "{message}");
+    server.answer(prompt("a")).await.unwrap();
+    server.at_rest().await;
 }

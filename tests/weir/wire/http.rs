@@ -1,12 +1,17 @@
-//! Completions and models over HTTP and JSON, compared with gRPC.
+//! HTTP: texts, chats, summaries, inference and metrics.
 
-use super::{
-    GeneratedResponse, eventually,
-    fake_model::{Fake, Kind},
-    long, plain, read, seeded,
+use crate::{
+    document_model::DocumentModel,
+    wire::{
+        GeneratedResponse,
+        editing::Client,
+        eventually,
+        fake_model::{Fake, Kind},
+        long, plain, read, seeded,
+    },
 };
 use serde_json::{Value, json};
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -21,7 +26,10 @@ use weir::{
     error::Result,
     serve::{Engines, ServerParts, run},
 };
-use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
+use weir_proto::v1::{
+    self, GenerateRequest, SummarizeOptions, SummarizeRequest, generation_client::GenerationClient,
+    summarization_client::SummarizationClient, summarize_request::Part, summarize_response::Event,
+};
 
 const KEY: &str = "a-key-that-alice-has";
 
@@ -377,4 +385,424 @@ async fn models_are_listed() {
     );
     assert_eq!(exchange(server.port, "GET", "/v1/models/fake", &[], "").await.json(), *model);
     assert_eq!(exchange(server.port, "GET", "/v1/models/nobody", &[], "").await.refused().0, 404);
+}
+
+async fn chat(server: &Both, headers: &[&str]) -> Reply {
+    let body = json!({ "model": "fake", "messages": [{ "role": "user", "content": "a" }] }).to_string();
+    exchange(server.port, "POST", "/v1/chat/completions", headers, &body).await
+}
+
+#[tokio::test]
+async fn chat_is_refused_with_the_call_to_make() {
+    let server = Both::new().await;
+    let refused = chat(&server, &[]).await;
+    assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
+    assert_eq!(refused.json()["error"]["code"], "no_chat_template");
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("\"fake\" completes text") && message.contains("POST /v1/completions"), "{message}");
+    assert!(refused.1.contains("x-request-id: "), "{}", refused.1);
+    // The body in the message is a request that the server accepts, but for the fake model's alphabet.
+    let body = &message[message.find('{').unwrap()..];
+    let mut call: serde_json::Value = serde_json::from_str(body).unwrap();
+    assert_eq!(call["model"], "fake");
+    call["prompt"] = "a".into();
+    assert_eq!(server.post(&call).await.0, 200);
+    let unknown =
+        exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"model": "gpt-4", "messages": []}"#).await;
+    assert_eq!(unknown.refused(), (404, "not_found_error".into(), "model".into()));
+    assert_eq!(unknown.json()["error"]["code"], "unknown_model");
+    assert_eq!(unknown.json()["error"]["message"], "model: expected one of fake, found \"gpt-4\"");
+    let malformed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"model": 3}"#).await;
+    assert_eq!(malformed.refused(), (400, "invalid_request_error".into(), "model".into()));
+    let unnamed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"messages": []}"#).await;
+    assert_eq!(unnamed.json()["error"]["message"], message);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn keys_and_limits_apply_to_chat_first() {
+    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
+    let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
+    assert_eq!(chat(&server, &[]).await.refused().0, 401);
+    let key = "authorization: Bearer a-key-that-alice-has";
+    assert_eq!(chat(&server, &[key]).await.refused().0, 400);
+    assert_eq!(chat(&server, &[key, "content-type: text/plain"]).await.refused().0, 415);
+    let long = "a".repeat(5 << 20);
+    assert_eq!(exchange(server.port, "POST", "/v1/chat/completions", &[key], &long).await.refused().0, 413);
+    assert_eq!(chat(&server, &[key, "origin: https://evil.example.com"]).await.refused().0, 403);
+}
+
+async fn get(server: &Both, path: &str) -> (u16, Value) {
+    let reply = exchange(server.port, "GET", path, &[], "").await;
+    (reply.0, reply.json())
+}
+
+async fn infer(server: &Both, path: &str, body: &Value) -> Reply {
+    exchange(server.port, "POST", path, &[], &body.to_string()).await
+}
+
+/// A request with this prompt, for these outputs.
+fn request(prompt: &str, outputs: &[&str]) -> Value {
+    json!({
+        "id": "7",
+        "inputs": [
+            { "name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt] },
+            { "name": "exclude_input_in_output", "shape": [1, 1], "datatype": "BOOL", "data": [[true]] },
+        ],
+        "parameters": { "max_tokens": 20, "seed": 1, "temperature": 0.5 },
+        "outputs": outputs.iter().map(|name| json!({ "name": name })).collect::<Vec<_>>(),
+    })
+}
+
+#[tokio::test]
+async fn an_inference_equals_a_completion() {
+    let server = Both::of(Kind::Bytes, Limits::default(), TransportConfig::default()).await;
+    let completion = json!({ "prompt": "ab é", "max_tokens": 20, "seed": 1, "temperature": 0.5 });
+    let expected = server.post(&completion).await.json();
+    let body = request("ab é", &["text_output", "finish_reason", "num_input_tokens", "cumulative_logprob"]);
+    for path in ["/v2/models/fake/infer", "/v2/models/fake/versions/1/infer"] {
+        let reply = infer(&server, path, &body).await;
+        assert_eq!(reply.0, 200, "{}", reply.body());
+        assert!(reply.1.contains("x-request-id: "), "{}", reply.1);
+        let answer = reply.json();
+        assert_eq!(
+            (&answer["id"], &answer["model_name"], &answer["model_version"]),
+            (&json!("7"), &json!("fake"), &json!("1"))
+        );
+        let outputs = answer["outputs"].as_array().unwrap();
+        assert_eq!(outputs.len(), 4);
+        let data = |name: &str| outputs.iter().find(|output| output["name"] == name).unwrap()["data"][0].clone();
+        assert_eq!(data("text_output"), expected["choices"][0]["text"]);
+        assert_eq!((data("finish_reason"), data("num_input_tokens")), (json!("length"), json!(5)));
+        assert!(data("cumulative_logprob").as_f64().unwrap() < 0.0);
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn metadata_and_health_are_served() {
+    let server = Both::new().await;
+    assert_eq!(get(&server, "/v2/health/live").await, (200, json!({ "live": true })));
+    assert_eq!(get(&server, "/v2/health/ready").await, (200, json!({ "ready": true })));
+    let (status, metadata) = get(&server, "/v2").await;
+    assert_eq!((status, &metadata["name"]), (200, &json!("weir")));
+    for path in ["/v2/models/fake", "/v2/models/fake/versions/1"] {
+        let (status, model) = get(&server, path).await;
+        assert_eq!((status, &model["name"], &model["versions"]), (200, &json!("fake"), &json!(["1"])));
+        let text = json!({ "name": "text_input", "datatype": "BYTES", "shape": [1] });
+        assert!(model["inputs"].as_array().unwrap().contains(&text), "{model}");
+    }
+    assert_eq!(get(&server, "/v2/models/fake/ready").await, (200, json!({ "name": "fake", "ready": true })));
+    assert_eq!(get(&server, "/v2/models/nobody/ready").await, (400, json!({ "name": "nobody", "ready": false })));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn invalid_inferences_are_refused_with_a_text() {
+    let server = Both::new().await;
+    let mut wrong_type = request("a", &[]);
+    wrong_type["inputs"][0]["datatype"] = "INT32".into();
+    let mut stream = request("a", &[]);
+    stream["inputs"][1]["name"] = "stream".into();
+    let mut hot = request("a", &[]);
+    hot["parameters"]["temperature"] = (-1).into();
+    for (path, body, status, start) in [
+        ("/v2/models/nobody/infer", request("a", &[]), 404, "model: expected one of "),
+        ("/v2/models/fake/versions/2/infer", request("a", &[]), 400, "model_version: expected "),
+        ("/v2/models/fake/infer", wrong_type, 400, "text_input: expected the datatype BYTES, found \"INT32\""),
+        ("/v2/models/fake/infer", stream, 400, "stream: expected false"),
+        ("/v2/models/fake/infer", hot, 400, "temperature: expected 0 to 100, found -1"),
+        ("/v2/models/fake/infer", request("X", &[]), 400, "text_input: "),
+        ("/v2/models/fake/infer", json!({}), 400, "inputs: "),
+        ("/v2/models/fake/infer", json!({ "inputs": [{}] }), 400, "inputs[0].name: expected a value, found nothing"),
+    ] {
+        let reply = infer(&server, path, &body).await;
+        let error = reply.json()["error"].as_str().unwrap().to_owned();
+        assert_eq!(reply.0, status, "{error}");
+        assert!(error.starts_with(start), "{error}");
+    }
+    let binary = ["inference-header-content-length: 20"];
+    let reply = exchange(server.port, "POST", "/v2/models/fake/infer", &binary, "{}").await;
+    assert!(reply.0 == 400 && reply.json()["error"].as_str().unwrap().contains("binary tensors"), "{}", reply.body());
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn all_but_health_needs_a_key() {
+    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
+    let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
+    for path in ["/v2/health/live", "/v2/health/ready"] {
+        assert_eq!(get(&server, path).await.0, 200, "{path}");
+    }
+    for path in ["/v2", "/v2/models/fake", "/v2/models/fake/ready"] {
+        assert_eq!(get(&server, path).await.0, 401, "{path}");
+    }
+    let key = "authorization: Bearer a-key-that-alice-has";
+    assert_eq!(infer(&server, "/v2/models/fake/infer", &request("a", &[])).await.0, 401);
+    let body = request("a", &[]).to_string();
+    assert_eq!(exchange(server.port, "POST", "/v2/models/fake/infer", &[key], &body).await.0, 200);
+}
+
+/// Waits until a series has this value.
+async fn until(server: &Both, handler: &str, method: &str, status: u16, value: u32) {
+    let series = format!("weir_http_requests_total{{handler=\"{handler}\",method=\"{method}\",status=\"{status}\"}}");
+    let expected = format!("{series} {value}");
+    eventually(&expected, || server.metrics().lines().any(|line| line == expected)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_counted_by_path_method_and_status() {
+    let server = Both::with(Limits::default(), TransportConfig { message_bytes: 1000, ..Default::default() }).await;
+    let complete = async |body: &str| exchange(server.port, "POST", "/v1/completions", &[], body).await.0;
+    for stream in [false, true] {
+        let body = json!({ "prompt": "a", "max_tokens": 2, "stream": stream });
+        assert_eq!(complete(&body.to_string()).await, 200);
+    }
+    until(&server, "/v1/completions", "POST", 200, 2).await;
+    assert_eq!(complete("{}").await, 400);
+    until(&server, "/v1/completions", "POST", 400, 1).await;
+    // Refused by its length, before it becomes a call.
+    assert_eq!(complete(&"a".repeat(2000)).await, 413);
+    until(&server, "/v1/completions", "POST", 413, 1).await;
+    for (method, path, counted_method, handler, status) in [
+        ("GET", "/v1/models/fake", "GET", "/v1/models/{name}", 200),
+        ("GET", "/v1/models/none", "GET", "/v1/models/{name}", 404),
+        ("HEAD", "/health", "HEAD", "/health", 200),
+        ("OPTIONS", "/v1/completions", "OPTIONS", "/v1/completions", 204),
+        ("GET", "/v1/completions", "GET", "/v1/completions", 405),
+        ("BREW", "/v1/completions", "other", "/v1/completions", 405),
+        ("GET", "/v1/edit", "GET", "/v1/edit", 426),
+        ("GET", "/v1/nothing", "GET", "other", 404),
+    ] {
+        assert_eq!(exchange(server.port, method, path, &[], "").await.0, status, "{method} {path}");
+        until(&server, handler, counted_method, status, 1).await;
+    }
+    let socket = Client::connect(server.port, &[]).unwrap();
+    until(&server, "/v1/edit", "GET", 101, 1).await;
+    drop(socket);
+    let page = ["origin: https://elsewhere.example.com"];
+    assert_eq!(exchange(server.port, "GET", "/v1/models", &page, "").await.0, 403);
+    until(&server, "/v1/models", "GET", 403, 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_counted() {
+    let server = Both::new().await;
+    server.model.slow(Duration::from_millis(5));
+    let body = json!({ "prompt": "a", "max_tokens": 1900 }).to_string();
+    let stream = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("the request runs", || server.engine.load().running == 1).await;
+    drop(stream);
+    until(&server, "/v1/completions", "POST", 499, 1).await;
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn connections_for_health_checks_are_counted_by_path() {
+    let config = TransportConfig { connections: 4, connections_per_address: 2, ..Default::default() };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.slow(Duration::from_millis(20));
+    let body = json!({ "prompt": "a", "max_tokens": 1900 }).to_string();
+    let mut busy = Vec::new();
+    for running in 1..=2 {
+        busy.push(connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await);
+        eventually("the request runs", || server.engine.load().running == running).await;
+    }
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 200);
+    let refused = exchange(server.port, "GET", "/v1/models", &[], "").await;
+    assert_eq!((refused.0, &refused.json()["error"]["code"]), (503, &json!("connections")));
+    until(&server, "/v1/models", "GET", 503, 1).await;
+    until(&server, "/health", "GET", 200, 1).await;
+}
+
+const DOCUMENT: &str = "a document of some length, which is read before a word is written about it";
+
+struct Server {
+    model: Arc<DocumentModel>,
+    engine: Handle,
+    port: SocketAddr,
+    grpc: SocketAddr,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Server {
+    async fn new() -> Self {
+        let model = DocumentModel::new();
+        let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
+        let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
+        let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = grpc.local_addr().unwrap();
+        let port = http.local_addr().unwrap();
+        let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let task = tokio::spawn(run(grpc, offer, std::future::pending(), TransportConfig::default()));
+        Self { model, engine, port, grpc: address, task }
+    }
+
+    async fn post(&self, body: &Value) -> Reply {
+        exchange(self.port, "POST", "/v1/summaries", &[], &body.to_string()).await
+    }
+
+    /// Returns the text and the kept spans that gRPC sends.
+    async fn grpc_summary(&self) -> (String, Vec<v1::Selected>) {
+        let mut client = SummarizationClient::new(plain(self.grpc).connect().await.unwrap());
+        let parts = [
+            Part::Options(SummarizeOptions { max_tokens: Some(9), ..Default::default() }),
+            Part::Chunk(v1::DocumentChunk { text: DOCUMENT.into() }),
+        ];
+        let parts = parts.map(|part| SummarizeRequest { part: Some(part) });
+        let mut answer = client.summarize(tokio_stream::iter(parts)).await.unwrap().into_inner();
+        let mut text = String::new();
+        let mut kept = Vec::new();
+        while let Some(message) = answer.message().await.unwrap() {
+            match message.event {
+                Some(Event::Piece(piece)) => text.push_str(&piece.text),
+                Some(Event::Selected(selected)) => kept.push(selected),
+                _ => {}
+            }
+        }
+        (text, kept)
+    }
+
+    async fn at_rest(&self) {
+        eventually("all resources are released", || {
+            let load = self.engine.load();
+            (load.queued, load.running, load.bytes) == (0, 0, 0)
+        })
+        .await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.model.release();
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_chat_names_the_call_that_a_summarizer_answers() {
+    let server = Server::new().await;
+    let name = server.engine.card().name.clone();
+    for body in [json!({ "model": name, "messages": [] }), json!({ "messages": [] })] {
+        let refused = exchange(server.port, "POST", "/v1/chat/completions", &[], &body.to_string()).await;
+        assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        let start =
+            format!("messages: {name:?} summarizes documents and has no chat template: send POST /v1/summaries with ");
+        let call = message.strip_prefix(&start).unwrap_or_else(|| panic!("{message}"));
+        let mut call: Value = serde_json::from_str(call).unwrap();
+        assert_eq!(call["model"], json!(name));
+        // The body in the message is a request that the server accepts, but for the model's alphabet.
+        call["document"] = DOCUMENT.into();
+        assert_eq!(server.post(&call).await.0, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_summary_equals_the_grpc_answer() {
+    let server = Server::new().await;
+    let (text, kept) = server.grpc_summary().await;
+    assert!(!text.is_empty() && !kept.is_empty());
+    let answer = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9 })).await.json();
+    assert_eq!((&answer["text"], &answer["object"]), (&json!(text), &json!("summary")));
+    assert_eq!(answer["hypotheses"][0]["text"], json!(text));
+    let selected = answer["selected"].as_array().unwrap();
+    assert_eq!(selected.len(), kept.len());
+    for (actual, kept) in selected.iter().zip(&kept) {
+        assert_eq!((&actual["layer"], &actual["tokens"]), (&json!(kept.layer), &json!(kept.tokens)));
+        assert_eq!(actual["spans"].as_array().unwrap().len(), kept.spans.len());
+        assert_eq!(actual["spans"][0]["byte_end"], kept.spans[0].byte_end);
+    }
+    // A stream sends the same in order.
+    let events = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9, "stream": true })).await.events();
+    let names: Vec<&str> =
+        events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
+    // Kept spans are sent as soon as they are known, while encoding continues.
+    let order = [&["started"][..], &["progress", "selected"], &["piece"], &["finished"]];
+    let positions: Vec<_> =
+        names.iter().map(|name| order.iter().position(|group| group.contains(name)).unwrap()).collect();
+    assert!(
+        positions.is_sorted() && names.first() == Some(&"started") && names.last() == Some(&"finished"),
+        "{names:?}"
+    );
+    let pieces: String = events.iter().filter_map(|event| event["piece"]["text"].as_str()).collect();
+    assert_eq!(pieces, text);
+    // Requests the same document again by its id.
+    let id = answer["document_id"].as_str().unwrap();
+    let again = server.post(&json!({ "document_id": id, "max_tokens": 9 })).await.json();
+    assert_eq!(
+        (&again["text"], &again["usage"]["cached_tokens"]),
+        (&answer["text"], &answer["usage"]["document_tokens"])
+    );
+}
+
+#[tokio::test]
+async fn invalid_requests_are_refused_with_the_field() {
+    let server = Server::new().await;
+    let invalid = "invalid_request_error";
+    for (body, status, kind, field) in [
+        (json!({ "document": "" }), 400, invalid, "document"),
+        (json!({ "document": DOCUMENT, "max_tokens": 0 }), 400, invalid, "max_tokens"),
+        (json!({ "document": DOCUMENT, "beam_size": 1000 }), 400, invalid, "beam_size"),
+        (json!({ "document": DOCUMENT, "beam": 2 }), 400, invalid, "beam"),
+        (json!({ "document": 7 }), 400, invalid, "document"),
+        (json!({ "document": "a".repeat(1 << 20) }), 400, invalid, "document"),
+        (json!({ "document_id": "nobody's" }), 404, "not_found_error", "document_id"),
+        (json!({ "document": DOCUMENT, "model": "nobody" }), 404, "not_found_error", "model"),
+    ] {
+        let refused = server.post(&body).await.refused();
+        let body = body.to_string();
+        assert_eq!(refused, (status, kind.into(), field.into()), "{}", &body[..body.len().min(99)]);
+    }
+    let models = exchange(server.port, "GET", "/v1/models", &[], "").await.json();
+    assert!(models["data"][0]["documents"]["max_tokens"].as_u64().unwrap() > 0);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_long_document_is_summarized_in_parts() {
+    let server = Server::new().await;
+    let document: String = (0..40).map(|number| format!("Sentence {number} of a long document. ")).collect();
+    let body = |more: &[(&str, Value)]| {
+        let mut body = json!({ "document": document, "max_tokens": 9, "long_documents": "chunk" });
+        more.iter().for_each(|(name, value)| body[*name] = value.clone());
+        body
+    };
+    let answer = server.post(&body(&[])).await.json();
+    let parts = answer["parts"].as_array().unwrap();
+    assert!(parts.len() > 2 && answer["document_id"].is_null(), "{answer}");
+    for (index, part) in parts.iter().enumerate() {
+        assert_eq!((&part["round"], &part["part"]), (&json!(1), &json!(index + 1)));
+        assert_eq!(part["round_bytes"], document.len());
+        assert_eq!(part["selected"][0]["spans"][0]["byte_start"], part["byte_start"]);
+    }
+    let joined: Vec<&str> = parts.iter().map(|part| part["summary"].as_str().unwrap()).collect();
+    let last = server.post(&json!({ "document": joined.join("\n"), "max_tokens": 9 })).await.json();
+    assert_eq!((&answer["text"], &answer["hypotheses"]), (&last["text"], &last["hypotheses"]));
+    // A stream has the parts first; its last event repeats them without spans.
+    let events = server.post(&body(&[("stream", true.into())])).await.events();
+    let streamed: Vec<&Value> = events.iter().filter_map(|event| event.get("part")).collect();
+    assert_eq!(streamed, parts.iter().collect::<Vec<_>>());
+    let finished = &events.last().unwrap()["finished"];
+    assert_eq!(finished["parts"].as_array().unwrap().len(), parts.len());
+    assert!(finished["parts"][0].get("selected").is_none());
+    // OpenAI's call counts all tokens.
+    let prompt = json!({ "prompt": document, "max_tokens": 9, "long_documents": "chunk" });
+    let completion = exchange(server.port, "POST", "/v1/completions", &[], &prompt.to_string()).await.json();
+    assert_eq!(completion["choices"][0]["text"], answer["text"], "{completion}");
+    assert_eq!(completion["choices"][0]["weir"]["parts"].as_array().unwrap().len(), parts.len());
+    assert_eq!(completion["usage"]["prompt_tokens"], answer["usage"]["document_tokens"]);
+    assert_eq!(completion["usage"]["completion_tokens"], answer["usage"]["summary_tokens"]);
+    for (more, field) in [
+        (&[("cut", true.into())][..], "long_documents"),
+        (&[("long_documents", "all".into())], "long_documents"),
+        (&[("document", "".into())], "document"),
+    ] {
+        let refused = server.post(&body(more)).await.refused();
+        assert_eq!(refused, (400, "invalid_request_error".into(), field.into()), "{more:?}");
+    }
+    server.at_rest().await;
 }

@@ -1,16 +1,21 @@
-//! Refused HTTP requests: status and reason of each, without effect on other clients.
+//! HTTP: refused requests, admission, browsers and their origins, shutdown.
 
-use super::{
+use crate::wire::{
     eventually,
-    http::{Both, connect_and_send, exchange, send_request},
+    http::{Both, Reply, connect_and_send, exchange, send_request},
+    long,
 };
-use serde_json::json;
-use std::time::Duration;
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
+    time::timeout,
 };
-use weir::{config::TransportConfig, engine::Limits};
+use weir::{
+    config::{Access, Checks, Credentials, Keys, TransportConfig},
+    engine::Limits,
+};
 
 #[tokio::test]
 async fn invalid_requests_are_refused_with_the_field() {
@@ -233,5 +238,393 @@ async fn a_malformed_path_is_refused_in_the_form_of_its_protocol() {
         let refused = exchange(server.port, method, path, &[], "{}").await;
         assert!(refused.0 == 400 && refused.1.contains("x-request-id: "), "{path}: {}", refused.1);
         assert!(refused.json()["error"].as_str().unwrap().starts_with("malformed path: "), "{}", refused.body());
+    }
+}
+
+const ALICE: &str = "authorization: Bearer a-key-that-alice-has";
+
+const BOB: &str = "authorization: Bearer a-key-that-bob-has-too";
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A server with two keys and `request_memory` bytes for arriving bodies.
+async fn with_keys(request_memory: usize) -> Both {
+    let keys = Keys::parse("alice:a-key-that-alice-has\nbob:a-key-that-bob-has-too").unwrap();
+    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
+    let config = TransportConfig { access, request_memory, message_bytes: 1 << 20, ..TransportConfig::default() };
+    Both::with(Limits::default(), config).await
+}
+
+/// Sends the head of a request with a body of 1 MiB, and the first `sent` bytes of that body.
+async fn begin_body(server: &Both, key: &str, sent: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let length = 1 << 20;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{key}\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b' '; sent]).await.unwrap();
+    stream
+}
+
+/// Returns the status line of the response, before the body is sent.
+async fn status(stream: &mut TcpStream) -> String {
+    let mut answer = String::new();
+    timeout(TIMEOUT, stream.read_to_string(&mut answer)).await.expect("the server answers").unwrap();
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn the_key_is_checked_before_the_body() {
+    let server = with_keys(8 << 20).await;
+    for key in ["x-no-key: 1", "authorization: Bearer a-key-that-nobody-has"] {
+        let mut stream = begin_body(&server, key, 0).await;
+        assert!(status(&mut stream).await.starts_with("HTTP/1.1 401 "));
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_never_come_hold_no_memory() {
+    let server = with_keys(8 << 20).await;
+    let mut waiting = Vec::new();
+    for _ in 0..64 {
+        waiting.push(begin_body(&server, ALICE, 1).await);
+    }
+    for key in [ALICE, BOB] {
+        let reply =
+            exchange(server.port, "POST", "/v1/completions", &[key], &json!({ "prompt": "a" }).to_string()).await;
+        assert_eq!(reply.0, 200, "{}", reply.body());
+    }
+}
+
+#[tokio::test]
+async fn one_caller_leaves_memory_for_others() {
+    let server = with_keys(8 << 20).await;
+    let mut waiting = Vec::new();
+    // Alice's fifth body exceeds half of the memory.
+    for _ in 0..5 {
+        waiting.push(begin_body(&server, ALICE, (1 << 20) - 1).await);
+    }
+    let mut refused = 0;
+    for stream in &mut waiting {
+        // A body that is still awaited gets no answer.
+        let mut answer = String::new();
+        if timeout(Duration::from_secs(2), stream.read_to_string(&mut answer)).await.is_ok() {
+            assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 1);
+    let body = format!("{}{}", " ".repeat(1 << 19), json!({ "prompt": "a" }));
+    let reply = exchange(server.port, "POST", "/v1/completions", &[BOB], &body).await;
+    assert_eq!(reply.0, 200, "{}", reply.body());
+}
+
+#[tokio::test]
+async fn long_lists_are_refused_while_they_are_parsed() {
+    let server = Both::new().await;
+    let many = |element: &str, count: usize| vec![element; count].join(",");
+    let biases: Vec<_> = (0..200_000).map(|id| format!("\"{id}\":1")).collect();
+    for (body, field) in [
+        (format!("{{\"prompt\":\"a\",\"n\":64,\"stop\":[{}]}}", many("\"\"", 1_000_000)), "stop"),
+        (format!("{{\"prompt\":[{}]}}", many("\"a\"", 1_000_000)), "prompt"),
+        (format!("{{\"prompt\":\"a\",\"logit_bias\":{{{}}}}}", biases.join(",")), "logit_bias"),
+    ] {
+        let reply = exchange(server.port, "POST", "/v1/completions", &[], &body).await;
+        assert_eq!(reply.refused(), (400, "invalid_request_error".into(), field.into()));
+        assert!(reply.body().contains("at most"), "{}", reply.body());
+    }
+    server.at_rest().await;
+}
+
+/// Posts a completion with these headers.
+async fn completion(server: &Both, headers: &[&str]) -> Reply {
+    let body = json!({ "prompt": "a", "max_tokens": 1 }).to_string();
+    exchange(server.port, "POST", "/v1/completions", headers, &body).await
+}
+
+async fn with_access(access: Access) -> Both {
+    Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_cannot_use_the_server() {
+    let server = Both::new().await;
+    let host = format!("host: {}", server.port);
+    for origin in ["https://evil.example.com", "null", "http://127.0.0.1", "http://localhost:1"] {
+        let refused = completion(&server, &[&host, &format!("origin: {origin}")]).await;
+        assert_eq!(refused.refused(), (403, "permission_error".into(), String::new()), "{origin}");
+        for part in ["origin: ", origin, "--allowed-origins"] {
+            assert!(refused.body().contains(part), "{part} is not in {}", refused.body());
+        }
+        let listed = exchange(server.port, "GET", "/v1/models", &[&host, &format!("origin: {origin}")], "").await;
+        assert_eq!(listed.0, 403);
+    }
+    let own = format!("origin: http://{}", server.port);
+    assert_eq!(completion(&server, &[&host, &own]).await.0, 200);
+    assert_eq!(completion(&server, &[&host]).await.0, 200, "programs send no origin");
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_rebound_name_reads_nothing() {
+    let server = Both::new().await;
+    // The page's origin is that of its host, so only the host shows the attack.
+    let headers = ["host: rebound.example.com:8000", "origin: http://rebound.example.com:8000"];
+    for (method, path) in [("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/"), ("GET", "/health")] {
+        let refused = exchange(server.port, method, path, &headers, "{}").await;
+        assert_eq!(refused.refused(), (403, "permission_error".into(), String::new()), "{path}");
+        for part in ["host: ", "rebound.example.com:8000", "--allowed-hosts"] {
+            assert!(refused.body().contains(part), "{part} is not in {}", refused.body());
+        }
+    }
+    for host in ["localhost:8000", "weir", "[::1]:8000", "10.1.2.3", "weir.default.svc.cluster.local"] {
+        assert_eq!(completion(&server, &[&format!("host: {host}")]).await.0, 200, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn listed_hosts_and_origins_are_allowed() {
+    let mut checks = Checks::default();
+    let allowed = checks.allowed_names(&["weir.example.com".into()], &["https://app.example.com".into()]);
+    checks.finish().unwrap();
+    let server = with_access(Access { allowed: Arc::new(allowed), ..Access::default() }).await;
+    let host = "host: weir.example.com";
+    for (headers, status) in [
+        (&[host][..], 200),
+        (&[host, "origin: https://weir.example.com"], 200),
+        (&[host, "origin: https://app.example.com"], 200),
+        (&[host, "origin: https://other.example.com"], 403),
+        (&["host: other.example.com"], 403),
+    ] {
+        assert_eq!(completion(&server, headers).await.0, status, "{headers:?}");
+    }
+}
+
+/// A rebound page has no key, and a server with keys may have any name.
+#[tokio::test]
+async fn keys_protect_from_rebound_names() {
+    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
+    let server = with_access(Access::from(Credentials { keys: Some(keys), ..Credentials::default() })).await;
+    let key = "authorization: Bearer a-key-that-alice-has";
+    let host = "host: weir.example.com";
+    assert_eq!(completion(&server, &[host, key]).await.0, 200);
+    assert_eq!(completion(&server, &[host]).await.0, 401);
+    assert_eq!(completion(&server, &[host, key, "origin: https://evil.example.com"]).await.0, 403);
+}
+
+/// A browser sends other types for a page of any origin without asking the server first.
+#[tokio::test]
+async fn only_json_is_accepted() {
+    let server = Both::new().await;
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
+        let refused = completion(&server, &[&format!("content-type: {kind}")]).await;
+        assert_eq!(refused.refused(), (415, "invalid_request_error".into(), String::new()), "{kind}");
+        assert!(refused.body().contains("Content-Type: expected application/json"), "{}", refused.body());
+    }
+    let twice = ["content-type: application/json", "content-type: text/plain"];
+    assert_eq!(completion(&server, &twice).await.0, 415);
+    assert_eq!(completion(&server, &["content-type: Application/JSON; charset=utf-8"]).await.0, 200);
+}
+
+const APP: &str = "https://app.example.com";
+
+async fn server(origins: &[&str], keys: Option<Keys>) -> Both {
+    let mut checks = Checks::default();
+    let origins: Vec<_> = origins.iter().map(|&origin| origin.to_owned()).collect();
+    let cors = Arc::new(checks.cors_origins(&origins));
+    checks.finish().unwrap();
+    let access = Access { cors, ..Access::from(Credentials { keys, ..Credentials::default() }) };
+    Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await
+}
+
+/// Returns the value of a response's header.
+pub(super) fn header<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
+    reply.1.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+fn preflight(origin: &str) -> [String; 3] {
+    [
+        format!("origin: {origin}"),
+        "access-control-request-method: POST".into(),
+        "access-control-request-headers: authorization,content-type,x-stainless-os".into(),
+    ]
+}
+
+async fn ask_first(server: &Both, origin: &str, more: &[&str]) -> Reply {
+    let headers = preflight(origin);
+    let headers: Vec<&str> = headers.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    exchange(server.port, "OPTIONS", "/v1/completions", &headers, "").await
+}
+
+#[tokio::test]
+async fn pages_of_listed_origins_read_responses() {
+    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
+    let server = server(&[APP, "http://localhost:3000"], Some(keys)).await;
+    // A browser sends a preflight without the key.
+    let answer = ask_first(&server, APP, &[]).await;
+    assert_eq!((answer.0, answer.body()), (204, ""));
+    assert_eq!(header(&answer, "access-control-allow-origin"), Some(APP));
+    assert_eq!(header(&answer, "access-control-allow-headers"), Some("authorization,content-type,x-stainless-os"));
+    assert!(header(&answer, "access-control-allow-methods").unwrap().contains("POST"));
+    assert_eq!(header(&answer, "access-control-allow-credentials"), None);
+    let key = "authorization: Bearer a-key-that-alice-has";
+    let origin = format!("origin: {APP}");
+    let answer = completion(&server, &[&origin, key]).await;
+    assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (200, Some(APP)));
+    assert_eq!(header(&answer, "vary"), Some("origin"));
+    assert!(header(&answer, "access-control-expose-headers").unwrap().contains("x-request-id"));
+    // A page also reads why a request was refused.
+    let refused = completion(&server, &[&origin]).await;
+    assert_eq!((refused.0, header(&refused, "access-control-allow-origin")), (401, Some(APP)));
+    // Programs send no origin.
+    let answer = completion(&server, &[key]).await;
+    assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (200, None));
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_stay_refused() {
+    let server = server(&[APP], None).await;
+    for origin in ["https://evil.example.com", "http://app.example.com", "null"] {
+        for refused in
+            [ask_first(&server, origin, &[]).await, completion(&server, &[&format!("origin: {origin}")]).await]
+        {
+            assert_eq!((refused.0, header(&refused, "access-control-allow-origin")), (403, None), "{origin}");
+        }
+    }
+    // A rebound page is refused by its host, whatever its origin.
+    let host = "host: rebound.example.com";
+    assert_eq!(ask_first(&server, APP, &[host]).await.0, 403);
+    assert_eq!(completion(&server, &[host, &format!("origin: {APP}")]).await.0, 403);
+}
+
+#[tokio::test]
+async fn every_origin_may_be_allowed() {
+    let server = server(&["*"], None).await;
+    let answer = ask_first(&server, "https://any.example.com", &[]).await;
+    assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (204, Some("*")));
+    let answer = completion(&server, &["origin: https://any.example.com"]).await;
+    assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (200, Some("*")));
+    let rebound = ["host: rebound.example.com", "origin: http://rebound.example.com"];
+    assert_eq!(completion(&server, &rebound).await.0, 403);
+}
+
+#[tokio::test]
+async fn options_list_the_methods_of_a_path() {
+    let server = server(&[], None).await;
+    for (path, methods) in [
+        ("/v1/completions", "OPTIONS, POST"),
+        ("/v1/chat/completions", "OPTIONS, POST"),
+        ("/v1/summaries", "OPTIONS, POST"),
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/", "GET, HEAD, OPTIONS"),
+    ] {
+        let answer = exchange(server.port, "OPTIONS", path, &[], "").await;
+        assert_eq!((answer.0, header(&answer, "allow")), (204, Some(methods)), "{path}");
+    }
+    assert_eq!(exchange(server.port, "OPTIONS", "/v1/nothing", &[], "").await.0, 404);
+    assert_eq!(ask_first(&server, APP, &[]).await.0, 403, "no origin is listed");
+}
+
+#[tokio::test]
+async fn streams_finish_while_the_server_drains() {
+    let mut server = Both::new().await;
+    let complete = server.grpc(long("a", 30)).await.text();
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
+    let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("the request runs", || server.engine.load().running == 1).await;
+    server.shut_down();
+    let refused = loop {
+        let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
+        // A request before the drain is admitted and waits.
+        if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
+            break reply;
+        }
+    };
+    assert_eq!(refused.refused().0, 503);
+    assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 503);
+    server.model.release();
+    let mut answer = String::new();
+    running.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains(&format!("{complete:?}")), "{answer}");
+    server.ended().await;
+}
+
+/// A stream that is longer than its connection may be ends with an error, not in the middle.
+#[tokio::test]
+async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
+    let config = TransportConfig {
+        connection_age: Some(Duration::from_millis(200)),
+        connection_age_grace: Duration::from_millis(100),
+        ..TransportConfig::default()
+    };
+    let server = Both::with(Limits::default(), config).await;
+    server.model.slow(Duration::from_millis(20));
+    let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
+    let events = reply.all_events();
+    assert!(events.len() > 1, "{events:?}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "connection_age", "{last}");
+    server.at_rest().await;
+}
+
+/// The rest of the body never arrives. If the server waited for it, it would not shut down.
+#[tokio::test]
+async fn an_incomplete_body_is_refused_when_the_server_drains() {
+    let mut server = Both::new().await;
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // until the server has read the head
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.shut_down();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("no answer").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+    server.ended().await;
+}
+
+/// The head of a first request, and of a later one.
+#[tokio::test]
+async fn an_incomplete_head_times_out() {
+    let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    for before in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let mut stream = TcpStream::connect(server.port).await.unwrap();
+        stream.write_all(before.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(b"GET /heal").await.unwrap();
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("the connection stays open");
+        assert!(
+            read.is_err() || answer.matches("HTTP/1.1 200 OK").count() == usize::from(!before.is_empty()),
+            "{answer}"
+        );
+    }
+}
+
+/// `--handshake-seconds` does not limit the time between two requests.
+#[tokio::test]
+async fn an_idle_connection_is_kept() {
+    let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
+    let server = Both::with(Limits::default(), config).await;
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    for _ in 0..2 {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = [0; 15];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        while !answer.ends_with(b"ok\n") {
+            answer.rotate_left(1);
+            stream.read_exact(&mut answer[14..]).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(1500)).await;
     }
 }

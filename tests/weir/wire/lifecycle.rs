@@ -1,16 +1,43 @@
-//! Ends of requests and of the server: deadlines, cancellation, full queues, panics, shutdown.
+//! Start, reload, shutdown, resumed streams and traces.
 
-use super::{Server, details, eventually, fake_model::Kind, long, prompt, read, reason};
-use std::time::{Duration, Instant};
+use crate::{
+    decoder,
+    support::{Dice, fixture_in, hnet_in, lslm_in},
+    wire::{
+        GeneratedResponse, Running, Server, details, eventually,
+        fake_model::{Fake, Kind},
+        http::Both,
+        long, prompt, read, reason,
+    },
+};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    common::v1::any_value::Value,
+    trace::v1::{Span, status::StatusCode},
+};
+use serde_json::json;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::StreamExt;
-use tonic::{Code, Request};
+use tonic::{
+    Code, Request, Response, Status,
+    transport::{self, Channel, server::TcpIncoming},
+};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
     config::TransportConfig,
-    engine::{Limits, Load, Phase},
-    serve::Engines,
+    decode::contract::Model,
+    engine::{Handle, Limits, Load, Phase},
+    kernels::Dtype,
+    serve::{Engines, Monitor, ServerParts, Traces},
 };
-use weir_proto::v1::{self, generate_response::Event};
+use weir_proto::v1::{self, GenerateRequest, generate_response::Event, generation_client::GenerationClient};
 
 const STEP: Duration = Duration::from_millis(2);
 
@@ -215,7 +242,7 @@ async fn a_worker_that_hangs_does_not_keep_the_server() {
 #[tokio::test]
 async fn concurrent_requests_get_the_same_texts_as_alone() {
     let server = Server::new().await;
-    let request = |seed: u64| super::seeded(["a", "ab c", "é", "dd"][seed as usize % 4], seed);
+    let request = |seed: u64| crate::wire::seeded(["a", "ab c", "é", "dd"][seed as usize % 4], seed);
     let mut alone = Vec::new();
     for seed in 0..40 {
         alone.push(server.answer(request(seed)).await.unwrap().text());
@@ -285,4 +312,275 @@ async fn streams_that_outlast_the_drain_are_ended() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
     server.at_rest().await;
+}
+
+/// Reads a stream until it has sent at least `ids` ids, and breaks it. Returns the ids and the text.
+async fn broken(client: &mut GenerationClient<Channel>, request: GenerateRequest, ids: usize) -> (Vec<u32>, String) {
+    let mut stream = client.generate(request).await.unwrap().into_inner();
+    let mut sent = (Vec::new(), String::new());
+    while sent.0.len() < ids
+        && let Some(message) = stream.message().await.unwrap()
+    {
+        if let Some(Event::Piece(piece)) = message.event {
+            sent.0.extend(piece.ids);
+            sent.1 += &piece.text;
+        }
+    }
+    sent
+}
+
+fn characters(answer: &GeneratedResponse) -> Vec<v1::Character> {
+    answer.pieces.iter().flat_map(|piece| piece.characters.clone()).collect()
+}
+
+/// Returns the usage without what a resumed stream states differently.
+fn usage(answer: &GeneratedResponse) -> v1::Usage {
+    v1::Usage { cached_chars: 0, resumed_chars: 0, ..answer.finished.usage.unwrap() }
+}
+
+#[tokio::test]
+async fn a_stream_of_any_family_goes_on_where_it_broke() {
+    let f32 = Dtype::F32;
+    let models: Vec<(Arc<dyn Model>, &str)> = vec![
+        (fixture_in("whitespaces", Dtype::Int8), ""),
+        (fixture_in("gumbel", f32), "sampled"),
+        (lslm_in("dp", f32), "nxt"),
+        (lslm_in("byte_vocab", f32), "predictor"),
+        (hnet_in("two_stage", f32), ""),
+        (decoder::model("alibi_bca", f32), ""),
+    ];
+    let mut dice = Dice::new(31);
+    for (model, mode) in models {
+        let name = format!("{}, {mode}", model.card().name);
+        let engine = Handle::start(Arc::clone(&model), Limits { chunk: 16, ..Limits::default() }).unwrap();
+        let running = Running::start(vec![engine], TransportConfig::default()).await;
+        let mut client = GenerationClient::new(running.channel.clone());
+        let details = v1::Details {
+            logprobs: Some(true),
+            boundaries: Some(true),
+            ids: Some(true),
+            echo: Some(true),
+            ..Default::default()
+        };
+        let sampling = v1::Sampling { seed: Some(5), repetition_penalty: Some(1.1), ..Default::default() };
+        let text: Vec<u32> = model.card().vocabulary.text_ids().take(26).collect();
+        let request = GenerateRequest {
+            prompt_ids: (0..40).map(|_| text[dice.below(text.len())]).collect(),
+            sampling: Some(sampling),
+            stopping: Some(v1::Stopping { max_chars: Some(60), ..Default::default() }),
+            details: Some(details),
+            boundary_mode: Some(mode.into()),
+            ..Default::default()
+        };
+        let whole = read(client.generate(request.clone()).await.unwrap().into_inner()).await.unwrap();
+        let all: Vec<u32> =
+            whole.pieces.iter().filter(|piece| !piece.prompt).flat_map(|piece| piece.ids.clone()).collect();
+        for _ in 0..3 {
+            let wanted = 40 + 1 + dice.below(all.len());
+            let (sent, text) = broken(&mut client, request.clone(), wanted).await;
+            let (prompt, resume_ids) = sent.split_at(40);
+            assert_eq!((prompt, resume_ids), (&request.prompt_ids[..], &all[..resume_ids.len()]), "{name}");
+            let count = resume_ids.len();
+            let resumed = GenerateRequest { resume_ids: resume_ids.to_vec(), ..request.clone() };
+            let rest = read(client.generate(resumed).await.unwrap().into_inner()).await.unwrap();
+            let whole_text: String = whole.pieces.iter().map(|piece| piece.text.as_str()).collect();
+            assert_eq!(text + &rest.text(), whole_text, "{name}, after {count}");
+            assert!(rest.pieces.iter().all(|piece| !piece.prompt), "{name}");
+            assert_eq!(characters(&rest), characters(&whole)[40 + count..], "{name}, after {count}");
+            assert_eq!(rest.finished.reason(), whole.finished.reason(), "{name}");
+            assert_eq!(usage(&rest), usage(&whole), "{name}, after {count}");
+            // an id that ends the text is no character
+            let has_end = resume_ids.last().is_some_and(|&id| model.card().vocabulary.ends_text(id));
+            let resumed_chars = (count - usize::from(has_end)) as u64;
+            assert_eq!((rest.started.resumed_chars, rest.started.seed), (resumed_chars, Some(5)), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_and_stop_strings_count_the_resumed_text() {
+    let server = Server::new().await;
+    let mut client = server.generation();
+    let free = server.answer(long("ab", 80)).await.unwrap().text();
+    // a stop string of three characters that the text has in its middle
+    let stop: String = free.chars().skip(40).take(3).collect();
+    let cut = free.find(&stop).unwrap();
+    let stopping = |include| v1::Stopping {
+        max_chars: Some(80),
+        stop: vec![stop.clone()],
+        include_stop: Some(include),
+        ..Default::default()
+    };
+    for include in [false, true] {
+        let request = GenerateRequest { stopping: Some(stopping(include)), ..long("ab", 80) };
+        let whole = server.answer(request.clone()).await.unwrap();
+        assert!(whole.text().chars().count() >= 1 && whole.finished.matched_stop.as_ref() == Some(&stop));
+        let ends: Vec<usize> = whole.text().char_indices().map(|(start, _)| start).skip(1).collect();
+        for end in ends.into_iter().chain([whole.text().len()]) {
+            let resume_text = whole.text()[..end].to_owned();
+            let rest = server.answer(GenerateRequest { resume_text, ..request.clone() }).await.unwrap();
+            assert_eq!(rest.text(), whole.text()[end..], "{end} of {cut}");
+            assert_eq!(rest.finished.matched_stop, whole.finished.matched_stop);
+            assert_eq!(usage(&rest), usage(&whole));
+        }
+    }
+    // a text that was complete needs no other character
+    let (_, text) = broken(&mut client, long("ab", 80), usize::MAX).await;
+    let rest = server.answer(GenerateRequest { resume_text: text, ..long("ab", 80) }).await.unwrap();
+    assert_eq!((rest.text().as_str(), rest.finished.reason()), ("", v1::FinishReason::MaxChars));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_text_that_cannot_be_resumed_is_refused() {
+    let server = Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
+    let request = |text: &str| GenerateRequest { resume_text: text.into(), ..long("ab", 3) };
+    let unseeded = GenerateRequest { sampling: None, ..request("a") };
+    let both = GenerateRequest { resume_ids: vec![1], ..request("a") };
+    let ids = GenerateRequest { resume_ids: vec![1000], ..long("ab", 3) };
+    let long_ids = GenerateRequest { resume_ids: vec![1; 4], ..long("ab", 3) };
+    for (request, expected, named) in [
+        (unseeded, "BAD_OPTION", "sampling.seed"),
+        (both, "EXCLUSIVE_OPTIONS", "resume_text"),
+        (ids, "UNKNOWN_SYMBOL", "resume_ids"),
+        (request("a?"), "UNKNOWN_SYMBOL", "resume_text"),
+        (request("abab"), "BAD_OPTION", "resume_text"),
+        (long_ids, "BAD_OPTION", "resume_ids"),
+    ] {
+        let status = server.answer(request).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, expected), "{status}");
+        assert!(status.message().contains(named), "{status}");
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn http_resumes_by_text() {
+    let server = Both::new().await;
+    let body = json!({ "prompt": "ab", "max_tokens": 30, "seed": 4 });
+    let whole = server.post(&body).await.json();
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    let sent: String = text.chars().take(11).collect();
+    let mut resumed = body.clone();
+    resumed["resume_text"] = sent.clone().into();
+    let rest = server.post(&resumed).await.json();
+    assert_eq!(rest["choices"][0]["text"].as_str().unwrap(), &text[sent.len()..]);
+    for count in ["completion_tokens", "completion_text_chars", "prompt_tokens"] {
+        assert_eq!(rest["usage"][count], whole["usage"][count], "{count}");
+    }
+    assert_eq!(rest["choices"][0]["weir"]["resumed_chars"], 11);
+    for (field, value, named) in [("n", json!(2), "resume_text"), ("seed", json!(null), "seed")] {
+        let mut wrong = resumed.clone();
+        wrong[field] = value;
+        let refused = server.post(&wrong).await;
+        assert_eq!((refused.0, refused.json()["error"]["param"].as_str()), (400, Some(named)), "{}", refused.body());
+    }
+    server.at_rest().await;
+}
+
+/// Trace and span of the caller.
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+const PARENT: &str = "00f067aa0ba902b7";
+
+const PROMPT: &str = "ab c";
+
+struct Collector(mpsc::Sender<Span>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for resource in request.into_inner().resource_spans {
+            let service =
+                resource.resource.unwrap().attributes.into_iter().find(|attribute| attribute.key == "service.name");
+            assert_eq!(service.unwrap().value.unwrap().value, Some(Value::StringValue("weir".into())));
+            for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                let _ = self.0.send(span).await;
+            }
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+/// Starts a server that sends its spans to `endpoint`.
+async fn traced(endpoint: &str) -> Running {
+    let engine = Handle::start(Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Limits::default()).unwrap();
+    let monitor = Monitor::new(Engines::new(vec![engine]).unwrap(), Duration::from_secs(60));
+    let traces = Some(Traces::to(endpoint, 1.0).unwrap());
+    Running::offering(ServerParts { traces, ..monitor.into() }, TransportConfig::default()).await
+}
+
+fn attribute(span: &Span, key: &str) -> Option<Value> {
+    span.attributes.iter().find(|attribute| attribute.key == key).and_then(|found| found.value.clone()?.value)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_and_its_phases_reach_the_collector() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, mut spans) = mpsc::channel(64);
+    let collector = transport::Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
+    let collector = tokio::spawn(collector.serve_with_incoming(TcpIncoming::from(listener)));
+    let mut server = traced(&endpoint).await;
+    let mut client = GenerationClient::new(server.channel.clone());
+    let mut request = Request::new(long(PROMPT, 20));
+    request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
+    request.metadata_mut().insert("x-request-id", "mine".parse().unwrap());
+    let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
+    let status = client.generate(prompt("ab?")).await.unwrap_err();
+    server.shut_down();
+    tokio::time::timeout(Duration::from_secs(20), &mut server.task).await.unwrap().unwrap().unwrap();
+    collector.abort();
+
+    let mut all = Vec::new();
+    while let Ok(Some(span)) = tokio::time::timeout(Duration::from_secs(5), spans.recv()).await {
+        all.push(span);
+    }
+    let named = |name: &str| -> Vec<&Span> { all.iter().filter(|span| span.name == name).collect() };
+    let calls = named("weir.v1.Generation/Generate");
+    let [good, bad] = calls[..] else { panic!("{all:?}") };
+    assert_eq!((hex(&good.trace_id), hex(&good.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
+    assert_eq!(attribute(good, "weir.request_id"), Some(Value::StringValue("mine".into())));
+    assert_eq!(attribute(good, "gen_ai.request.model"), Some(Value::StringValue("fake".into())));
+    assert_eq!(attribute(good, "gen_ai.usage.input_tokens"), Some(Value::IntValue(4)));
+    assert_eq!(attribute(good, "gen_ai.usage.output_tokens"), Some(Value::IntValue(20)));
+    assert_eq!(attribute(good, "rpc.grpc.status_code"), Some(Value::IntValue(0)));
+    assert_eq!(attribute(bad, "rpc.grpc.status_code"), Some(Value::IntValue(i32::from(status.code()).into())));
+    assert_eq!(bad.status.as_ref().unwrap().code(), StatusCode::Error);
+    assert_ne!(hex(&bad.trace_id), TRACE);
+
+    let timing = answer.finished.timing.unwrap();
+    let lengths = [("queue", timing.queue_ns), ("prefill", timing.prefill_ns)];
+    let mut from = good.start_time_unix_nano;
+    for (name, length) in lengths {
+        let phases = named(name);
+        let [phase] = phases[..] else { panic!("{name}: {phases:?}") };
+        assert_eq!((&phase.trace_id, &phase.parent_span_id), (&good.trace_id, &good.span_id));
+        assert_eq!((phase.start_time_unix_nano, phase.end_time_unix_nano), (from, from + length), "{name}");
+        from += length;
+    }
+    let [decode] = named("decode")[..] else { panic!("{all:?}") };
+    assert_eq!(decode.end_time_unix_nano, good.start_time_unix_nano + timing.total_ns);
+    let spans = format!("{all:?}");
+    assert!(!spans.contains(PROMPT) && !spans.contains(&answer.text()), "text in a span: {spans}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_collector_does_not_affect_the_server() {
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", unused.local_addr().unwrap());
+    drop(unused);
+    let mut server = traced(&endpoint).await;
+    let mut client = GenerationClient::new(server.channel.clone());
+    let answer = read(client.generate(long(PROMPT, 20)).await.unwrap().into_inner()).await.unwrap();
+    assert_eq!(answer.text().chars().count(), 20);
+    server.shut_down();
+    tokio::time::timeout(Duration::from_secs(20), &mut server.task).await.unwrap().unwrap().unwrap();
 }

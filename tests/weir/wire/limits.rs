@@ -1,20 +1,39 @@
-//! Limits of one client: time, headers, calls. Other clients are not affected.
+//! Limits on requests, calls and memory, which the server frees afterwards.
 
-use super::{
-    Server, eventually,
-    fake_model::Kind,
-    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, SETTINGS, frame, frames, sent, until_closed},
-    long, plain, prompt, raw_http2, reason,
+use crate::{
+    certificates::Certificates,
+    support::converted,
+    wire::{
+        Running, Server,
+        connections::{
+            self, DATA, END_STREAM, GOAWAY, RST_STREAM, SETTINGS, channel_from, connect_from, frame, frames,
+            is_healthy, segment, sent, until_closed,
+        },
+        details, eventually,
+        fake_model::Kind,
+        long, plain, prompt, reason,
+    },
 };
-use crate::certificates::Certificates;
 use prost::Message;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tonic::{Code, Request, Status, metadata::MetadataValue};
-use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{self, models_client::ModelsClient};
+use tokio_stream::StreamExt;
+use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use weir::{
+    config::TransportConfig,
+    decode::contract::Model,
+    engine::{Handle, Limits},
+    family::load::{Settings, load},
+};
+use weir_proto::v1::{
+    self, ScoreResponse, codec_client::CodecClient, compress_request::Part, compress_response::Event as Compressed,
+    generate_response::Event, generation_client::GenerationClient, models_client::ModelsClient,
+    score_response::Event as ScoreEvent,
+};
 
 const SOON: Duration = Duration::from_secs(10);
+
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 
 async fn within(config: TransportConfig) -> Server {
@@ -27,8 +46,8 @@ fn running(server: &Server, count: usize) -> bool {
 
 /// Returns the frames of a complete call.
 fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
-    let data = frame(DATA, END_STREAM, stream, &http2_frames::message(&request.encode_to_vec()));
-    [http2_frames::call(stream, GENERATE), data].concat()
+    let data = frame(DATA, END_STREAM, stream, &connections::framed(&request.encode_to_vec()));
+    [connections::call(stream, GENERATE), data].concat()
 }
 
 #[tokio::test]
@@ -56,13 +75,13 @@ async fn limits_are_reported() {
 #[tokio::test]
 async fn calls_have_a_limited_number_of_headers() {
     let server = Server::new().await;
-    let sender = raw_http2::connect(server.running.address, 1 << 16).await;
+    let sender = connections::connect(server.running.address, 1 << 16).await;
     let names: Vec<_> = (0..440).map(|index| format!("h{index}")).collect();
-    let body = http2_frames::message(&v1::SegmentRequest { text: "a".into(), ..Default::default() }.encode_to_vec());
+    let body = connections::framed(&v1::SegmentRequest { text: "a".into(), ..Default::default() }.encode_to_vec());
     // Two headers belong to the call itself.
     for (count, expected) in [(98, Code::Ok), (99, Code::InvalidArgument), (440, Code::InvalidArgument)] {
         let headers: Vec<_> = names[..count].iter().map(|name| (name.as_str(), "")).collect();
-        let call = raw_http2::called(sender.clone(), "/weir.v1.Generation/Segment", body.clone(), &headers);
+        let call = connections::called(sender.clone(), "/weir.v1.Generation/Segment", body.clone(), &headers);
         let response = call.await.unwrap();
         let status = Status::from_header_map(response.headers());
         assert_eq!(status.as_ref().map_or(Code::Ok, Status::code), expected, "{count} headers: {status:?}");
@@ -151,9 +170,9 @@ async fn calls_of_a_connection_have_a_limit() {
 async fn rapid_resets_end_the_connection() {
     let server = within(TransportConfig { pending_resets: 10, ..TransportConfig::default() }).await;
     let cancelled = |count: u32| {
-        let mut bytes = http2_frames::beginning();
+        let mut bytes = connections::beginning();
         for stream in (1..).step_by(2).take(count as usize) {
-            bytes.extend(http2_frames::call(stream, GENERATE));
+            bytes.extend(connections::call(stream, GENERATE));
             bytes.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
         }
         bytes
@@ -177,7 +196,7 @@ async fn frequent_changes_of_settings_end_the_connection() {
     // The initial window: 0 and 1 bytes in turn.
     let changes = |count: u8| {
         let changes = (0..count).flat_map(|number| frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, number % 2]));
-        [http2_frames::beginning(), changes.collect()].concat()
+        [connections::beginning(), changes.collect()].concat()
     };
     let mut stream = sent(server.running.address, &changes(200)).await;
     timeout(SOON, until_closed(&mut stream)).await.expect("closed");
@@ -198,7 +217,7 @@ async fn a_silent_disconnect_frees_its_row() {
     };
     let server = within(config).await;
     server.model.slow(Duration::from_millis(2));
-    let bytes = [http2_frames::beginning(), by_hand(1, &long("a", 1900))].concat();
+    let bytes = [connections::beginning(), by_hand(1, &long("a", 1900))].concat();
     let mut gone = sent(server.running.address, &bytes).await;
     eventually("the request runs", || running(&server, 1)).await;
     timeout(SOON, until_closed(&mut gone)).await.expect("closed");
@@ -215,9 +234,9 @@ async fn a_connection_that_closes_frees_its_rows() {
     let server = within(TransportConfig::default()).await;
     server.model.slow(Duration::from_millis(20));
     let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
-    let data = frame(DATA, END_STREAM, 3, &http2_frames::message(&segment));
-    let calls = [by_hand(1, &long("a", 1900)), http2_frames::call(3, "/weir.v1.Generation/Segment"), data].concat();
-    let mut stream = sent(server.running.address, &[http2_frames::beginning(), calls].concat()).await;
+    let data = frame(DATA, END_STREAM, 3, &connections::framed(&segment));
+    let calls = [by_hand(1, &long("a", 1900)), connections::call(3, "/weir.v1.Generation/Segment"), data].concat();
+    let mut stream = sent(server.running.address, &[connections::beginning(), calls].concat()).await;
     eventually("both run", || running(&server, 2)).await;
     stream.shutdown().await.unwrap();
     drop(stream);
@@ -236,4 +255,340 @@ async fn idle_connections_do_not_block_others() {
     let channel = timeout(SOON, plain(server.running.address).connect()).await.unwrap().unwrap();
     let mut client = ModelsClient::new(channel);
     timeout(SOON, client.list_models(v1::ListModelsRequest {})).await.unwrap().unwrap();
+}
+
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+
+/// Calls of one connection in the tests that hold calls.
+const PER_CONNECTION: u32 = 250;
+
+#[tokio::test]
+async fn a_caller_leaves_half_of_the_calls_to_others() {
+    let server = within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    // The streams must run until they are dropped.
+    server.model.slow(Duration::from_millis(20));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(server.generate(long("a", 1900)).await.unwrap());
+    }
+    let status = segment(server.channel.clone()).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY"), "{status:?}");
+    assert!(is_healthy(&plain(address)).await);
+    let mut other = GenerationClient::new(channel_from(2, address).await);
+    let stream = other.generate(long("a", 1900)).await.unwrap();
+    drop((held, stream));
+    eventually("the calls end", || server.engine.load().running == 0).await;
+    segment(server.channel.clone()).await.unwrap();
+}
+
+/// Each of these calls announces a message, or not even that, and waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_without_a_message_leave_calls_to_others() {
+    let server = within(TransportConfig::default()).await;
+    let address = server.running.address;
+    let mut held = Vec::new();
+    // Three times the share of one caller, and all places of the streams that watch health.
+    for path in [GENERATE, WATCH] {
+        for _ in 0..24 {
+            let mut bytes = connections::beginning();
+            for call in 0..PER_CONNECTION {
+                bytes.extend(connections::call(2 * call + 1, path));
+                bytes.extend(connections::frame(connections::DATA, 0, 2 * call + 1, &[0, 0, 64, 0, 0]));
+            }
+            held.push(sent(address, &bytes).await);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let channel = channel_from(2, address).await;
+        segment(channel.clone()).await.unwrap();
+        HealthClient::new(channel).check(HealthCheckRequest::default()).await.unwrap();
+    }
+    // The server holds the share of this caller and no more.
+    let status = segment(server.channel.clone()).await.unwrap_err();
+    assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
+    drop(held);
+}
+
+/// More callers than it takes to hold all places of such calls, if each may hold half of what the others leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_many_callers_leave_room_for_checks() {
+    let server = within(TransportConfig::default()).await;
+    let address = server.running.address;
+    let mut watcher = HealthClient::new(channel_from(2, address).await);
+    let mut watched = watcher.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    watched.message().await.unwrap().unwrap();
+    let mut bytes = connections::beginning();
+    // SETTINGS_INITIAL_WINDOW_SIZE (4) is 0: no response can be sent.
+    bytes.extend(connections::frame(connections::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]));
+    for call in 0..PER_CONNECTION {
+        bytes.extend(connections::call(2 * call + 1, WATCH));
+        bytes.extend(connections::frame(connections::DATA, 1, 2 * call + 1, &[0, 0, 0, 0, 0]));
+    }
+    let mut held = Vec::new();
+    for host in 3..17 {
+        let mut stream = connect_from(host, address).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        held.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for host in 20..25 {
+        let mut health = HealthClient::new(channel_from(host, address).await);
+        health.check(HealthCheckRequest::default()).await.unwrap();
+    }
+    // A caller with one stream loses it to none of these.
+    assert!(tokio::time::timeout(Duration::from_millis(100), watched.message()).await.is_err());
+    // Clients that read nothing keep calls that were ended, until their connections are closed.
+    let closed = connections::until_closed(&mut held[0]);
+    tokio::time::timeout(Duration::from_secs(30), closed).await.unwrap();
+}
+
+/// Each connection has a stream that watches health, for which its client needs no key.
+#[tokio::test]
+async fn watches_on_all_connections_leave_some_to_others() {
+    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    let watch = [
+        connections::beginning(),
+        connections::call(1, WATCH),
+        connections::frame(connections::DATA, 1, 1, &[0, 0, 0, 0, 0]),
+    ];
+    let mut held = Vec::new();
+    for connection in 0..32 {
+        let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
+        stream.write_all(&watch.concat()).await.unwrap();
+        held.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    segment(channel_from(20, address).await).await.unwrap();
+    drop(held);
+}
+
+/// Each connection has an unread health check, and a closed one is opened again. Other clients connect and are served all the while.
+#[tokio::test]
+async fn checks_that_are_not_read_leave_connections_to_others() {
+    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.running.address;
+    let initial_window_size = [0, 4, 0, 0, 0, 0];
+    let check = [
+        connections::beginning(),
+        connections::frame(connections::SETTINGS, 0, 0, &initial_window_size),
+        connections::call(1, "/grpc.health.v1.Health/Check"),
+        connections::frame(connections::DATA, 1, 1, &[0, 0, 0, 0, 0]),
+    ];
+    let mut held = Vec::new();
+    for turn in 0..6 {
+        for connection in 0..32 {
+            let mut stream = connect_from(3 + connection % 4, address).await.unwrap();
+            // The server may have closed it already in favour of the next one.
+            let _ = stream.write_all(&check.concat()).await;
+            held.push(stream);
+        }
+        let other = channel_from(20 + turn, address).await;
+        segment(other).await.unwrap();
+    }
+    drop(held);
+}
+
+/// Incomplete requests of all connections share `request_memory`.
+#[tokio::test]
+async fn incomplete_requests_share_the_request_memory() {
+    let server =
+        within(TransportConfig { message_bytes: 64 << 10, request_memory: 100 << 10, ..TransportConfig::default() })
+            .await;
+    // Each text exceeds the model's limit, which is reported once the message is read.
+    let large = || server.generate(prompt(&"a".repeat(60 << 10)));
+    assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
+    let incomplete = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
+    let mut bytes = [connections::beginning(), connections::call(1, GENERATE), frame(DATA, 0, 1, &incomplete)].concat();
+    for _ in 0..5 {
+        bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
+    }
+    let unfinished = sent(server.running.address, &bytes).await;
+    let mut refused = large().await.map(drop).unwrap_err();
+    for _ in 0..1000 {
+        if refused.code() == Code::ResourceExhausted {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        refused = large().await.map(drop).unwrap_err();
+    }
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(details(&refused).retry_info().is_some());
+    // Requests that fit are served, and all requests once the memory is released.
+    server.answer(prompt("a")).await.unwrap();
+    drop(unfinished);
+    let mut again = refused;
+    for _ in 0..1000 {
+        again = large().await.map(drop).unwrap_err();
+        if again.code() == Code::InvalidArgument {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(again.code(), Code::InvalidArgument, "the memory was not released");
+}
+
+/// Two callers that hold all that they may leave memory to a third.
+#[tokio::test]
+async fn incomplete_requests_leave_memory_to_the_next_caller() {
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
+    let server = within(config).await;
+    let address = server.running.address;
+    // Each text exceeds the model's limit, which is reported once the message is read.
+    let large = async |channel: Channel| {
+        let request = prompt(&"a".repeat(12 << 10));
+        GenerationClient::new(channel).generate(request).await.map(drop).unwrap_err().code()
+    };
+    // The first caller may hold 64 KiB, and the second 32 KiB.
+    let mut held = Vec::new();
+    for (host, connections) in [(1, 2), (2, 1)] {
+        let channel = channel_from(host, address).await;
+        assert_eq!(large(channel.clone()).await, Code::InvalidArgument);
+        // Two requests of 14,000 bytes leave less than the large one of each share.
+        let mut bytes = connections::beginning();
+        for stream in [1, 3] {
+            bytes.extend(connections::call(stream, GENERATE));
+            let begin = [&[0][..], &(15_u32 << 10).to_be_bytes(), &[b'a'; 6995]].concat();
+            for part in [&begin[..], &[b'a'; 7000]] {
+                bytes.extend(frame(DATA, 0, stream, part));
+            }
+        }
+        for _ in 0..connections {
+            let mut connection = connect_from(host, address).await.unwrap();
+            connection.write_all(&bytes).await.unwrap();
+            held.push(connection);
+        }
+        let mut same = Code::InvalidArgument;
+        for _ in 0..1000 {
+            same = large(channel.clone()).await;
+            if same == Code::ResourceExhausted {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(same, Code::ResourceExhausted, "the share of caller {host} is used up");
+    }
+    let third = channel_from(3, address).await;
+    for _ in 0..20 {
+        assert_eq!(large(third.clone()).await, Code::InvalidArgument, "the message of the third caller is read");
+    }
+}
+
+/// A score of 10 KiB in windows: 10 KiB while it arrives, and 40 KiB of symbols until its response ends.
+async fn start_score(channel: &Channel) -> Result<Streaming<ScoreResponse>, tonic::Status> {
+    let windows = Some(v1::Windows { length: 1024, stride: 512 });
+    let request = v1::ScoreRequest { text: "a".repeat(10 << 10), windows, ..Default::default() };
+    GenerationClient::new(channel.clone()).score(request).await.map(tonic::Response::into_inner)
+}
+
+/// Symbols take four times the memory of their text, and a score may run for long.
+#[tokio::test]
+async fn symbols_count_until_the_response_ends() {
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
+    let server = within(config).await;
+    server.model.hold();
+    // Half of 448 KiB holds five such lists of symbols, and not six.
+    let mut running = Vec::new();
+    for _ in 0..5 {
+        running.push(start_score(&server.channel).await.unwrap());
+    }
+    let refused = start_score(&server.channel).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(refused.message().contains("one caller's requests"), "{refused:?}");
+    assert!(details(&refused).retry_info().is_some());
+    // Small requests of this caller, and those of others, have room.
+    let small = server.generate(prompt("a")).await.unwrap();
+    let other = channel_from(2, server.running.address).await;
+    let of_other = GenerationClient::new(other).generate(prompt(&"a".repeat(1900))).await.unwrap();
+    running.clear();
+    drop((small, of_other));
+    server.model.release();
+    server.at_rest().await;
+    let mut again = start_score(&server.channel).await.unwrap();
+    while again.message().await.unwrap().is_some() {}
+    server.model.hold();
+    for _ in 0..5 {
+        running.push(start_score(&server.channel).await.expect("a finished response holds nothing"));
+    }
+    server.model.release();
+}
+
+/// Everything that a caller learns from a text, apart from times.
+#[derive(Debug, PartialEq)]
+struct Answers {
+    /// The text and the generated characters, however they are cut into pieces.
+    generated: Vec<v1::Character>,
+    characters: Vec<v1::Character>,
+    segments: Vec<v1::Segment>,
+    compressed: Vec<u8>,
+}
+
+async fn answers(channel: Channel, text: &str) -> Answers {
+    let mut client = GenerationClient::new(channel.clone());
+    let request = v1::GenerateRequest {
+        prompt: text.into(),
+        sampling: Some(v1::Sampling { seed: Some(3), ..Default::default() }),
+        stopping: Some(v1::Stopping { max_chars: Some(40), ..Default::default() }),
+        details: Some(v1::Details {
+            top_logprobs: Some(5),
+            logprobs: Some(true),
+            echo: Some(true),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let mut stream = client.generate(request).await.unwrap().into_inner();
+    let mut generated = Vec::new();
+    while let Some(message) = stream.next().await {
+        if let Some(Event::Piece(piece)) = message.unwrap().event {
+            generated.extend(piece.characters);
+        }
+    }
+    let request = v1::ScoreRequest { text: text.into(), seed: Some(3), ..Default::default() };
+    let mut stream = client.score(request).await.unwrap().into_inner();
+    let mut characters = Vec::new();
+    while let Some(message) = stream.next().await {
+        if let Some(ScoreEvent::Chunk(chunk)) = message.unwrap().event {
+            characters.extend(chunk.characters);
+        }
+    }
+    let request = v1::SegmentRequest { text: text.into(), seed: Some(3), ..Default::default() };
+    let segments = client.segment(request).await.unwrap().into_inner().segments;
+    let parts = [Part::Options(v1::CompressOptions::default()), Part::Text(text.into())];
+    let parts = parts.map(|part| v1::CompressRequest { part: Some(part) });
+    let mut stream = CodecClient::new(channel).compress(tokio_stream::iter(parts)).await.unwrap().into_inner();
+    let mut compressed = Vec::new();
+    while let Some(message) = stream.next().await {
+        if let Some(Compressed::Data(data)) = message.unwrap().event {
+            compressed.extend(data);
+        }
+    }
+    Answers { generated, characters, segments, compressed }
+}
+
+/// Starts a server of a model whose memory holds little more than one text, so that all texts use the same pages.
+async fn serve(case: &str) -> (Arc<dyn Model>, Running) {
+    let settings = Settings { threads: 1, memory_bytes: 1 << 20, ..Settings::default() };
+    let model = load(&converted(case), &settings).unwrap();
+    let limits = Limits { cache_bytes: 0, rows: 1, ..Limits::default() };
+    let engine = Handle::start(Arc::clone(&model), limits).unwrap();
+    (model, Running::start(vec![engine], TransportConfig::default()).await)
+}
+
+/// The pool also fills freed pages with NaN in builds with debug assertions, such as this one.
+#[tokio::test]
+async fn pages_of_another_tenant_hold_nothing_readable() {
+    for case in ["whitespaces", "fixed_sf2"] {
+        let (used, server) = serve(case).await;
+        let (_, fresh) = serve(case).await;
+        let secret = "the password is swordfish and nobody else knows it ".repeat(3);
+        let alice = answers(channel_from(2, server.address).await, &secret).await;
+        assert_eq!(used.memory().in_use, 0, "{case}: the pages are free");
+        let text = "a quite different text that another tenant sends later ".repeat(2);
+        let bob = answers(channel_from(3, server.address).await, &text).await;
+        let expected = answers(channel_from(3, fresh.address).await, &text).await;
+        assert!(bob == expected, "{case}: {bob:?}, not {expected:?}");
+        assert!(bob != alice && !bob.generated.is_empty() && !bob.characters.is_empty(), "{case}");
+        assert!(!bob.segments.is_empty() && !bob.compressed.is_empty(), "{case}");
+    }
 }

@@ -1,65 +1,21 @@
 //! The server over loopback connections, with real engines and a fake model.
 
 mod admin;
-mod admin_port;
-mod basic_calls;
-mod calibration;
-mod call_limits;
 mod codec;
-mod codec_limits;
-mod collected;
-mod compression;
 mod connections;
-mod edit_socket;
-mod edit_socket_activity;
 mod editing;
-mod end_byte;
 mod errors;
-mod fairness;
 mod fake_model;
-mod freed_pages;
-mod golden_wire;
-mod hnet;
-mod hostile;
+mod families;
+mod generation;
 mod http;
-mod http2_frames;
-mod http_admission;
-mod http_browsers;
-mod http_chat;
-mod http_cors;
-mod http_inference;
-mod http_metrics;
 mod http_refusals;
-mod http_shutdown;
-mod http_summaries;
-#[cfg(feature = "candle")]
-mod hugging_face;
-#[cfg(feature = "candle")]
-mod hugging_face_fairness;
-mod late_headers;
-mod latency;
 mod lifecycle;
 mod limits;
-mod lslm;
-mod model_choice;
-mod normalized_text;
 mod open_inference;
+mod other_calls;
 mod overload;
-mod raw_http2;
-mod reflection;
-mod reload;
-mod request_memory;
-mod resumed_streams;
-mod shipped_models;
-mod speculation;
-mod stop_strings;
 mod summaries;
-mod tls_and_keys;
-mod token_prompts;
-mod tokenization;
-mod traces;
-mod unread_responses;
-mod windowed_scores;
 
 use fake_model::{Fake, Kind};
 use std::{

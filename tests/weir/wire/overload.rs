@@ -1,19 +1,61 @@
-//! Overload and clients that cancel at random moments. Afterwards all resources are released.
+//! Overload: refusals, fairness between tenants, latency classes, and responses that no client reads.
 
-use super::{Server, admin_port::Watched, details, eventually, fake_model::Kind, long, read, reason};
-use crate::support::Dice;
-use std::{collections::HashMap, time::Duration};
-use tokio::task::JoinSet;
-use tonic::Code;
-use weir::{config::TransportConfig, engine::Limits};
-use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
+use crate::{
+    support::{Dice, hnet_converted, settings},
+    wire::{
+        GeneratedResponse, Running, Server,
+        admin::Watched,
+        connections::{self, ALICE, BOB, alice_and_bob, bearing, channel_from, segment, with_keys},
+        details, eventually,
+        fake_model::{Fake, Kind},
+        families::{self, ENDLESS, MODELS, TOKEN_PROMPT},
+        generation::inference,
+        long, prompt, reason,
+    },
+};
+use h2::{RecvStream, client::SendRequest};
+use prost::Message;
+use std::{
+    collections::HashMap,
+    future::Future,
+    path::Path,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{task::JoinSet, time::timeout};
+use tokio_stream::StreamExt;
+use tonic::{
+    Code, Status,
+    codegen::{Bytes, http::Response},
+    transport::Channel,
+};
+use weir::{
+    config::{AdminToken, TransportConfig},
+    decode::contract::Model,
+    engine::Limits,
+    error::{Error, Result},
+    family::load::load,
+    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts},
+};
+use weir_proto::{
+    inference::{
+        ModelInferResponse, ModelStreamInferResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
+    },
+    v1::{
+        self, GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest,
+        SegmentRequest, Windows, admin_client::AdminClient, generate_response::Event,
+        generation_client::GenerationClient, latency_client::LatencyClient,
+    },
+};
 
 const ROWS: usize = 4;
+
 const QUEUE: usize = 16;
 
 /// Returns a request whose prompt and length depend on `number`.
 fn request(number: u64) -> GenerateRequest {
-    let mut request = super::seeded(["a", "ab c", "é", "dd ab a"][number as usize % 4], number);
+    let mut request = crate::wire::seeded(["a", "ab c", "é", "dd ab a"][number as usize % 4], number);
     request.stopping = long("", 5 + 7 * (number % 20) as u32).stopping;
     request
 }
@@ -33,7 +75,7 @@ async fn the_server_recovers_from_ten_times_the_queue() {
         let mut client = server.generation();
         calls.spawn(async move {
             match client.generate(request(number)).await {
-                Ok(answer) => (number, read(answer.into_inner()).await),
+                Ok(answer) => (number, crate::wire::read(answer.into_inner()).await),
                 Err(status) => (number, Err(status)),
             }
         });
@@ -80,7 +122,9 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     const AT_ONCE: u64 = 20;
     let server = Watched::new(Duration::from_secs(60)).await;
     server.fake.slow(Duration::from_micros(200));
-    let text = async |number| read(server.generation().generate(request(number)).await.unwrap().into_inner()).await;
+    let text = async |number| {
+        crate::wire::read(server.generation().generate(request(number)).await.unwrap().into_inner()).await
+    };
     let before = text(3).await.unwrap().text();
     let mut clients = JoinSet::new();
     for client in 0..AT_ONCE {
@@ -102,4 +146,656 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
         server.until(&format!("weir_{gauge}{{model_name=\"fake\"}}"), 0.0).await;
     }
     assert_eq!(text(3).await.unwrap().text(), before);
+}
+
+fn of_priority(priority: i32) -> GenerateRequest {
+    GenerateRequest { priority: Some(priority), ..prompt("a") }
+}
+
+#[tokio::test]
+async fn a_priority_outside_its_bounds_is_refused_by_every_call() {
+    let server = Server::new().await;
+    let text = String::from("a b");
+    let priority = Some(8);
+    let score = v1::ScoreRequest { text: text.clone(), priority, ..Default::default() };
+    let segment = v1::SegmentRequest { text, priority, ..Default::default() };
+    let refused = [
+        server.answer(of_priority(8)).await.map(drop),
+        server.generation().score(score.clone()).await.map(drop),
+        server.generation().segment(segment.clone()).await.map(drop),
+    ];
+    for status in refused.map(Result::unwrap_err) {
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "BAD_OPTION"));
+        let violations = details(&status).bad_request().unwrap().field_violations.clone();
+        assert_eq!(violations[0].field, "priority");
+        assert!(violations[0].description.contains("-8 to 7"), "{violations:?}");
+    }
+    for priority in [-8, 7] {
+        server.answer(of_priority(priority)).await.unwrap();
+        let priority = Some(priority);
+        server.generation().score(v1::ScoreRequest { priority, ..score.clone() }).await.unwrap();
+        server.generation().segment(v1::SegmentRequest { priority, ..segment.clone() }).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
+    let limits = Limits { rows: 1, queued_symbols: 20, ..Limits::default() };
+    let server =
+        Server::with(limits, TransportConfig::default(), &[("fake", crate::wire::fake_model::Kind::Pooled)]).await;
+    server.model.hold();
+    let first = server.generate(long("a", 5)).await.unwrap();
+    eventually("it runs", || server.engine.load().running == 1).await;
+    let second = server.generate(prompt("a b c d e")).await.unwrap();
+    let status = server.generate(prompt("a b c d e f")).await.map(drop);
+    // An unknown symbol is reported before the full queue.
+    assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
+    let status = server.generate(prompt("a b c d e a b c d e")).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    let details = details(&status);
+    assert_eq!(details.error_info().unwrap().metadata["what"], "prompt characters");
+    assert!(details.retry_info().unwrap().retry_delay.is_some());
+    server.model.release();
+    crate::wire::read(first).await.unwrap();
+    crate::wire::read(second).await.unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_cut_off() {
+    let stall = Duration::from_secs(2);
+    let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
+    let server =
+        Server::with(limits, TransportConfig::default(), &[("fake", crate::wire::fake_model::Kind::Pooled)]).await;
+    // The client has a window of one kilobyte.
+    let address = format!("http://{}", server.running.address);
+    let narrow = Channel::from_shared(address).unwrap().initial_stream_window_size(1024).connect().await.unwrap();
+    let mut request = long("a", 1900);
+    request.details = Some(v1::Details { top_logprobs: Some(7), ..Default::default() });
+    let mut slow = GenerationClient::new(narrow).generate(request).await.unwrap().into_inner();
+    // The only row is preempted for these requests.
+    for _ in 0..3 {
+        server.answer(long("b", 50)).await.unwrap();
+    }
+    server.at_rest().await;
+    let status = loop {
+        match slow.next().await.unwrap() {
+            Ok(message) => assert!(!matches!(message.event, Some(Event::Finished(_)))),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"));
+}
+
+/// Lets one tenant fill all rows and the queue with `request`, a long one, and checks that a short request of another tenant
+/// ends before any of them. The model is slow, so that each long one takes at least nine seconds.
+async fn long_requests_of_one_tenant_delay_no_other<R>(long_call: impl Fn(GenerationClient<Channel>) -> R)
+where
+    R: Future<Output = Result<(), Status>> + Send + 'static,
+{
+    const ROWS: usize = 2;
+    let limits = Limits { rows: ROWS, cache_bytes: 1 << 20, ..Limits::default() };
+    let server = with_keys(limits).await;
+    server.model.slow(Duration::from_millis(5));
+    let mut long_calls = JoinSet::new();
+    for _ in 0..8 {
+        long_calls.spawn(long_call(server.generation()));
+    }
+    eventually("alice has all rows and waits", || server.engine.load().queued == 6).await;
+    for _ in 0..3 {
+        let request = bearing(long("b", 4), &[BOB]);
+        let stream = server.generation().generate(request).await.unwrap().into_inner();
+        assert_eq!(crate::wire::read(stream).await.unwrap().text().len(), 4);
+        assert!(long_calls.try_join_next().is_none(), "bob's requests wait for alice's");
+    }
+    eventually("alice has all rows again", || {
+        let load = server.engine.load();
+        (load.running, load.queued) == (ROWS, 6)
+    })
+    .await;
+    long_calls.shutdown().await;
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn long_generations_of_one_tenant_delay_no_other() {
+    long_requests_of_one_tenant_delay_no_other(|mut client| async move {
+        crate::wire::read(client.generate(bearing(long("a", 1900), &[ALICE])).await?.into_inner()).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn long_scores_of_one_tenant_delay_no_other() {
+    long_requests_of_one_tenant_delay_no_other(|mut client| async move {
+        let windows = Some(v1::Windows { length: 500, stride: 1 });
+        let request = v1::ScoreRequest { text: "ab ".repeat(3000), windows, ..Default::default() };
+        let mut stream = client.score(bearing(request, &[ALICE])).await?.into_inner();
+        while stream.message().await?.is_some() {}
+        Ok(())
+    })
+    .await;
+}
+
+const TOKEN: &str = "a-token-for-the-tests";
+
+/// A loader that always fails.
+struct Nothing;
+
+impl ModelLoader for Nothing {
+    fn memory_needed(&self, _: &Path) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn load(&self, folder: &Path, _: &str) -> Result<Arc<dyn Model>> {
+        Err(Error::checkpoint(folder, "config.json", "a model", "none"))
+    }
+}
+
+struct Served {
+    engines: Engines,
+    running: Running,
+}
+
+impl Served {
+    /// Starts a server of these models, launched as the program does.
+    async fn new(models: &[Arc<Fake>]) -> Self {
+        let engines = Engines::default();
+        for model in models {
+            launch(&engines, Arc::clone(model) as _).await;
+        }
+        let token = AdminToken::new(TOKEN).unwrap();
+        let loader = Arc::new(Nothing);
+        let admin = AdminConfig { token, loader, models_folder: None, max_generations: 8, limits: Limits::default() };
+        let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
+        let offer = ServerParts { admin: Some(admin), ..monitor.into() };
+        Self { engines, running: Running::offering(offer, TransportConfig::default()).await }
+    }
+
+    fn channel(&self) -> Channel {
+        self.running.channel.clone()
+    }
+
+    async fn answer(&self, model: &str, text: &str, chars: u32) -> GeneratedResponse {
+        let request = GenerateRequest { model: Some(model.into()), ..long(text, chars) };
+        let stream = GenerationClient::new(self.channel()).generate(request).await.unwrap().into_inner();
+        crate::wire::read(stream).await.unwrap()
+    }
+
+    async fn reports(&self, model: Option<&str>, window: Option<i32>) -> Result<Vec<ModelReport>, Status> {
+        let request = GetReportRequest { model: model.map(Into::into), window };
+        Ok(LatencyClient::new(self.channel()).get_report(request).await?.into_inner().models)
+    }
+
+    async fn report(&self, model: &str, window: ReportWindow) -> ModelReport {
+        self.reports(Some(model), Some(window.into())).await.unwrap().remove(0)
+    }
+
+    async fn reset(&self, model: Option<&str>, token: Option<&str>) -> Result<Vec<String>, Status> {
+        let mut request = tonic::Request::new(ResetReportRequest { model: model.map(Into::into) });
+        if let Some(token) = token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        Ok(AdminClient::new(self.channel()).reset_report(request).await?.into_inner().models)
+    }
+}
+
+async fn launch(engines: &Engines, model: Arc<dyn Model>) {
+    let into = engines.clone();
+    let limits = Limits { cache_bytes: 1 << 16, ..Limits::default() };
+    tokio::task::spawn_blocking(move || into.add(into.launch(model, limits, None).unwrap()).unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_report_sums_the_usage_of_requests() {
+    let served = Served::new(&[Fake::new("fake", Kind::Pooled)]).await;
+    let mut usages = Vec::new();
+    for text in ["ab cd e", "ab cd e", "abc ", "d de ea"] {
+        usages.push(served.answer("fake", text, 40).await.finished.usage.unwrap());
+    }
+    let report = served.report("fake", ReportWindow::SinceLoad).await;
+    assert_eq!((report.model.as_str(), report.generation, report.pooled), ("fake", 1, true));
+    assert!(report.window_ns > 0 && report.window() == ReportWindow::SinceLoad && report.summaries.is_none());
+    let texts = report.texts.unwrap();
+    assert_eq!((texts.requests, texts.failed), (4, 0));
+    assert_eq!(texts.prompt_chars, usages.iter().map(|usage| usage.prompt_chars).sum::<u64>());
+    assert_eq!(texts.cached_chars, usages.iter().map(|usage| usage.cached_chars).sum::<u64>());
+    assert!(texts.cached_chars > 0, "the second text was cached");
+    assert_eq!(texts.generated_chars, usages.iter().map(|usage| usage.generated_chars).sum::<u64>());
+    let all = texts.middle_steps_run + texts.middle_steps_skipped;
+    assert_eq!(texts.shortening_factor, Some(all as f64 / texts.middle_steps_run as f64));
+    let first = texts.time_to_first_char.unwrap();
+    let plain = texts.plain_gap.unwrap();
+    let boundary = texts.boundary_gap.unwrap();
+    assert_eq!((first.count, texts.total.unwrap().count, texts.queue.unwrap().count), (4, 4, 4));
+    assert_eq!(plain.count + boundary.count + 4, texts.generated_chars);
+    assert!(boundary.count > 0 && texts.segment.unwrap().count < boundary.count);
+    for histogram in [&first, &plain, &boundary] {
+        assert_eq!(histogram.bars.iter().map(|bar| bar.count).sum::<u64>(), histogram.count);
+        assert!([histogram.min_ns, histogram.p50_ns, histogram.p99_ns, histogram.max_ns].is_sorted());
+        assert!(histogram.bars.windows(2).all(|pair| pair[0].below_ns <= pair[1].from_ns));
+    }
+    let cache = report.cache.unwrap();
+    assert_eq!((cache.hits + cache.misses, cache.found_chars), (4, texts.cached_chars));
+}
+
+#[tokio::test]
+async fn the_estimate_sums_those_of_the_requests_and_names_its_calibration() {
+    let served = Served::new(&[Fake::new("fake", Kind::Pooled), Fake::new("plain", Kind::Vanilla)]).await;
+    let mut sums = [0; 4];
+    for text in ["ab cd e", "bcd", "a b c"] {
+        let timing = served.answer("fake", text, 30).await.finished.timing.unwrap();
+        let prefill = timing.unpooled_prefill_estimate_ns.unwrap();
+        let decode = timing.unpooled_decode_estimate_ns.unwrap();
+        assert_eq!(timing.unpooled_estimate_ns, Some(prefill + decode));
+        let took = timing.prefill_ns + timing.decode_ns;
+        assert_eq!(timing.gain_estimate, Some((prefill + decode) as f64 / took as f64));
+        let figures = [timing.prefill_ns, prefill, timing.decode_ns, decode];
+        sums.iter_mut().zip(figures).for_each(|(sum, more)| *sum += more);
+    }
+    let report = served.report("fake", ReportWindow::SinceLoad).await;
+    let gain = report.estimated_gain.unwrap();
+    assert_eq!((gain.requests, report.estimate_missing), (3, None));
+    let prefill = [gain.measured_prefill_ns, gain.unpooled_prefill_estimate_ns];
+    let decode = [gain.measured_decode_ns, gain.unpooled_decode_estimate_ns];
+    assert_eq!([prefill, decode].concat(), sums);
+    assert_eq!(gain.gain_estimate, Some((sums[1] + sums[3]) as f64 / (sums[0] + sums[2]) as f64));
+    let calibration = gain.calibration.unwrap();
+    let steps = calibration.steps.iter().filter(|step| step.chars == 1 && step.context < 100);
+    let rows: Vec<_> = steps.map(|step| step.rows).collect();
+    assert!(calibration.took_ns > 0 && rows == [1, 2, 4, 8, 16, 32], "{rows:?}");
+    assert!(calibration.steps.iter().all(|step| step.samples > 0 && step.segments > 0));
+    let fewest = calibration.steps.iter().map(|step| step.samples).min();
+    assert_eq!(Some(calibration.fewest_samples), fewest);
+    let mut spreads: Vec<_> = calibration.steps.iter().map(|step| step.spread).collect();
+    spreads.sort_by(f64::total_cmp);
+    assert_eq!(calibration.spread, spreads[spreads.len() / 2]);
+    let is_doubtful = calibration.spread > 0.2 || calibration.fewest_samples < 5;
+    assert_eq!(calibration.doubt.is_some(), is_doubtful, "{calibration:?}");
+    // A model that does not pool has no estimate, and the report gives the reason.
+    let timing = served.answer("plain", "abc", 10).await.finished.timing.unwrap();
+    assert_eq!((timing.unpooled_estimate_ns, timing.gain_estimate), (None, None));
+    let plain = served.report("plain", ReportWindow::SinceLoad).await;
+    assert!(plain.estimated_gain.is_none() && plain.estimate_missing.unwrap().contains("does not pool"));
+}
+
+#[tokio::test]
+async fn a_reset_needs_the_admin_token_and_changes_one_window() {
+    let served = Served::new(&[Fake::new("a", Kind::Pooled), Fake::new("b", Kind::Pooled)]).await;
+    for model in ["a", "b"] {
+        served.answer(model, "abc ab", 5).await;
+    }
+    for (token, code) in [(None, Code::Unauthenticated), (Some("another-token-for-it"), Code::PermissionDenied)] {
+        assert_eq!(served.reset(None, token).await.unwrap_err().code(), code);
+    }
+    assert_eq!(served.reset(Some("a"), Some(TOKEN)).await.unwrap(), ["a"]);
+    assert_eq!(served.reset(Some("c"), Some(TOKEN)).await.unwrap_err().code(), Code::NotFound);
+    let requests = async |model: &str, window| served.report(model, window).await.texts.unwrap().requests;
+    assert_eq!(requests("a", ReportWindow::SinceReset).await, 0);
+    for (model, window) in [
+        ("a", ReportWindow::SinceLoad),
+        ("a", ReportWindow::LastMinute),
+        ("b", ReportWindow::SinceReset),
+        ("b", ReportWindow::Unspecified),
+    ] {
+        assert_eq!(requests(model, window).await, 1, "{model} {window:?}");
+    }
+    served.answer("a", "abc", 5).await;
+    assert_eq!(requests("a", ReportWindow::SinceReset).await, 1);
+    assert_eq!(served.reset(None, Some(TOKEN)).await.unwrap(), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn unknown_models_and_windows_are_refused() {
+    let served = Served::new(&[Fake::new("a", Kind::Pooled), Fake::new("b", Kind::Pooled)]).await;
+    let all = served.reports(None, None).await.unwrap();
+    assert_eq!(all.iter().map(|report| report.model.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let unknown = served.reports(Some("c"), None).await.unwrap_err();
+    assert!(unknown.code() == Code::NotFound && unknown.message().contains("a, b"), "{unknown:?}");
+    let window = served.reports(None, Some(9)).await.unwrap_err();
+    assert!(window.code() == Code::InvalidArgument && window.message().contains("window"), "{window:?}");
+}
+
+/// Calibration does not disturb running streams: it waits until no request runs.
+#[tokio::test]
+async fn a_model_loaded_under_load_is_calibrated_later() {
+    let busy = Fake::new("busy", Kind::Pooled);
+    let served = Served::new(&[Arc::clone(&busy)]).await;
+    busy.slow(Duration::from_millis(2));
+    let streaming = GenerationClient::new(served.channel()).generate(long("abc", 1500)).await.unwrap();
+    let late = Fake::new("late", Kind::Pooled);
+    launch(&served.engines, Arc::clone(&late) as _).await;
+    let report = served.report("late", ReportWindow::SinceLoad).await;
+    assert!(report.estimated_gain.is_none() && report.estimate_missing.unwrap().contains("other requests"));
+    let early = served.answer("late", "abc", 4).await.finished.timing.unwrap();
+    assert_eq!(early.unpooled_estimate_ns, None);
+    drop(streaming);
+    busy.release();
+    eventually("the model is calibrated", || {
+        let engine = served.engines.find("model", Some("late")).unwrap();
+        engine.calibration().is_some_and(|calibrated| calibrated.is_ok())
+    })
+    .await;
+    let report = served.report("late", ReportWindow::SinceLoad).await;
+    assert!(report.estimated_gain.is_some() && report.estimate_missing.unwrap().contains("1 of 1 requests"));
+    assert!(served.answer("late", "abc", 4).await.finished.timing.unwrap().gain_estimate.is_some());
+}
+
+/// The report and the metrics have the sums of the requests' levels.
+#[tokio::test]
+async fn levels_are_reported_and_counted() {
+    for case in ["one_stage", "two_stage"] {
+        let model = load(&hnet_converted(case), &settings()).unwrap();
+        let engines = Engines::default();
+        launch(&engines, model).await;
+        let running = Running::offering(ServerParts::from(engines.clone()), TransportConfig::default()).await;
+        let mut sums = [[0, 0]; 2];
+        let mut symbols = 0;
+        for seed in [1, 2] {
+            let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
+            let request = GenerateRequest { sampling, ..long("Chunks of bytes", 40) };
+            let stream = GenerationClient::new(running.channel.clone()).generate(request).await.unwrap().into_inner();
+            let answer = crate::wire::read(stream).await.unwrap();
+            let usage = answer.finished.usage.unwrap();
+            symbols += usage.prompt_chars + usage.generated_chars;
+            for (sum, level) in sums.iter_mut().zip(&answer.finished.levels) {
+                *sum = [sum[0] + level.chunks, sum[1] + level.middle_steps];
+            }
+        }
+        let report = GetReportRequest::default();
+        let mut client = LatencyClient::new(running.channel.clone());
+        let report = client.get_report(report).await.unwrap().into_inner().models.remove(0);
+        let levels = report.texts.unwrap().levels;
+        let metrics = engines.metrics().render(&[]).unwrap();
+        if case == "one_stage" {
+            assert!(levels.is_empty() && !metrics.contains("level=\"1\""), "{levels:?}");
+            continue;
+        }
+        assert_eq!(levels.len(), 2);
+        let mut around = symbols;
+        for (index, (level, [chunks, middle_steps])) in levels.iter().zip(sums).enumerate() {
+            assert_eq!((level.chunks, level.middle_steps), (chunks, middle_steps));
+            assert_eq!(level.shortening_factor, around as f64 / chunks as f64);
+            around = chunks;
+            let labels = format!("{{model_name=\"{}\",level=\"{}\"}}", report.model, index + 1);
+            let factor = metrics.split(&format!("weir_level_shortening_factor{labels} ")).nth(1).unwrap();
+            let factor: f64 = factor.lines().next().unwrap().parse().unwrap();
+            assert!((factor - level.shortening_factor).abs() < 1e-9, "{factor}");
+            for sample in [
+                format!("weir_level_chunks_total{labels} {chunks}\n"),
+                format!("weir_level_middle_steps_total{labels} {middle_steps}\n"),
+            ] {
+                assert!(metrics.contains(&sample), "{sample}");
+            }
+        }
+    }
+}
+
+const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+/// Number of segments of the test text, which has a character in each.
+const SEGMENTS: usize = 1900;
+
+fn unread_request() -> SegmentRequest {
+    SegmentRequest { text: " ".repeat(SEGMENTS), ..Default::default() }
+}
+
+async fn with_stall(stall: Duration) -> Server {
+    let config = TransportConfig { message_bytes: 16 << 10, request_memory: 896 << 10, ..TransportConfig::default() };
+    Server::with(Limits { stall, ..Limits::default() }, config, &[("fake", Kind::Pooled)]).await
+}
+
+/// Calls `Segment`. The client reads the headers only, until it releases capacity.
+async fn unread(sender: &SendRequest<Bytes>) -> Response<RecvStream> {
+    call(sender, "/weir.v1.Generation/Segment", &unread_request()).await
+}
+
+async fn call(sender: &SendRequest<Bytes>, path: &str, request: &impl Message) -> Response<RecvStream> {
+    let message = connections::framed(&request.encode_to_vec());
+    connections::called(sender.clone(), path, message, &[]).await.unwrap()
+}
+
+fn refusal(response: &Response<RecvStream>) -> Option<Status> {
+    Status::from_header_map(response.headers()).filter(|status| status.code() != Code::Ok)
+}
+
+async fn segments(channel: &Channel) -> Result<usize, Status> {
+    let response = GenerationClient::new(channel.clone()).segment(unread_request()).await?;
+    Ok(response.into_inner().segments.len())
+}
+
+/// Waits until there is memory for a response.
+async fn memory_is_free(channel: &Channel) {
+    let free = async {
+        loop {
+            match segments(channel).await {
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                answered => return answered.unwrap(),
+            }
+        }
+    };
+    assert_eq!(timeout(Duration::from_secs(20), free).await.expect("the memory is released"), SEGMENTS);
+}
+
+/// Reads a response to its end. Returns its bytes and status.
+async fn read(mut response: Response<RecvStream>) -> (Vec<u8>, Status) {
+    let mut bytes = Vec::new();
+    while let Some(part) = response.body_mut().data().await {
+        let part = part.unwrap();
+        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+        bytes.extend_from_slice(&part);
+    }
+    let trailers = response.body_mut().trailers().await.unwrap().unwrap();
+    (bytes, Status::from_header_map(&trailers).unwrap())
+}
+
+#[tokio::test]
+async fn responses_that_are_not_read_leave_memory_to_others() {
+    let server = with_stall(Duration::from_secs(600)).await;
+    for window in [0, 256] {
+        let sender = connections::connect(server.running.address, window).await;
+        let mut held = Vec::new();
+        let refused = loop {
+            let response = unread(&sender).await;
+            if let Some(refused) = refusal(&response) {
+                break refused;
+            }
+            held.push(response);
+            assert!(held.len() < 50, "unread responses take no memory");
+        };
+        assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
+        assert!(details(&refused).retry_info().is_some());
+        assert!(held.len() > 4, "only {} fit", held.len());
+        // Small responses to this caller, and large ones to another, have room.
+        segment(server.channel.clone()).await.unwrap();
+        let other = channel_from(2, server.running.address).await;
+        assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
+        drop((held, sender));
+        memory_is_free(&server.channel).await;
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
+    let server = with_stall(Duration::from_secs(2)).await;
+    let (whole, status) = read(unread(&connections::connect(server.running.address, 1 << 16).await).await).await;
+    assert_eq!(status.code(), Code::Ok);
+    let sender = connections::connect(server.running.address, 256).await;
+    let mut held = Vec::new();
+    loop {
+        let response = unread(&sender).await;
+        if refusal(&response).is_some() {
+            break;
+        }
+        held.push(response);
+        assert!(held.len() < 50, "unread responses take no memory");
+    }
+    memory_is_free(&server.channel).await;
+    // What the connection had taken arrives, and then the reason.
+    let (bytes, status) = read(held.remove(0)).await;
+    assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// A score that its client does not read holds little: the engine pauses it, and ends it after the stall limit.
+#[tokio::test]
+async fn a_score_that_is_not_read_does_not_finish() {
+    let server = with_stall(Duration::from_secs(2)).await;
+    let sender = connections::connect(server.running.address, 256).await;
+    let detailed = ScoreRequest { text: "a ".repeat(900), top_logprobs: Some(4), ..Default::default() };
+    let response = call(&sender, "/weir.v1.Generation/Score", &detailed).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.engine.load().running, 1, "the response waits in memory as a whole");
+    eventually("the stall limit ends the request", || server.engine.load().running == 0).await;
+    let (_, status) = read(response).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// Complete responses on streams of requests.
+#[tokio::test]
+async fn inferences_that_are_not_read_leave_memory_to_others() {
+    let server = with_stall(Duration::from_secs(600)).await;
+    let sender = connections::connect(server.running.address, 0).await;
+    let mut held = Vec::new();
+    let refused = loop {
+        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
+        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
+        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        if let Err(refused) = client.model_infer(inference(1900)).await {
+            break refused;
+        }
+        assert!(held.len() < 50, "unread responses take no memory");
+    };
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
+    let other = channel_from(2, server.running.address).await;
+    assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
+    drop((held, sender));
+    memory_is_free(&server.channel).await;
+}
+
+#[tokio::test]
+async fn inferences_that_are_not_read_end_after_the_stall_limit() {
+    let server = with_stall(Duration::from_secs(6)).await;
+    let sender = connections::connect(server.running.address, 256).await;
+    let mut held = Vec::new();
+    loop {
+        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
+        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
+        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        if let Err(refused) = client.model_infer(inference(1900)).await {
+            assert_eq!(reason(&refused), "QUEUE_FULL", "{refused:?}");
+            break;
+        }
+        assert!(held.len() < 50, "unread responses take no memory");
+    }
+    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let answered = async { while client.model_infer(inference(1900)).await.is_err() {} };
+    timeout(Duration::from_secs(40), answered).await.expect("the memory is released");
+    let (_, status) = read(held.remove(0)).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+}
+
+/// Any time may pass between two requests.
+#[tokio::test]
+async fn a_stream_without_requests_does_not_stall() {
+    let server = with_stall(Duration::from_millis(200)).await;
+    let (requests, incoming) = tokio::sync::mpsc::channel(1);
+    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let answers = client.model_stream_infer(tokio_stream::wrappers::ReceiverStream::new(incoming));
+    let mut answers = answers.await.unwrap().into_inner();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        requests.send(inference(3)).await.unwrap();
+        let answer = answers.message().await.unwrap().unwrap();
+        assert_eq!(answer.error_message, "");
+    }
+}
+
+/// The client reads more slowly than the stall limit in all, and never pauses for as long as the limit.
+#[tokio::test]
+async fn a_slow_client_gets_its_whole_response() {
+    let limits = Limits { stall: Duration::from_secs(2), ..Limits::default() };
+    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
+    let sender = connections::connect(server.running.address, 8 << 10).await;
+    let read_slowly = async |path: &str| {
+        let began = Instant::now();
+        let mut response = call(&sender, path, &inference(1900)).await;
+        let mut bytes = Vec::new();
+        while let Some(part) = response.body_mut().data().await {
+            let part = part.unwrap();
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+            bytes.extend_from_slice(&part);
+        }
+        assert_eq!(response.body_mut().trailers().await.unwrap().unwrap()["grpc-status"], "0");
+        let elapsed = began.elapsed();
+        assert!(elapsed > Duration::from_secs(3), "{path}: {elapsed:?} and {} bytes show nothing", bytes.len());
+        bytes
+    };
+    let (complete, streamed) =
+        tokio::join!(read_slowly("/inference.GRPCInferenceService/ModelInfer"), read_slowly(STREAM_INFER));
+    assert_eq!(ModelInferResponse::decode(&complete[5..]).unwrap().outputs.len(), 2);
+    let streamed = ModelStreamInferResponse::decode(&streamed[5..]).unwrap();
+    assert_eq!(streamed.infer_response.unwrap().outputs.len(), 2);
+}
+
+/// Rows of the engine.
+const TOKEN_ROWS: usize = 2;
+
+/// Long requests of one tenant at the same time.
+const LONG: usize = 6;
+
+type Call = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
+
+/// A generation that takes many seconds.
+fn generation(mut client: GenerationClient<Channel>) -> Call {
+    Box::pin(async move {
+        let request = bearing(families::token_request(TOKEN_PROMPT, ENDLESS), &[ALICE]);
+        super::read(client.generate(request).await?.into_inner()).await.map(drop)
+    })
+}
+
+/// The score of a text that takes many seconds: each token is computed some hundred times.
+fn score(mut client: GenerationClient<Channel>) -> Call {
+    Box::pin(async move {
+        let windows = Some(Windows { length: 200, stride: 1 });
+        let request = ScoreRequest { text: TOKEN_PROMPT.repeat(200), windows, ..Default::default() };
+        let mut stream = client.score(bearing(request, &[ALICE])).await?.into_inner();
+        while stream.message().await?.is_some() {}
+        Ok(())
+    })
+}
+
+/// One tenant fills all rows and the queue; short requests of another end before any of these.
+#[tokio::test]
+async fn long_token_requests_of_one_tenant_delay_no_other() {
+    for model_type in MODELS {
+        for long in [generation, score] {
+            let limits = Limits { rows: TOKEN_ROWS, cache_bytes: 0, ..Limits::default() };
+            let config = TransportConfig { access: alice_and_bob(), ..TransportConfig::default() };
+            let server = families::Served::hugging_face_with(model_type, settings(), limits, config).await;
+            let mut calls = JoinSet::new();
+            for _ in 0..LONG {
+                calls.spawn(long(server.generation()));
+            }
+            eventually("alice has all rows and waits", || server.engine.load().queued == LONG - TOKEN_ROWS).await;
+            for _ in 0..2 {
+                let short = bearing(families::token_request(TOKEN_PROMPT, 4), &[BOB]);
+                let answer =
+                    super::read(server.generation().generate(short).await.unwrap().into_inner()).await.unwrap();
+                assert_eq!(answer.finished.usage.unwrap().generated_chars, 4);
+                assert!(calls.try_join_next().is_none(), "{model_type}: bob's requests wait for alice's");
+            }
+            eventually("alice has all rows again", || {
+                let load = server.engine.load();
+                (load.running, load.queued) == (TOKEN_ROWS, LONG - TOKEN_ROWS)
+            })
+            .await;
+            calls.shutdown().await;
+            server.at_rest().await;
+        }
+    }
 }

@@ -1,0 +1,801 @@
+//! `weir bench`: its output formats and its counts. No test asserts a speed.
+
+use crate::{
+    hourglass::folder,
+    support::{converted, fixture, hnet_converted, hnet_in, settings},
+};
+use serde_json::Value;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+use weir::{
+    decode::{
+        boundary_wait::BOUNDARY_WAIT,
+        contract::Model,
+        cost::{Cost, StepCost},
+    },
+    error::Error,
+    family::load::{Settings, load},
+    kernels::{Compute, Dtype, Isa, ThreadPool},
+    report::{compare, decode, kernels, machine::Machine, prefill, sample::Sample},
+};
+
+fn bench(args: &[&str], dirs: &[PathBuf]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.arg("bench").args(args).args(dirs).env_clear();
+    command.output().unwrap()
+}
+
+fn json(args: &[&str], dirs: &[PathBuf]) -> Vec<Value> {
+    let output = bench(args, dirs);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn keys(entry: &Value) -> Vec<&str> {
+    entry.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn number(entry: &Value, key: &str) -> f64 {
+    entry[key].as_f64().unwrap_or_else(|| panic!("{key} of {entry}"))
+}
+
+/// Returns true if two numbers agree up to the last digits, which decimal output may lose.
+fn equal(a: f64, b: f64) -> bool {
+    (a / b - 1.0).abs() < 1e-12
+}
+
+fn failure(args: &[&str], dirs: &[PathBuf]) -> String {
+    let output = bench(args, dirs);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Returns the texts of an SVG picture, which must be well-formed XML.
+fn texts(svg: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(svg).unwrap();
+    let tree = roxmltree::Document::parse(&text).unwrap();
+    let nodes = tree.descendants().filter(|node| node.has_tag_name("text"));
+    nodes.filter_map(|node| Some(node.text()?.trim().to_owned())).collect()
+}
+
+/// Returns the bytes of a matrix in its layout: outputs padded to groups of 16, also in biases and in int8's
+/// scales and sums; for int8 inputs padded to groups of 4, for int4 to 32.
+fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
+    let padded = outputs.next_multiple_of(16);
+    match dtype {
+        Dtype::F32 => padded * inputs * 4 + padded * 4,
+        Dtype::Bf16 => padded * inputs * 2 + padded * 4,
+        // Each output has a bias, a scale and a sum of bytes.
+        Dtype::Int8 => padded * inputs.next_multiple_of(4) + 3 * padded * 4,
+        // 32 inputs have half a byte each and one multiplier. Each output has a bias and a scale.
+        Dtype::Int4 => padded * inputs.div_ceil(32) * (16 + 1) + 2 * padded * 4,
+    }
+}
+
+/// Layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27; the head is padded to 32 outputs.
+#[test]
+fn the_cost_of_a_fixture_follows_from_its_shape() {
+    const F32: usize = 4;
+    let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
+    let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
+    // Bytes per distance (R) and per key-value pair of all heads. int8 adds one and two scales per head; int4 has the same.
+    for (dtype, distance, pair, by_hand) in [
+        (Dtype::F32, 32 * 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_224]),
+        (Dtype::Bf16, 32 * 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_176]),
+        (Dtype::Int8, 32 + 4 * F32, 2 * 32 + 4 * 2 * F32, [27_136, 7_680, 24_064, 1_536, 1_408]),
+        (Dtype::Int4, 32 + 4 * F32, 2 * 32 + 4 * 2 * F32, [17_664, 7_680, 14_592, 1_536, 800]),
+    ] {
+        let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
+        let layer = matrices + 2 * 2 * 32 * F32;
+        // 40 keys need R of 40 distances, u and v, keys and values. Each score takes two products, and each value takes
+        // one.
+        let symbol = StepCost {
+            shared_bytes: 2 * (layer + 40 * distance + 2 * 32 * F32),
+            own_bytes: 2 * 40 * pair,
+            multiply_adds: 2 * (products + 3 * 40 * 32),
+        };
+        // The two middle layers read seven segments and the null group, after the norm of the pooled vectors.
+        let segment = StepCost {
+            shared_bytes: 2 * layer + 2 * 8 * distance + 2 * 32 * F32 + 2 * 32 * F32,
+            own_bytes: 2 * 8 * pair,
+            multiply_adds: 2 * (products + 3 * 8 * 32),
+        };
+        let head = matrix_bytes(dtype, 27, 32);
+        let logits = StepCost { shared_bytes: head, own_bytes: 0, multiply_adds: 27 * 32 };
+        let model = load(&converted("whitespaces"), &Settings { dtype, ..settings() }).unwrap();
+        assert_eq!(model.cost(40, 7), Cost { symbol, segment, logits, ..Cost::default() }, "{dtype:?}");
+        let counted = [symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes, segment.own_bytes, head];
+        assert_eq!(counted, by_hand, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_vanilla_model_has_no_segment_step() {
+    assert_eq!(fixture("vanilla").cost(40, 0).segment, StepCost::default());
+}
+
+/// The layers inside a level are read only where its chunks begin.
+#[test]
+fn deeper_levels_add_to_a_segment_step() {
+    let one = hnet_in("one_stage", Dtype::F32).cost(40, 7);
+    assert_eq!((one.deeper, one.segment_step(2)), (StepCost::default(), one.segment));
+    let two = hnet_in("two_stage", Dtype::F32).cost(40, 7);
+    assert_eq!((two.segment_step(0), two.segment_step(1)), (StepCost::default(), two.segment));
+    let mut both = two.segment;
+    both += two.deeper;
+    assert_eq!((two.segment_step(2), two.segment_step(3)), (both, both));
+    // the stack inside both levels, T2 × 64, has at least its matrices: four of 64 × 64 and three of 64 × 128, twice
+    assert!(two.deeper.multiply_adds > 2 * (4 * 64 * 64 + 3 * 64 * 128) && two.deeper.own_bytes > 0);
+}
+
+#[test]
+fn boundary_deciders_are_read_at_every_symbol() {
+    for dtype in Dtype::ALL {
+        let settings = Settings { dtype, ..settings() };
+        let cost = |dir: &Path| load(dir, &settings).unwrap().cost(40, 7);
+        let plain = cost(folder("odd-shape"));
+        // The predictor has matrices (17, 24) and (1, 17).
+        let mut learned = plain;
+        let bytes = matrix_bytes(dtype, 17, 24) + matrix_bytes(dtype, 1, 17);
+        learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
+        assert_eq!(cost(folder("learned")), learned, "{dtype:?}");
+        // The logits of a companion decide the boundaries.
+        let mut spikes = plain;
+        let companion = cost(&folder("spikes").join("companion"));
+        spikes.symbol += companion.symbol;
+        spikes.symbol += companion.logits;
+        assert_eq!(cost(folder("spikes")), spikes, "{dtype:?}");
+        assert_eq!(companion.segment, StepCost::default());
+    }
+}
+
+/// First keys of each entry, in order. Other programs rely on them.
+const DECODE_FIELDS: [&str; 13] = [
+    "model",
+    "family",
+    "dtype",
+    "threads",
+    "isa",
+    "batch",
+    "context",
+    "shortening_factor",
+    "chars_per_second",
+    "step_ns_p50",
+    "bytes_per_char",
+    "achieved_bytes_per_second",
+    "ceiling_bytes_per_second",
+];
+
+const CONTEXT: usize = 40;
+
+const STEPS: usize = 30;
+
+const OPTIONS: [&str; 6] = ["--context", "40", "--steps", "30", "--threads", "2"];
+
+fn check_entry(entry: &Value, model: &dyn Model, batch: usize, wait: usize) {
+    assert_eq!(keys(entry)[..DECODE_FIELDS.len()], DECODE_FIELDS);
+    assert_eq!((&entry["family"], &entry["dtype"]), (&"hourglass".into(), &"f32".into()));
+    assert_eq!(entry["model"], *model.card().name);
+    let expected = Expected::simulate(model, batch, wait);
+    let names = ["threads", "batch", "context", "steps", "foreign_letters", "boundary_wait", "middle_steps"];
+    let counts = names.map(|key| number(entry, key) as usize);
+    assert_eq!(counts, [2, batch, CONTEXT, STEPS, 0, wait, expected.middle_steps]);
+    let symbols = expected.symbols as f64;
+    let gaps = ["p50", "p99"].map(|share| (format!("plain_gap_ns_{share}"), format!("boundary_gap_ns_{share}")));
+    match expected.segments {
+        0 => assert!(entry["shortening_factor"].is_null() && gaps.iter().all(|(_, gap)| entry[gap].is_null())),
+        segments => {
+            assert!(equal(number(entry, "shortening_factor"), symbols / segments as f64));
+            assert!(number(entry, &gaps[0].1) <= number(entry, &gaps[1].1));
+        }
+    }
+    assert!(0.0 < number(entry, &gaps[0].0) && number(entry, &gaps[0].0) <= number(entry, &gaps[1].0));
+    let share = number(entry, "middle_share");
+    assert!(share < 1.0 && (share > 0.0) == (expected.middle_steps > 0));
+    assert!(equal(number(entry, "bytes_per_char"), expected.bytes as f64 / symbols));
+    let achieved = number(entry, "bytes_per_char") * number(entry, "chars_per_second");
+    assert!(equal(achieved, number(entry, "achieved_bytes_per_second")));
+    let [p10, p50, p90] = ["step_ns_p10", "step_ns_p50", "step_ns_p90"].map(|key| number(entry, key));
+    assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    assert!(number(entry, "ceiling_bytes_per_second") > 1e6 && number(entry, "chars_per_second") > 0.0);
+}
+
+/// Expected counts of a fixture that pools at spaces or not at all, from a simulation of the rounds on the sample text.
+#[derive(Default)]
+struct Expected {
+    symbols: usize,
+    segments: usize,
+    middle_steps: usize,
+    bytes: usize,
+}
+
+impl Expected {
+    fn simulate(model: &dyn Model, batch: usize, wait: usize) -> Self {
+        let sample = Sample::new(&model.card().vocabulary);
+        let space = model.card().vocabulary.id_of(' ').unwrap();
+        let closes = |row: usize, symbols: usize| {
+            model.card().pooled && sample.symbol(Sample::start(row) + symbols - 1) == space
+        };
+        let mut expected = Self::default();
+        // Each row counts its symbols and the rounds that it has waited for a segment step.
+        let mut rows = vec![(CONTEXT, None); batch];
+        for _ in 0..STEPS {
+            for (row, (symbols, waited)) in rows.iter_mut().enumerate() {
+                match waited {
+                    Some(rounds) => *rounds += 1,
+                    None => {
+                        *symbols += 1;
+                        *waited = closes(row, *symbols).then_some(0);
+                    }
+                }
+            }
+            let all_wait = rows.iter().all(|(_, waited)| waited.is_some());
+            let due = all_wait || rows.iter().any(|(_, waited)| waited.is_some_and(|rounds| rounds >= wait));
+            expected.middle_steps += usize::from(due);
+            let mut shared = 0;
+            let mut middle = 0;
+            for (row, (symbols, waited)) in rows.iter_mut().enumerate().filter(|(_, row)| due || row.1.is_none()) {
+                let segments = (1..=*symbols).filter(|&symbols| closes(row, symbols)).count();
+                let Cost { symbol, segment, logits, .. } = model.cost(*symbols, segments);
+                shared = (symbol.shared_bytes + logits.shared_bytes).max(shared);
+                expected.bytes += symbol.own_bytes;
+                expected.symbols += 1;
+                if waited.take().is_some() {
+                    middle = segment.shared_bytes.max(middle);
+                    expected.bytes += segment.own_bytes;
+                    expected.segments += 1;
+                }
+            }
+            expected.bytes += shared + middle;
+        }
+        expected
+    }
+}
+
+#[test]
+fn decode_prints_the_promised_keys() {
+    for case in ["whitespaces", "vanilla"] {
+        let args = ["decode", "--json", "--batch", "1,3", "--boundary-wait", "0,2"];
+        let entries = json(&[&args, &OPTIONS[..], &["--model"]].concat(), &[converted(case)]);
+        assert_eq!(entries.len(), 4);
+        let model = fixture(case);
+        for (entry, (batch, wait)) in entries.iter().zip([(1, 0), (1, 2), (3, 0), (3, 2)]) {
+            check_entry(entry, &*model, batch, wait);
+        }
+    }
+}
+
+#[test]
+fn compare_prints_both_models_and_their_ratio() {
+    let args = [&["compare", "--json", "--pairs", "4"], &OPTIONS[..]].concat();
+    let entries = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    assert_eq!(entries.len(), 1);
+    assert_eq!(keys(&entries[0]), ["batch", "context", "boundary_wait", "pairs", "a", "b", "ratio"]);
+    assert_eq!(keys(&entries[0]["ratio"]), ["median", "p10", "p90"]);
+    let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&entries[0]["ratio"], key));
+    assert!(0.0 < p10 && p10 <= median && median <= p90);
+    for (key, case) in [("a", "whitespaces"), ("b", "vanilla")] {
+        let mut entry = entries[0][key].clone();
+        assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
+        // Every run feeds the same text, so bytes per symbol equal those of one run.
+        entry["steps"] = STEPS.into();
+        entry["middle_steps"] = (number(&entry, "middle_steps") as usize / 4).into();
+        check_entry(&entry, &*fixture(case), 1, BOUNDARY_WAIT);
+    }
+}
+
+#[test]
+fn letters_outside_the_vocabulary_are_reported() {
+    let args = [&["decode", "--json"], &OPTIONS[..], &["--model"]].concat();
+    let entries = json(&args, &[folder("odd-shape").to_path_buf()]);
+    let sample = Sample::new(&load(folder("odd-shape"), &settings()).unwrap().card().vocabulary);
+    assert!(sample.foreign > sample.len() / 2);
+    assert_eq!(number(&entries[0], "foreign_letters") as usize, sample.foreign);
+    let args = [&["decode"], &OPTIONS[..], &["--model"]].concat();
+    let output = bench(&args, &[folder("odd-shape").to_path_buf()]);
+    assert!(String::from_utf8(output.stdout).unwrap().contains("its vocabulary lacks"));
+}
+
+#[test]
+fn the_default_output_is_a_table() {
+    let args = [&["decode", "--batch", "2"], &OPTIONS[..], &["--model"]].concat();
+    let output = bench(&args, &[converted("whitespaces")]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0].contains("chars/s") && lines[1].starts_with("whitespaces"), "{text}");
+}
+
+#[test]
+fn a_run_leaves_the_rows_as_they_were() {
+    let model = fixture("gumbel");
+    let machine = Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } };
+    let sample = Sample::new(&model.card().vocabulary);
+    for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
+        let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait };
+        let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
+        let first = decoding.run().unwrap();
+        let second = decoding.run().unwrap();
+        assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, second.symbols));
+        assert!((symbols..=100).contains(&first.symbols));
+        assert_eq!(first.plain_gap_ns.len() + first.boundary_gap_ns.len(), first.symbols);
+        // The gaps of a row do not overlap.
+        let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
+        assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
+    }
+    let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait: 2 };
+    let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
+    let first = decoding.run().unwrap();
+    let entry = decode::DecodeMeasurement::new(&decoding, first, &machine).unwrap();
+    assert_eq!((entry.measured.threads, entry.steps, entry.batch), (1, 50, 2));
+}
+
+/// Returns the operations of one kernel call: two per multiply-add.
+fn operations(entry: &Value) -> f64 {
+    let products = match entry["kernel"].as_str().unwrap() {
+        "attention" => 2.0 * number(entry, "keys"),
+        "attention+distances" => 3.0 * number(entry, "keys"),
+        _ => number(entry, "rows") * number(entry, "inputs"),
+    };
+    2.0 * products * number(entry, "outputs")
+}
+
+#[test]
+fn kernels_are_reported_with_peaks_and_plotted() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("kernels.svg");
+    let args = ["kernels", "--json", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1"];
+    let args = [&args[..], &["--dtype", "f32,bf16,int8", "--plot"]].concat();
+    let entries = json(&args, std::slice::from_ref(&svg));
+    let entries_of = |kernel: &str| entries.iter().filter(|entry| entry["kernel"] == *kernel).collect::<Vec<_>>();
+    let names = ["matrix", "matrix+gelu", "attention", "attention+distances", "norm", "dispatch"];
+    // Each dtype has four shapes, cold and hot, with six row counts.
+    assert_eq!(names.map(|kernel| entries_of(kernel).len()), [3 * 4 * 2 * 6, 3 * 6, 3 * 3, 3 * 3, 2, 1]);
+    let mut dtypes: Vec<_> = entries.iter().filter_map(|entry| entry["dtype"].as_str()).collect();
+    dtypes.dedup();
+    assert_eq!(dtypes, ["f32", "bf16", "int8", "f32", "bf16", "int8"]);
+    for entry in &entries {
+        let [p10, p50, p90] = ["ns_p10", "ns_p50", "ns_p90"].map(|key| number(entry, key));
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    }
+    for entry in
+        [entries_of("matrix"), entries_of("matrix+gelu"), entries_of("attention"), entries_of("attention+distances")]
+            .concat()
+    {
+        assert!(equal(number(entry, "gflops") * number(entry, "ns_p50"), operations(entry)), "{entry}");
+        let achieved = number(entry, "bytes") / number(entry, "ns_p50") * 1e9;
+        assert!(equal(achieved, number(entry, "bytes_per_second")));
+        assert!(number(entry, "ceiling_bytes_per_second") > 0.0);
+        // int8 products have no float peak to compare with; int8 attention reads bytes but multiplies floats.
+        let bytes = entry["dtype"] == "int8" && entry["kernel"].as_str().unwrap().starts_with("matrix");
+        assert_eq!(entry["peak_gflops"].as_f64().is_some_and(|peak| peak > 0.0), !bytes, "{entry}");
+    }
+    // Each dtype has four shapes, cold and hot, with bandwidth and arithmetic, each in its own panel. Attention has one
+    // panel.
+    let drawn = texts(&svg);
+    let count = |part: &str| drawn.iter().filter(|text| text.contains(part)).count();
+    assert_eq!([count(" -> "), count("weights, threads 1"), count("attention")], [3 * 4 * 4, 3 * 4, 3 * 2]);
+    assert!(failure(&["kernels", "--seconds", "0"], &[]).contains("--seconds: expected above 0, up to 60, found 0"));
+}
+
+#[test]
+fn the_table_explains_why_int8_has_no_peak() {
+    let args = ["kernels", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1", "--dtype"];
+    let table = |dtype: &str| String::from_utf8(bench(&[&args[..], &[dtype]].concat(), &[]).stdout).unwrap();
+    let bytes = table("int8");
+    let floats = table("f32");
+    let product = |text: &str| text.lines().find(|line| line.starts_with("matrix ")).unwrap().to_owned();
+    assert!(
+        product(&bytes).ends_with("  -") && bytes.lines().last().unwrap().starts_with("int8, int4: no peak, since")
+    );
+    assert!(!product(&floats).ends_with("  -") && !floats.contains("no peak"), "{floats}");
+}
+
+#[test]
+fn every_combination_of_dtypes_and_threads_is_measured() {
+    let args =
+        ["decode", "--json", "--dtype", "int8,bf16", "--threads", "1,2", "--batch", "1,2", "--steps", "4", "--context"];
+    let entries = json(&[&args[..], &["8", "--model"]].concat(), &[converted("whitespaces")]);
+    for (entries, dtype) in entries.chunks(4).zip(["int8", "bf16"]) {
+        let combinations: Vec<_> =
+            entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
+        assert_eq!(combinations, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
+        assert!(entries.iter().all(|entry| entry["dtype"] == dtype));
+    }
+    assert_eq!(entries.len(), 8);
+    assert!(failure(&["decode", "--dtype", "f32,f64", "--model"], &[converted("vanilla")]).contains("f32, bf16, int8"));
+    let args = ["prefill", "--json", "--threads", "2,1", "--symbols", "20", "--runs", "1", "--model"];
+    let entries = json(&args, &[converted("vanilla")]);
+    assert_eq!(entries.iter().map(|entry| number(entry, "threads")).collect::<Vec<_>>(), [2.0, 1.0]);
+}
+
+#[test]
+fn every_instruction_set_can_be_measured_and_another_is_refused() {
+    for isa in Isa::all() {
+        let args =
+            ["decode", "--json", "--isa", isa.name(), "--steps", "4", "--batch", "1", "--context", "8", "--model"];
+        let entries = json(&args, &[converted("whitespaces")]);
+        assert!(entries.iter().all(|entry| entry["isa"] == isa.name()) && entries.len() == 1);
+        let args = ["prefill", "--isa", isa.name(), "--symbols", "8", "--runs", "1", "--model"];
+        let printed = String::from_utf8(bench(&args, &[converted("whitespaces")]).stdout).unwrap();
+        let column = printed.lines().map(|line| line.split_whitespace().nth(3));
+        assert_eq!(column.take(2).collect::<Vec<_>>(), [Some("isa"), Some(isa.name())], "{printed}");
+    }
+    let entries = json(&["kernels", "--json", "--isa", "portable", "--seconds", "0.001", "--megabytes", "1"], &[]);
+    assert!(entries.iter().all(|entry| entry["isa"] == "portable"));
+    let error = failure(&["decode", "--isa", "sse9", "--model"], &[converted("vanilla")]);
+    assert!(error.contains("this processor supports") && error.contains("portable"), "{error}");
+}
+
+#[test]
+fn options_out_of_bounds_are_named_with_the_bound() {
+    let model = fixture("whitespaces");
+    let limit = model.card().max_symbols;
+    let refusal = |batch, context, steps| {
+        let plan = decode::DecodePlan { batch, context, steps, boundary_wait: 64 };
+        plan.check(model.card()).err().map(|e: Error| e.to_string()).unwrap_or_default()
+    };
+    assert_eq!(refusal(1, limit - 1, 1), "");
+    assert_eq!(refusal(1, 0, limit), "");
+    assert_eq!(refusal(0, 8, 8), "--batch: expected 1 to 1024, found 0");
+    assert_eq!(refusal(1025, 8, 8), "--batch: expected 1 to 1024, found 1025");
+    assert_eq!(refusal(1, 8, 0), "--steps: expected 1 to 1048576, found 0");
+    let max_value = limit - 1;
+    let over = limit + 1;
+    assert_eq!(refusal(1, limit, 1), format!("--context: expected at most {max_value} characters, found {limit}"));
+    let both = format!("--context and --steps together: expected at most {limit} characters, found {over}");
+    assert_eq!(refusal(1, limit - 4, 5), both);
+    let plan = decode::DecodePlan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
+    assert_eq!(plan.check(model.card()).unwrap_err().to_string(), "--boundary-wait: expected 0 to 64, found 65");
+
+    let refusal = |symbols, chunk, runs| {
+        let plan = prefill::PrefillPlan { symbols, chunk, runs };
+        plan.check(model.card()).err().map(|e: Error| e.to_string()).unwrap_or_default()
+    };
+    assert_eq!(refusal(limit, limit, 1), "");
+    assert_eq!(refusal(0, 1, 1), format!("--symbols: expected 1 to {limit}, found 0"));
+    assert_eq!(refusal(over, 1, 1), format!("--symbols: expected at most {limit} characters, found {over}"));
+    assert_eq!(refusal(1, 0, 1), format!("--chunk: expected 1 to {limit}, found 0"));
+    assert_eq!(refusal(1, 1, 0), "--runs: expected 1 to 10000, found 0");
+    assert!(compare::check(0).unwrap_err().to_string().starts_with("--pairs: expected "));
+}
+
+/// Numeric flags out of bounds are refused with flag, value and bounds, negative numbers included.
+#[test]
+fn flags_out_of_bounds_are_refused_with_value_and_bound() {
+    let cases = [
+        (["decode", "--boundary-wait"], "-1", "0 to 64"),
+        (["decode", "--boundary-wait"], "65", "0 to 64"),
+        (["decode", "--batch"], "0", "1 to 1024"),
+        (["decode", "--batch"], "-3", "1 to 1024"),
+        (["decode", "--batch"], "99999999999999999999", "1 to 1024"),
+        (["decode", "--steps"], "many", "1 to 1048576"),
+        (["compare", "--pairs"], "-1", "1 to 10000"),
+        (["prefill", "--chunk"], "1.5", "1 to 16777216"),
+        (["resume", "--runs"], "0", "1 to 10000"),
+        (["stream", "--batch"], "257", "1 to 256"),
+        (["speculate", "--pairs"], "0", "1 to 10000"),
+        (["kernels", "--megabytes"], "-1", "1 to 65536"),
+    ];
+    for ([what, flag], value, bound) in cases {
+        let error = failure(&[what, flag, value], &[]);
+        let found = if value == "many" { "\"many\"" } else { value };
+        let expected = format!("error: {flag}: expected a whole number from {bound}, found {found}\n");
+        assert!(error.contains(&expected), "{error}");
+    }
+    let error = failure(&["decode", "--threads", "-1"], &[]);
+    assert!(error.contains("--threads: expected a whole number from 1 to 1024, found -1"), "{error}");
+    assert!(failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: expected above 0, up to 60, found -1"));
+    // The server checks all of its flags together.
+    let serve = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
+        .args(["serve", "--boundary-wait", "-1", "--rows", "-2"])
+        .env_clear()
+        .output()
+        .unwrap();
+    let error = String::from_utf8(serve.stderr).unwrap();
+    assert!(!serve.status.success());
+    assert!(error.contains("--boundary-wait: expected a whole number from 0 to 64, found -1"), "{error}");
+    assert!(error.contains("--rows: expected a whole number from 1 to 4096, found -2"), "{error}");
+}
+
+#[test]
+fn kernel_benchmarks_that_exceed_memory_are_refused() {
+    let refusal = |dtypes: &[Dtype], megabytes, free| {
+        let plan = kernels::KernelPlan { seconds: 0.1, megabytes };
+        plan.check_memory(dtypes, free).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let free = 1_000_000_000;
+    assert_eq!(refusal(&[Dtype::F32], 500, free), "");
+    let error = refusal(&[Dtype::F32, Dtype::Int8], 501, free);
+    assert!(error.contains("--megabytes: expected at most 500 (") && error.contains("1000 MB"), "{error}");
+    // --megabytes counts f32 weights: a narrower type needs less.
+    assert_eq!(
+        (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),
+        Default::default()
+    );
+    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000 ("));
+    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0 ("));
+}
+
+#[test]
+fn plots_have_a_line_per_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
+    let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
+    let options = ["--steps", "4", "--threads", "1", "--batch", "1,2", "--context", "8,16", "--json", "--plot"];
+    let args = [&["decode"], &options[..], &[first.to_str().unwrap(), "--model"]].concat();
+    let decoded = json(&args, &[converted("whitespaces")]);
+    // The plot has two contexts in two panels.
+    assert_eq!(drawn(&first), 4);
+    let args = [&["compare", "--pairs", "1"], &options[..], &[second.to_str().unwrap()]].concat();
+    let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    // The plot has both models, and a ratio for each context.
+    assert_eq!(drawn(&second), 8 + 2);
+    let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
+        let mut entries = entries;
+        if let Some(model) = entries[0].get_mut("model") {
+            *model = "a <odd> & \"named\" model".into();
+        }
+        let path = folder.path().join(name);
+        std::fs::write(&path, Value::from(entries).to_string()).unwrap();
+        path
+    });
+    let output = bench(&["plot", "--out", both.to_str().unwrap()], &saved);
+    assert!(output.status.success() && output.stdout.is_empty());
+    // The renamed entry is a separate line in two panels.
+    assert_eq!(drawn(&both), 10 + 2);
+    assert!(texts(&both).iter().any(|text| text.starts_with("a <odd> & \"named\" model")));
+}
+
+#[test]
+fn plots_that_cannot_be_drawn_are_refused() {
+    let error = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("/nowhere/at/all.svg"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    let list = "expected a list that weir bench printed with --json, found";
+    let speed = |number: &str| entry("a model", number);
+    let cases = [
+        ("[]".to_owned(), "FILE.json: expected 1 to 10000 measurements, found 0".to_owned()),
+        ("{".into(), format!("x.json: line 1, column 1: {list} EOF while parsing an object")),
+        ("".into(), format!("x.json: line 1, column 0: {list} EOF while parsing a value")),
+        ("{\"a\":1}".into(), format!("x.json: the JSON: {list} {{\"a\":1}}")),
+        ("[{\"model\":1}]".into(), "x.json: entry 0: expected a measurement of weir bench decode".into()),
+        ("[7]".into(), "x.json: entry 0: expected a measurement".into()),
+        (format!("[{},{}]", speed("3.5"), speed("\"7\"")), "x.json: entry 1, chars_per_second: expected a".into()),
+        (format!("[{}]", speed("1e400")), format!("{list} number out of range")),
+    ];
+    for (text, expected) in cases {
+        std::fs::write(&saved, text).unwrap();
+        let error = failure(&out, std::slice::from_ref(&saved));
+        assert!(error.contains(&expected), "{error}");
+        assert!(!svg.exists());
+    }
+    assert!(failure(&out, &[folder.path().join("missing.json")]).contains("missing.json"));
+    std::fs::File::create(&saved).unwrap().set_len((64 << 20) + 1).unwrap();
+    let error = failure(&out, std::slice::from_ref(&saved));
+    assert!(error.contains("x.json: length: expected a file of at most 67108864 bytes, found 67108865"), "{error}");
+    // A failed plot leaves an existing picture unchanged.
+    std::fs::write(&svg, "before").unwrap();
+    failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
+    assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
+}
+
+/// Returns a decode measurement with the keys that plots need.
+fn entry(model: &str, speed: &str) -> String {
+    let model = Value::from(model);
+    format!("{{\"model\":{model},\"dtype\":\"f32\",\"threads\":1,\"batch\":1,\"chars_per_second\":{speed}}}")
+}
+
+/// Numbers beyond and at the limits of what an axis can show.
+#[test]
+fn extreme_numbers_are_drawn_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    for odd in ["5e-324", "1e308", "1.7e308", "0", "-1", "1e-31", "2e30"] {
+        std::fs::write(&saved, format!("[{}]", entry("m", odd))).unwrap();
+        let error = failure(&out, std::slice::from_ref(&saved));
+        let expected = "x.json: entry 0, chars_per_second: expected a number from 1e-30 to 1e30, found";
+        assert!(error.contains(expected), "{error}");
+    }
+    // An error names the side of a comparison by its key.
+    let comparison = format!("[{{\"a\":{},\"b\":{},\"ratio\":{{}}}}]", entry("m", "1"), entry("m", "1e99"));
+    std::fs::write(&saved, comparison).unwrap();
+    assert!(failure(&out, std::slice::from_ref(&saved)).contains("entry 0, b.chars_per_second: expected"));
+    for numbers in [&["2e-30", "9e29"][..], &["2e-30"], &["9e29"], &["2e-30", "5", "9e29"], &["1e9", "2e9"]] {
+        let entries: Vec<_> = numbers.iter().map(|number| entry("m", number)).collect();
+        std::fs::write(&saved, format!("[{}]", entries.join(","))).unwrap();
+        assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
+        let drawn = texts(&svg);
+        assert!(drawn.len() > 10 && drawn.len() < 80, "{numbers:?}: {} texts", drawn.len());
+    }
+}
+
+#[test]
+fn control_characters_in_names_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    std::fs::write(&saved, format!("[{}]", entry("a\0b\u{1b}[2J\u{1f}\u{9b}\u{fffe}\u{ffff}c", "3"))).unwrap();
+    assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
+    let shown = "a\u{fffd}b\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}c, f32, threads 1";
+    assert_eq!(texts(&svg).iter().filter(|text| *text == shown).count(), 2);
+    // The terminal, a table and an error show the same name.
+    let model = folder.path().join("m\u{1b}[2J\u{7}");
+    std::fs::create_dir(&model).unwrap();
+    for file in converted("vanilla").read_dir().unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), model.join(file.file_name())).unwrap();
+    }
+    let measured = bench(&["decode", "--context", "4", "--steps", "2", "--model"], std::slice::from_ref(&model));
+    let output_text = String::from_utf8(measured.stdout).unwrap();
+    assert!(output_text.contains("\nm\u{fffd}[2J\u{fffd}  "), "{output_text:?}");
+    std::fs::remove_file(model.join("config.json")).unwrap();
+    let error = failure(&["decode", "--model"], std::slice::from_ref(&model));
+    assert!(error.contains("m\u{fffd}[2J\u{fffd}") && !error.contains('\u{1b}'), "{error:?}");
+}
+
+#[test]
+fn prefill_reports_speed_and_peak() {
+    let args = ["prefill", "--json", "--symbols", "50,70", "--chunk", "32", "--runs", "3", "--threads", "2", "--model"];
+    let entries = json(&args, &[converted("whitespaces")]);
+    let symbols: Vec<_> = entries.iter().map(|entry| number(entry, "symbols")).collect();
+    assert_eq!(symbols, [50.0, 70.0]);
+    for entry in &entries {
+        let [p10, p50, p90] = ["run_ns_p10", "run_ns_p50", "run_ns_p90"].map(|key| number(entry, key));
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+        let speed = number(entry, "symbols_per_second");
+        assert!(equal(speed * p50, number(entry, "symbols") * 1e9));
+        assert!(number(entry, "shortening_factor") > 1.0);
+        assert!(number(entry, "gflops") > 0.0 && number(entry, "peak_gflops") > 0.0);
+    }
+}
+
+#[test]
+fn prefill_in_int8_reports_no_float_peak() {
+    let args = ["prefill", "--json", "--dtype", "int8", "--symbols", "50", "--runs", "1", "--model"];
+    let entries = json(&args, &[converted("whitespaces")]);
+    assert!(number(&entries[0], "gflops") > 0.0 && entries[0]["peak_gflops"].is_null());
+}
+
+#[test]
+fn resume_reports_cold_and_resumed_times_and_their_ratio() {
+    for case in ["whitespaces", "vanilla", "gumbel"] {
+        let args = ["resume", "--json", "--context", "40,70", "--runs", "3", "--threads", "1", "--model"];
+        let entries = json(&args, &[converted(case)]);
+        let contexts: Vec<_> = entries.iter().map(|entry| number(entry, "context")).collect();
+        assert_eq!(contexts, [40.0, 70.0]);
+        for entry in &entries {
+            for way in ["cold_ns", "resumed_ns"] {
+                let [p10, p50, p90] = ["p10", "p50", "p90"].map(|part| number(entry, &format!("{way}_{part}")));
+                assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+            }
+            assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
+            assert!(number(entry, "runs") == 3.0);
+            let cached = number(entry, "cached_chars");
+            // The text after the cached part may begin with the same symbols by chance.
+            assert!(0.0 < cached && cached < number(entry, "context") + number(entry, "more"), "{case}: {cached}");
+        }
+    }
+    let single_run =
+        json(&["resume", "--json", "--context", "70", "--runs", "1", "--model"], &[converted("whitespaces")]);
+    let ratio = number(&single_run[0], "cold_ns_p50") / number(&single_run[0], "resumed_ns_p50");
+    assert!(equal(number(&single_run[0]["ratio"], "median"), ratio), "cold divided by resumed");
+    let limit = fixture("whitespaces").card().max_symbols - 1;
+    let error = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("--context and --more together") && error.contains(&limit.to_string()), "{error}");
+    let error = failure(&["resume", "--context", "31", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("--context: expected at least 32, of which"), "{error}");
+}
+
+const SPECULATE_FIELDS: [&str; 10] =
+    ["model", "family", "dtype", "threads", "isa", "text", "batch", "speculate", "ratio", "chars_per_second_off"];
+
+#[test]
+fn drafts_save_steps_in_a_text_that_repeats() {
+    for case in ["vanilla", "fixed_sf3", "whitespaces", "entropy"] {
+        let args = ["speculate", "--json", "--batch", "1,3", "--context", "60", "--chars", "90", "--pairs", "2"];
+        let args = [&args[..], &["--threads", "2", "--speculate", "5", "--model"]].concat();
+        let entries = json(&args, &[converted(case)]);
+        let plans: Vec<_> =
+            entries.iter().map(|entry| (entry["text"].as_str().unwrap(), number(entry, "batch"))).collect();
+        assert_eq!(plans, [("prose", 1.0), ("prose", 3.0), ("repeating", 1.0), ("repeating", 3.0)]);
+        for entry in &entries {
+            assert_eq!(keys(entry)[..SPECULATE_FIELDS.len()], SPECULATE_FIELDS);
+            assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
+            assert!(number(&entry["ratio"], "p10") > 0.0);
+            let [drafted, accepted, off, on] =
+                ["drafted", "accepted", "steps_off", "steps_on"].map(|key| number(entry, key));
+            assert!(accepted <= drafted && on <= off, "{case}: {entry}");
+            assert!(entry["text"] == "prose" || accepted > 0.0, "{case}: {entry}");
+            if number(entry, "batch") == 1.0 {
+                assert_eq!((off, on + accepted), (90.0, 90.0), "{case}: {entry}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_output_of_speculate_is_a_table_and_limits_are_named() {
+    let args = ["speculate", "--context", "20", "--chars", "20", "--pairs", "1", "--speculate", "off,auto", "--model"];
+    let text = String::from_utf8(bench(&args, &[converted("vanilla")]).stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines.len() >= 5 && lines[0].contains("accepted") && lines[3].contains("repeating"), "{text}");
+    // columns are right-aligned, so each title ends where its cell ends
+    let column = |title: &str, line: usize| {
+        let end = lines[0].find(title).unwrap() + title.len();
+        lines[line][..end].rsplit("  ").next().unwrap().to_owned()
+    };
+    let cells = ["text", "speculate", "steps off"].map(|title| column(title, 2));
+    assert_eq!(cells, ["prose", "auto", "20"], "{text}");
+    assert!(lines[1..5].iter().all(|line| line.split_whitespace().count() == 16), "{text}");
+    let error = failure(&["speculate", "--speculate", "17", "--model"], &[converted("vanilla")]);
+    assert!(error.contains("a whole number from 1 to 16"), "{error}");
+    let error = failure(&["speculate", "--chars", "100000000", "--model"], &[converted("vanilla")]);
+    assert!(error.contains("--chars"), "{error}");
+    let error = failure(&["speculate", "--model"], &[hnet_converted("one_stage")]);
+    assert!(error.contains("speculates"), "{error}");
+}
+
+const STREAM_FIELDS: [&str; 9] =
+    ["model", "family", "dtype", "threads", "isa", "batch", "engine_step_ns", "served_step_ns", "overhead"];
+
+/// The command itself compares the texts of the engine and of the server in every run.
+#[test]
+fn stream_reports_the_server_and_the_engine_alone() {
+    for case in ["whitespaces", "vanilla"] {
+        let args = ["stream", "--json", "--batch", "1,3", "--context", "12", "--chars", "20", "--pairs", "3"];
+        let entries =
+            json(&[&args[..], &["--threads", "2", "--dtype", "f32,int8", "--model"]].concat(), &[converted(case)]);
+        let combinations: Vec<_> =
+            entries.iter().map(|entry| (entry["dtype"].as_str().unwrap(), number(entry, "batch"))).collect();
+        assert_eq!(combinations, [("f32", 1.0), ("f32", 3.0), ("int8", 1.0), ("int8", 3.0)]);
+        for entry in &entries {
+            assert_eq!(keys(entry)[..STREAM_FIELDS.len()], STREAM_FIELDS);
+            assert_eq!(keys(&entry["overhead"]), ["median", "p10", "p90"]);
+            for way in ["engine", "served"] {
+                let [p10, p50, p90] = ["_p10", "", "_p90"].map(|part| number(entry, &format!("{way}_step_ns{part}")));
+                assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+            }
+            let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&entry["overhead"], key));
+            assert!(-1.0 < p10 && p10 <= median && median <= p90);
+            let counts = ["threads", "context", "chars", "pairs"].map(|key| number(entry, key));
+            assert_eq!(counts, [2.0, 12.0, 20.0, 3.0]);
+            // Each stream has a start, an end, and at most one message per character.
+            let batch = number(entry, "batch");
+            let messages = number(entry, "messages");
+            assert!((3.0 * batch..=22.0 * batch).contains(&messages), "{messages}");
+        }
+    }
+}
+
+#[test]
+fn the_overhead_of_one_pair_is_its_ratio() {
+    let args = ["stream", "--json", "--batch", "2", "--context", "5", "--chars", "8", "--pairs", "1", "--model"];
+    let entry = &json(&args, &[converted("gumbel")])[0];
+    let ratio = number(entry, "served_step_ns") / number(entry, "engine_step_ns");
+    assert!(equal(ratio, number(&entry["overhead"], "median") + 1.0));
+}
+
+#[test]
+fn the_default_output_of_stream_is_a_table_and_limits_are_named() {
+    let args = ["stream", "--batch", "1", "--context", "4", "--chars", "4", "--pairs", "1", "--model"];
+    let text = String::from_utf8(bench(&args, &[converted("vanilla")]).stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0].contains("overhead %") && lines[1].starts_with("vanilla"), "{text}");
+    let limit = fixture("vanilla").card().max_symbols;
+    let error =
+        failure(&["stream", "--context", &limit.to_string(), "--chars", "1", "--model"], &[converted("vanilla")]);
+    let expected = format!("--context and --chars together: expected at most {limit} characters, found {}", limit + 1);
+    assert!(error.contains(&expected), "{error}");
+}
+
+#[test]
+fn a_client_without_a_server_names_the_address() {
+    let error = failure(&["stream-client", "127.0.0.1:1"], &[]);
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+}

@@ -1,0 +1,1286 @@
+//! The playground in headless Chromium, controlled through WebDriver (W3C). The tests are skipped with a message if it is not
+//! installed, unless `WEIR_REQUIRE_BROWSER=1`. `WEIR_SCREENSHOTS=FOLDER` saves screenshots there.
+
+use crate::{
+    process::{Program, Server},
+    summaries::{self, write_random_model},
+    support::{converted, hnet_converted},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// Maximum wait for the page to reach a state.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Key codes of WebDriver.
+const RIGHT: &str = "\u{e014}";
+
+const HOME: &str = "\u{e011}";
+
+const END: &str = "\u{e010}";
+
+/// Keys that start a run of the playground: Control and Enter.
+const START: &str = "\u{e009}\u{e006}";
+
+const ESCAPE: &str = "\u{e00c}";
+
+/// Script that returns whether a completion is done.
+const DONE: &str = "document.getElementById('status').textContent == 'Done.'";
+
+/// Script that returns by how many pixels the content is wider than the page.
+const OVERFLOW: &str = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+
+/// A browser with one page.
+struct Browser {
+    port: SocketAddr,
+    session: String,
+    _driver: Program,
+}
+
+impl Browser {
+    /// Starts a browser. Returns `None` if none is installed.
+    fn start(dark: bool) -> Option<Self> {
+        let required = std::env::var_os("WEIR_REQUIRE_BROWSER").is_some_and(|value| value == "1");
+        if !Path::new("/usr/bin/chromedriver").is_file() {
+            assert!(!required, "chromedriver is required, and not installed");
+            eprintln!("skipped: chromedriver is not installed");
+            return None;
+        }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let driver = Program::start(Command::new("/usr/bin/chromedriver").arg(format!("--port={}", port.port())));
+        let end = Instant::now() + TIMEOUT;
+        while TcpStream::connect(port).is_err() {
+            assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.stderr());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut browser = Self { port, session: String::new(), _driver: driver };
+        let theme = if dark { "--force-dark-mode" } else { "--disable-gpu" };
+        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000", theme];
+        let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": args },
+            "goog:loggingPrefs": { "browser": "ALL" } });
+        let session = browser.ask("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
+        session["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
+        Some(browser)
+    }
+
+    /// Sends one WebDriver command and returns its value.
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let mut stream = TcpStream::connect(self.port).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let host = self.port;
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        // Chromedriver does not close the connection.
+        let mut answer = BufReader::new(stream);
+        let mut head = String::new();
+        let mut length = 0;
+        while !head.ends_with("\r\n\r\n") {
+            let from = head.len();
+            assert!(answer.read_line(&mut head).unwrap() > 0, "it closed: {head}");
+            let line = head[from..].to_ascii_lowercase();
+            length = line.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
+        }
+        let mut body = vec![0; length];
+        answer.read_exact(&mut body).unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {}", String::from_utf8_lossy(&body));
+        serde_json::from_slice::<Value>(&body).unwrap()["value"].take()
+    }
+
+    fn page_command(&self, method: &str, path: &str, body: &Value) -> Value {
+        self.ask(method, &format!("/session/{}{path}", self.session), body)
+    }
+
+    fn open(&self, url: &str) {
+        self.page_command("POST", "/url", &json!({ "url": url }));
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let element = self.page_command("POST", "/element", &json!({ "using": "css selector", "value": selector }));
+        format!("/element/{}", element.as_object().unwrap().values().next().unwrap().as_str().unwrap())
+    }
+
+    fn click(&self, selector: &str) {
+        self.page_command("POST", &format!("{}/click", self.element(selector)), &json!({}));
+    }
+
+    fn keys(&self, selector: &str, keys: &str) {
+        self.page_command("POST", &format!("{}/value", self.element(selector)), &json!({ "text": keys }));
+    }
+
+    fn evaluate(&self, script: &str) -> Value {
+        self.page_command("POST", "/execute/sync", &json!({ "script": format!("return {script}"), "args": [] }))
+    }
+
+    fn text(&self, selector: &str) -> String {
+        let script = format!("document.querySelector({}).textContent", json!(selector));
+        self.evaluate(&script).as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a script returns true.
+    fn until(&self, script: &str) {
+        let end = Instant::now() + TIMEOUT;
+        while self.evaluate(script) != true {
+            assert!(Instant::now() < end, "never: {script}; the page says {:?}", self.text("#status"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Gives the page this width in CSS pixels.
+    fn set_width(&self, width: u32) {
+        let params = json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false });
+        let command = json!({ "cmd": "Emulation.setDeviceMetricsOverride", "params": params });
+        self.page_command("POST", "/goog/cdp/execute", &command);
+    }
+
+    /// Replaces the page's requests: each gets this response.
+    fn answer_with(&self, response: &str) {
+        self.evaluate(&format!(
+            "window.asks = window.asks || window.fetch, window.fetch = async () => {response}, null"
+        ));
+    }
+
+    /// Ends [`answer_with`](Self::answer_with).
+    fn answer_no_more(&self) {
+        self.evaluate("window.fetch = window.asks, null");
+    }
+
+    fn picture(&self, name: &str) {
+        if let Some(folder) = std::env::var_os("WEIR_SCREENSHOTS") {
+            let picture = self.page_command("GET", "/screenshot", &Value::Null);
+            let bytes = STANDARD.decode(picture.as_str().unwrap()).unwrap();
+            std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
+        }
+    }
+
+    /// Returns the severe entries of the page's log: policy violations and failed scripts.
+    fn severe_log_entries(&self) -> Vec<Value> {
+        let log = self.page_command("POST", "/se/log", &json!({ "type": "browser" }));
+        let severe = |entry: &&Value| entry["level"] == "SEVERE";
+        log.as_array().unwrap().iter().filter(severe).cloned().collect()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if !self.session.is_empty() && !std::thread::panicking() {
+            self.page_command("DELETE", "", &Value::Null);
+        }
+    }
+}
+
+fn url(server: &Server) -> String {
+    format!("http://{}/", server.program.listener("playground"))
+}
+
+/// Starts a server of a pooled and an unpooled model.
+fn two_models() -> Server {
+    let models = ["whitespaces", "vanilla"].map(|case| converted(case).to_string_lossy().into_owned());
+    Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &models[0], "--model", &models[1]])
+}
+
+/// Starts both models' run of `characters` and waits for its end.
+fn compare(browser: &Browser, characters: u32) {
+    browser.until("document.getElementById('model-a').options.length == 2");
+    browser.evaluate("document.getElementById('model-a').value = 'whitespaces'");
+    browser.evaluate("document.getElementById('model-b').value = 'vanilla'");
+    browser.evaluate(&format!("document.getElementById('max').value = {characters}"));
+    browser.click("#go");
+    browser.until(DONE);
+}
+
+#[test]
+fn the_playground_generates_and_shows_details() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    browser.open(&url(&server));
+    compare(&browser, 300);
+    // Both models show the prompt and 300 characters, and a dot for each observed gap.
+    for panel in [1, 2] {
+        let panel_element =
+            |what: &str| browser.evaluate(&format!("document.querySelector('#panels > :nth-child({panel}) {what}"));
+        assert_eq!(panel_element(".text').textContent.length"), 319);
+        let plotted = panel_element("svg').querySelectorAll('circle, rect').length").as_u64().unwrap();
+        let together = panel_element("dl').lastElementChild.lastElementChild.textContent");
+        assert_eq!(plotted + together.as_str().unwrap().parse::<u64>().unwrap(), 299);
+    }
+    // Both plots have one scale, and words say which model is faster.
+    let scales = browser.evaluate(
+        "[...document.querySelectorAll('#panels svg')].map(svg => [...svg.querySelectorAll('text')].map(text => text.textContent).join())",
+    );
+    assert_eq!(scales[0], scales[1]);
+    let words = browser.text("#verdict .words");
+    assert!(words.contains("as many characters a second"), "{words}");
+    let facts = browser.text("#facts-a");
+    assert!(facts.starts_with("whitespaces: ") && facts.contains(" parameters · f32 · up to "), "{facts}");
+    // Segments of the pooled model end with spaces, where the colour changes.
+    let ends = browser
+        .evaluate("[...document.querySelectorAll('.panel:first-child .ends')].map(end => end.textContent).join('')");
+    assert!(ends.as_str().unwrap().chars().all(|end| end == ' ') && !ends.as_str().unwrap().is_empty(), "{ends}");
+    let colours = browser.evaluate(
+        "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(element => element.className[1])",
+    );
+    assert_eq!(colours, json!(["0", "1"]));
+    assert_eq!(browser.evaluate("document.querySelectorAll('#panels > :nth-child(2) .ends').length"), 0);
+    // The keyboard selects the second character.
+    browser.click(".text");
+    browser.keys(".text", HOME);
+    browser.keys(".text", RIGHT);
+    let about = browser.text("#panels .about");
+    assert!(about.starts_with("\"h\" · log-probability -") && about.contains("within a segment"), "{about}");
+    browser.picture("playground-light.png");
+    // A long text scrolls to the character that the keyboard selects.
+    browser.evaluate("document.querySelector('.text').style.maxHeight = '3rem'");
+    for key in [END, HOME] {
+        browser.keys(".text", key);
+        let seen = browser.evaluate(
+            "[document.querySelector('.text'), document.querySelector('.here')].map(element => element.getBoundingClientRect())
+                .reduce((box, here) => here.top >= box.top - 1 && here.bottom <= box.bottom + 1)",
+        );
+        assert_eq!(seen, true);
+    }
+    browser.set_width(420);
+    assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
+    browser.picture("playground-narrow.png");
+}
+
+/// Colours are chunks of the second level, shades those of the first.
+#[test]
+fn the_playground_shades_nested_chunks() {
+    for dark in [false, true] {
+        let Some(browser) = Browser::start(dark) else { return };
+        let model = hnet_converted("two_stage").to_string_lossy().into_owned();
+        let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model]);
+        browser.open(&url(&server));
+        browser.until("document.getElementById('model-a').options.length == 1");
+        browser.evaluate("document.getElementById('max').value = 60");
+        let prompt = "Chunks of été, 東京, begin where bytes differ.";
+        browser.evaluate(&format!("document.getElementById('prompt').value = {}", json!(prompt)));
+        browser.click("#go");
+        browser.until(DONE);
+        // a byte shows its character, and the text is copied as it is
+        let text = "document.querySelector('#panels .text').textContent";
+        assert_eq!(browser.evaluate(&format!("{text}.slice(0, {})", prompt.chars().count())), prompt);
+        browser.evaluate("window.copy = async text => { window.copied = text; }, null");
+        browser.click("#panels .title button");
+        assert_eq!(browser.evaluate(&format!("window.copied === {text} && !{text}.includes('\\\\x')")), true);
+        let words = r#"[['bytes:\\xc3', 'é'], ['bytes:\\xe2\\x80'], ['a', 'a']].map(([token, letters]) => symbolWords(token, letters))"#;
+        assert_eq!(browser.evaluate(words), json!(["byte C3 of \"é\"", "bytes E2 80", "\"a\""]));
+        // the depth of each character as its classes show it, with colour and shade
+        let shown = browser.evaluate(
+            "[...document.querySelectorAll('#panels .text span')].map(span => [
+                span.classList.contains('d2') ? 2 : span.classList.contains('d1') ? 1 : 0, span.className.split(' ')[0],
+                span.className.split(' ')[1], getComputedStyle(span).backgroundColor])",
+        );
+        let shown = shown.as_array().unwrap();
+        assert!(shown.len() > 60, "{shown:?}");
+        let count = |depth| shown.iter().filter(|character| character[0].as_u64().unwrap() >= depth).count();
+        assert!(count(1) > count(2) && count(2) > 1, "{shown:?}");
+        for pair in shown.windows(2) {
+            let [before, after] = pair else { panic!() };
+            assert_eq!(before[1] != after[1], after[0] == 2, "the colour changes with a chunk of level 2: {pair:?}");
+            assert_eq!(before[2] != after[2], after[0].as_u64() > Some(0), "the shade with any chunk: {pair:?}");
+            assert_eq!(before[3] != after[3], after[0].as_u64() > Some(0), "and so what is seen: {pair:?}");
+        }
+        let figures = browser.text("#panels dl");
+        assert!(figures.contains(&format!("{} · {}", count(1), count(2))), "{figures}");
+        let key = browser.text("#panels .levels");
+        assert!(key.contains("a chunk of level 1 begins") && key.contains("a chunk of level 2 begins"), "{key}");
+        browser.click(".text");
+        browser.keys(".text", HOME);
+        assert!(browser.text("#panels .about").contains("begins a chunk of levels 1 to 2"));
+        browser.picture(if dark { "playground-chunks-dark.png" } else { "playground-chunks-light.png" });
+        assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+    }
+}
+
+#[test]
+fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    let page = url(&server);
+    browser.open(&page);
+    browser.until("document.getElementById('model-a').options.length == 2");
+    browser.click("#prompts button");
+    browser.click("#sampling summary");
+    browser.evaluate("document.getElementById('top-p').value = '0.5'");
+    compare(&browser, 9);
+    browser.evaluate("document.getElementById('stop-strings').value = 'zq\\\\n\\n&x'");
+    let text = browser.text("#panels .text");
+    browser.click("#link");
+    browser.until("document.getElementById('status').textContent.includes('the prompt and the settings')");
+    let link = browser.evaluate("location.href");
+    // The link fills the same settings in another page, and the history shows the text again.
+    browser.open("about:blank");
+    browser.open(link.as_str().unwrap());
+    browser.until("document.getElementById('model-b').value == 'vanilla'");
+    let settings =
+        "['prompt', 'model-a', 'max', 'top-p', 'seed', 'stop-strings'].map(id => document.getElementById(id).value)";
+    assert_eq!(browser.evaluate(settings), json!(["the history of the ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"]));
+    assert_eq!(browser.evaluate("stopStrings()"), json!(["zq\n", "&x"]));
+    browser.click("#history summary");
+    browser.click("#runs button");
+    browser.until("document.querySelectorAll('#panels .text').length == 2");
+    assert_eq!(browser.text("#panels .text"), text);
+    // A link can name a model that is not served.
+    browser.open("about:blank");
+    browser.open(&format!("{page}#tab=generate&model=gone&temperature=0.2"));
+    browser.until("!document.getElementById('link-problem').hidden");
+    let problem = "This server does not have the model gone: the page uses whitespaces.";
+    assert_eq!(browser.text("#link-problem"), problem);
+    assert_eq!(
+        browser.evaluate("['temperature', 'model-a'].map(id => document.getElementById(id).value)"),
+        json!(["0.2", "whitespaces"])
+    );
+    // The history has at most 20 texts, and can be deleted.
+    browser.evaluate("writeHistory(Array(30).fill(readHistory()[0])), null");
+    assert_eq!(browser.evaluate("readHistory().length"), 20);
+    browser.click("#history summary");
+    browser.click("#forget");
+    assert_eq!(browser.evaluate("[readHistory().length, document.querySelectorAll('#runs li').length]"), json!([0, 0]));
+    assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+}
+
+#[test]
+fn the_playground_can_be_stopped_and_shows_errors() {
+    let Some(browser) = Browser::start(false) else { return };
+    let mut server = two_models();
+    browser.open(&url(&server));
+    browser.until("document.getElementById('model-a').options.length == 2");
+    // The keyboard alone can start and stop a run.
+    browser.evaluate("document.getElementById('max').value = 1900");
+    browser.keys("#prompt", START);
+    browser.until("document.querySelectorAll('.text span').length > 30");
+    browser.keys("#prompt", ESCAPE);
+    browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
+    // A second request during a run is ignored, and the run can be stopped.
+    browser.evaluate(
+        "window.calls = 0, window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
+            window.calls += 1;
+            signal.addEventListener('abort', () => refuse(signal.reason));
+        }), null",
+    );
+    browser.keys("#prompt", START);
+    browser.keys("#prompt", START);
+    assert_eq!(browser.evaluate("window.calls"), 1);
+    browser.keys("#prompt", ESCAPE);
+    browser.until("document.getElementById('status').textContent == 'Stopped.'");
+    browser.answer_no_more();
+    // An invalid option shows an error, and its input is marked.
+    browser.evaluate("document.getElementById('max').value = 1000000000");
+    browser.click("#go");
+    browser.until(
+        "document.getElementById('status').textContent.startsWith('Characters: enter a whole number from 0 to ')",
+    );
+    assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "max");
+    browser.evaluate("document.getElementById('max').value = 300");
+    // The log contains only the server's refusal.
+    let log_errors = browser.severe_log_entries();
+    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
+    // Other failures have words of the page.
+    let refusal = |status: u32, rest: &str| {
+        format!("new Response('{{\"error\": {{\"message\": \"m\"}}}}', {{ status: {status}, {rest} }})")
+    };
+    let lists = r#"{"tokens": ["a", "<img src=x>"], "text_offset": [0, 1], "token_logprobs": [], "boundaries": [], "boundary_probabilities": [], "top_logprobs": []}"#;
+    let failing = r#"new Response('data: {"error": {"message": "m", "type": "server_error"}}\n\n')"#.to_owned();
+    let cut = format!(r#"new Response('data: {{"choices": [{{"text": "a<img src=x>", "logprobs": {lists}}}]}}\n\n')"#);
+    for (response, words) in [
+        (
+            refusal(429, "headers: { 'retry-after': '2' }"),
+            "The server is busy and takes no more requests now. Try again in 2 seconds.",
+        ),
+        (refusal(503, ""), "The server takes no requests now: it is starting, stopping or full. Try again later."),
+        (refusal(500, ""), "The server failed: m."),
+        ("new Response('<html>', { status: 502 })".into(), "The server answered with status 502 and no reason."),
+        (failing, "The server ended the text early: m."),
+        (cut, "The connection to the server broke. The text is incomplete."),
+    ] {
+        browser.answer_with(&response);
+        browser.keys("#prompt", START);
+        browser.until(&format!("document.getElementById('status').textContent == {}", json!(words)));
+    }
+    // Whatever a model writes is text.
+    assert_eq!(browser.text("#panels .text"), "a<img src=x>");
+    assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
+    browser.answer_no_more();
+    server.program.signal("KILL");
+    server.program.wait();
+    browser.keys("#prompt", START);
+    browser.until("document.getElementById('status').textContent.startsWith('No server answers at 127.0.0.1')");
+}
+
+#[test]
+fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
+    let Some(browser) = Browser::start(true) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let model = converted("whitespaces").to_string_lossy().into_owned();
+    let keys = keys.to_string_lossy().into_owned();
+    let server =
+        Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model, "--api-keys", &keys]);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('status').textContent.startsWith('This server needs an API key')");
+    browser.keys("#key", "another\t");
+    browser
+        .until("document.getElementById('status').textContent.startsWith('The server does not accept this API key')");
+    browser.evaluate("document.getElementById('key').value = ''");
+    browser.keys("#key", "a-key-that-alice-has\t");
+    browser.until("document.getElementById('model-a').options.length == 1");
+    browser.click("#go");
+    browser.until(DONE);
+    browser.click("#link");
+    let stored = browser.evaluate("JSON.stringify(localStorage) + location.href");
+    assert!(!stored.as_str().unwrap().contains("alice"), "{stored}");
+    let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
+    assert_eq!(dark, "rgb(22, 24, 27)");
+    browser.picture("playground-dark.png");
+    // The other tab shows that no model fits it.
+    browser.click("#tab-summarize");
+    assert_eq!(browser.evaluate("document.getElementById('no-readers').hidden"), false);
+    browser.picture("playground-summary-dark.png");
+}
+
+/// Maximum pages of the printed report.
+const MAX_PAGES: usize = 8;
+
+#[test]
+fn the_latency_report_is_readable_and_prints_on_few_pages() {
+    let Some(browser) = Browser::start(false) else { return };
+    browser.open(concat!("file://", env!("CARGO_MANIFEST_DIR"), "/docs/latency-report.html"));
+    let printed = browser.page_command("POST", "/print", &json!({ "page": { "width": 21.0, "height": 29.7 } }));
+    let printed = STANDARD.decode(printed.as_str().unwrap()).unwrap();
+    let pages = String::from_utf8_lossy(&printed).matches("/Type /Page\n").count();
+    assert!((2..=MAX_PAGES).contains(&pages), "{pages} pages");
+    for width in [420, 1280] {
+        browser.set_width(width);
+        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than {width} pixels");
+        browser.picture(&format!("latency-report-{width}.png"));
+    }
+    let wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length";
+    assert_eq!(browser.evaluate(wide), 0, "a table is wider than the page");
+    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+}
+
+const SERVED: &str = "document.getElementById('model-a').options.length == 2";
+
+const IDLE: &str = "!generation.stopping";
+
+fn status(browser: &Browser, text: &str) {
+    browser.until(&format!("document.getElementById('status').textContent == {}", json!(text)));
+}
+
+fn set(browser: &Browser, id: &str, value: &str) {
+    browser.evaluate(&format!("document.getElementById('{id}').value = {value}"));
+}
+
+#[test]
+fn links_are_applied_once_and_hold_whole_prompts() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    let page = url(&server);
+    browser.open(&page);
+    browser.until(SERVED);
+    // What the user writes after copying a link stays when the page reads the models again.
+    set(&browser, "prompt", "'first'");
+    browser.click("#link");
+    browser.until("location.hash.includes('prompt=first')");
+    set(&browser, "prompt", "'later'");
+    browser.evaluate("chosen().run(models), null");
+    browser.until(IDLE);
+    assert_eq!(browser.evaluate("document.getElementById('prompt').value"), "later");
+    // A link without the whole prompt is not made.
+    set(&browser, "prompt", "'a'.repeat(20001)");
+    browser.click("#link");
+    status(&browser, "The prompt has 20,001 characters: links hold at most 20,000.");
+    assert!(browser.evaluate("location.hash").as_str().unwrap().contains("prompt=first"));
+    browser.evaluate("location.hash = 'tab=generate&seed=5&prompt=' + 'b'.repeat(20002), null");
+    browser.until("!document.getElementById('link-problem').hidden");
+    assert_eq!(browser.text("#link-problem"), "The link's prompt has 20,002 characters: links hold at most 20,000.");
+    assert_eq!(
+        browser.evaluate("['prompt', 'seed'].map(id => document.getElementById(id).value.length)"),
+        json!([20001, 1])
+    );
+    // The next link has no problem.
+    browser.evaluate("location.hash = 'tab=generate&seed=7', null");
+    browser.until("document.getElementById('link-problem').hidden && document.getElementById('seed').value == '7'");
+}
+
+#[test]
+fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    browser.open(&format!("{}#tab=generate&temperature=200&max_tokens=3&seed=17657090610222322651", url(&server)));
+    browser.until(&format!("{SERVED} && document.getElementById('temperature').value == '200'"));
+    assert_eq!(browser.evaluate("document.getElementById('sampling').open"), false);
+    browser.click("#go");
+    let refused = "Temperature: enter a number from 0 to 100, or nothing for the model's default.";
+    status(&browser, refused);
+    assert_eq!(browser.evaluate("document.getElementById('sampling').open"), true);
+    let marks =
+        "['aria-invalid', 'aria-describedby'].map(name => document.getElementById('temperature').getAttribute(name))";
+    assert_eq!(browser.evaluate(marks), json!(["true", "status"]));
+    // Half of a number is not an empty field.
+    browser.evaluate("document.getElementById('temperature').value = ''");
+    browser.keys("#temperature", "e");
+    browser.evaluate("document.getElementById('status').textContent = ''");
+    browser.click("#go");
+    status(&browser, refused);
+    // Seeds have 64 bits.
+    browser.evaluate("document.getElementById('temperature').value = ''");
+    browser.evaluate(
+        "window.bodies = [], window.asks = window.fetch, window.fetch = (path, options) => {
+            window.bodies.push(JSON.parse(options.body));
+            return window.asks(path, options);
+        }, null",
+    );
+    browser.click("#go");
+    browser.until(DONE);
+    assert_eq!(browser.evaluate("window.bodies.map(body => body.seed)"), json!(["17657090610222322651"]));
+    assert_eq!(browser.evaluate(marks), json!([null, null]));
+    browser.answer_no_more();
+    set(&browser, "key", "'schlüssel'");
+    browser.evaluate("chosen().run(models), null");
+    status(&browser, "An API key has ASCII characters only. Check the field at the top.");
+    set(&browser, "key", "''");
+}
+
+#[test]
+fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    browser.open(&url(&server));
+    browser.until(SERVED);
+    set(&browser, "max", "3");
+    for runs in 1..=2 {
+        browser.click("#go");
+        browser.until(&format!("{IDLE} && readHistory().length == {runs}"));
+    }
+    // The prompt is stored once for each model, and not a second time with the settings.
+    assert_eq!(browser.evaluate("readHistory().map(run => run.settings.includes('prompt'))"), json!([false, false]));
+    // A long run leaves the others.
+    let long = "remember(readSettings('tab-generate'),
+        [{ model: 'm', promptTokens: 0, characters: [{ text: 'x'.repeat(60000) }], speed: () => 1 }])";
+    let words = browser.evaluate(long);
+    let words = words.as_str().unwrap();
+    assert!(
+        words.starts_with(" The history does not keep this run of 60,") && words.ends_with("limit is 50,000."),
+        "{words}"
+    );
+    assert_eq!(browser.evaluate("readHistory().length"), 2);
+    // Another tab has added a run: the button deletes its own.
+    browser.evaluate(
+        "localStorage.setItem(HISTORY, JSON.stringify([{ ...readHistory()[0], at: 'new' }, ...readHistory()])), null",
+    );
+    let kept = browser.evaluate("['new', readHistory()[2].at]");
+    browser.click("#history summary");
+    browser.click("#runs li button:last-child");
+    assert_eq!(browser.evaluate("readHistory().map(run => run.at)"), kept);
+    // A prompt that no link holds comes back.
+    browser.evaluate("writeHistory(readHistory().map(run => ({ ...run, results: [{ ...run.results[0], prompt: 'y'.repeat(21000) }] }))), null");
+    browser.click("#runs button");
+    assert_eq!(browser.evaluate("document.getElementById('prompt').value.length"), 21000);
+    // A running completion stays on the page.
+    browser.evaluate(
+        "window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
+            signal.addEventListener('abort', () => refuse(signal.reason));
+        }), null",
+    );
+    browser.keys("#prompt", START);
+    browser.click("#runs button");
+    status(&browser, "Stop the run first.");
+    browser.keys("#prompt", ESCAPE);
+    status(&browser, "Stopped.");
+    // Two completions, one of which came in one message.
+    browser.evaluate(
+        "compareSpeeds([['a', NaN], ['b', 5]].map(([model, speed]) => ({ model, speed: () => speed, textCharacters: 50 })))",
+    );
+    assert_eq!(
+        browser.text("#verdict"),
+        "No comparison: the characters of a came in one message, so their speed is unknown."
+    );
+    // Parts of a document that end within a character.
+    let document = "(() => {
+        const view = new DocumentView('\\ufeffé');
+        view.layers = [{ layer: 1, spans: [{ byte_start: 0, byte_end: 4 }], tokens: 1 }];
+        view.render(1);
+        return document.getElementById('read').textContent;
+    })()";
+    assert_eq!(browser.evaluate(document), "\u{feff}é");
+    assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+}
+
+/// Replaces the page's requests: `send` sends an event of a response, and stopping the request breaks it.
+const STREAM: &str = "window.asks = window.asks || window.fetch, window.fetch = async (_, { signal }) => new Response(new ReadableStream({
+    start(stream) {
+        window.send = event => stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\n\n`));
+        signal.addEventListener('abort', () => stream.error(signal.reason));
+    },
+})), null";
+
+/// Script that returns what the page shows of a document: its parts with their texts, the bar's parts with their shares in percent, the
+/// names of the parts with their swatches, and the bar's accessible properties.
+const SHOWN: &str = "({
+    text: [...document.querySelectorAll('#read > .cut, #read > span > *')].filter(part => part.textContent)
+        .map(part => [part.className, part.textContent]),
+    bar: [...document.querySelectorAll('#bar rect')].map(part => [part.getAttribute('class').slice('part-'.length),
+        Number(part.getAttribute('width')) / 10]),
+    shares: [...document.querySelectorAll('#shares li')].map(share => share.textContent),
+    role: document.getElementById('bar').role,
+    label: document.getElementById('bar').ariaLabel,
+    value: document.getElementById('bar').ariaValueNow,
+    words: document.getElementById('bar').ariaValueText,
+})";
+
+/// Starts a summary of a text whose response the test sends.
+fn start(browser: &Browser, text: &str) {
+    browser.evaluate(&format!("document.getElementById('document').value = {}", json!(text)));
+    browser.evaluate("delete window.send, null");
+    browser.evaluate(STREAM);
+    browser.keys("#document", START);
+    browser.until("window.send !== undefined");
+}
+
+/// Sends an event, waits until the status begins with `status`, and returns what the page then shows.
+fn sent(browser: &Browser, event: &Value, status: &str) -> Value {
+    browser.evaluate(&format!("window.send({event}), null"));
+    shown(browser, status)
+}
+
+/// Waits until the status begins with `status`, and returns what the page shows once it has drawn all changes.
+fn shown(browser: &Browser, status: &str) -> Value {
+    let status = json!(status);
+    browser.until(&format!("document.getElementById('summary-status').textContent.startsWith({status})"));
+    browser.evaluate(&format!(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done({SHOWN}))))"
+    ))
+}
+
+fn progress(encoded: u32, total: Option<u32>, document_bytes: u32, cut: bool) -> Value {
+    let stage = if Some(encoded) == total { "done" } else { "layer" };
+    json!({ "progress": { "stage": stage, "layer": 0, "tokens_read": document_bytes, "blocks_encoded": encoded, "blocks_total": total,
+        "document_bytes": document_bytes, "cut": cut } })
+}
+
+#[test]
+fn the_playground_summarizes() {
+    let Some(browser) = Browser::start(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let reader = write_random_model(folder.path());
+    let writer = converted("whitespaces").to_string_lossy().into_owned();
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader, "--model", &writer];
+    let server = Server::start(&flags);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('summary-model').options.length == 1");
+    // Each tab lists only its kind of models.
+    assert_eq!(browser.evaluate("document.getElementById('model-a').options.length"), 1);
+    // The keyboard switches to the other tab.
+    browser.keys("#tab-generate", RIGHT);
+    browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
+    assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
+    // The server refuses an empty document, after its first event. The page shows the reason at the document, and no empty result.
+    browser.click("#summary-go");
+    browser.until("document.querySelector('#summary-status.error') !== null");
+    assert_eq!(browser.text("#summary-status"), "Document: enter a text, or choose a file.");
+    assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "document");
+    assert_eq!(browser.evaluate("document.getElementById('results').hidden"), true);
+    // The document comes from a file.
+    let file = folder.path().join("document.txt");
+    let text = "the café is pooling, the rest is going.";
+    std::fs::write(&file, text).unwrap();
+    browser.keys("#file", file.to_str().unwrap());
+    browser.until("document.getElementById('document').value.length > 0");
+    browser.click("#summary-options summary");
+    browser.evaluate("document.getElementById('min-tokens').value = 5");
+    browser.evaluate("document.getElementById('max-tokens').value = 9");
+    browser.click("#summary-go");
+    let done = "document.getElementById('summary-status').textContent == 'Done.'";
+    browser.until(done);
+    assert_eq!(browser.text("#read"), text, "the whole document is shown, whatever was kept of it");
+    assert!(!browser.text("#summary").is_empty());
+    let shares = browser.text("#shares");
+    assert!(!shares.contains("not read"), "{shares}");
+    assert_eq!(browser.evaluate("document.getElementById('bar').role"), "img");
+    // Each pooling keeps a part of the spans that the previous pooling kept.
+    let kept = "[...document.querySelectorAll('#read mark')].map(mark => mark.textContent).join('').length";
+    let layers = browser.evaluate("document.querySelectorAll('#layers input').length").as_u64().unwrap();
+    assert!(layers >= 1);
+    let mut before = u64::MAX;
+    for layer in 1..=layers {
+        browser.click(&format!("#layers label:nth-of-type({layer}) input"));
+        // the page draws in its next frame, before this one's callback
+        browser.evaluate("(window.drawn = false, requestAnimationFrame(() => { window.drawn = true; }))");
+        browser.until("window.drawn");
+        let now = browser.evaluate(kept).as_u64().unwrap();
+        assert!(now > 0 && now <= before, "layer {layer} keeps {now} of {before}");
+        before = now;
+    }
+    browser.picture("playground-summary-light.png");
+    // A document of a hundred times the limit: the page shows that nearly nothing was read.
+    browser.evaluate("document.getElementById('document').value = 'the rest is '.repeat(600)");
+    browser.keys("#document", START);
+    browser.until(&format!("{done} && document.querySelector('.cut').textContent != ''"));
+    assert_eq!(browser.evaluate("document.getElementById('read').textContent.length"), 7200);
+    let cut = browser.evaluate("document.querySelector('.cut').textContent.length").as_f64().unwrap();
+    // A part of less than half a percent is "under 1 %", and counts as nothing.
+    let shares = browser.text("#shares").replace("under 1 %", "0 %");
+    let shares: Vec<f64> = shares.split(" %").filter_map(|part| part.rsplit(' ').next()?.parse().ok()).collect();
+    assert_eq!(shares.iter().sum::<f64>(), 100.0, "{shares:?}");
+    assert!((shares[shares.len() - 1] - cut / 72.0).abs() < 1.0, "{cut} of {shares:?}");
+    assert!(cut > 7000.0 && cut < 7200.0, "{cut}");
+    let drawn = browser.evaluate("Number(document.querySelector('#bar .part-cut').getAttribute('width'))");
+    assert!((drawn.as_f64().unwrap() - cut / 7.2).abs() < 0.01, "{drawn}");
+    browser.set_width(420);
+    assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
+    browser.picture("playground-summary-narrow.png");
+    // An invalid option shows an error.
+    browser.evaluate("document.getElementById('max-tokens').value = 1000000");
+    browser.keys("#document", START);
+    browser.until("document.getElementById('summary-status').textContent.startsWith('Maximum tokens: enter a whole number from 1 to ')");
+    let log_errors = browser.severe_log_entries();
+    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
+}
+
+/// Opens the tab of a page whose server has one model.
+fn open_tab(browser: &Browser, server: &Server) {
+    browser.open(&url(server));
+    browser.until("document.getElementById('summary-model').options.length == 1");
+    browser.click("#tab-summarize");
+}
+
+/// Returns the summed texts of the parts of a kind, and their share of the bar in percent.
+fn part(shown: &Value, kind: &str) -> (String, f64) {
+    let of_kind = |list: &str| -> Vec<Value> {
+        let all = shown[list].as_array().unwrap().iter();
+        all.filter(|part| part[0] == kind).map(|part| part[1].clone()).collect()
+    };
+    let text = of_kind("text").iter().map(|text| text.as_str().unwrap()).collect();
+    (text, of_kind("bar").iter().map(|share| share.as_f64().unwrap()).sum())
+}
+
+/// Checks that the bar is as long as the document, and that its accessible properties have the same parts.
+fn assert_consistent(shown: &Value) {
+    let bar = shown["bar"].as_array().unwrap().iter();
+    let whole: f64 = bar.map(|part| part[1].as_f64().unwrap()).sum();
+    assert!((whole - 100.0).abs() < 1e-6, "{shown}");
+    let shares: Vec<&str> = shown["shares"].as_array().unwrap().iter().map(|share| share.as_str().unwrap()).collect();
+    let words = shares.join(", ");
+    if shown["role"] == "progressbar" {
+        assert_eq!(shown["words"], words.as_str());
+        let value: f64 = shown["value"].as_str().unwrap().parse().unwrap();
+        assert!((value - part(shown, "read").1).abs() < 0.01, "{shown}");
+    } else {
+        assert_eq!((&shown["role"], &shown["value"], &shown["words"]), (&json!("img"), &Value::Null, &Value::Null));
+        assert!(shown["label"].as_str().unwrap().ends_with(&words), "{shown}");
+    }
+}
+
+#[test]
+fn the_page_marks_what_was_read_so_far() {
+    let Some(browser) = Browser::start(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let reader = write_random_model(folder.path());
+    let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
+    open_tab(&browser, &server);
+    // 300 bytes, of which the model reads half
+    let text = "aé".repeat(100);
+    for end in ["stop", "error"] {
+        start(&browser, &text);
+        let none = shown(&browser, "Sending the document");
+        assert_eq!(none["text"], json!([["ahead", text]]), "nothing is read");
+        assert_consistent(&none);
+        // the number of blocks, and the cut, are not known yet
+        let early = sent(&browser, &progress(1, None, 90, false), "90 tokens received, 1 block encoded");
+        assert_eq!((part(&early, "ahead"), &early["value"]), ((text.clone(), 100.0), &json!("0")));
+        // 37 of 150 bytes: whole characters are marked
+        let quarter = sent(&browser, &progress(1, Some(4), 150, true), "150 tokens received, 1 of 4 blocks");
+        assert_consistent(&quarter);
+        assert_eq!(part(&quarter, "read").0, "aé".repeat(12) + "a");
+        assert!((part(&quarter, "read").1 - 37.0 / 3.0).abs() < 1e-6, "{quarter}");
+        assert_eq!(part(&quarter, "cut"), ("aé".repeat(50), 50.0));
+        assert_eq!(part(&quarter, "ahead").0, "é".to_owned() + &"aé".repeat(37));
+        assert_eq!(quarter["shares"], json!(["read: 12 %", "not read yet: 38 %", "cut off, not read: 50 %"]));
+        if end == "stop" {
+            browser.picture("playground-summary-reading.png");
+        }
+        let half = sent(&browser, &progress(2, Some(4), 150, true), "150 tokens received, 2 of 4 blocks");
+        assert_consistent(&half);
+        assert_eq!(part(&half, "read"), ("aé".repeat(25), 25.0));
+        let ended = if end == "stop" {
+            browser.keys("#document", ESCAPE);
+            shown(&browser, "Stopped.")
+        } else {
+            let error = json!({ "error": { "message": "m", "type": "server_error" } });
+            sent(&browser, &error, "The server ended the text early: m.")
+        };
+        assert_consistent(&ended);
+        assert_eq!(
+            ended["text"],
+            json!([["read", "aé".repeat(25)], ["unread", "aé".repeat(25)], ["cut", "aé".repeat(50)]])
+        );
+        assert_eq!(ended["shares"], json!(["read: 25 %", "not read: 25 %", "cut off, not read: 50 %"]));
+        let lead = if end == "stop" { "Stopped" } else { "The request failed" };
+        let outcome = format!("{lead} after the model had read 25 % of the document. It did not read the rest.");
+        assert_eq!(browser.text("#outcome"), outcome);
+        assert_eq!(browser.evaluate("document.getElementById('results').hidden"), false);
+    }
+    // A run that is stopped at once has read nothing.
+    start(&browser, &text);
+    browser.keys("#document", ESCAPE);
+    assert_eq!(shown(&browser, "Stopped.")["text"], json!([["unread", text]]));
+    assert_eq!(browser.text("#outcome"), "Stopped before the model had read any of the document.");
+    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+}
+
+#[test]
+fn read_cut_and_dropped_parts_look_different() {
+    for dark in [false, true] {
+        let Some(browser) = Browser::start(dark) else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let reader = write_random_model(folder.path());
+        let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
+        open_tab(&browser, &server);
+        let text = "0123456789".repeat(100);
+        start(&browser, &text);
+        sent(&browser, &progress(1, Some(4), 10, true), "10 tokens received, 1 of 4 blocks");
+        // A pooling has compared all that the model reads, and keeps two characters of it.
+        let spans = [2, 7].map(|start| json!({ "byte_start": start, "byte_end": start + 1, "score": 1.0 }));
+        let selected = json!({ "selected": { "layer": 0, "tokens": 2, "spans": spans } });
+        let kept = sent(&browser, &selected, "10 tokens received");
+        assert_consistent(&kept);
+        let parts = [["dropped", "01"], ["kept", "2"], ["dropped", "3456"], ["kept", "7"], ["dropped", "89"]];
+        assert_eq!(kept["text"].as_array().unwrap()[..5], parts.map(|part| json!(part)));
+        assert_eq!(part(&kept, "cut"), (text[10..].to_owned(), 99.0));
+        let shares = ["kept at layer 0: under 1 %", "read, not kept: 1 %", "cut off, not read: 99 %"];
+        assert_eq!(kept["shares"], json!(shares));
+        let colours = browser.evaluate(
+            "['mark', '.dropped', '.cut'].map(part => getComputedStyle(document.querySelector(`#read ${part}`)).backgroundColor)",
+        );
+        let colours = colours.as_array().unwrap();
+        assert!(colours[0] != colours[1] && colours[1] != colours[2] && colours[2] != colours[0], "{colours:?}");
+        let usage = json!({ "document_tokens": 11, "cut": true, "document_bytes": 10 });
+        let finished = json!({ "finished": { "reason": "end_of_text", "usage": usage, "timing": {} } });
+        browser.evaluate(&format!("window.send({finished}), null"));
+        browser.until("document.getElementById('summary-figures').children.length > 0");
+        assert_eq!(browser.evaluate(SHOWN)["bar"], kept["bar"], "the end changes nothing");
+        browser.set_width(1280);
+        browser.picture(if dark { "playground-summary-cut-dark.png" } else { "playground-summary-cut-light.png" });
+        browser.set_width(420);
+        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
+        browser.picture(if dark {
+            "playground-summary-cut-dark-narrow.png"
+        } else {
+            "playground-summary-cut-narrow.png"
+        });
+    }
+}
+
+/// Fills inputs, starts a run, waits for its end, and returns the status.
+fn run(browser: &Browser, ids: (&str, &str), values: &[(&str, &str)]) -> String {
+    let (go, status) = ids;
+    for (id, value) in values {
+        browser.evaluate(&format!("(document.getElementById('{id}').value = {}, null)", json!(value)));
+    }
+    browser.evaluate(&format!("(showFacts(), document.getElementById('{go}').click(), null)"));
+    browser.until("!generation.stopping && !summary.stopping");
+    browser.text(&format!("#{status}"))
+}
+
+/// Returns the id of the marked input.
+fn marked(browser: &Browser) -> Value {
+    browser.evaluate("[...document.querySelectorAll('[aria-invalid]')].map(input => input.id).join()")
+}
+
+#[test]
+fn refused_settings_of_a_completion_have_the_pages_words() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    browser.open(&url(&server));
+    browser.until("document.getElementById('model-a').options.length == 2");
+    let limit = browser.evaluate("shown(served.get('whitespaces').max_model_len, 0)");
+    let limit = limit.as_str().unwrap();
+    let length = format!("Characters: enter a whole number from 0 to {limit}.");
+    let above = "Top-p: enter a number above 0 and at most 1, or nothing for the model's default.";
+    let seed = "Seed: enter a whole number from 0 to 18,446,744,073,709,551,615, or nothing for a random one.";
+    let long_prompt = format!("Prompt: too long. The server takes at most {limit} characters");
+    let usual =
+        [("prompt", "the "), ("max", "5"), ("temperature", ""), ("top-p", ""), ("seed", "1"), ("stop-strings", "")];
+    for (id, value, words) in [
+        ("max", "", length.as_str()),
+        ("max", "-1", &length),
+        ("max", "1.5", &length),
+        ("max", "1000000", &length),
+        ("temperature", "-1", "Temperature: enter a number from 0 to 100, or nothing for the model's default."),
+        ("top-p", "0", above),
+        ("top-p", "1.01", above),
+        ("seed", "18446744073709551616", seed),
+        ("stop-strings", &"a\n".repeat(17), "Stop strings: enter at most 16 lines, not 17."),
+        ("stop-strings", &"a".repeat(257), "Stop strings: enter at most 256 characters a line, not 257."),
+        // What only the server knows.
+        ("prompt", "", "Prompt: enter a text that the model continues."),
+        ("prompt", &"a".repeat(20_000), &long_prompt),
+    ] {
+        let status = run(&browser, ("go", "status"), &[&usual[..], &[(id, value)]].concat());
+        assert!(status.starts_with(words), "{id} {value:.20}: {status}");
+        assert_eq!(marked(&browser), id);
+        assert_eq!(browser.evaluate("document.activeElement.id"), id);
+        assert_eq!(browser.evaluate("document.querySelectorAll('#panels > *').length"), 0, "an empty result stays");
+        assert_eq!(browser.evaluate("document.getElementById('hint').hidden"), true);
+    }
+    let status = run(&browser, ("go", "status"), &[&usual[..], &[("seed", "18446744073709551615")]].concat());
+    assert_eq!((status.as_str(), marked(&browser)), ("Done.", json!("")));
+    // A length that both models have.
+    browser.evaluate(
+        "(document.getElementById('model-b').value = 'vanilla', served.get('vanilla').max_model_len = 7, null)",
+    );
+    let status = run(&browser, ("go", "status"), &[("max", "8")]);
+    assert_eq!(status, "Characters: enter a whole number from 0 to 7.");
+    // Rules that the page does not know.
+    let words = |message: &str, code: &str, field: &str| {
+        browser.evaluate(&format!("refusalWords({}, {field})", json!({ "message": message, "code": code })))
+    };
+    let prompt = "GENERATION_FIELDS.prompt";
+    for (message, code, field, expected) in [
+        (
+            "prompt: expected symbols of the model's vocabulary, found 'é' at character 5",
+            "unknown_symbol",
+            prompt,
+            "Prompt: the model has no symbol for 'é' (character 6).",
+        ),
+        (
+            "max_tokens: expected 0 to 4096, found 9000",
+            "bad_option",
+            prompt,
+            "Prompt: the server takes 0 to 4,096, not 9,000.",
+        ),
+        (
+            "logprobs: expected 0 to 2, found 3",
+            "bad_option",
+            "undefined",
+            "The server refused the request: logprobs: expected 0 to 2, found 3.",
+        ),
+    ] {
+        assert_eq!(words(message, code, field), expected);
+    }
+}
+
+#[test]
+fn refused_settings_of_a_summary_have_the_pages_words() {
+    let Some(browser) = Browser::start(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let reader = summaries::write_random_model(folder.path());
+    let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('summary-model').options.length == 1");
+    browser.evaluate("(document.getElementById('cut').checked = false, null)");
+    let longest = browser.evaluate("String([...served.values()][0].documents.max_summary_tokens)");
+    let most = browser.evaluate("[...served.values()][0].documents.max_tokens");
+    let longest = longest.as_str().unwrap();
+    let facts = browser.text("#facts-summary");
+    assert!(facts.contains(&format!("documents of up to {most} tokens, plus the end token")), "{facts}");
+    let usual = [("document", "the rest is"), ("beam", ""), ("min-tokens", ""), ("max-tokens", "3")];
+    let minimum =
+        format!("Minimum tokens: enter a whole number from 0 to {longest}, or nothing for the model's default.");
+    let long = format!("Document: too long. The server takes at most {most} tokens");
+    for (id, value, words) in [
+        ("beam", "0", "Beam: enter a whole number of at least 1, or nothing for the model's default."),
+        ("beam", "1000", "Beam: the server takes 1 to "),
+        ("min-tokens", "1000", &minimum),
+        ("min-tokens", "4", "Minimum tokens: the server takes 0 to 3, not 4."),
+        ("document", &"the rest is ".repeat(600), &long),
+    ] {
+        let status = run(&browser, ("summary-go", "summary-status"), &[&usual[..], &[(id, value)]].concat());
+        assert!(status.starts_with(words), "{id} {value:.20}: {status}");
+        assert_eq!(
+            (marked(&browser), browser.evaluate("document.getElementById('results').hidden")),
+            (json!(id), json!(true))
+        );
+    }
+    // A document that is read to the limit: the figure is the one that the model's facts state.
+    browser.evaluate("(document.getElementById('cut').checked = true, null)");
+    let text = "the rest is ".repeat(600);
+    let whole = [&usual[..], &[("document", text.as_str())]].concat();
+    assert_eq!(run(&browser, ("summary-go", "summary-status"), &whole), "Done.");
+    let figures = browser.text("#summary-figures");
+    assert!(figures.contains(&format!("document tokens read{most}, the model's limit")), "{figures}");
+    let percents = "[[4, 497, 499], [995, 5, 0], [1, 1, 1], [0, 9, 0], [29, 35, 37]].map(wholePercents)";
+    let expected = json!([
+        ["under 1 %", "50 %", "50 %"],
+        ["over 99 %", "under 1 %", "0 %"],
+        ["34 %", "33 %", "33 %"],
+        ["0 %", "100 %", "0 %"],
+        ["29 %", "35 %", "36 %"]
+    ]);
+    assert_eq!(browser.evaluate(percents), expected);
+}
+
+#[test]
+fn changed_characters_of_a_prompt_are_counted() {
+    let Some(browser) = Browser::start(false) else { return };
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english");
+    let plain = converted("whitespaces").to_string_lossy().into_owned();
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", model, "--model", &plain];
+    let server = Server::start(&flags);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('model-a').options.length == 2");
+    let usual =
+        [("model-a", "hourglass-whitespace-english"), ("model-b", "hourglass-whitespace-english"), ("max", "300")];
+    let prompt = |text| [&usual[..], &[("prompt", text)]].concat();
+    assert_eq!(run(&browser, ("go", "status"), &prompt("The Old City ")), "Done.");
+    let notes = "[...document.querySelectorAll('#panels .changed')].map(note => note.textContent)";
+    let three = "3 characters of the prompt were replaced or dropped to fit the model's alphabet.";
+    assert_eq!(browser.evaluate(notes), json!([three, three]));
+    assert!(browser.text("#panels .text").starts_with("the old city "));
+    // The edges of segments at the ends of lines are within the text.
+    for width in [420, 700, 1280] {
+        browser.set_width(width);
+        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than {width} pixels");
+        let bar = "[...document.querySelectorAll('#panels .text')].map(text => text.offsetHeight - text.clientHeight)";
+        assert_eq!(browser.evaluate(bar), json!([2, 2]), "a horizontal scrollbar at {width} pixels");
+    }
+    run(&browser, ("go", "status"), &prompt("The old "));
+    let one = "1 character of the prompt was replaced or dropped to fit the model's alphabet.";
+    assert_eq!(browser.evaluate(notes), json!([one, one]));
+    run(&browser, ("go", "status"), &prompt("the old "));
+    assert_eq!(browser.evaluate(notes), json!(["", ""]));
+    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+}
+
+const TAB: &str = "\u{e004}";
+
+const ALT: &str = "\u{e00a}";
+
+const DOWN: &str = "\u{e015}";
+
+const CONNECTED: &str = "document.getElementById('edit-status').textContent.startsWith('Connected')";
+
+const GHOST: &str = "document.querySelector('.ghost') !== null && editor.asked.id === editor.work.id";
+
+const SCORED: &str = "editor.parts.length > 0 && editor.parts.at(-1).end === editor.area.value.length";
+
+fn start_editing(flags: &[&str]) -> Server {
+    let model = converted("whitespaces").to_string_lossy().into_owned();
+    Server::start(&[&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model], flags].concat())
+}
+
+fn value(browser: &Browser) -> String {
+    browser.evaluate("editor.area.value").as_str().unwrap().to_owned()
+}
+
+/// Waits for completions, and returns their texts.
+fn completions(browser: &Browser) -> Vec<String> {
+    browser.until(GHOST);
+    serde_json::from_value(browser.evaluate("editor.items.map(item => item.text)")).unwrap()
+}
+
+#[test]
+fn the_editor_completes_what_is_typed() {
+    for dark in [false, true] {
+        let Some(browser) = Browser::start(dark) else { return };
+        let server = start_editing(&[]);
+        browser.open(&format!("{}#tab=edit", url(&server)));
+        browser.until(CONNECTED);
+        browser.keys("#editor", "the history of the ci");
+        let items = completions(&browser);
+        assert_eq!((items.len(), browser.text(".ghost")), (3, items[0].clone()));
+        let shown =
+            browser.evaluate("[...document.querySelectorAll('#alternatives .words')].map(words => words.textContent)");
+        assert_eq!(shown, json!(items));
+        assert_eq!(browser.evaluate("editor.times.length > 0"), true, "keystrokes are timed");
+        // Tab does not replace selected text, which has no completions.
+        let tab = "editor.area.dispatchEvent(new KeyboardEvent('keydown', { key: 'Tab', cancelable: true }))";
+        let end = "editor.area.selectionEnd";
+        let is_left = browser.evaluate(&format!("(editor.area.setSelectionRange(18, {end}), {tab})"));
+        assert_eq!((is_left, value(&browser)), (json!(true), "the history of the ci".to_owned()));
+        browser.until("editor.items.length === 0 && editor.asked.id === 0");
+        browser.evaluate(&format!("(editor.area.setSelectionRange({end}, {end}), null)"));
+        assert_eq!(completions(&browser), items);
+        // Escape drops the completions, also for screen readers. Then Tab leaves the text.
+        browser.until("at('edit-spoken').textContent.startsWith('Completion')");
+        browser.keys("#editor", ESCAPE);
+        assert_eq!(browser.text("#edit-spoken"), "");
+        assert_eq!(browser.evaluate("document.querySelectorAll('.ghost, #alternatives button').length"), 0);
+        browser.keys("#editor", TAB);
+        assert_eq!(browser.evaluate("document.activeElement.id !== 'editor'"), true);
+        assert_eq!(value(&browser), "the history of the ci");
+        // Tab takes the ghost text.
+        browser.keys("#editor", "t");
+        let items = completions(&browser);
+        browser.keys("#editor", TAB);
+        let mut text = format!("the history of the cit{}", items[0]);
+        assert_eq!((value(&browser), browser.evaluate("document.activeElement.id")), (text.clone(), json!("editor")));
+        // Alt and an arrow choose another one, Alt and a number or a click take one.
+        browser.keys("#editor", " ");
+        text.push(' ');
+        let items = completions(&browser);
+        browser.keys("#editor", &format!("{ALT}{DOWN}"));
+        assert_eq!(browser.text(".ghost"), items[1]);
+        browser.keys("#editor", &format!("{ALT}3"));
+        text.push_str(&items[2]);
+        assert_eq!(value(&browser), text);
+        browser.keys("#editor", " ");
+        text.push(' ');
+        let items = completions(&browser);
+        browser.picture(if dark { "playground-editor-dark.png" } else { "playground-editor-light.png" });
+        browser.click("#alternatives button:nth-child(2)");
+        text.push_str(&items[1]);
+        assert_eq!(value(&browser), text);
+        // Segments end with spaces, and the mirror has the same text.
+        browser.until(SCORED);
+        browser.keys("#editor", ESCAPE);
+        let marks = browser.evaluate(
+            "[...document.querySelectorAll('#mirror .end-mark')].map(mark => mark.textContent.at(-1)).join('')",
+        );
+        assert_eq!(marks, " ".repeat(text.matches(' ').count()));
+        assert_eq!(browser.text("#mirror"), format!("{text}\u{200b}"));
+        // The heat map shows another shade.
+        browser.click("#heat");
+        assert_eq!(browser.evaluate("document.querySelectorAll('#mirror [class^=s]').length"), 0);
+        assert_ne!(browser.evaluate("document.querySelectorAll('#mirror .h1, #mirror .h2, #mirror .h3').length"), 0);
+        browser.keys("#editor", " a");
+        browser.until(&format!("{GHOST} && {SCORED}"));
+        browser.set_width(420);
+        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
+        let heights = "[editor.mirror, editor.area].map(box => [box.scrollHeight, box.clientWidth])";
+        let heights = browser.evaluate(heights);
+        assert_eq!(heights[0], heights[1], "the lines of both wrap at the same places");
+        browser.picture(if dark { "playground-editor-narrow-dark.png" } else { "playground-editor-narrow.png" });
+        assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+    }
+}
+
+/// The editor connects at once, with another model, and still shows that the link's is not served.
+#[test]
+fn a_link_to_a_model_that_is_not_served_is_reported() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = start_editing(&[]);
+    browser.open(&format!("{}#tab=edit&model=gone&until=never", url(&server)));
+    browser.until(CONNECTED);
+    let problem = "This server does not have the model gone: the page uses whitespaces.";
+    assert_eq!(browser.text("#link-problem"), problem);
+    assert_eq!(browser.evaluate("document.getElementById('edit-model').value"), "whitespaces");
+    // A model that replaces none has a sentence, too.
+    browser.evaluate("location.hash = 'tab=generate&compare=other&model=whitespaces', null");
+    browser.until("document.getElementById('link-problem').textContent.includes('other')");
+    assert_eq!(browser.text("#link-problem"), "This server does not have the model other.");
+}
+
+#[test]
+fn the_editor_follows_any_change_and_opens_again() {
+    let Some(browser) = Browser::start(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let server = start_editing(&["--api-keys", &keys.to_string_lossy()]);
+    browser.open(&format!("{}#tab=edit&until=segment", url(&server)));
+    browser.until("document.getElementById('status').textContent.startsWith('This server needs an API key')");
+    browser.keys("#key", "a-key-that-alice-has\t");
+    browser.until(CONNECTED);
+    assert_eq!(browser.evaluate("document.getElementById('until').value"), "segment");
+    // Changes anywhere, of characters that take one to four bytes.
+    browser.keys("#editor", "one two");
+    browser.keys("#editor", &format!("{HOME}zero "));
+    assert_eq!(value(&browser), "zero one two");
+    let change = |start: u32, end: u32, text: &str| {
+        let script = format!(
+            "(editor.area.setRangeText({}, {start}, {end}, 'end'), editor.area.dispatchEvent(new Event('input')), null)",
+            json!(text)
+        );
+        browser.evaluate(&script);
+    };
+    change(5, 8, "é€😀");
+    change(7, 9, "😁");
+    change(0, 12, "the city and");
+    browser.until(&format!("editor.session.text === editor.area.value && {SCORED}"));
+    assert!(browser.evaluate(CONNECTED) == true, "{}", browser.text("#edit-status"));
+    // Scores of an earlier text are not shown.
+    let ignored = browser.evaluate(
+        "(() => {
+            const { length } = editor.parts;
+            const characters = [{ logprob: -1 }];
+            const revision = editor.session.revision - 1;
+            editor.receive({ scores: { id: editor.scored.id, revision, characters, start_bytes: [0] } });
+            const isIgnored = editor.parts.length === length;
+            editor.area.dispatchEvent(new Event('input'));
+            return [isIgnored, editor.scored];
+        })()",
+    );
+    assert_eq!(ignored, json!([true, null]));
+    // The document opens again with its text when the connection ends.
+    browser.evaluate("(window.before = editor.session, editor.work = null, editor.session.socket.close(), null)");
+    browser.until(&format!("editor.session !== null && editor.session !== window.before && {CONNECTED}"));
+    browser.keys("#editor", " x");
+    browser.until("editor.session.text === editor.area.value && editor.session.revision === 2");
+    browser.until("editor.work !== null && editor.work.id === editor.asked.id && editor.work.revision === 2");
+    // A text that the server refuses is shown as an error of the text, and a shorter one is taken.
+    browser.evaluate("(editor.area.value = 'a'.repeat(1048577), editor.area.dispatchEvent(new Event('input')), null)");
+    browser.until("document.querySelector('#edit-status.error') !== null");
+    assert_eq!(
+        browser.text("#edit-status"),
+        "Text: too long. The server takes at most 1,048,576 bytes of text. Shorten it."
+    );
+    change(0, 1_048_577, "a b");
+    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
+    // A text that does not fit into one message is not sent again and again.
+    browser.evaluate("(editor.area.value = 'a'.repeat(4200000), editor.area.dispatchEvent(new Event('input')), null)");
+    browser.until("document.getElementById('edit-status').textContent.startsWith('Text: too long for one message.')");
+    change(0, 4_200_000, "a b");
+    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
+    // Disconnecting ends it, and starting connects again.
+    browser.click("#edit-stop");
+    browser.until("document.getElementById('edit-status').textContent === 'Stopped.' && editor.session === null");
+    browser.click("#edit-go");
+    browser.until(CONNECTED);
+    let stored = browser.evaluate("JSON.stringify(localStorage) + location.href");
+    assert!(!stored.as_str().unwrap().contains("alice"), "{stored}");
+    // The log has only the refusal without a key.
+    let errors = browser.severe_log_entries();
+    assert!(errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("401")), "{errors:?}");
+}
+
+/// The functions that find a change, and the characters that a model has read in place of others.
+#[test]
+fn changes_and_normalised_characters_are_found() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = start_editing(&[]);
+    browser.open(&url(&server));
+    let wrong = browser.evaluate(
+        "(() => {
+            const letters = ['a', 'b', 'é', '😀', '😁', '\\n'];
+            let state = 1;
+            const draw = (limit) => (state = (state * 48271) % 2147483647) % limit;
+            const text = () => Array.from({ length: draw(8) }, () => letters[draw(letters.length)]).join('');
+            const inside = (whole, place) => isLow(whole.charCodeAt(place));
+            for (let round = 0; round < 20000; round++) {
+                const [before, after] = [text(), text()];
+                const { start, end, text: added } = replacement(before, after);
+                const done = before.slice(0, start) + added + before.slice(end);
+                if (done !== after || inside(before, start) || inside(before, end)) return [before, after, start, end, added];
+            }
+            return null;
+        })()",
+    );
+    assert_eq!(wrong, Value::Null);
+    let parts = |text: &str, start: usize, offsets: &[usize]| {
+        browser.evaluate(&format!(
+            "readParts({}, {start}, {{ characters: {offsets:?}.map(() => ({{ logprob: -Math.LN2 }})), start_bytes: {offsets:?} }})
+                .map(part => [part.length, part.bits])",
+            json!(text)
+        ))
+    };
+    assert_eq!(parts("A\nb", 7, &[7, 8, 9]), json!([[1, 1], [1, 1], [1, 1]]));
+    // One character was read as three, and the next two were dropped.
+    assert_eq!(parts("a1- b", 0, &[0, 1, 1, 1, 4]), json!([[1, 1], [3, 3], [1, 1]]));
+    assert_eq!(parts("é😀", 0, &[0, 0, 2, 2, 2, 2]), json!([[1, 2], [2, 4]]));
+    assert_eq!(parts("- a", 0, &[2]), json!([[2, null], [1, 1]]));
+}

@@ -1,0 +1,617 @@
+//! The commands of the program: accepted and refused arguments, their output, and what they ask of a server.
+
+use crate::{
+    certificates::Certificates,
+    summaries::write_random_model,
+    support::{converted, hnet_converted, lslm_converted, settings},
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::{
+    fs,
+    net::{self, SocketAddr},
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_stream::{Iter, iter, wrappers::TcpListenerStream};
+use tonic::{Request, Response, Status, transport::Server};
+use weir::family::load::{Settings, load};
+use weir_proto::v1::{
+    self, GenerateResponse,
+    generate_response::Event,
+    generation_server::{Generation, GenerationServer},
+    models_server::{Models, ModelsServer},
+};
+
+/// Runs a command. Returns stdout if it succeeds, otherwise stderr.
+pub(super) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    let output = command.args(args).env_clear().envs(environment.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+pub(super) fn run_json(args: &[&str]) -> Value {
+    serde_json::from_str(&weir(&[], args).unwrap()).unwrap()
+}
+
+fn model(case: &str) -> String {
+    converted(case).to_str().unwrap().to_owned()
+}
+
+/// Returns `count` symbol ids; every sixth is a space.
+fn ids(count: usize) -> String {
+    (0..count)
+        .map(|position| if position % 6 == 5 { "0".into() } else { (1 + position * 7 % 26).to_string() })
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+#[test]
+fn segment_needs_a_model_that_pools() {
+    let error = weir(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"]).unwrap_err();
+    assert!(error.contains("--model: expected one that pools its input (for `weir segment`), found "), "{error}");
+    let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
+    let error = weir(&[], &args).unwrap_err();
+    assert!(error.contains("--ids: expected at most 10 characters, found 11"), "{error}");
+    let output = run_json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
+    assert_eq!((&output["closed"], &output["segments"][1]["text"]), (&1.into(), &"c".into()));
+}
+
+#[test]
+fn generation_stops_at_the_symbol_limit() {
+    let generated = |prompt: usize| {
+        let model = model("whitespaces");
+        let output = run_json(&["generate", "--json", "--model", &model, "--max-symbols", "40", "--ids", &ids(prompt)]);
+        (output["usage"]["generated_chars"].as_u64().unwrap(), output["reason"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(generated(30), (10, "max_chars".into()));
+    assert_eq!(generated(39), (1, "max_chars".into()));
+    assert_eq!(generated(40), (0, "max_context".into()));
+}
+
+#[test]
+fn notes_report_what_the_model_does_not_read_as_given() {
+    let notes = |prompt: &str, stop: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        let model = model("whitespaces");
+        command.args(["generate", "--json", "--max-chars", "3", "--model", &model, "--prompt", prompt, "--stop", stop]);
+        let output = command.env_clear().output().unwrap();
+        let usage = serde_json::from_slice::<Value>(&output.stdout).unwrap()["usage"].clone();
+        let printed = String::from_utf8(output.stderr).unwrap();
+        // The other line states where the model runs.
+        let lines = printed.lines().filter(|line| !line.starts_with("weir: running "));
+        (usage["normalized_chars"].as_u64().unwrap(), lines.collect::<Vec<_>>().join("\n"))
+    };
+    let (changed, note) = notes("The  City", "\n\n");
+    assert_eq!(changed, 3);
+    for part in ["--prompt: the normaliser text8 changed 3 of 9", "\"the city\"", r#"--stop: "\n\n" never matches"#] {
+        assert!(note.contains(part), "{part} is not in {note}");
+    }
+    assert_eq!(notes("the city", "zq"), (0, String::new()));
+}
+
+#[test]
+fn windowed_scores_equal_those_of_one_pass() {
+    let model = model("fixed_sf3");
+    let ids = ids(50);
+    let out = TempDir::new().unwrap();
+    let file = |name: &str| out.path().join(name).to_str().unwrap().to_owned();
+    let score = |more: &[&str]| run_json(&[&["score", "--json", "--model", &model, "--ids", &ids], more].concat());
+    let complete = score(&["--logits", &file("whole")]);
+    // One window equals one pass, except that the last symbol is scored but not fed.
+    let window = score(&["--windowed", "50,50", "--logits", &file("window")]);
+    assert_eq!(complete["logprobs"], window["logprobs"]);
+    assert_eq!(complete["boundaries"].as_array().unwrap()[..49], window["boundaries"].as_array().unwrap()[..]);
+    let [complete, window] = ["whole", "window"].map(|name| fs::read(file(name)).unwrap());
+    let [complete, window] = [&complete, &window].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    let [complete, window] = [&complete, &window].map(|tensors| tensors.tensor("logits").unwrap());
+    assert_eq!((complete.shape(), window.shape()), (&[50, 27][..], &[49, 27][..]));
+    assert_eq!(complete.data()[..window.data().len()], *window.data());
+    // With several windows, each symbol except the last is reported once, and fixed boundaries keep their phase in the
+    // text.
+    let several = score(&["--windowed", "20,7"]);
+    let expected: Vec<u8> = (0..49).map(|position| u8::from(position % 3 == 0)).collect();
+    assert_eq!(several["boundaries"], serde_json::json!(expected));
+    let logprobs: Vec<f64> = serde_json::from_value(several["logprobs"].clone()).unwrap();
+    let bits = -logprobs.iter().sum::<f64>() / 49.0 / std::f64::consts::LN_2;
+    assert!((bits - several["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+#[test]
+fn flags_can_come_from_the_environment() {
+    let model = model("whitespaces");
+    let environment = [("WEIR_MODEL", &*model), ("WEIR_JSON", "1"), ("WEIR_DTYPE", "bf16")];
+    let output: Value = serde_json::from_str(&weir(&environment, &["score", "--text", "a word"]).unwrap()).unwrap();
+    assert_eq!(output["symbols"], 6);
+}
+
+#[test]
+fn memory_too_small_for_the_model_is_refused() {
+    let folder = converted("whitespaces");
+    let error = load(&folder, &Settings { memory_bytes: 16, ..settings() }).err().unwrap().to_string();
+    let start = format!("{}: --kv-memory: expected at least ", folder.display());
+    assert!(error.starts_with(&start) && error.ends_with(" bytes, found 16"), "{error}");
+}
+
+type Messages = Iter<std::vec::IntoIter<Result<GenerateResponse, Status>>>;
+
+/// A server that records the calls in their order.
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<&'static str>>>);
+
+impl Recorder {
+    fn record(&self, call: &'static str) {
+        self.0.lock().unwrap().push(call);
+    }
+}
+
+fn described_model(name: &str) -> v1::Model {
+    let vocabulary = v1::Vocabulary { normaliser: "text8".into(), ..Default::default() };
+    v1::Model { name: name.into(), vocabulary: Some(vocabulary), ..Default::default() }
+}
+
+#[tonic::async_trait]
+impl Models for Recorder {
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        self.record("ListModels");
+        Ok(Response::new(v1::ListModelsResponse { models: vec![described_model("only")] }))
+    }
+
+    async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+        self.record("GetModel");
+        Ok(Response::new(described_model(request.get_ref().name())))
+    }
+}
+
+#[tonic::async_trait]
+impl Generation for Recorder {
+    type GenerateStream = Messages;
+    type ScoreStream = Iter<std::vec::IntoIter<Result<v1::ScoreResponse, Status>>>;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Messages>, Status> {
+        self.record("Generate");
+        let model = request.into_inner().model.unwrap_or_default();
+        let events = [
+            Event::Started(v1::Started { model, normalized_chars: Some(1), ..Default::default() }),
+            Event::Piece(v1::Piece { text: "b".into(), ..Default::default() }),
+            Event::Finished(v1::Finished::default()),
+        ];
+        let messages = events.map(|event| Ok(GenerateResponse { event: Some(event) }));
+        Ok(Response::new(iter(Vec::from(messages))))
+    }
+
+    async fn score(&self, _: Request<v1::ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {
+        Err(Status::unimplemented("score"))
+    }
+
+    async fn segment(&self, _: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {
+        Err(Status::unimplemented("segment"))
+    }
+}
+
+async fn serve(recorder: Recorder) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let services =
+        Server::builder().add_service(ModelsServer::new(recorder.clone())).add_service(GenerationServer::new(recorder));
+    tokio::spawn(services.serve_with_incoming(TcpListenerStream::new(listener)));
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn generate_asks_for_the_description_before_the_call() {
+    let note = "weir: note: --prompt: the normaliser text8 changed 1 of 1 character; the model reads \"a\"\n";
+    for (named, first) in [(&["--model", "m"][..], "GetModel"), (&[], "ListModels")] {
+        let recorder = Recorder::default();
+        let address = serve(recorder.clone()).await.to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["generate", "--prompt", "A", "--server", &address]).args(named).env_clear();
+        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), note);
+        assert!(output.status.success() && output.stdout.starts_with(b"b"), "{:?}", output.stdout);
+        assert_eq!(*recorder.0.lock().unwrap(), [first, "Generate"]);
+    }
+}
+
+/// A server of four models, and the folders of their checkpoints.
+struct Served {
+    server: crate::process::Server,
+    http: String,
+    folder: TempDir,
+}
+
+/// Returns the server, which the tests that run at the same time share. It is killed when the last of them ends.
+fn served() -> Arc<Served> {
+    static SERVED: Mutex<Weak<Served>> = Mutex::new(Weak::new());
+    let mut running = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    running.upgrade().unwrap_or_else(|| {
+        let started = Arc::new(Served::start());
+        *running = Arc::downgrade(&started);
+        started
+    })
+}
+
+impl Served {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let summarizer = write_random_model(folder.path());
+        let bytes = lslm_converted("byte_vocab");
+        let models = [converted("whitespaces"), bytes, summarizer.into(), hnet_converted("two_stage")];
+        let mut flags = vec!["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
+        for model in &models {
+            flags.extend(["--model", model.to_str().unwrap()]);
+        }
+        let server = crate::process::Server::start(&flags);
+        let http = server.program.listener("playground");
+        Self { server, http, folder }
+    }
+}
+
+fn run_on_server(environment: &[(&str, &str)], args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(args).env_clear().envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Returns stdout of a command that succeeds.
+#[track_caller]
+fn stdout(args: &[&str]) -> String {
+    let output = run_on_server(&[], args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns stderr of a command that fails.
+#[track_caller]
+fn stderr(environment: &[(&str, &str)], args: &[&str]) -> String {
+    let output = run_on_server(environment, args);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}: {errors}");
+    errors
+}
+
+/// Runs a command with the checkpoint in its own process, then with the server's model. Returns both outputs.
+#[track_caller]
+fn both(folder: &Path, args: &[&str]) -> [String; 2] {
+    let serving = served();
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let address = serving.server.address.to_string();
+    let local = ["--model", folder.to_str().unwrap(), "--threads", "1"];
+    let served = ["--server", &address, "--model", name];
+    [stdout(&[args, &local].concat()), stdout(&[args, &served].concat())]
+}
+
+/// Compares JSON: the same keys in the same order, the same values, numbers within `tolerance`. Keys named in `omitted` may be
+/// absent on the right, and have other values. Times may differ.
+#[track_caller]
+fn assert_alike(local: &Value, served: &Value, omitted: &[&str], path: &str) {
+    match (local, served) {
+        (Value::Object(local), Value::Object(served)) => {
+            let keys = local.keys().filter(|key| !omitted.contains(&key.as_str()) || served.contains_key(*key));
+            assert_eq!(keys.collect::<Vec<_>>(), served.keys().collect::<Vec<_>>(), "{path}");
+            for (key, value) in served.iter().filter(|(key, _)| !omitted.contains(&key.as_str())) {
+                assert_alike(&local[key], value, omitted, &format!("{path}.{key}"));
+            }
+        }
+        (Value::Array(local), Value::Array(served)) => {
+            assert_eq!(local.len(), served.len(), "{path}");
+            for (index, (local, served)) in local.iter().zip(served).enumerate() {
+                assert_alike(local, served, omitted, &format!("{path}[{index}]"));
+            }
+        }
+        _ if path.contains(".timing") => assert_eq!(local.is_number(), served.is_number(), "{path}"),
+        (Value::Number(local), Value::Number(served)) => {
+            let [local, served] = [local, served].map(|number| number.as_f64().unwrap());
+            assert!((local - served).abs() <= 1e-4 * local.abs().max(1.0), "{path}: {local} {served}");
+        }
+        _ => assert_eq!(local, served, "{path}"),
+    }
+}
+
+#[track_caller]
+fn assert_same_json(folder: &Path, args: &[&str], omitted: &[&str]) -> Value {
+    let [local, served] = both(folder, &[args, &["--json"]].concat()).map(|text| serde_json::from_str(&text).unwrap());
+    assert_alike(&local, &served, omitted, "");
+    served
+}
+
+#[test]
+fn generated_text_is_that_of_this_process() {
+    let _serving = served();
+    let args = ["generate", "--prompt", "a word or two", "--max-tokens", "30", "--seed", "7", "--temperature", "0.8"];
+    let [local, served] = both(&converted("whitespaces"), &args);
+    assert_eq!(local, served);
+    assert_eq!(served.chars().count(), 31, "{served}");
+    // The server may have the prompt in its cache.
+    let json = assert_same_json(&converted("whitespaces"), &args, &["cached_chars"]);
+    assert_eq!((&json["reason"], json["ids"].as_array().unwrap().len()), (&"max_chars".into(), 30));
+    let stopped = [&args[..], &["--stop", " ", "--max-segments", "1"]].concat();
+    assert_same_json(&converted("whitespaces"), &stopped, &["cached_chars"]);
+    // A model with special symbols also lists the ends of segments.
+    let json = assert_same_json(&lslm_converted("byte_vocab"), &args, &["cached_chars"]);
+    assert!(json["events"].as_array().unwrap().len() >= json["ids"].as_array().unwrap().len());
+}
+
+#[test]
+fn scores_are_those_of_this_process() {
+    let _serving = served();
+    let text = ["score", "--text", "the river runs past the mill"];
+    for folder in [converted("whitespaces"), lslm_converted("byte_vocab")] {
+        let [local, served] = both(&folder, &text);
+        // The API has no distributions, so it lacks one figure of models with special symbols.
+        let is_special = folder.ends_with("lslm-byte_vocab");
+        assert_eq!(local == served, !is_special, "{local}{served}");
+        assert_eq!(local.lines().next(), served.lines().next());
+        assert_eq!(served.contains("text alone unknown"), is_special);
+        let omitted: &[&str] = if is_special { &["bpc_renormalised"] } else { &[] };
+        assert_same_json(&folder, &text, omitted);
+    }
+    let windows = [&text[..], &["--windowed", "12,5"]].concat();
+    let [local, served] =
+        both(&converted("whitespaces"), &windows).map(|line| line.split(", shortening").next().unwrap().to_owned());
+    assert_eq!(local, served);
+    // The server counts each boundary once, although windows overlap.
+    let json = assert_same_json(&converted("whitespaces"), &windows, &["shortening_factor"]);
+    assert!(json["shortening_factor"].is_number());
+    let lengths = [&text[..], &["--lengths", "5,20"]].concat();
+    let [local, served] = both(&converted("whitespaces"), &lengths);
+    assert_eq!(local, served);
+    assert_same_json(&converted("whitespaces"), &lengths, &[]);
+}
+
+#[test]
+fn notes_on_normalised_text_are_those_of_this_process() {
+    let serving = served();
+    let address = serving.server.address.to_string();
+    let folder = converted("whitespaces");
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let local = ["--model", folder.to_str().unwrap(), "--threads", "1"];
+    let served = ["--server", &address, "--model", name];
+    let notes = |args: &[&str], source: &[&str]| {
+        let errors = String::from_utf8(run_on_server(&[], &[args, source].concat()).stderr).unwrap();
+        errors.lines().filter(|line| line.starts_with("weir: note: ")).collect::<Vec<_>>().join("\n")
+    };
+    let texts = [("A, b", "3 of 4 characters"), ("A", "1 of 1 character;"), ("a b", "")];
+    for (text, changed) in texts {
+        let generate = ["generate", "--max-chars", "3", "--prompt", text];
+        let score = ["score", "--text", text];
+        let segment = ["segment", "--text", text];
+        for args in [&generate[..], &score, &segment] {
+            let notes = [notes(args, &local), notes(args, &served)];
+            assert_eq!(notes[0], notes[1], "{args:?}");
+            assert!(notes[0].contains(changed) && notes[0].is_empty() == changed.is_empty(), "{args:?}: {notes:?}");
+        }
+    }
+    let json = assert_same_json(&folder, &["segment", "--text", "A, b"], &[]);
+    assert_eq!(json["normalized_chars"], 3);
+}
+
+#[test]
+fn segments_are_those_of_this_process() {
+    let _serving = served();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("text");
+    fs::write(&file, "a weir pools\na stream").unwrap();
+    let args = ["segment", "--file", file.to_str().unwrap()];
+    let [local, served] = both(&converted("whitespaces"), &args);
+    assert_eq!(local, served);
+    assert!(served.contains("4 closed segments"), "{served}");
+    assert_same_json(&converted("whitespaces"), &args, &[]);
+    // Colours, if asked for, in either case.
+    let [local, served] = both(&converted("whitespaces"), &[&args[..], &["--color", "always"]].concat());
+    assert!(local == served && served.contains("\u{1b}[36m"), "{served}");
+    // Offsets are those of the text: a start mark has no place in it.
+    let text = "été: where chunks begin";
+    for (folder, has_mark) in [(converted("whitespaces"), false), (hnet_converted("two_stage"), true)] {
+        let text = if has_mark { text } else { &text["été: ".len()..] };
+        let json = assert_same_json(&folder, &["segment", "--text", text], &[]);
+        assert_eq!(json["symbols"], text.len() + usize::from(has_mark), "{json}");
+        let mut end = 0;
+        for segment in json["segments"].as_array().unwrap() {
+            assert_eq!(segment["start"], end, "{json}");
+            end = segment["end"].as_u64().unwrap();
+        }
+        assert_eq!(end, text.len() as u64, "{json}");
+    }
+}
+
+#[test]
+fn summaries_are_those_of_this_process() {
+    let serving = served();
+    let folder = serving.folder.path();
+    let model = folder.join("model");
+    let write = |name: &str, text: &str| {
+        fs::write(folder.join(name), text).unwrap();
+        folder.join(name).to_str().unwrap().to_owned()
+    };
+    let document = write("document", "the café is pooling, the rest is going.");
+    let reference = write("reference", "the rest");
+    let args = ["summarize", "--file", &document, "--max-tokens", "9", "--min-len", "5", "--reference", &reference];
+    let [local, served] = both(&model, &[&args[..], &["--highlights"]].concat());
+    assert!(local == served && served.contains("tokens kept") && served.contains("ROUGE-1"), "{served}");
+    // The API has the kept tokens as spans of the text.
+    let json = assert_same_json(&model, &args, &["kept"]);
+    assert!(!json["poolings"][0]["spans"].as_array().unwrap().is_empty(), "{json}");
+    // A document that is too long is refused, or cut, before it is read to its end.
+    let long = write("long", &"the rest is ".repeat(200_000));
+    let address = serving.server.address.to_string();
+    let args = ["summarize", "--server", &address, "--model", "model", "--max-len", "5", "--min-len", "1"];
+    let refused = stderr(&[], &[&args[..], &["--file", &long]].concat());
+    assert!(refused.contains("expected at most 63 tokens, found more"), "{refused}");
+    let cut: Value =
+        serde_json::from_str(&stdout(&[&args[..], &["--file", &long, "--cut", "--json"]].concat())).unwrap();
+    assert_eq!((&cut["usage"]["cut"], &cut["usage"]["document_tokens"]), (&true.into(), &64.into()));
+    // The beginning of a file that is no text is never summarized as the whole.
+    fs::write(folder.join("binary"), b"the rest\xff").unwrap();
+    let binary = folder.join("binary");
+    let refused = stderr(&[], &[&args[..], &["--file", binary.to_str().unwrap()]].concat());
+    assert!(refused.contains("binary: expected UTF-8, found other bytes at position 8"), "{refused}");
+    let line =
+        |source: &str| format!("{{\"source\": {source:?}, \"document\": \"the one\", \"summary\": \"the rest\"}}\n");
+    let lines = write("lines.jsonl", &[line("b"), line("a"), line("b")].concat());
+    let table: Value = serde_json::from_str(&stdout(&[&args[..], &["--table", &lines, "--json"]].concat())).unwrap();
+    assert_eq!((&table[1]["source"], &table[1]["documents"]), (&"b".into(), &2.into()), "{table}");
+}
+
+#[test]
+fn errors_name_the_flag_and_the_server() {
+    let serving = served();
+    let address = serving.server.address.to_string();
+    let base = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
+    let long = stderr(&[], &[&base[..], &["--max-chars", "999999"]].concat());
+    assert!(long.starts_with(&format!("weir: {address}: --max-chars: expected 0 to ")), "{long}");
+    let several = stderr(&[], &["generate", "--server", &address, "--prompt", "a"]);
+    assert!(several.contains("whitespaces") && several.contains("lslm-byte_vocab"), "{several}");
+    let unknown = stderr(&[], &["segment", "--server", &address, "--model", "nobody", "--text", "a"]);
+    assert!(unknown.starts_with(&format!("weir: {address}: --model: expected one of ")), "{unknown}");
+    let kind = stderr(&[], &["generate", "--server", &address, "--model", "model", "--prompt", "a"]);
+    assert!(kind.contains("--model: expected one that continues a prompt (for `weir generate`), found "), "{kind}");
+    // An environment variable names the server; a flag of a model in this process is then refused, by name.
+    let environment = [("WEIR_SERVER", &*address), ("WEIR_MODEL", "whitespaces"), ("WEIR_DTYPE", "bf16")];
+    let found = run_on_server(&environment, &["segment", "--text", "a b"]);
+    assert!(found.status.success() && found.stderr.is_empty(), "{found:?}");
+    let refused = stderr(&environment, &["segment", "--text", "a b", "--threads", "2"]);
+    assert!(refused.contains("--threads: expected no value next to WEIR_SERVER, found one"), "{refused}");
+    let address_by_variable = stderr(&[("WEIR_SERVER", "localhost")], &["segment", "--text", "a b"]);
+    assert!(address_by_variable.starts_with("weir: --server (from WEIR_SERVER): expected"), "{address_by_variable}");
+    let segments = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
+    for value in ["x", "999999"] {
+        let by_variable = stderr(&[("WEIR_MAX_CHARS", value)], &segments);
+        assert!(by_variable.contains("--max-chars (from WEIR_MAX_CHARS): expected"), "{by_variable}");
+    }
+    let empty = stderr(&environment, &["segment", "--server", "", "--text", "a b"]);
+    assert!(empty.starts_with("weir: --server: expected host:port or a URL"), "{empty}");
+    // An empty variable runs the model in this process.
+    let folder = converted("whitespaces");
+    let args = ["segment", "--model", folder.to_str().unwrap(), "--text", "a b"];
+    let local = run_on_server(&[("WEIR_SERVER", "")], &args);
+    let notice = format!("weir: running {} in this process; use --server to call a server\n", folder.display());
+    assert_eq!((local.status.success(), String::from_utf8(local.stderr).unwrap()), (true, notice));
+    // Neither a server nor a model: the embedded model.
+    let embedded = run_on_server(&[], &["segment", "--text", "a"]);
+    let notice = "weir: running embedded:hourglass-english in this process; use --server to call a server\n";
+    assert_eq!((embedded.status.success(), String::from_utf8(embedded.stderr).unwrap()), (true, notice.to_owned()));
+}
+
+/// A name may be left out if exactly one model can answer the call, also where the command asks for the model's description.
+#[test]
+fn one_text_model_next_to_a_summarizer_needs_no_name() {
+    let folder = TempDir::new().unwrap();
+    let summarizer = write_random_model(folder.path());
+    let text = converted("whitespaces");
+    let flags = ["--threads", "1", "--calibration-milliseconds", "0", "--model", text.to_str().unwrap()];
+    let server = crate::process::Server::start(&[&flags[..], &["--model", &summarizer]].concat());
+    let address = server.address.to_string();
+    let output = |args: &[&str]| {
+        let output = run_on_server(&[], &[args, &["--server", &address]].concat());
+        let notes = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{args:?}: {notes}");
+        (String::from_utf8(output.stdout).unwrap(), notes)
+    };
+    let (score, note) = output(&["score", "--json", "--text", "The river"]);
+    assert!(score.contains("bits_per_char"));
+    assert_eq!(
+        note,
+        "weir: note: --text: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
+    );
+    for how in [["--windowed", "4,2"], ["--lengths", "4"]] {
+        output(&[&["score", "--text", "the river"][..], &how].concat());
+    }
+    let generate = ["generate", "--prompt", "The river", "--max-tokens", "3"];
+    let (generated, note) = output(&[&generate[..], &["--json"]].concat());
+    assert!(generated.contains("\"ids\""), "{generated}");
+    assert_eq!(
+        note,
+        "weir: note: --prompt: the normaliser text8 changed 1 of 9 characters; the model reads \"the river\"\n"
+    );
+    output(&generate);
+    output(&["segment", "--text", "the river"]);
+}
+
+#[test]
+fn an_unreachable_server_is_diagnosed() {
+    let serving = served();
+    let call = |address: &str| stderr(&[], &["segment", "--server", address, "--text", "a b"]);
+    let free = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = call(&free);
+    assert!(nobody.starts_with(&format!("weir: {free}: no server listens there")), "{nobody}");
+    let http = call(&serving.http);
+    assert!(http.contains(&serving.http) && http.contains("give the gRPC address (weir serve --listen)"), "{http}");
+    let portless = call("localhost");
+    assert!(portless.contains("expected host:port or a URL"), "{portless}");
+    let certificates = Certificates::new();
+    let ca = certificates.path("ca.pem");
+    let plain = format!("https://{}", serving.server.address);
+    let encrypted = stderr(&[], &["segment", "--server", &plain, "--tls-ca", ca.to_str().unwrap(), "--text", "a b"]);
+    assert!(encrypted.contains("leave out https://"), "{encrypted}");
+    assert!(call(&plain).contains("--tls-ca: expected a file"));
+}
+
+#[test]
+fn completions_and_manual_pages_name_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = stdout(&["completions", shell]);
+        assert!(script.contains("summarize") && script.contains("api-key-file"), "{shell}");
+    }
+    let folder = TempDir::new().unwrap();
+    let pages = folder.path().join("new/man1");
+    stdout(&["man", pages.to_str().unwrap()]);
+    let page = |name: &str| fs::read_to_string(pages.join(name)).unwrap();
+    assert!(page("weir.1").contains("weir\\-generate(1)") && page("weir-serve.1").contains("max\\-message\\-bytes"));
+    // Flags have their environment variables and their other names.
+    let generate = page("weir-generate.1");
+    assert!(generate.contains("WEIR_MAX_CHARS") && generate.contains("Other names: \\-\\-max\\-tokens."), "{generate}");
+    assert!(page("weir-serve.1").contains("WEIR_MAX_MESSAGE_BYTES"));
+    let help = stdout(&["serve", "--help"]);
+    for heading in ["Models:", "Scheduling and memory:", "Addresses and limits:", "Operations:", "Access:", "Log:"] {
+        assert!(help.lines().any(|line| line == heading), "{heading}\n{help}");
+    }
+}
+
+#[test]
+fn colors_of_help_follow_the_flag_and_the_environment() {
+    let has_color = |environment: &[(&str, &str)], args: &[&str]| {
+        String::from_utf8(run_on_server(environment, args).stdout).unwrap().contains('\u{1b}')
+    };
+    assert!(has_color(&[], &["segment", "--help", "--color", "always"]));
+    assert!(has_color(&[("WEIR_COLOR", "always")], &["segment", "--help"]));
+    assert!(!has_color(&[("WEIR_COLOR", "always")], &["segment", "--help", "--color=never"]));
+    assert!(!has_color(&[], &["segment", "--help"]));
+}
+
+const KEY: &str = "key-of-the-test-0123456789";
+
+#[test]
+fn keys_and_certificates_are_sent() {
+    let certificates = Certificates::new();
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+    let key = certificates.write("key", &format!("{KEY}\n"));
+    let [ca, cert, secret] = ["ca.pem", "server.pem", "server.key"].map(path);
+    let model = converted("whitespaces");
+    let tls = ["--tls-cert", &cert, "--tls-key", &secret, "--api-keys", keys.to_str().unwrap(), "--threads", "1"];
+    let server = crate::process::Server::start(&[&tls[..], &["--model", model.to_str().unwrap()]].concat());
+    let address = format!("https://{}", server.address);
+    let args = ["segment", "--text", "a b", "--server", &address, "--tls-ca", &ca];
+    let key_file = key.to_str().unwrap().to_owned();
+    assert!(stdout(&[&args[..], &["--api-key-file", &key_file]].concat()).contains("1 closed segments"));
+    let by_variable = run_on_server(&[("WEIR_API_KEY", KEY)], &args);
+    assert!(by_variable.status.success(), "{by_variable:?}");
+    let overridden =
+        run_on_server(&[("WEIR_API_KEY", "another")], &[&args[..], &["--api-key-file", &key_file]].concat());
+    assert!(overridden.status.success(), "{overridden:?}");
+    let both = stderr(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", &key_file)], &args);
+    assert!(both.contains("WEIR_API_KEY: expected no value next to WEIR_API_KEY_FILE, found one"), "{both}");
+    let empty = stderr(&[("WEIR_API_KEY", "")], &args);
+    assert!(empty.contains("use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)"), "{empty}");
+    let empty_file =
+        run_on_server(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", ""), ("WEIR_TLS_CLIENT_CERT", "")], &args);
+    assert!(empty_file.status.success(), "{empty_file:?}");
+    let keyless = stderr(&[], &args);
+    assert!(keyless.contains("unauthenticated") && keyless.contains("--api-key-file"), "{keyless}");
+    let unencrypted = stderr(&[], &["segment", "--text", "a b", "--server", &server.address.to_string()]);
+    assert!(unencrypted.contains("the port expects TLS: use https:// and --tls-ca"), "{unencrypted}");
+}

@@ -1,0 +1,665 @@
+//! Golden data of torchscale and of LeX's fork: logits in one pass, symbol by symbol and in chunks, greedy text, the xPos
+//! operator alone, and receptive fields of windows.
+
+use crate::{
+    command_line::{run_json, weir},
+    hourglass::{self, write},
+    support::{Alone, Dice, difference, full, settings, storms},
+};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex},
+};
+use tempfile::TempDir;
+use weir::{
+    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+    error::Error,
+    family::{
+        checkpoint::Config,
+        convert,
+        decoder::Work,
+        load::{Settings, blueprint, load},
+        parts::work_mut,
+    },
+    kernels::{self, Isa},
+    nn::{attention::HookPoint, position::Rotary},
+};
+
+/// Fixture cases with a complete model.
+pub(super) const CASES: [&str; 16] = [
+    "alibi_bca",
+    "alibi_full",
+    "bucket_full",
+    "rope_bca",
+    "rope_full",
+    "sinusoidal_bca",
+    "sinusoidal_full",
+    "xpos_bca",
+    "xpos_bca_base16",
+    "xpos_bca_lmexample",
+    "xpos_bca_ragged",
+    "xpos_full",
+    "xpos_full_base16",
+    "xpos_short",
+    "xpos_sliding",
+    "xpos_sliding_incremental",
+];
+
+/// FIXTURES.md: 5e-5 absolute.
+const LOGITS: f32 = 5e-5;
+
+pub(super) fn source(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/torchscale").join(case)
+}
+
+/// Returns the folder of a converted case. It lives as long as the test run.
+pub(super) fn converted(case: &str) -> PathBuf {
+    static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        for case in CASES {
+            convert::convert(convert::Source::Torchscale, &source(case), &root.path().join(case), false).unwrap();
+        }
+        root
+    });
+    ROOT.path().join(case)
+}
+
+pub(super) fn model(case: &str, dtype: kernels::Dtype) -> Arc<dyn Model> {
+    load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
+}
+
+/// Golden tensors of a case: shape and numbers.
+struct Golden(BTreeMap<String, (Vec<usize>, Vec<f64>)>);
+
+impl Golden {
+    fn read(case: &str) -> Self {
+        let bytes = fs::read(source(case).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.tensors().into_iter().map(|(name, view)| {
+            let data = view.data();
+            let numbers: Vec<f64> = match view.dtype() {
+                Dtype::F32 => data.as_chunks().0.iter().map(|&four| f64::from(f32::from_le_bytes(four))).collect(),
+                Dtype::I64 => data.as_chunks().0.iter().map(|&eight| i64::from_le_bytes(eight) as f64).collect(),
+                other => panic!("{other:?}"),
+            };
+            (name, (view.shape().to_vec(), numbers))
+        });
+        Self(tensors.collect())
+    }
+
+    fn get(&self, name: &str) -> &[f64] {
+        &self.0[name].1
+    }
+
+    /// Returns the part of a tensor at `index` of its first dimension, as f32.
+    fn row(&self, name: &str, index: usize) -> Vec<f32> {
+        let (shape, numbers) = &self.0[name];
+        let size = numbers.len() / shape[0];
+        numbers[index * size..(index + 1) * size].iter().map(|&x| x as f32).collect()
+    }
+
+    /// Returns the texts of the case.
+    fn texts(&self) -> Vec<Vec<u32>> {
+        let count = self.0["tokens"].0[0];
+        (0..count).map(|row| self.row("tokens", row).iter().map(|&id| id as u32).collect()).collect()
+    }
+}
+
+#[test]
+fn logits_in_every_mode_equal_the_golden_data() {
+    for case in CASES {
+        let golden = Golden::read(case);
+        for isa in Isa::all() {
+            let model = load(&converted(case), &Settings { isa, ..settings() }).unwrap();
+            for (row, text) in golden.texts().iter().enumerate() {
+                let expected = golden.row("logits", row);
+                let (logits, marks) = full(&*model, text, &BoundaryOptions::default());
+                assert!(marks.iter().all(|mark| !mark.boundary));
+                let max_error = difference(&logits, &expected);
+                assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
+                for chunk in [1, 7, 37] {
+                    let mut alone = Alone::new(&*model, BoundaryOptions::default());
+                    let parts: Vec<f32> = text.chunks(chunk).flat_map(|part| alone.feed(part).0).collect();
+                    assert!(parts == logits, "{case} in chunks of {chunk}: bits differ");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_text_equals_the_golden_data() {
+    let mut cases = 0;
+    for case in CASES.into_iter().filter(|case| Golden::read(case).0.contains_key("greedy.tokens")) {
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
+        let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
+        let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
+        let expected: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let symbols = model.card().vocabulary.len();
+        let mut logits = alone.feed(&expected[..prompt]).0;
+        for &symbol in &expected[prompt..] {
+            let last = &logits[logits.len() - symbols..];
+            let best = (0..symbols).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+            assert_eq!(best as u32, symbol, "{case}");
+            logits = alone.feed(&[symbol]).0;
+        }
+        cases += 1;
+    }
+    assert_eq!(cases, 14);
+}
+
+/// A symbol changes exactly the positions that it changes in the official code (`checks` of each case).
+#[test]
+fn receptive_fields_equal_the_official_ones() {
+    for case in CASES {
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
+        let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
+        let text = &golden.texts()[0];
+        let symbols = model.card().vocabulary.len();
+        let before = full(&*model, text, &BoundaryOptions::default()).0;
+        for (name, expected) in config["checks"].as_object().unwrap() {
+            let Some(position) = name.strip_prefix("perturb_").and_then(|rest| rest.split('_').next()) else {
+                continue;
+            };
+            let position: usize = position.parse().unwrap();
+            let mut other = text.clone();
+            other[position] = (other[position] + 1) % symbols as u32;
+            let after = full(&*model, &other, &BoundaryOptions::default()).0;
+            let differs = |t: &usize| before[t * symbols..][..symbols] != after[t * symbols..][..symbols];
+            let changed: Vec<usize> = (0..text.len()).filter(differs).collect();
+            let bounds = [changed.first(), changed.last()].map(|t| *t.unwrap() as u64);
+            assert_eq!(serde_json::json!(bounds), *expected, "{case} {name}");
+        }
+    }
+}
+
+/// The xPos operator alone, at lengths where absolute scales span seventeen orders of magnitude. Rotated in blocks, every
+/// score of a key and a later query equals the official one.
+#[test]
+fn the_operator_equals_the_official_one_at_great_lengths() {
+    let golden = Golden::read("xpos_operator");
+    let config: Value =
+        serde_json::from_slice(&fs::read(source("xpos_operator").join("config.json")).unwrap()).unwrap();
+    for case in config["cases"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_u64().unwrap() as usize;
+        let id = number("id");
+        let dim = number("head_dim");
+        let length = number("key_len");
+        let base = number("scale_base");
+        let rotary = Rotary::new(dim, Some(base as f64), None, length);
+        let block = rotary.block();
+        let rows = |name: &str| golden.get(&format!("{id}.{name}")).iter().map(|&n| n as usize).collect::<Vec<_>>();
+        let q_rows = rows("q_rows");
+        let k_rows = rows("k_rows");
+        // The official angles are rounded to f32, which gives an error of n · 6e-8 of a turn at position n.
+        let tolerance = 1e-5 + 2.0 * length as f64 * 6e-8;
+        let mut compared = 0;
+        for head in 0..2 {
+            let vectors = |name: &str| golden.row(&format!("{id}.{name}"), head);
+            let q = vectors("q");
+            let k = vectors("k");
+            let scores = vectors("scores");
+            for (i, &q_at) in q_rows.iter().enumerate() {
+                for (j, &k_at) in k_rows.iter().enumerate().filter(|&(_, &k_at)| k_at <= q_at) {
+                    let mut query = q[i * dim..][..dim].to_vec();
+                    let mut key = k[j * dim..][..dim].to_vec();
+                    rotary.rotate_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
+                    rotary.rotate_key(k_at % block, std::iter::once(&mut key[..]));
+                    let products = || query.iter().zip(&key).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                    let actual = products().sum::<f64>();
+                    let size = products().map(f64::abs).sum::<f64>();
+                    let expected = f64::from(scores[i * k_rows.len() + j]);
+                    assert!(
+                        (actual - expected).abs() <= tolerance * size,
+                        "{id}, {q_at} − {k_at}: {actual} {expected} of {size}"
+                    );
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 20, "{id}: {compared} scores");
+    }
+}
+
+/// The memory of a sequence does not grow with its length, and a rollback may cross the edge of a block.
+#[test]
+fn a_long_stream_holds_only_its_windows() {
+    for case in ["xpos_bca", "rope_bca", "alibi_bca", "xpos_sliding"] {
+        for dtype in kernels::Dtype::ALL {
+            let model = model(case, dtype);
+            let symbols = model.card().vocabulary.len() as u32;
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let mut peak = 0;
+            let limit = model.bytes_for(1 << 20);
+            for position in 0..3000_u32 {
+                let chunk: Vec<u32> =
+                    (0..if position % 500 == 0 { 700 } else { 1 }).map(|i| (position * 7 + i) % symbols).collect();
+                alone.rows[0].set(&chunk, Want::Last);
+                advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+                assert!(model.memory().in_use <= limit, "{case}");
+                if position % 500 > 100 {
+                    peak = peak.max(model.memory().in_use);
+                }
+            }
+            // The row keeps 32 keys of the window and 32 for rollbacks, rounded up to pages.
+            assert!(peak <= 3 * model.bytes_for(1), "{case}: {peak} bytes");
+            let state = &mut alone.rows[0].state;
+            let len = state.len();
+            let earliest = state.earliest();
+            assert!(earliest + 32 <= len && state.rollback(earliest - 1).is_err() && state.rollback(earliest).is_ok());
+        }
+    }
+}
+
+/// Returns decoders and hourglasses with moving windows.
+fn endless() -> Vec<(String, Arc<dyn Model>)> {
+    let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
+    let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
+    let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
+    let all: Vec<_> = official.chain(own).collect();
+    assert_eq!(all.len(), 10);
+    all
+}
+
+/// A chunk that a stack must split gives the same bits, and uses at most the predicted memory.
+#[test]
+fn long_chunks_are_split() {
+    for (name, model) in endless() {
+        let symbols = model.card().vocabulary.len();
+        let text = Dice::new(3).text(1_300, symbols);
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let steps: Vec<_> = text.iter().map(|&symbol| alone.feed(&[symbol])).collect();
+        let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+        let logits = logits.concat();
+        let marks = marks.concat();
+        for chunk in [1_300, 700, 45] {
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let mut position = 0;
+            for part in text.chunks(chunk) {
+                let growth = model.growth(&*alone.rows[0].state, part.len());
+                let before = model.memory().in_use;
+                let actual = alone.feed(part);
+                assert!(model.memory().in_use <= before + growth, "{name}: more than {growth} in chunks of {chunk}");
+                assert!(
+                    actual.0 == logits[position * symbols..(position + part.len()) * symbols],
+                    "{name} in chunks of {chunk}"
+                );
+                assert!(actual.1 == marks[position..position + part.len()], "{name} in chunks of {chunk}");
+                position += part.len();
+            }
+            assert!(model.memory().in_use <= model.bytes_for(text.len()), "{name}");
+        }
+        assert!(model.bytes_for(1 << 20) == model.bytes_for(1 << 21), "{name}: the limit grows with the length");
+    }
+}
+
+/// A fork excludes symbols in flight. If their chunk has displaced all earlier keys, the fork is empty.
+#[test]
+fn a_fork_in_flight_is_complete_or_empty() {
+    for (name, model) in endless() {
+        let symbols = model.card().vocabulary.len();
+        let text = Dice::new(4).text(1_000, symbols);
+        let complete = full(&*model, &text, &BoundaryOptions::default()).0;
+        for (before, more, fork_len) in [(100, 30, 100), (100, 900, 0)] {
+            let mut main = Alone::new(&*model, BoundaryOptions::default());
+            main.feed(&text[..before]);
+            main.rows[0].set(&text[before..before + more], Want::All);
+            model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
+            let fork = main.rows[0].state.fork();
+            assert_eq!(fork.len(), fork_len, "{name}");
+            let mut fork = Alone::from(&*model, SequenceRow::new(fork));
+            let actual = fork.feed(&text[fork_len..fork_len + 200]).0;
+            assert!(actual == complete[fork_len * symbols..(fork_len + 200) * symbols], "{name}");
+        }
+    }
+}
+
+/// Memory and lists do not grow during a long generation, symbol by symbol.
+#[test]
+fn a_long_generation_uses_constant_memory() {
+    let symbols = if storms() { 200_000 } else { 12_000 };
+    for (name, model) in endless() {
+        let vocabulary = model.card().vocabulary.len();
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let mut dice = Dice::new(9);
+        let mut own = Vec::new();
+        let limit = model.bytes_for(2 * 64 + 32 + 32);
+        for position in 0..symbols {
+            // The symbols are random; about one in five is a boundary.
+            let symbol = if dice.below(5) == 0 { 3 } else { dice.below(vocabulary) as u32 };
+            alone.rows[0].set(&[symbol], Want::Last);
+            advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+            assert!(model.memory().in_use <= limit, "{name} at {position}: {} of {limit}", model.memory().in_use);
+            if position % (symbols / 4) == symbols / 4 - 1 {
+                own.push(alone.rows[0].state.own_bytes());
+            }
+        }
+        assert!(own.windows(2).all(|pair| pair[0] == pair[1]), "{name}: {own:?}");
+    }
+}
+
+/// Logits depend only on the last symbols, at any position of a stream. Removing whole blocks at the start changes nothing
+/// beyond the receptive field.
+#[test]
+fn logits_depend_only_on_the_receptive_field() {
+    let model = model("xpos_bca", kernels::Dtype::F32);
+    let text = &Golden::read("xpos_bca").texts()[0];
+    let symbols = model.card().vocabulary.len();
+    let complete = full(&*model, text, &BoundaryOptions::default()).0;
+    let later = full(&*model, &text[32..], &BoundaryOptions::default()).0;
+    // The receptive field is two layers of blocks of 16.
+    let max_error = difference(&complete[64 * symbols..], &later[32 * symbols..]);
+    assert!(max_error <= 2e-6, "{max_error}");
+    let shifted = full(&*model, &text[5..], &BoundaryOptions::default()).0;
+    assert!(difference(&complete[64 * symbols..], &shifted[59 * symbols..]) > 1e-3, "blocks count from the start");
+}
+
+#[test]
+fn every_layer_equals_the_golden_data() {
+    let mut compared = 0;
+    for case in CASES {
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
+        for (row, text) in golden.texts().iter().enumerate() {
+            let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let record = seen.clone();
+            work_mut::<Work>(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, positions, numbers| {
+                let name = match stage {
+                    HookPoint::Heads => "attn_concat",
+                    HookPoint::Attention => "self_attn_out",
+                    HookPoint::Layer => "out",
+                };
+                assert!(numbers.len().is_multiple_of(positions.len()));
+                record.lock().unwrap().entry(format!("layer.{layer}.{name}")).or_default().extend(numbers);
+            }));
+            text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
+            let seen = seen.lock().unwrap();
+            for name in golden.0.keys().filter(|name| name.starts_with("layer.")) {
+                let max_error = difference(&seen[name], &golden.row(name, row));
+                assert!(max_error <= LOGITS, "{case} {name} row {row}: {max_error}");
+                compared += 1;
+            }
+        }
+    }
+    // The data has two tensors in each of 15 cases, and the outputs of both layers for two texts.
+    assert_eq!(compared, 15 * 2 + 2 + 2 * 2);
+}
+
+pub(super) const SYMBOLS: [&str; 7] = [" ", "a", "b", "é", "語", "e", "\n"];
+
+fn config(position: &Value, window: &Value, extra: &[(&str, Value)]) -> Value {
+    let mut architecture = json!({
+        "layers": 2, "dim": 20, "heads": 3, "head_dim": 6, "feed_forward": 28, "activation": "gelu",
+        "layer_norm_eps": 1e-5, "position": position, "window": window, "sub_norms": true, "scale_embedding": false,
+        "tied": false,
+    });
+    for (key, value) in extra {
+        architecture[*key] = value.clone();
+    }
+    json!({
+        "format": "weir/1", "family": "decoder", "vocabulary": {"symbols": SYMBOLS}, "normaliser": "none",
+        "training_length": 64, "architecture": architecture,
+    })
+}
+
+fn list() -> Vec<(String, Value)> {
+    let positions = [
+        ("txl", json!("transformer-xl")),
+        ("rotary", json!("rotary")),
+        ("xpos", json!({"xpos": {"scale_base": 40}})),
+        ("alibi", json!("alibi")),
+        ("buckets", json!({"buckets": {"count": 6, "max_distance": 50}})),
+        ("sinusoidal", json!("sinusoidal")),
+        ("learned", json!({"learned": {"positions": 1000}})),
+        ("none", json!("none")),
+    ];
+    let windows = [
+        ("full", json!("full")),
+        ("blocks of 32", json!({"blockwise": {"length": 64}})),
+        ("blocks of 11", json!({"blockwise": {"length": 22}})),
+        ("last 40", json!({"sliding": {"keys": 40}})),
+    ];
+    let mut all = Vec::new();
+    for (position_name, position) in &positions {
+        for (window_name, window) in &windows {
+            all.push((format!("{position_name}, {window_name}"), config(position, window, &[])));
+        }
+    }
+    let learned = json!({"learned": {"positions": 1000}});
+    let gpt2 = [("sub_norms", json!(false)), ("activation", json!("gelu-tanh")), ("tied", json!(true))];
+    all.push(("gpt-2".into(), config(&learned, &json!("full"), &gpt2)));
+    let scaled = [("scale_embedding", json!(true)), ("activation", json!("relu"))];
+    all.push(("scaled".into(), config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled)));
+    // Texts begin with a start symbol, which takes the first position and leaves the window like any other symbol.
+    for (position_name, position) in &positions {
+        for (window_name, window) in &windows {
+            let mut marked = config(position, window, &[]);
+            marked["vocabulary"] = WITH_SPECIALS.clone();
+            all.push((format!("marked {position_name}, {window_name}"), marked));
+        }
+    }
+    all
+}
+
+/// The same symbols with special symbols between them.
+static WITH_SPECIALS: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "symbols": [" ", "a", "<BoS>", "b", "<bos>", "é", "語", "<eos>", "e", "<nxt>", "\n", "<oov>"],
+        "specials": {"start": 2, "end": 7, "segment_start": 4, "segment_end": 9, "unknown": 11},
+    })
+});
+
+pub(super) fn folders() -> &'static [(String, PathBuf)] {
+    static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        let folders = list()
+            .into_iter()
+            .enumerate()
+            .map(|(seed, (name, config))| {
+                (name, write(root.path(), &format!("decoder-{seed}"), &config, seed as u64 + 21))
+            })
+            .collect();
+        (root, folders)
+    });
+    &SHAPES.1
+}
+
+/// Loads all shapes.
+pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+    folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
+}
+
+/// Returns the folder of a shape.
+pub(super) fn folder(name: &str) -> &'static Path {
+    &folders().iter().find(|(own, _)| own == name).unwrap().1
+}
+
+fn ids(count: usize) -> String {
+    Dice::new(8).text(count, 56).iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn model_folder(case: &str) -> String {
+    converted(case).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn bits_by_length_equal_those_of_windows() {
+    let model = model_folder("xpos_bca");
+    let ids = ids(301);
+    let scored = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]);
+    let entries = scored["lengths"].as_array().unwrap();
+    assert_eq!(entries.len(), 4);
+    for entry in entries {
+        let length = entry["length"].as_u64().unwrap();
+        let windows = format!("{length},{length}");
+        let windowed = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
+        assert_eq!(entry["bits_per_char"], windowed["bits_per_char"], "{length}");
+        // Each length scores the same symbols.
+        assert_eq!((&entry["scored"], &entry["pieces"]), (&300.into(), &windowed["windows"]));
+        assert_eq!(entry["extrapolates"], length > 32);
+    }
+    let table = weir(&[], &["score", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]).unwrap();
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["length", "16", "32", "100", "300"]);
+    assert_eq!(lines[1][3..], ["inter", "inter", "extra", "extra"]);
+    for (cell, entry) in lines[2][3..].iter().zip(entries) {
+        assert_eq!(*cell, format!("{:.4}", entry["bits_per_char"].as_f64().unwrap()));
+    }
+}
+
+#[test]
+fn lengths_out_of_range_are_rejected() {
+    let rejection = |case: &str, lengths: &str, more: &[&str]| {
+        let model = model_folder(case);
+        let ids = ids(1_300);
+        let args = [&["score", "--model", &model, "--ids", &ids, "--lengths", lengths], more].concat();
+        weir(&[], &args).unwrap_err()
+    };
+    assert!(rejection("xpos_bca", "1300", &[]).contains("at most 1299"));
+    // The scale of xPos without a window, B = 16, leaves the range of f32.
+    assert!(rejection("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
+    assert!(rejection("xpos_bca", "0", &[]).contains("--lengths"));
+    let both = rejection("xpos_bca", "16", &["--windowed", "16,16"]);
+    assert!(both.contains("--lengths") && both.contains("--windowed") && both.contains("expected no value"), "{both}");
+}
+
+#[test]
+fn the_maximum_length_follows_from_scheme_and_window() {
+    let max_symbols = |case: &str, max_symbols: Option<usize>| {
+        let settings = Settings { max_symbols, ..settings() };
+        load(&converted(case), &settings).map(|model| model.card().max_symbols)
+    };
+    // Schemes without a limit accept four training windows, but at least 8,192 symbols.
+    assert_eq!(max_symbols("rope_full", None).unwrap(), 8192);
+    assert_eq!(max_symbols("rope_full", Some(100_000)).unwrap(), 100_000);
+    assert_eq!(max_symbols("xpos_full", None).unwrap(), 8192);
+    assert_eq!(max_symbols("xpos_full", Some(35_694)).unwrap(), 35_694);
+    assert_eq!(max_symbols("xpos_full_base16", None).unwrap(), 1115);
+    // A window limits the kept keys.
+    assert_eq!(max_symbols("xpos_bca", None).unwrap(), 1 << 24);
+    assert_eq!(max_symbols("xpos_bca", Some(50)).unwrap(), 50);
+    for (case, requested, expected) in
+        [("xpos_full", 35_695, "at most 35694 (without a window"), ("xpos_full_base16", 2000, "1115")]
+    {
+        let message = max_symbols(case, Some(requested)).unwrap_err().to_string();
+        assert!(message.contains("--max-symbols") && message.contains(expected), "{message}");
+    }
+    let learned = shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
+    assert_eq!(learned.card().max_symbols, 1000);
+    let long = weir(&[], &["score", "--model", &model_folder("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
+    let expected = "expected at most 1115 characters (without a window, xpos's scale of keys further off leaves f32's range), found 1116";
+    assert!(long.contains(expected), "{long}");
+    // A requested limit is not explained by the model.
+    let short = weir(&[], &["score", "--model", &model_folder("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
+    let short = short.unwrap_err();
+    assert!(short.contains("expected at most 9 characters, found 10"), "{short}");
+}
+
+/// Logits stay finite up to the last symbol that xPos without a window accepts.
+#[test]
+fn the_longest_text_has_finite_logits() {
+    for dtype in kernels::Dtype::ALL {
+        let model = model("xpos_full_base16", dtype);
+        let text = Dice::new(2).text(1115, 56);
+        let (logits, _) = crate::support::full(&*model, &text, &Default::default());
+        assert!(logits.iter().all(|logit| logit.is_finite()));
+    }
+}
+
+#[test]
+fn inspect_reports_the_resolution() {
+    let text = ids(100);
+    let inspected = run_json(&["inspect", &model_folder("xpos_bca"), "--json", "--resolution-ids", &text]);
+    let resolution = &inspected["resolution"];
+    // With blocks of 16, a query reads itself and at most 31 symbols before it.
+    assert_eq!((resolution["distances"].as_u64(), resolution["layers"].as_array().unwrap().len()), (Some(32), 2));
+    let printed = weir(&[], &["inspect", &model_folder("xpos_bca"), "--resolution-ids", &text]).unwrap();
+    assert!(
+        printed.contains(&format!("resolution       {:.4} over 32", resolution["all"].as_f64().unwrap())),
+        "{printed}"
+    );
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("text");
+    fs::write(&file, "a be é").unwrap();
+    let shape = folder("xpos, full").to_str().unwrap();
+    let by_file = run_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
+    assert_eq!(by_file["resolution"], run_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
+    assert_eq!(by_file["resolution"]["distances"], 6);
+    let pooled = crate::support::converted("whitespaces");
+    let error = weir(&[], &["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
+    assert!(
+        error.contains("model: expected one that is of the family decoder (for attention resolution), found "),
+        "{error}"
+    );
+    assert!(weir(&[], &["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
+}
+
+/// Returns the error for a changed architecture.
+fn refusal(change: &dyn Fn(&mut Value)) -> String {
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(folder("xpos, blocks of 32").join("config.json")).unwrap()).unwrap();
+    change(&mut config["architecture"]);
+    let file = Path::new("config.json");
+    let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
+    match blueprint(&config, file) {
+        Err(Error::Checkpoint { key, expected, found, .. }) => format!("{key}: {expected}, {found}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn incompatible_parts_are_rejected_with_the_rule() {
+    let set = |key: &'static str, value: Value| move |a: &mut Value| a[key] = value.clone();
+    let position = |value: Value| set("position", value);
+    let window = |value: Value| set("window", value);
+    let cases: [(&dyn Fn(&mut Value), &str); 17] = [
+        (&set("head_dim", 7.into()), "architecture.head_dim: an even number: this position scheme turns pairs"),
+        (&window(json!({"blockwise": {"length": 7}})), "architecture.window.blockwise.length: an even number from 2"),
+        (&window(json!({"blockwise": {"length": 0}})), "architecture.window.blockwise.length: an even number from 2"),
+        (&window(json!({"sliding": {"keys": 0}})), "architecture.window.sliding.keys: 1 to"),
+        (&window(json!({"sliding": {"keys": 1 << 20}})), "architecture.window: at most"),
+        (&window(json!({"sliding": {"keys": 5, "length": 6}})), "architecture.window.sliding"),
+        (&window(json!("circular")), "architecture.window"),
+        (&position(json!({"xpos": {"scale_base": 0}})), "architecture.position.xpos.scale_base: 1 to"),
+        (&position(json!({"xpos": {}})), "architecture.position.xpos"),
+        (&position(json!("xpos")), "architecture.position"),
+        (&position(json!({"buckets": {"count": 7, "max_distance": 50}})), "architecture.position.buckets.count"),
+        (
+            &position(json!({"buckets": {"count": 8, "max_distance": 4}})),
+            "architecture.position.buckets.max_distance: 5 to",
+        ),
+        (&position(json!({"learned": {"positions": 0}})), "architecture.position.learned.positions: 1 to"),
+        (&set("layers", 0.into()), "architecture.layers: 1 to"),
+        (&set("layer_norm_eps", 0.into()), "architecture.layer_norm_eps: above 0"),
+        (&set("pooling", "mean".into()), "architecture.pooling"),
+        (&set("sub_norms", 1.into()), "architecture.sub_norms"),
+    ];
+    for (change, expected) in cases {
+        let message = refusal(change);
+        assert!(message.contains(expected), "{message}");
+    }
+    let odd_heads = |a: &mut Value| {
+        a["dim"] = 21.into();
+        a["position"] = "sinusoidal".into();
+    };
+    assert!(refusal(&odd_heads).contains("architecture.dim: an even number"));
+    let huge_scale = |a: &mut Value| {
+        a["dim"] = (1 << 20).into();
+        a["layers"] = 1024.into();
+        a["feed_forward"] = (1 << 20).into();
+    };
+    assert!(refusal(&huge_scale).contains("architecture.dim: at most"));
+    let huge_tables = |a: &mut Value| {
+        a["heads"] = 64.into();
+        a["position"] = json!({"buckets": {"count": 8, "max_distance": 1 << 20}});
+    };
+    assert!(refusal(&huge_tables).contains("architecture.position.buckets.max_distance: a table of at most 67108864"));
+}

@@ -1,0 +1,528 @@
+//! A document encoder without arithmetic: its logits are a hash of the document and of all symbols before them. It counts
+//! live objects, can be paused and slowed down, and fails on demand.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use weir::{
+    decode::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
+        },
+        cost::Cost,
+        document::{
+            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, GenerationDefaults,
+            KeptVector, LayerTime, PoolingChoice, PoolingStep, SpecialIds, document_ref, encoding_mut,
+        },
+    },
+    error::{Error, Result},
+    text::{TextNormaliser, Vocabulary},
+};
+
+/// Special ids: bytes that occur in no text.
+pub(crate) const MARKS: SpecialIds = SpecialIds { start: 0, pad: 1, end: 0, unknown: 2 };
+
+/// Token that makes the encoder panic.
+pub(crate) const PANIC: u32 = 3;
+
+/// Token that makes the encoder return an error.
+pub(crate) const FAIL: u32 = 4;
+
+/// Tokens per block.
+pub(crate) const BLOCK: usize = 8;
+
+/// Maximum length of a document, in tokens.
+pub(crate) const TOKENS: usize = 400;
+
+/// Maximum number of symbols that a row can be fed.
+pub(crate) const TARGETS: usize = 60;
+
+/// Bytes per token of a document, and per symbol of a row.
+pub(crate) const BYTES: usize = 10;
+
+pub(crate) struct DocumentModel {
+    card: Card,
+    limits: DocumentLimits,
+    memory: usize,
+    counts: Arc<Counts>,
+    gate: (Mutex<StepGate>, Condvar),
+    /// Encoded blocks and symbol steps, in order.
+    pub(crate) log: Mutex<Vec<LoggedStep>>,
+}
+
+/// A unit of work that was run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LoggedStep {
+    Block,
+    /// A symbol step, with its number of rows.
+    Rows(usize),
+}
+
+#[derive(Default)]
+struct Counts {
+    alive: AtomicUsize,
+    bytes: AtomicUsize,
+    peak: AtomicUsize,
+    blocks: AtomicUsize,
+}
+
+/// Controls whether, and how fast, steps run.
+#[derive(Clone, Copy, PartialEq)]
+enum StepGate {
+    Free,
+    Held,
+    Slow(Duration),
+}
+
+impl DocumentModel {
+    pub(crate) fn new() -> Arc<Self> {
+        Self::with("reader", usize::MAX)
+    }
+
+    /// Creates a model with `memory` bytes.
+    pub(crate) fn with(name: &str, memory: usize) -> Arc<Self> {
+        let card = Card {
+            name: name.into(),
+            family: "toy",
+            shape: "a hash of documents".into(),
+            training_length: TOKENS,
+            max_symbols: TARGETS,
+            boundary_modes: vec![BoundaryMode::Given],
+            ..Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
+        };
+        let generation = GenerationDefaults { beam: 2, min_tokens: 3, ..GenerationDefaults::fairseq(12) };
+        let limits = DocumentLimits {
+            tokens: TOKENS,
+            targets: TARGETS,
+            padded: false,
+            block: BLOCK,
+            poolings: vec![PoolingStep { layer: 0, from: TOKENS, to: TOKENS / 2 }],
+            marks: MARKS,
+            generation,
+        };
+        let gate = (Mutex::new(StepGate::Free), Condvar::new());
+        Arc::new(Self { card, limits, memory, counts: Arc::default(), gate, log: Mutex::default() })
+    }
+
+    /// Blocks all further work.
+    pub(crate) fn hold(&self) {
+        self.set(StepGate::Held);
+    }
+
+    /// Lets all work run at full speed.
+    pub(crate) fn release(&self) {
+        self.set(StepGate::Free);
+    }
+
+    /// Makes each block and each step take `duration`.
+    pub(crate) fn slow(&self, duration: Duration) {
+        self.set(StepGate::Slow(duration));
+    }
+
+    /// Number of live encodings, documents and rows.
+    pub(crate) fn alive(&self) -> usize {
+        self.counts.alive.load(SeqCst)
+    }
+
+    /// Number of blocks encoded since the start.
+    pub(crate) fn blocks(&self) -> usize {
+        self.counts.blocks.load(SeqCst)
+    }
+
+    /// Maximum number of bytes held since the start.
+    pub(crate) fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
+    }
+
+    fn set(&self, gate: StepGate) {
+        *self.gate.0.lock().unwrap() = gate;
+        self.gate.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let (gate, changed) = &self.gate;
+        let gate = changed.wait_while(gate.lock().unwrap(), |gate| *gate == StepGate::Held).unwrap();
+        if let StepGate::Slow(duration) = *gate {
+            drop(changed.wait_timeout_while(gate, duration, |gate| *gate != StepGate::Free));
+        }
+    }
+}
+
+/// Guard that counts an object, and the bytes that it holds, until it is dropped.
+struct Alive {
+    counts: Arc<Counts>,
+    bytes: usize,
+}
+
+impl Alive {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.alive.fetch_add(1, SeqCst);
+        Self { counts: Arc::clone(counts), bytes: 0 }
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        let before = self.counts.bytes.fetch_add(bytes, SeqCst);
+        self.counts.peak.fetch_max(before + bytes, SeqCst);
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.counts.alive.fetch_sub(1, SeqCst);
+        self.counts.bytes.fetch_sub(self.bytes, SeqCst);
+    }
+}
+
+/// State of a row that decodes from a document.
+struct DecoderState {
+    /// Hash of the document.
+    hash: u64,
+    /// Symbols, shared with forks.
+    past: Vec<Arc<Symbol>>,
+    alive: Alive,
+}
+
+/// Keys and values of a symbol.
+struct Symbol {
+    /// Hash of the document and of all symbols up to this one.
+    hash: u64,
+    counts: Arc<Counts>,
+}
+
+impl Drop for Symbol {
+    fn drop(&mut self) {
+        self.counts.bytes.fetch_sub(BYTES, SeqCst);
+    }
+}
+
+impl DecoderState {
+    fn hash(&self) -> u64 {
+        self.past.last().map_or(self.hash, |symbol| symbol.hash)
+    }
+
+    fn push(&mut self, symbol: u32) {
+        let counts = Arc::clone(&self.alive.counts);
+        let before = counts.bytes.fetch_add(BYTES, SeqCst);
+        counts.peak.fetch_max(before + BYTES, SeqCst);
+        self.past.push(Arc::new(Symbol { hash: mix(self.hash() ^ u64::from(symbol)), counts }));
+    }
+}
+
+impl State for DecoderState {
+    fn len(&self) -> usize {
+        self.past.len()
+    }
+    fn segments(&self) -> usize {
+        0
+    }
+    fn fork(&self) -> Box<dyn State> {
+        Box::new(Self { hash: self.hash, past: self.past.clone(), alive: Alive::new(&self.alive.counts) })
+    }
+    fn rollback(&mut self, _: usize) -> Result<()> {
+        Err(Error::Internal("rollback is not supported".into()))
+    }
+    fn restart(&mut self, _: usize) {
+        self.past.clear();
+    }
+    fn boundary_before(&self, len: usize) -> usize {
+        len
+    }
+    fn bytes(&self) -> usize {
+        self.past.len() * BYTES
+    }
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        let page = |symbol: &Arc<Symbol>| PageUse {
+            id: Arc::as_ptr(symbol).addr(),
+            bytes: BYTES,
+            references: Arc::strong_count(symbol),
+            own: 1,
+        };
+        self.past.iter().for_each(|symbol| each(page(symbol)));
+    }
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>()
+    }
+}
+
+/// Returns the logits after `fed` symbols about a document. They are multiples of 0.5, so that some symbols tie.
+pub(crate) fn logits(document: &[u32], fed: &[u32]) -> Vec<f32> {
+    let hash = document.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
+    logits_of(fed.iter().fold(mix(hash), |hash, &symbol| mix(hash ^ u64::from(symbol))))
+}
+
+fn logits_of(hash: u64) -> Vec<f32> {
+    let logit = |symbol: u64| match symbol {
+        0 => (mix(hash ^ 99) % 15) as f32 * 0.5,
+        97..=122 | 32 => (mix(hash ^ symbol << 32) % 12) as f32 * 0.5,
+        _ => -20.0,
+    };
+    (0..256).map(logit).collect()
+}
+
+impl Model for DocumentModel {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
+        Err(Error::Internal("rows begin from documents".into()))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(true))
+    }
+
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        assert!(*scratch.0.downcast_ref::<bool>().unwrap(), "a failed step's scratch was used again");
+        self.wait();
+        self.log.lock().unwrap().push(LoggedStep::Rows(which.len()));
+        for &index in which {
+            let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
+            assert!(*status == StepStatus::Ready && !feed.is_empty());
+            let state = state_mut::<DecoderState>(state.as_mut())?;
+            logits.clear();
+            decisions.clear();
+            for (index, &symbol) in feed.iter().enumerate() {
+                state.push(symbol);
+                decisions.push(SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None });
+                if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
+                    logits.extend(logits_of(state.hash()));
+                }
+            }
+            *status = StepStatus::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
+        which.iter().for_each(|&index| rows[index].status = StepStatus::Ready);
+        Ok(())
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        symbols * BYTES
+    }
+
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more * BYTES
+    }
+
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.counts.bytes.load(SeqCst), limit: self.memory }
+    }
+
+    fn cost(&self, _: usize, _: usize) -> Cost {
+        Cost::default()
+    }
+
+    fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
+        Some(self)
+    }
+}
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+}
+
+struct HashedDocument {
+    hash: u64,
+    tokens: usize,
+    hard: bool,
+    choices: Vec<PoolingChoice>,
+    timings: Vec<LayerTime>,
+    alive: Alive,
+}
+
+impl Document for HashedDocument {
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+    fn vectors(&self) -> usize {
+        self.tokens.div_ceil(2)
+    }
+    fn bytes(&self) -> usize {
+        self.alive.bytes
+    }
+    fn unpooled_bytes(&self) -> usize {
+        self.tokens * 2 * BYTES
+    }
+    fn own_bytes(&self) -> usize {
+        0
+    }
+    fn choices(&self) -> &[PoolingChoice] {
+        &self.choices
+    }
+    fn timings(&self) -> &[LayerTime] {
+        &self.timings
+    }
+    fn memory_ns(&self) -> u64 {
+        7
+    }
+}
+
+/// Encoding with two layers. The first runs while the document arrives.
+#[derive(Default)]
+struct Opening {
+    tokens: Vec<u32>,
+    closed: bool,
+    hard: bool,
+    /// Number of encoded blocks.
+    ran: usize,
+    /// Choices of the pooling after the first layer, until the document exists.
+    choices: Vec<PoolingChoice>,
+    document: Option<Arc<dyn Document>>,
+    alive: Option<Alive>,
+    counts: Arc<Counts>,
+}
+
+impl Opening {
+    fn blocks(&self) -> usize {
+        self.tokens.len().div_ceil(BLOCK)
+    }
+
+    fn stage(&self) -> EncodingStage {
+        let complete = self.tokens.len() / BLOCK;
+        match self.ran {
+            _ if self.document.is_some() => EncodingStage::Done,
+            ran if ran < complete || (self.closed && ran < self.blocks()) => EncodingStage::Layer(0),
+            _ if !self.closed => EncodingStage::Waiting,
+            ran if ran < 2 * self.blocks() => EncodingStage::Layer(1),
+            _ => EncodingStage::Memory,
+        }
+    }
+}
+
+impl Encoding for Opening {
+    fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.closed {
+            return Err(Error::Internal("closed".into()));
+        }
+        let length = self.tokens.len() + tokens.len();
+        if length > TOKENS {
+            return Err(Error::TooLong { field: "document", length, limit: TOKENS, unit: "tokens", why: None });
+        }
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+    fn close(&mut self) -> Result<()> {
+        if self.tokens.is_empty() {
+            return Err(Error::BadOption {
+                field: "document",
+                found: "\"\"".into(),
+                bound: "at least one token".into(),
+            });
+        }
+        self.closed = true;
+        Ok(())
+    }
+    fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+    fn progress(&self) -> EncodingProgress {
+        let total = self.closed.then(|| 2 * self.blocks() + 1);
+        EncodingProgress { stage: self.stage(), blocks: self.ran, total }
+    }
+    fn choices(&self) -> &[PoolingChoice] {
+        &self.choices
+    }
+    fn document(&self) -> Option<Arc<dyn Document>> {
+        self.document.clone()
+    }
+    fn bytes(&self) -> usize {
+        self.alive.as_ref().map_or(0, |alive| alive.bytes)
+            + self.document.as_ref().map_or(0, |document| document.bytes())
+    }
+}
+
+impl DocumentEncoder for DocumentModel {
+    fn limits(&self) -> &DocumentLimits {
+        &self.limits
+    }
+
+    fn open(&self) -> Box<dyn Encoding> {
+        let alive = Some(Alive::new(&self.counts));
+        Box::new(Opening { alive, counts: Arc::clone(&self.counts), ..Opening::default() })
+    }
+
+    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
+        let mut opening = self.open();
+        encoding_mut::<Opening>(&mut *opening)?.hard = true;
+        Ok(opening)
+    }
+
+    fn bytes_for(&self, tokens: usize) -> usize {
+        2 * tokens.next_multiple_of(BLOCK) * BYTES
+    }
+
+    fn multiply_adds(&self, tokens: usize, _: usize) -> usize {
+        tokens
+    }
+
+    fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
+        let opening = encoding_mut::<Opening>(encoding)?;
+        let clean = scratch.0.downcast_mut::<bool>().unwrap();
+        assert!(std::mem::take(clean), "a failed step's scratch was used again");
+        let mut ran = 0;
+        while ran < blocks && !matches!(opening.stage(), EncodingStage::Waiting | EncodingStage::Done) {
+            self.wait();
+            self.log.lock().unwrap().push(LoggedStep::Block);
+            self.counts.blocks.fetch_add(1, SeqCst);
+            let block = opening.tokens.chunks(BLOCK).nth(opening.ran).unwrap_or_default();
+            assert!(!block.contains(&PANIC), "the test requests a panic");
+            if block.contains(&FAIL) {
+                return Err(Error::OutOfPages { needed: 1, limit: 0 });
+            }
+            match opening.stage() {
+                EncodingStage::Layer(0) => opening.alive.as_mut().unwrap().grow(BLOCK * BYTES),
+                EncodingStage::Memory => {
+                    let mut alive = Alive::new(&opening.counts);
+                    alive.grow(opening.tokens.len() * BYTES);
+                    // Releases the memory of the encoder.
+                    opening.alive = None;
+                    opening.choices.clear();
+                    opening.document = Some(Arc::new(hashed_document(&opening.tokens, opening.hard, alive)));
+                }
+                _ => {}
+            }
+            opening.ran += 1;
+            ran += 1;
+            if opening.closed && opening.ran == opening.blocks() {
+                opening.choices = vec![pooling_choice(&opening.tokens)];
+            }
+        }
+        *clean = true;
+        Ok(ran)
+    }
+
+    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
+        let document = document_ref::<HashedDocument>(document)?;
+        let hash = mix(document.hash ^ u64::from(document.hard));
+        Ok(Box::new(DecoderState { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
+    }
+}
+
+/// Returns the vectors that the pooling after the first layer keeps.
+fn pooling_choice(tokens: &[u32]) -> PoolingChoice {
+    let kept =
+        (0..tokens.len()).step_by(2).map(|token| KeptVector { token, score: (token % 7) as f32 / 8.0 }).collect();
+    PoolingChoice { layer: 0, kept }
+}
+
+fn hashed_document(tokens: &[u32], hard: bool, alive: Alive) -> HashedDocument {
+    let hash = tokens.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
+    let choices = vec![pooling_choice(tokens)];
+    let timings = vec![LayerTime { length: tokens.len(), ns: 5 }; 2];
+    HashedDocument { hash, tokens: tokens.len(), hard, choices, timings, alive }
+}

@@ -1,0 +1,728 @@
+//! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
+
+use crate::{
+    golden::Golden,
+    support::{Alone, HNET_CASES, difference, full, hnet_converted, hnet_golden, hnet_in, settings},
+};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{Cursor, Read, Write},
+    ops::ControlFlow,
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+use tempfile::TempDir;
+use weir::{
+    decode::{
+        boundary::levels,
+        contract::{BoundaryOptions, Model, SequenceRow, Want},
+    },
+    engine::calibration::measure,
+    family::{
+        checkpoint::Config,
+        convert::{Source, convert},
+        init::init,
+        load::{Settings, blueprint, load},
+    },
+    kernels::{Dtype, Isa},
+    report::sample::Sample,
+};
+use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
+
+/// Largest difference between logits, relative to the largest logit of the text.
+const LOGITS: f32 = 5e-5;
+
+const PROBABILITIES: f32 = 1e-5;
+
+fn largest(logits: &[f32]) -> f32 {
+    logits.iter().fold(0.0, |largest, logit| largest.max(logit.abs()))
+}
+
+/// Feeds `ids` in steps of at most `size` symbols. Returns logits, boundaries and their probabilities.
+fn fed(model: &dyn Model, ids: &[u32], size: usize) -> (Vec<f32>, Vec<bool>, Vec<f32>) {
+    let mut alone = Alone::new(model, BoundaryOptions::default());
+    let mut logits = Vec::new();
+    let mut marks = Vec::new();
+    for part in ids.chunks(size) {
+        let step = alone.feed(part);
+        logits.extend(step.0);
+        marks.extend(step.1);
+    }
+    let boundaries = marks.iter().map(|mark| mark.boundary).collect();
+    (logits, boundaries, marks.iter().map(|mark| mark.probability.unwrap()).collect())
+}
+
+#[test]
+fn logits_and_boundaries_equal_the_official_ones() {
+    for case in HNET_CASES {
+        let golden = Golden::open(&hnet_golden(case));
+        for isa in Isa::all() {
+            let model = load(&hnet_converted(case), &Settings { isa, ..settings() }).unwrap();
+            for text in ["s0", "s1", "s2"] {
+                let ids = golden.ids(&format!("{text}.ids"));
+                let expected = golden.get(&format!("{text}.logits"));
+                for size in [ids.len(), 1, 7, 33] {
+                    let (logits, boundaries, probabilities) = fed(&*model, &ids, size);
+                    let error = difference(&logits, expected) / largest(expected);
+                    assert!(error <= LOGITS, "{case}, {text}, {}, steps of {size}: {error}", isa.name());
+                    let official = golden.get(&format!("{text}.level0.boundary"));
+                    assert!(boundaries.iter().zip(official).all(|(&own, &official)| own == (official == 1.0)));
+                    let error = difference(&probabilities, golden.get(&format!("{text}.level0.boundary_prob")));
+                    assert!(error <= PROBABILITIES, "{case}, {text}: {error}");
+                }
+                let name = format!("{text}.incremental.logits");
+                if golden.has(&name) {
+                    let official = golden.get(&name);
+                    let (logits, ..) = fed(&*model, &ids, 1);
+                    let error = difference(&logits[logits.len() - official.len()..], official) / largest(official);
+                    assert!(error <= LOGITS, "{case}, {text}, {name}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_continuations_equal_the_official_ones() {
+    for case in HNET_CASES {
+        let golden = Golden::open(&hnet_golden(case));
+        let model = hnet_in(case, Dtype::F32);
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let (mut logits, _) = alone.feed(&golden.ids("greedy.prompt_ids"));
+        let mut generated = Vec::new();
+        for _ in 0..60 {
+            let last = &logits[logits.len() - 256..];
+            let best = (0..256).fold(0, |best, id| if last[id] > last[best] { id } else { best }) as u32;
+            generated.push(best);
+            logits = alone.feed(&[best]).0;
+        }
+        assert_eq!(generated, golden.ids("greedy.ids"), "{case}");
+    }
+}
+
+/// A sequence is rolled back to every length that it offers, long after it was there, and continues with the same bits.
+#[test]
+fn a_long_sequence_is_rewound_to_the_bit() {
+    for case in ["two_stage_padded", "mixed_letters"] {
+        let golden = Golden::open(&hnet_golden(case));
+        let model = hnet_in(case, Dtype::F32);
+        let text: Vec<u32> = golden.ids("s2.ids").into_iter().cycle().take(700).collect();
+        let complete = full(&*model, &text, &BoundaryOptions::default());
+        // a feed beyond 512 symbols gives up all snapshots before it
+        for prefill in [1, 20, 100, 600] {
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            text[..prefill].iter().take(1).for_each(|&symbol| drop(alone.feed(&[symbol])));
+            if prefill > 1 {
+                alone.feed(&text[1..prefill]);
+            }
+            text[prefill..650].iter().for_each(|&symbol| drop(alone.feed(&[symbol])));
+            let state = &alone.rows[0].state;
+            let earliest = state.earliest();
+            assert!((450..=618).contains(&earliest), "{case}: {earliest}");
+            assert!(state.bytes() <= model.bytes_for(650), "{case}");
+            for back in [earliest, earliest + 1, 633, 650] {
+                let mut fork = Alone::from(&*model, SequenceRow::new(state.fork()));
+                fork.rows[0].state.rollback(back).unwrap();
+                let (logits, marks) = fork.feed(&text[back..]);
+                assert!(difference(&logits, &complete.0[back * 256..]) == 0.0, "{case}: back to {back}");
+                assert_eq!(marks, complete.1[back..], "{case}: back to {back}");
+            }
+            let end = state.boundary_before(650);
+            assert!(end == 0 || complete.1[end - 1].boundary, "{case}: {end}");
+        }
+        assert_eq!(model.memory().in_use, 0, "{case}");
+    }
+}
+
+#[test]
+fn memory_does_not_grow_where_every_window_is_bounded() {
+    let model: Arc<dyn Model> = hnet_in("mixed_letters", Dtype::F32);
+    let golden = Golden::open(&hnet_golden("mixed_letters"));
+    let text: Vec<u32> = golden.ids("s2.ids").into_iter().cycle().take(4000).collect();
+    let mut alone = Alone::new(&*model, BoundaryOptions::default());
+    let mut bytes = Vec::new();
+    for part in text.chunks(40) {
+        alone.feed(part);
+        bytes.push(model.memory().in_use);
+    }
+    let early = bytes[20..60].iter().max().unwrap();
+    assert!(bytes[60..].iter().all(|later| later <= early), "{bytes:?}");
+    assert!(bytes.iter().all(|&bytes| bytes <= model.bytes_for(4000)));
+}
+
+#[test]
+fn measured_steps_begin_a_chunk_or_none() {
+    for case in HNET_CASES {
+        let model = load(&hnet_converted(case), &settings()).unwrap();
+        let go_on = &mut || ControlFlow::Continue(());
+        let table = measure(&*model, 2, Duration::from_secs(20), go_on).unwrap().unwrap();
+        let short = table.timings.iter().filter(|timing| timing.shape.symbols == 1 && timing.shape.context < 100);
+        // a step that does not do what it was chosen for has no samples
+        let rows: Vec<_> = short.map(|timing| (timing.shape.rows, timing.plain.is_some())).collect();
+        assert_eq!(rows, [(1, true), (2, true)], "{case}");
+    }
+}
+
+fn weir(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn folder(case: &str) -> String {
+    hnet_converted(case).to_str().unwrap().to_owned()
+}
+
+/// The boundaries of every level equal the official ones, whatever the steps are.
+#[test]
+fn scores_list_the_boundaries_of_every_level() {
+    for case in HNET_CASES {
+        let golden = crate::golden::Golden::open(&hnet_golden(case));
+        for text in ["s0", "s1", "s2"] {
+            let ids = golden.ids(&format!("{text}.ids"));
+            let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let level = |level: usize| -> Option<Vec<u32>> {
+                let name = format!("{text}.level{level}.boundary");
+                golden.has(&name).then(|| golden.ids(&name))
+            };
+            for mode in ["full", "incremental", "chunked"] {
+                let args =
+                    ["score", "--json", "--model", &folder(case), "--ids", &list, "--mode", mode, "--chunk", "9"];
+                let output: Value = serde_json::from_str(&weir(&args)).unwrap();
+                assert_eq!(output["boundaries"], json!(level(0).unwrap()), "{case}, {text}, {mode}");
+                let levels: Vec<_> = (0..).map_while(level).collect();
+                let expected = if levels.len() > 1 { json!(levels) } else { Value::Null };
+                assert_eq!(output["boundary_levels"], expected, "{case}, {text}, {mode}");
+                assert_eq!(output["logprobs"].as_array().unwrap().len(), ids.len() - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_begin_with_their_boundary() {
+    let model = folder("two_stage");
+    let text = "Chunks begin where bytes differ: été.";
+    let output: Value = serde_json::from_str(&weir(&["segment", "--json", "--model", &model, "--text", text])).unwrap();
+    let levels = output["boundary_levels"].as_array().unwrap();
+    let boundaries: Vec<u64> = levels[0].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
+    // the start mark is a symbol, but has no place in the text
+    assert_eq!((levels.len(), boundaries.len()), (2, text.len() + 1));
+    let starts: Vec<usize> = (0..boundaries.len())
+        .filter(|&symbol| boundaries[symbol] == 1)
+        .map(|symbol| symbol.saturating_sub(1))
+        .collect();
+    let segments = output["segments"].as_array().unwrap();
+    assert_eq!(segments.iter().map(|segment| segment["start"].as_u64().unwrap() as usize).collect::<Vec<_>>(), starts);
+    let places = segments.iter().map(|segment| {
+        &text.as_bytes()[segment["start"].as_u64().unwrap() as usize..segment["end"].as_u64().unwrap() as usize]
+    });
+    let parts: Vec<_> = places.map(String::from_utf8_lossy).collect();
+    assert_eq!(segments.iter().map(|segment| segment["text"].as_str().unwrap()).collect::<Vec<_>>(), parts);
+    assert_eq!(levels[1].as_array().unwrap().len(), starts.len());
+    let shown = weir(&["segment", "--model", &model, "--text", text]);
+    let bars = shown.lines().next().unwrap().matches('│').count();
+    let deeper = levels[1].as_array().unwrap().iter().filter(|bit| **bit == 1).count();
+    // the first chunk has no bar before it
+    assert_eq!(bars, starts.len() - 1 + deeper - 1, "{shown}");
+}
+
+#[test]
+fn a_text_gets_a_start_mark_that_is_not_shown() {
+    let model = folder("one_stage");
+    let args = |prompt| {
+        ["generate", "--json", "--model", &model, "--max-chars", "5", "--temperature", "0", "--prompt", prompt]
+    };
+    let output: Value = serde_json::from_str(&weir(&args("ab"))).unwrap();
+    assert_eq!(output["usage"]["prompt_chars"], 3, "{output}");
+    let empty: Value = serde_json::from_str(&weir(&args(""))).unwrap();
+    assert_eq!(empty["usage"]["prompt_chars"], 1, "{empty}");
+}
+
+/// Chunks, their lengths and the steps of each level, as the boundaries of a score with the same symbols have them.
+#[test]
+fn levels_are_counted_in_generations_and_benchmarks() {
+    let model = folder("two_stage");
+    let args =
+        ["generate", "--json", "--model", &model, "--max-chars", "30", "--seed", "4", "--ignore-eos", "--prompt"];
+    let output: Value = serde_json::from_str(&weir(&[&args[..], &["levels of chunks"]].concat())).unwrap();
+    let ids = output["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    let all: Vec<u64> = std::iter::once(254).chain(b"levels of chunks".iter().map(|&b| b.into())).chain(ids).collect();
+    let list = all.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let score: Value = serde_json::from_str(&weir(&["score", "--json", "--model", &model, "--ids", &list])).unwrap();
+    let levels = output["levels"].as_array().unwrap();
+    assert_eq!(levels.len(), 2, "{output}");
+    assert_eq!(levels[0]["middle_steps"], output["timing"]["middle_steps"]);
+    let mut around = all.len() as f64;
+    for (level, boundaries) in levels.iter().zip(score["boundary_levels"].as_array().unwrap()) {
+        let chunks = boundaries.as_array().unwrap().iter().filter(|bit| **bit == 1).count();
+        assert_eq!(level["chunks"], chunks, "{output}");
+        assert_eq!(level["shortening_factor"], around / chunks as f64);
+        let steps = level["middle_steps"].as_u64().unwrap() as usize;
+        assert!(steps > 0 && steps <= chunks, "{output}");
+        around = chunks as f64;
+    }
+    // a model with one level has no list
+    let one = folder("one_stage");
+    let args = ["generate", "--json", "--model", &one, "--max-chars", "3", "--prompt", "levels"];
+    assert_eq!(serde_json::from_str::<Value>(&weir(&args)).unwrap()["levels"], Value::Null);
+    let args =
+        ["bench", "decode", "--json", "--batch", "1", "--context", "8", "--steps", "150", "--threads", "1", "--model"];
+    for (model, count) in [(&model, 2), (&one, 0)] {
+        let output: Value = serde_json::from_str(&weir(&[&args[..], &[model]].concat())).unwrap();
+        let levels = output[0]["levels"].as_array().map_or(&[][..], Vec::as_slice);
+        assert_eq!(levels.len(), count, "{output}");
+        if let [outer, inner] = levels {
+            assert_eq!(outer["shortening_factor"], output[0]["shortening_factor"]);
+            assert_eq!(outer["middle_steps"], output[0]["middle_steps"]);
+            let steps = [outer, inner].map(|level| level["middle_steps"].as_u64().unwrap());
+            assert!(steps[0] >= steps[1] && steps[1] > 0, "{output}");
+            assert_eq!(inner["shortening_factor"].as_f64().unwrap(), steps[0] as f64 / steps[1] as f64);
+        }
+    }
+}
+
+#[test]
+fn a_torch_file_gives_the_weights_of_safetensors() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let to = TempDir::new().unwrap();
+    let written = convert(Source::Hnet, &folder, to.path(), false).unwrap();
+    let bytes = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
+    assert_eq!(bytes(to.path()), bytes(&hnet_converted("two_stage")));
+    assert!(written.parameters > 0 && written.shape.contains("2 levels"), "{}", written.shape);
+}
+
+/// Converts a fixture with a changed configuration and returns the error.
+fn refused(case: &str, change: impl Fn(&mut Value)) -> String {
+    let from = TempDir::new().unwrap();
+    let source = hnet_golden(case);
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(from.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(source.join("model.safetensors"), from.path().join("model.safetensors")).unwrap();
+    let to = from.path().join("to");
+    let message = convert(Source::Hnet, from.path(), &to, false).unwrap_err().to_string();
+    assert!(!to.join("config.json").exists(), "{message}");
+    message.replace(&*from.path().to_string_lossy(), "SRC")
+}
+
+#[test]
+fn configurations_out_of_bounds_are_refused_by_key() {
+    let cases: [(fn(&mut Value), &str); 15] = [
+        (|config| config["arch_layout"] = json!(["m2", "T2", "m2"]), "config.json: arch_layout: expected [encoder"),
+        (|config| config["arch_layout"] = json!(["m2", ["x2"], "m2"]), "arch_layout[1][0]: expected letters of mMtT"),
+        (|config| config["arch_layout"] = json!(["T2"]), "d_model: expected 1 numbers, one for each stage"),
+        (
+            |config| config["arch_layout"] = json!(["m2", ["m2", ["T2"], "m2"], "m2"]),
+            "d_model: expected 3 numbers, one for each stage of arch_layout, found 2 numbers",
+        ),
+        (|config| config["d_model"] = json!([64, 32]), "d_model[1]: expected at least 64"),
+        (|config| config["d_model"] = json!([16, 32]), "ssm_cfg.expand[0]: expected expand · d_model divisible by 64"),
+        (|config| config["d_intermediate"] = json!([0, 0]), "d_intermediate[1]: expected 1 to"),
+        (
+            |config| config["attn_cfg"]["num_heads"] = json!([2, 3]),
+            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 3",
+        ),
+        (
+            |config| config["attn_cfg"]["rotary_emb_dim"] = json!([16, 18]),
+            "attn_cfg.rotary_emb_dim[1]: expected an even",
+        ),
+        (
+            |config| config["attn_cfg"]["window_size"] = json!([1023, -2]),
+            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found -2",
+        ),
+        (|config| config["ssm_cfg"]["d_conv"] = json!(0), "ssm_cfg.d_conv[0]: expected 1 to 64, found 0"),
+        (|config| config["ssm_cfg"]["d_ssm"] = json!(0), "ssm_cfg.d_ssm: expected one of"),
+        (|config| config["vocab_size"] = json!(257), "vocab_size: expected 256, the byte values, found 257"),
+        (|config| config["tie_embeddings"] = json!(true), "lm_head.weight: expected the numbers of embeddings.weight"),
+        (
+            |config| config["arch_layout"] = json!(["m2", ["T3"], "m2"]),
+            "backbone.main_network.main_network.layers.2.mixer.Wqkv.weight: expected a tensor, found none (5 more",
+        ),
+    ];
+    for (change, expected) in cases {
+        let message = refused("one_stage", change);
+        assert!(message.contains(expected), "{message}\n{expected}");
+    }
+    let superfluous = refused("one_stage", |config| config["arch_layout"] = json!(["m1", ["T2"], "m2"]));
+    assert!(superfluous.contains("backbone.encoder.layers.1") && superfluous.contains("found one"), "{superfluous}");
+    let shape = refused("one_stage", |config| config["ssm_cfg"]["d_state"] = json!(32));
+    assert!(shape.contains("expected shape"), "{shape}");
+}
+
+#[test]
+fn two_files_of_tensors_are_refused() {
+    let from = TempDir::new().unwrap();
+    let source = hnet_golden("two_stage");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(source.join(name), from.path().join(name)).unwrap();
+    }
+    fs::write(from.path().join("checkpoint.pt"), "no archive").unwrap();
+    let message = convert(Source::Hnet, from.path(), &from.path().join("to"), false).unwrap_err().to_string();
+    assert!(message.contains("expected model.safetensors, or one .pt file, found both"), "{message}");
+    fs::remove_file(from.path().join("model.safetensors")).unwrap();
+    let message = convert(Source::Hnet, from.path(), &from.path().join("to"), false).unwrap_err().to_string();
+    assert!(message.contains("checkpoint.pt") && message.contains("a zip archive"), "{message}");
+}
+
+/// Returns the mean length of each level's chunks, in units of the level around it, on English.
+fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    shape["architecture"]["stages"] = stages.clone();
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("shape.json");
+    fs::write(&config, shape.to_string()).unwrap();
+    let to = dir.path().join("model");
+    init(&config, &to, 5, false).unwrap();
+    let model = load(&to, &Settings { dtype, ..settings() }).unwrap();
+    let symbols = model.card().encode("text", &Sample::text()[..1000]).unwrap();
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
+    row.set(&symbols, Want::Nothing);
+    weir::decode::contract::advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
+    let levels = levels(row.decisions.iter().map(|mark| mark.depth));
+    let mean = |level: &Vec<u8>| level.len() as f64 / level.iter().filter(|&&bit| bit == 1).count() as f64;
+    levels.iter().map(mean).collect()
+}
+
+fn stage(dim: usize, layers: Value) -> Value {
+    let mut stage = json!({
+        "dim": dim, "feed_forward": 128, "heads": 2, "rotary_dim": 8, "window": "full", "state_dim": 16, "conv_width": 4,
+        "expand": 2,
+    });
+    stage.as_object_mut().unwrap().extend(layers.as_object().unwrap().clone());
+    stage
+}
+
+#[test]
+fn random_chunks_are_as_long_as_trained_ones() {
+    let outer = stage(64, json!({ "encoder": "m4", "decoder": "m1" }));
+    let nested = stage(64, json!({ "encoder": "T1m4", "decoder": "m1" }));
+    let main = stage(96, json!({ "main": "T1" }));
+    for dtype in [Dtype::F32, Dtype::Int8] {
+        let lengths = chunk_lengths(&json!([outer, main]), dtype);
+        assert!(lengths.len() == 1 && (5.0..7.0).contains(&lengths[0]), "{lengths:?}");
+        let lengths = chunk_lengths(&json!([outer, nested, main]), dtype);
+        assert!(lengths.len() == 2 && lengths.iter().all(|length| (2.5..3.5).contains(length)), "{lengths:?}");
+    }
+}
+
+/// Memory and cost depend on a stage's window, and the parameter count on its convolution, even if the stage has no such layer.
+#[test]
+fn keys_that_no_layer_needs_are_bounded() {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let refusal = |key: &str, value: Value| {
+        let mut outer = stage(1, json!({ "encoder": "", "decoder": "", "state_dim": 0, "expand": 0 }));
+        outer[key] = value;
+        let mut shape: Value = serde_json::from_str(&shape).unwrap();
+        shape["architecture"]["stages"] = json!([outer, stage(2, json!({ "main": "" }))]);
+        let file = Path::new("config.json");
+        let config = Config::parse(shape.to_string().as_bytes(), file).unwrap();
+        blueprint(&config, file).unwrap_err().to_string()
+    };
+    for (key, value, expected) in [
+        (
+            "window",
+            json!({ "sliding": { "keys": u64::MAX } }),
+            "architecture.stages[0].window.sliding.keys: expected 1 to 16777216, found 18446744073709551615",
+        ),
+        (
+            "window",
+            json!({ "blockwise": { "length": 0 } }),
+            "architecture.stages[0].window.blockwise.length: expected an even number from 2",
+        ),
+        (
+            "conv_width",
+            json!(u64::MAX),
+            "architecture.stages: expected at most 17179869184 numbers in all tensors, found a product beyond 64 bits",
+        ),
+    ] {
+        let message = refusal(key, value);
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn an_end_byte_without_a_start_mark_is_refused() {
+    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
+    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    shape["vocabulary"] = json!({ "bytes": true, "end": 3 });
+    let dir = TempDir::new().unwrap();
+    let config = dir.path().join("shape.json");
+    fs::write(&config, shape.to_string()).unwrap();
+    let error = init(&config, &dir.path().join("model"), 5, false).unwrap_err().to_string();
+    let expected = "vocabulary.start: expected the mark before a text, as there is an `end`, found nothing";
+    assert!(error.contains(expected), "{error}");
+}
+
+/// Runs the command on a folder, which it must refuse, and returns its error.
+fn refused_config(from: &Path) -> String {
+    let to = from.join("to");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(["convert", "--from", "hnet"]).arg(from).arg(&to).env_clear();
+    let output = command.output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && !to.join("config.json").exists(), "{message}");
+    message
+}
+
+/// Replaces the first occurrence of `from`.
+fn patched(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let offset = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    [&bytes[..offset], to, &bytes[offset + from.len()..]].concat()
+}
+
+/// Writes the two-stage fixture with another pickle and returns the error of its conversion.
+fn refused_pickle(change: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let mut archive = ZipArchive::new(Cursor::new(fs::read(source.join("checkpoint.pt")).unwrap())).unwrap();
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).unwrap();
+        let name = entry.name().unwrap().into_owned();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        if name.ends_with("data.pkl") {
+            bytes = change(&bytes);
+        }
+        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        writer.start_file(name, stored).unwrap();
+        writer.write_all(&bytes).unwrap();
+    }
+    let dir = TempDir::new().unwrap();
+    fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
+    fs::write(dir.path().join("checkpoint.pt"), writer.finish().unwrap().into_inner()).unwrap();
+    refused_config(dir.path())
+}
+
+#[test]
+fn a_pickle_with_anything_executable_is_refused_by_name() {
+    const DICT: &[u8] = b"ccollections\nOrderedDict\n";
+    const TENSOR: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n";
+    let at_start = |code: &'static [u8]| move |pickle: &[u8]| [&pickle[..2], code, &pickle[2..]].concat();
+    let unknown = "expected a name that training checkpoints need, found";
+    let replaced = |from: &'static [u8], to: &'static [u8]| move |pickle: &[u8]| patched(pickle, from, to);
+    let cases: [(Box<dyn Fn(&[u8]) -> Vec<u8>>, String); 13] = [
+        // a call before the dict, as exploits put it
+        (Box::new(at_start(b"cos\nsystem\n(X\x04\0\0\0truetR0")), format!("data.pkl byte 2: {unknown} os.system")),
+        (Box::new(at_start(b"cposix\nsystem\n(X\x04\0\0\0truetR0")), format!("{unknown} posix.system")),
+        (Box::new(at_start(b"csubprocess\nPopen\n(X\x04\0\0\0truetR0")), format!("{unknown} subprocess.Popen")),
+        (Box::new(at_start(b"\x8c\x08builtins\x8c\x04eval\x93(X\x01\0\0\x001tR0")), format!("{unknown} builtins.eval")),
+        (Box::new(at_start(b"(X\x04\0\0\0trueios\nsystem\n0")), format!("{unknown} os.system")),
+        // a name in the place of one that is needed
+        (Box::new(replaced(DICT, b"cbuiltins\nexec\n")), format!("data.pkl byte 2: {unknown} builtins.exec")),
+        (Box::new(replaced(TENSOR, b"ctorch\nload\n")), format!("{unknown} torch.load")),
+        (Box::new(replaced(b"BFloat16Storage", b"hub.load_state_x")), format!("{unknown} torch.hub.load_state_x")),
+        (
+            Box::new(at_start(b"comegaconf.listconfig\nListConfig\n0")),
+            format!("{unknown} omegaconf.listconfig.ListConfig"),
+        ),
+        // instructions that run code without naming it
+        (Box::new(at_start(b"\x82\x01")), "expected an instruction that reads data, found 0x82".into()),
+        (Box::new(at_start(b"(ctorch\nSize\no")), "expected an instruction that reads data, found 0x6f".into()),
+        (
+            Box::new(|_| b"cos\nsystem\n(S'true'\ntR.".to_vec()),
+            "expected a pickle (first byte 0x80), found 0x63".into(),
+        ),
+        // a known name cannot be called in place of a tensor's builder
+        (Box::new(replaced(TENSOR, b"cbuiltins\nint\n")), "embeddings.weight: expected a tensor".into()),
+    ];
+    for (change, expected) in cases {
+        let message = refused_pickle(&*change);
+        assert!(message.contains("checkpoint.pt") && message.contains(&expected), "{message}\n{expected}");
+    }
+}
+
+#[test]
+fn a_pickle_with_other_tensors_is_refused_by_key() {
+    let cases: [(&[u8], &[u8], &str); 5] = [
+        (b"lm_head.weight", b"lm_head.wright", "lm_head.weight: expected a tensor, found none"),
+        (b"BFloat16Storage", b"DoubleStorage", "expected floats of 16 or 32 bits, found torch.DoubleStorage"),
+        (b"BFloat16Storage", b"LongStorage", "expected floats of 16 or 32 bits, found torch.LongStorage"),
+        (
+            b"M\x00\x01K\x20\x86",
+            b"M\x80\x00K\x40\x86",
+            "embeddings.weight: expected shape [256, 32], found shape [128, 64]",
+        ),
+        (
+            b"M\x00\x01K\x20\x86",
+            b"M\x01\x01K\x20\x86",
+            "embeddings.weight: expected a view of a storage of 8192 numbers",
+        ),
+    ];
+    for (from, to, expected) in cases {
+        let message = refused_pickle(&|pickle| patched(pickle, from, to));
+        assert!(message.contains("checkpoint.pt") && message.contains(expected), "{message}\n{expected}");
+    }
+}
+
+/// Writes the one-stage fixture with another header of `model.safetensors` and returns the error of its conversion.
+fn refused_header(change: &dyn Fn(&mut serde_json::Map<String, Value>)) -> String {
+    let source = hnet_golden("one_stage");
+    let file = fs::read(source.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    change(&mut header);
+    let header = serde_json::to_vec(&header).unwrap();
+    let dir = TempDir::new().unwrap();
+    fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &file[8 + length..]].concat();
+    fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    refused_config(dir.path())
+}
+
+#[test]
+fn safetensors_with_other_tensors_are_refused_by_key() {
+    type Change = fn(&mut serde_json::Map<String, Value>);
+    let cases: [(Change, &[&str]); 4] = [
+        (
+            |header| {
+                let tensor = header.remove("backbone.residual_proj.bias").unwrap();
+                header.insert("backbone.residual_proj.bios".into(), tensor);
+            },
+            &["backbone.residual_proj.bias: expected a tensor, found none"],
+        ),
+        (
+            |header| header["backbone.encoder.layers.0.mixer.D"]["dtype"] = "I32".into(),
+            &["backbone.encoder.layers.0.mixer.D", "expected dtype F32, F16, BF16 or I8, found dtype \"I32\""],
+        ),
+        (
+            |header| header["lm_head.weight"]["dtype"] = "F64".into(),
+            &["lm_head.weight", "expected dtype F32, F16, BF16 or I8, found dtype \"F64\""],
+        ),
+        (
+            |header| {
+                let shape = header["lm_head.weight"]["shape"].as_array_mut().unwrap();
+                shape.reverse();
+            },
+            &["lm_head.weight: expected shape [256, ", "found shape ["],
+        ),
+    ];
+    for (change, expected) in cases {
+        let message = refused_header(&change);
+        assert!(expected.iter().all(|part| message.contains(part)), "{message}\n{expected:?}");
+    }
+}
+
+/// Changes the text of the two-stage fixture's configuration and returns the error of its conversion, without the folder.
+fn refusals_refused_config(change: &dyn Fn(&mut Value) -> Option<String>) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let dir = TempDir::new().unwrap();
+    fs::copy(source.join("checkpoint.pt"), dir.path().join("checkpoint.pt")).unwrap();
+    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    let text = change(&mut config).unwrap_or_else(|| config.to_string());
+    fs::write(dir.path().join("config.json"), text).unwrap();
+    refused_config(dir.path())
+        .replace(&format!("weir: {}/config.json: ", dir.path().display()), "")
+        .trim_end()
+        .to_owned()
+}
+
+/// Messages have the official keys and the words of JSON.
+#[test]
+fn configurations_of_another_form_are_refused_in_official_words() {
+    let whole = "a whole number of at least 0";
+    let per_stage = "a whole number of at least 0, or a list with one for each stage";
+    let set = [
+        ("/d_model", "64", "d_model: expected a list, found 64".to_owned()),
+        ("/d_model", "null", "d_model: expected a list, found null".into()),
+        ("/d_model", "[32, -1, 64]", format!("d_model[1]: expected {whole}, found -1")),
+        ("/d_model", "[32, 1.5, 64]", format!("d_model[1]: expected {whole}, found 1.5")),
+        ("/d_model", "[32, 0, 64]", "d_model[1]: expected 1 to 1048576, found 0".into()),
+        ("/ssm_cfg", "3", "ssm_cfg: expected an object, found 3".into()),
+        ("/ssm_cfg", "[1, 2]", "ssm_cfg: expected an object, found a list of 2".into()),
+        ("/ssm_cfg/d_conv", "\"4\"", format!("ssm_cfg.d_conv: expected {per_stage}, found \"4\"")),
+        ("/ssm_cfg/d_conv", "[4, \"x\", 4]", format!("ssm_cfg.d_conv[1]: expected {whole}, found \"x\"")),
+        ("/ssm_cfg/d_state", "0", "ssm_cfg.d_state[0]: expected 1 to 1048576, found 0".into()),
+        (
+            "/ssm_cfg/expand",
+            "[1, 2, 2]",
+            "ssm_cfg.expand[0]: expected expand · d_model divisible by 64, the width of a head, found 32".into(),
+        ),
+        ("/attn_cfg", "{}", "attn_cfg.num_heads: expected a value, found nothing".into()),
+        (
+            "/attn_cfg/num_heads",
+            "[2, 5, 2]",
+            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 5".into(),
+        ),
+        ("/attn_cfg/window_size", "[1, 2.5, 3]", "attn_cfg.window_size[1]: expected a whole number, found 2.5".into()),
+        (
+            "/attn_cfg/window_size",
+            "[1023, 16777216, -1]",
+            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found 16777216".into(),
+        ),
+        ("/vocab_size", "true", format!("vocab_size: expected {whole}, found true")),
+        ("/tie_embeddings", "\"no\"", "tie_embeddings: expected true or false, found \"no\"".into()),
+        ("/arch_layout/0", "3", "arch_layout[0]: expected a string, found 3".into()),
+        (
+            "/arch_layout/1/1",
+            "[\"T2\", \"m1\"]",
+            "arch_layout[1][1]: expected [encoder, [inner stage], decoder], or [main] in the innermost stage, found [\"T2\",\"m1\"]".into(),
+        ),
+    ];
+    for (key, value, expected) in set {
+        let message = refusals_refused_config(&|config| {
+            *config.pointer_mut(key).unwrap() = serde_json::from_str(value).unwrap();
+            None
+        });
+        assert_eq!(message, expected, "{key}: {value}");
+    }
+    let json = "expected valid JSON, found a syntax error (EOF while parsing";
+    for (text, expected) in [
+        ("[]", "the file: expected an object, found a list of 0".to_owned()),
+        ("null", "the file: expected an object, found null".into()),
+        ("{", format!("the file: {json} an object at line 1 column 1)")),
+        ("{\"ssm_cfg\": {\"d_conv\": 4", format!("ssm_cfg: {json} an object at line 1 column 24)")),
+        ("{\"d_model\": [32], \"d_in", format!("the file: {json} a string at line 1 column 23)")),
+    ] {
+        assert_eq!(refusals_refused_config(&|_| Some(text.to_owned())), expected, "{text}");
+    }
+}
+
+/// The error names the file that is missing, and what the folder has.
+#[test]
+fn sources_without_a_file_are_refused_by_its_name() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
+    let expected =
+        "the folder: expected a folder with the official config.json, and model.safetensors or one .pt file, found";
+    let cases: [(&[&str], &str, String); 5] = [
+        (&["checkpoint.pt"], "", format!("{expected} no config.json; the folder has checkpoint.pt")),
+        (&[], "", format!("{expected} an empty folder")),
+        (&[], "none", format!("{expected} no folder of this name")),
+        (&["config.json", "checkpoint.pt"], "checkpoint.pt", format!("{expected} a file")),
+        (
+            &["config.json"],
+            "",
+            "the folder: expected model.safetensors, or one .pt file, found neither; the folder has config.json".into(),
+        ),
+    ];
+    for (files, source, expected) in cases {
+        let dir = TempDir::new().unwrap();
+        for file in files {
+            fs::copy(fixture.join(file), dir.path().join(file)).unwrap();
+        }
+        let to = TempDir::new().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["convert", "--from", "hnet"]).arg(dir.path().join(source)).arg(to.path().join("to")).env_clear();
+        let output = command.output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.trim_end().ends_with(&expected), "{message}\n{expected}");
+        assert!(message.contains(&*dir.path().to_string_lossy()) && !message.contains("os error"), "{message}");
+    }
+    // a converted checkpoint whose window is no window
+    let dir = TempDir::new().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(hnet_converted("two_stage").join(file), dir.path().join(file)).unwrap();
+    }
+    let file = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["architecture"]["stages"][1]["window"] = 0.into();
+    fs::write(&file, config.to_string()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("inspect").arg(dir.path()).env_clear().output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    let expected = "architecture.stages[1].window: expected one of `full`, `blockwise`, `sliding`, found 0";
+    assert!(message.contains(expected), "{message}");
+}

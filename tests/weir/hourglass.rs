@@ -1,0 +1,616 @@
+//! Hourglasses in shapes that the official fixtures lack: d_head ≠ d_model / n_heads, a vocabulary with a newline and non-ASCII
+//! letters whose space is not id 0, ReLU, last-token pooling, and boundaries at a companion's entropy spikes. The tests of
+//! `verify` compare their logits and boundaries with a second implementation; these test companions and text.
+
+use crate::{
+    command_line::run_json,
+    golden::Golden,
+    hostile_checkpoints::entries::SMALL_CONFIG,
+    support::{Alone, Dice, converted, difference, full, hnet_converted, remove_card, settings},
+};
+use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{Arc, LazyLock},
+};
+use tempfile::TempDir;
+use weir::{
+    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+    family::{
+        checkpoint::Config,
+        init,
+        load::{Settings, blueprint, load},
+    },
+    kernels::Dtype,
+    verify::{Input, load::load as reference, model_outputs::model_outputs, report::verify},
+};
+
+/// Returns the entropy of softmax(x).
+fn entropy(x: &[f64]) -> f64 {
+    let total: f64 = x.iter().map(|x| x.exp()).sum();
+    -x.iter().map(|x| (x.exp() / total) * (x.exp() / total).ln()).sum::<f64>()
+}
+
+/// A companion with a shorter training length accepts texts as long as its model's, because a prefill feeds both.
+#[test]
+fn a_companion_accepts_the_lengths_of_its_model() {
+    let root = TempDir::new().unwrap();
+    let folder = spikes(root.path(), &config(json!({"pre": 1}), json!({"kind": "none"}), &[]));
+    let file = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["training_length"] = json!(2500);
+    fs::write(&file, config.to_string()).unwrap();
+    let model = load(&folder, &settings()).unwrap();
+    assert_eq!(model.card().max_symbols, 10_000);
+    let mut alone = Alone::new(&*model, BoundaryOptions::default());
+    // The limit of the companion alone is 8,192.
+    for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
+        alone.rows[0].set(chunk, Want::Nothing);
+        advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+    }
+    assert_eq!(alone.rows[0].state.len(), 8_200);
+}
+
+/// Fixed boundaries of a companion count from the start of the whole stream.
+#[test]
+fn a_companion_keeps_the_phase_of_the_stream() {
+    let root = TempDir::new().unwrap();
+    let folder = spikes(root.path(), &config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[]));
+    let model = load(&folder, &settings()).unwrap();
+    let companion = load(&folder.join("companion"), &settings()).unwrap();
+    let text = Dice::new(3).text(70, SYMBOLS.len());
+    let closes = |offset| {
+        let (_, marks) = full(&*model, &text, &BoundaryOptions { offset, ..Default::default() });
+        marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>()
+    };
+    let (logits, _) = full(&*companion, &text, &BoundaryOptions { offset: 3, ..Default::default() });
+    let wide = |logits: &[f32]| logits.iter().map(|&logit| f64::from(logit)).collect::<Vec<_>>();
+    let entropies: Vec<f64> = logits.chunks(SYMBOLS.len()).map(|logits| entropy(&wide(logits))).collect();
+    let spike = |t: usize| entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before);
+    assert_eq!(closes(3), (0..text.len()).map(spike).collect::<Vec<_>>());
+    assert_ne!(closes(3), closes(0));
+}
+
+/// Returns the error for a configuration.
+fn refusal(config: &Value) -> String {
+    let file = Path::new("config.json");
+    let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
+    blueprint(&config, file).unwrap_err().to_string()
+}
+
+/// Pooling reads as many outputs as the window keeps, also directly after a rollback to the earliest length that is possible.
+#[test]
+fn hops_reach_as_far_as_the_window() {
+    let root = TempDir::new().unwrap();
+    // A segment ends with symbol `every`, the first one after the rollback.
+    for (name, window, hops, every) in [
+        ("sliding", json!({"sliding": {"keys": 8}}), 7, 519),
+        ("blockwise", json!({"blockwise": {"length": 22}}), 11, 363),
+    ] {
+        let shape = |hops: usize| {
+            let extra = [("window", window.clone()), ("pooling", json!({"hops": hops}))];
+            config(three_stacks(), json!({"kind": "fixed", "every": every}), &extra)
+        };
+        let model = load(&write(root.path(), name, &shape(hops), 7), &settings()).unwrap();
+        let text = Dice::new(5).text(every + 41, SYMBOLS.len());
+        let (logits, marks) = full(&*model, &text, &BoundaryOptions::default());
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        alone.feed(&text[..every + 36]);
+        text[every + 36..].iter().for_each(|&symbol| drop(alone.feed(&[symbol])));
+        assert_eq!(alone.rows[0].state.earliest(), every, "{name}");
+        alone.rows[0].state.rollback(every).unwrap();
+        let again = alone.feed(&text[every..]);
+        assert!(again.1[0].boundary, "{name}");
+        assert_eq!(again, (logits[every * SYMBOLS.len()..].to_vec(), marks[every..].to_vec()), "{name}");
+        let message = refusal(&shape(hops + 1));
+        let expected = format!("config.json: architecture.pooling.hops: expected at most {hops} (");
+        assert!(message.starts_with(&expected) && message.ends_with(&format!("found {}", hops + 1)), "{message}");
+    }
+    let one_key = [("window", json!({"sliding": {"keys": 1}}))];
+    let message = refusal(&config(three_stacks(), json!({"kind": "fixed", "every": 5}), &one_key));
+    assert!(message.contains("architecture.window.sliding.keys: expected at least 2 ("), "{message}");
+}
+
+#[test]
+fn text_of_an_unusual_vocabulary_round_trips() {
+    let (_, model) = shapes().into_iter().find(|(name, _)| name == "odd-shape").unwrap();
+    let vocabulary = &model.card().vocabulary;
+    let text = "語 é\nł😀 שa";
+    let ids = vocabulary.encode("text", text, usize::MAX).unwrap();
+    assert_eq!(ids, [6, 3, 2, 1, 4, 8, 3, 5, 7]);
+    assert_eq!(vocabulary.decode(&ids), text);
+    // A newline closes no segment, a space does.
+    let (_, marks) = full(&*model, &ids, &BoundaryOptions::default());
+    let closes: Vec<bool> = marks.iter().map(|mark| mark.boundary).collect();
+    assert_eq!(closes, [false, true, false, false, false, false, true, false, false]);
+}
+
+/// Vocabulary whose space has id 3.
+const SYMBOLS: [&str; 9] = ["e", "\n", "é", " ", "ł", "ש", "語", "a", "😀"];
+
+/// Returns a configuration with these layers and boundaries.
+fn config(layers: Value, boundaries: Value, extra: &[(&str, Value)]) -> Value {
+    let pooled = boundaries["kind"] != "none";
+    let mut architecture = json!({
+        "layers": layers, "dim": 24, "heads": 3, "head_dim": 10, "feed_forward": 40, "activation": "gelu",
+        "layer_norm_eps": 1e-5, "position": "transformer-xl", "boundaries": boundaries,
+    });
+    if pooled {
+        architecture["pooling"] = json!("mean");
+    }
+    for (key, value) in extra {
+        architecture[*key] = value.clone();
+    }
+    json!({
+        "format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": SYMBOLS}, "normaliser": "none",
+        "training_length": 64, "architecture": architecture,
+    })
+}
+
+fn three_stacks() -> Value {
+    json!({"pre": 2, "middle": 2, "post": 1})
+}
+
+/// Writes a checkpoint with random weights, large enough that every part shows in the logits.
+pub(crate) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
+    let file = root.join(format!("{name}.json"));
+    let to = root.join(name);
+    fs::write(&file, config.to_string()).unwrap();
+    init::init(&file, &to, seed, false).unwrap();
+    randomise(&to.join("model.safetensors"), seed);
+    to
+}
+
+/// Replaces the weights of a checkpoint file.
+fn randomise(path: &Path, seed: u64) {
+    remove_card(path.parent().unwrap());
+    let mut bytes = fs::read(path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut dice = Dice::new(seed);
+    let mut views: Vec<(String, usize, usize)> = {
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let start =
+            |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+        file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
+    };
+    views.sort(); // the reader's order varies, and the weights must be the same in every run
+    for (name, offset, len) in views {
+        assert!(offset >= header);
+        if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&*name) {
+            continue;
+        }
+        let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        // Weights are larger, so that the predictor's output varies between symbols.
+        let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
+        for number in bytes[offset..offset + len].chunks_exact_mut(4) {
+            let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
+            number.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+/// Returns boundaries after every third ASCII character, so that random bytes and small ids close segments.
+fn separators() -> Value {
+    let symbols: String = (0..128u8).step_by(3).map(char::from).collect();
+    json!({"kind": "whitespace", "symbol": symbols})
+}
+
+/// Returns name and folder of each shape.
+fn folders() -> &'static [(String, PathBuf)] {
+    static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        let whitespace = json!({"kind": "whitespace", "symbol": " "});
+        let learned = json!({"kind": "learned", "hidden": 17, "threshold": 0.4});
+        let last = ("pooling", json!("last"));
+        let xpos = || ("position", json!({"xpos": {"scale_base": 40}}));
+        let blocks = |length: usize| ("window", json!({"blockwise": {"length": length}}));
+        let middle = |window: Value| ("middle_window", window);
+        let list = [
+            ("odd-shape", config(three_stacks(), whitespace.clone(), &[])),
+            ("relu", config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
+            ("last", config(three_stacks(), whitespace.clone(), std::slice::from_ref(&last))),
+            ("learned", config(three_stacks(), learned.clone(), &[])),
+            ("every-symbol", config(three_stacks(), json!({"kind": "fixed", "every": 1}), &[])),
+            ("plain", config(json!({"pre": 3}), json!({"kind": "none"}), &[])),
+            (
+                "windows",
+                config(three_stacks(), whitespace.clone(), &[blocks(22), middle(json!({"sliding": {"keys": 6}}))]),
+            ),
+            ("xpos-windows", config(three_stacks(), whitespace.clone(), &[xpos(), blocks(64), middle(blocks(8).1)])),
+            ("xpos-last", config(three_stacks(), whitespace, &[xpos(), blocks(32), middle(blocks(64).1), last])),
+            ("plain-windows", config(json!({"pre": 3}), json!({"kind": "none"}), &[xpos(), blocks(64)])),
+        ];
+        let mut folders: Vec<_> = Vec::new();
+        for (seed, (name, config)) in list.into_iter().enumerate() {
+            folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
+        }
+        // With this seed the predictor closes some segments.
+        let windows = config(three_stacks(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
+        folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
+        let blocks_22 = blocks(22);
+        for (name, mut config) in [
+            ("ngrams-windows", config(three_stacks(), separators(), &[blocks_22.clone(), middle(blocks(6).1)])),
+            ("ended-ngrams", config(three_stacks(), separators(), &[blocks_22.clone(), middle(blocks(6).1)])),
+            ("plain-ngrams-windows", config(json!({"pre": 2}), json!({"kind": "none"}), &[blocks_22])),
+        ] {
+            let bytes = !name.starts_with("plain");
+            let sizes = if bytes { json!([3, 4, 5]) } else { json!([2, 7]) };
+            config["architecture"]["ngrams"] = json!({"sizes": sizes, "rows": 61});
+            if name.starts_with("ended") {
+                config["vocabulary"] = json!({"bytes": true, "end": 3});
+            } else if bytes {
+                config["vocabulary"] = json!({"bytes": true});
+            }
+            folders.push((name.to_string(), write(root.path(), name, &config, 13)));
+        }
+        let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
+        folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
+        (root, folders)
+    });
+    &SHAPES.1
+}
+
+/// Writes a model whose boundaries are the entropy spikes of a companion.
+fn spikes(root: &Path, companion: &Value) -> PathBuf {
+    fs::write(root.join("companion.json"), companion.to_string()).unwrap();
+    let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
+    let to = write(root, "spikes", &config(three_stacks(), kind, &[]), 11);
+    randomise(&to.join("companion/model.safetensors"), 12);
+    to
+}
+
+/// Loads all shapes.
+pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+    folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
+}
+
+/// Returns the folder of a shape.
+pub(crate) fn folder(name: &str) -> &'static Path {
+    &folders().iter().find(|(own, _)| own == name).unwrap().1
+}
+
+#[test]
+fn bf16_matrices_are_the_rounded_matrices() {
+    let root = TempDir::new().unwrap();
+    let file = root.path().join("shape.json");
+    fs::write(&file, config(three_stacks(), json!({"kind": "whitespace", "symbol": " "}), &[]).to_string()).unwrap();
+    let folders = ["f32", "bf16"].map(|dtype| {
+        let to = root.path().join(dtype);
+        let args = ["init", "--dtype", dtype, "--config", file.to_str().unwrap(), to.to_str().unwrap()];
+        crate::command_line::weir(&[], &args).unwrap();
+        to
+    });
+    let files = folders.each_ref().map(|folder| fs::read(folder.join("model.safetensors")).unwrap());
+    let [whole, half] = files.each_ref().map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    assert_eq!(whole.len(), half.len());
+    for (name, tensor) in whole.tensors() {
+        let stored = half.tensor(&name).unwrap();
+        if tensor.shape().len() == 1 {
+            assert_eq!(stored, tensor, "{name}");
+            continue;
+        }
+        let rounded = tensor
+            .data()
+            .as_chunks()
+            .0
+            .iter()
+            .flat_map(|&number| half::bf16::from_f32(f32::from_le_bytes(number)).to_le_bytes());
+        assert_eq!((stored.dtype(), stored.shape()), (safetensors::Dtype::BF16, tensor.shape()), "{name}");
+        assert!(stored.data().iter().copied().eq(rounded), "{name}");
+    }
+    load(&folders[1], &settings()).unwrap();
+}
+
+/// Creates a checkpoint with `weir init` in this format.
+fn created(root: &Path, format: &str) -> PathBuf {
+    let file = root.join("shape.json");
+    let extra = [("ngrams", json!({"sizes": [2, 3], "rows": 31}))];
+    let boundaries = json!({"kind": "whitespace", "symbol": " "});
+    fs::write(&file, config(three_stacks(), boundaries, &extra).to_string()).unwrap();
+    let to = root.join(format);
+    crate::command_line::weir(
+        &[],
+        &["init", "--dtype", format, "--config", file.to_str().unwrap(), to.to_str().unwrap()],
+    )
+    .unwrap();
+    to
+}
+
+/// Copies an int8 checkpoint with f32 matrices of the same numbers. Returns the folder and the number of int8 matrices.
+fn widened(folder: &Path, root: &Path) -> (PathBuf, usize) {
+    let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |view: &TensorView| -> Vec<f32> {
+        view.data().as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect()
+    };
+    let mut all: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
+    let mut matrices = 0;
+    for (name, view) in stored.tensors() {
+        let shape = view.shape().to_vec();
+        if view.dtype() == Stored::I8 {
+            matrices += 1;
+            let scales = floats(&stored.tensor(&format!("{name}_scale")).unwrap());
+            let rows = view.data().chunks(shape[1]).zip(scales);
+            let numbers =
+                rows.flat_map(|(row, scale)| row.iter().map(move |&byte| f32::from(byte.cast_signed()) * scale));
+            all.insert(name, (shape, numbers.collect()));
+        } else if !name.ends_with("_scale") {
+            all.insert(name, (shape, floats(&view)));
+        }
+    }
+    let copy = root.join("widened");
+    fs::create_dir(&copy).unwrap();
+    fs::copy(folder.join("config.json"), copy.join("config.json")).unwrap();
+    let bytes: BTreeMap<&String, Vec<u8>> = all
+        .iter()
+        .map(|(name, (_, numbers))| (name, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()))
+        .collect();
+    let views = all
+        .iter()
+        .map(|(name, (shape, _))| (name.clone(), TensorView::new(Stored::F32, shape.clone(), &bytes[name]).unwrap()));
+    fs::write(copy.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    (copy, matrices)
+}
+
+#[test]
+fn an_int8_checkpoint_computes_what_its_widened_copy_computes() {
+    let root = TempDir::new().unwrap();
+    let folder = created(root.path(), "int8");
+    let (copy, matrices) = widened(&folder, root.path());
+    assert!(matrices > 20, "{matrices}");
+    let text = crate::support::Dice::new(3).text(60, SYMBOLS.len());
+    for dtype in Dtype::ALL {
+        let settings = Settings { dtype, ..settings() };
+        let [own, wide] = [&folder, &copy].map(|folder| {
+            let model = load(folder, &settings).unwrap();
+            full(&*model, &text, &BoundaryOptions::default())
+        });
+        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&own.0), bits(&wide.0), "{}", dtype.name());
+        assert_eq!(own.1, wide.1);
+    }
+}
+
+#[test]
+fn the_stored_type_is_inspected() {
+    let root = TempDir::new().unwrap();
+    let [whole, short] = ["f32", "int8"].map(|format| created(root.path(), format));
+    let inspected = run_json(&["inspect", "--json", short.to_str().unwrap()]);
+    let tensors = inspected["tensors"].as_array().unwrap();
+    for tensor in tensors {
+        let shape: Vec<usize> = serde_json::from_value(tensor["shape"].clone()).unwrap();
+        let expected = match shape[..] {
+            [rows, columns] => ("I8", rows * columns + 4 * rows),
+            _ => ("F32", 4 * shape.iter().product::<usize>()),
+        };
+        assert_eq!(
+            (tensor["dtype"].as_str().unwrap(), tensor["bytes"].as_u64().unwrap() as usize),
+            expected,
+            "{tensor}"
+        );
+    }
+    let names: Vec<_> = tensors.iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"ngrams.3.weight") && !names.iter().any(|name| name.ends_with("_scale")), "{names:?}");
+    let size = |folder: &Path| fs::metadata(folder.join("model.safetensors")).unwrap().len();
+    assert!(2 * size(&short) < size(&whole), "{} of {}", size(&short), size(&whole));
+    let text = crate::command_line::weir(&[], &["inspect", short.to_str().unwrap()]).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("ngrams.3.weight ") && line.contains("  I8  ")), "{text}");
+}
+
+#[test]
+fn the_second_implementation_reads_int8() {
+    let root = TempDir::new().unwrap();
+    let folder = created(root.path(), "int8");
+    let text = root.path().join("text");
+    fs::write(&text, "ea eał e語 a😀e\nשe").unwrap();
+    for dtype in ["f32", "int8"] {
+        let args = ["--model", folder.to_str().unwrap(), "--dtype", dtype, "--file", text.to_str().unwrap()];
+        let (code, out, error) = crate::verify::run(&args);
+        assert_eq!(code, 0, "{out}{error}");
+    }
+}
+
+/// Largest difference of a logit.
+const LOGITS: f32 = 2e-5;
+
+/// Returns the fixture of `models/training/tests/ngrams_golden.py`.
+fn ngrams_folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ngrams").join(case)
+}
+
+fn model(case: &str) -> Arc<dyn Model> {
+    load(&ngrams_folder(case), &settings()).unwrap()
+}
+
+#[test]
+fn logits_equal_those_of_the_training_code() {
+    for (case, parameters, shape) in [
+        ("pooled", 17_888, "1+1+1 layers × 16, 2 heads × 8, boundaries after \" \\n\", n-grams of 3, 4, 5 × 40 rows"),
+        (
+            "vanilla",
+            6_481,
+            "2 layers × 16, 2 heads × 8, no boundaries (vanilla), n-grams of 2, 7 × 29 rows, blocks of 16",
+        ),
+    ] {
+        let golden = Golden::open(&ngrams_folder(case));
+        let model = model(case);
+        let symbols = model.card().vocabulary.len();
+        assert!(model.card().shape.starts_with(shape), "{}", model.card().shape);
+        assert_eq!(model.card().parameters, parameters, "{case}");
+        let ids = golden.ids("ids");
+        let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+        assert_eq!(marks.iter().any(|mark| mark.boundary), case == "pooled");
+        for (index, position) in golden.ids("positions").into_iter().enumerate() {
+            let actual = &logits[position as usize * symbols..][..symbols];
+            let max_error = difference(actual, golden.row("logits", index));
+            assert!(max_error <= LOGITS, "{case} at {position}: {max_error}");
+        }
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
+        assert_eq!(stepped, logits, "{case}: single steps differ from one pass");
+    }
+}
+
+/// The list of recent symbols is shortened as windows move on. A fork and a rollback of a long sequence still find the symbols of
+/// their n-grams.
+#[test]
+fn a_long_sequence_keeps_few_symbols() {
+    for case in ["pooled", "vanilla"] {
+        let model = model(case);
+        let text = Dice::new(5).text(13_000, model.card().vocabulary.len());
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let mut own_bytes = Vec::new();
+        for chunk in text[..12_000].chunks(500) {
+            alone.rows[0].set(chunk, Want::Nothing);
+            advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+            own_bytes.push(alone.rows[0].state.own_bytes());
+        }
+        assert_eq!(own_bytes[5], own_bytes[23], "{case}: {own_bytes:?}");
+        let mut fork = Alone::from(&*model, SequenceRow::new(alone.rows[0].state.fork()));
+        let (logits, marks) = alone.feed(&text[12_000..12_040]);
+        assert_eq!(fork.feed(&text[12_000..12_040]), (logits.clone(), marks), "{case}");
+        alone.rows[0].state.rollback(12_020).unwrap();
+        let again = alone.feed(&text[12_020..12_040]).0;
+        assert_eq!(again[..], logits[logits.len() / 2..], "{case}");
+    }
+}
+
+/// Verifies each shape on texts in which some but not all symbols end segments, and whose logits are large enough to show a mistake.
+#[test]
+fn shapes_with_segments_and_large_logits_are_verified() {
+    for (name, model) in shapes() {
+        let reference = reference(&folder(&name).into()).unwrap();
+        for seed in 1..4 {
+            let mut symbols = Dice::new(seed).text(70, SYMBOLS.len());
+            symbols.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
+            let input = Input { symbols, ..Input::default() };
+            let outputs = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+            let ends = outputs.boundaries.iter().filter(|decision| decision.boundary).count();
+            match &*name {
+                "plain" | "plain-windows" | "plain-ngrams-windows" => assert!(outputs.boundaries.is_empty(), "{name}"),
+                "every-symbol" => assert_eq!(ends, 70),
+                _ => assert!(0 < ends && ends < 70, "{name} {seed}: {ends} of 70 symbols end a segment"),
+            }
+            let spread = outputs.logits.iter().fold(0f64, |top, logit| top.max(logit.abs()));
+            assert!(spread > 0.5, "{name} {seed}: logits too small to show a mistake");
+            let report = verify(&*model, &*reference, &input).unwrap();
+            assert!(report.ok && report.boundaries_equal && report.segments == ends, "{name} {seed}: {report:?}");
+        }
+    }
+}
+
+fn weir(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = weir(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn failure(args: &[&str]) -> String {
+    let output = weir(args);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Copies the files of a checkpoint.
+fn copied(from: &Path) -> TempDir {
+    let to = TempDir::new().unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+fn english() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/english.txt").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
+    let checkpoint = copied(&shipped);
+    let dir = checkpoint.path().to_str().unwrap();
+    let generate = |speculate: &str| {
+        let args = ["generate", "--json", "--model", dir, "--prompt", "the history of ", "--max-chars", "100"];
+        json(&[&args[..], &["--temperature", "0.5", "--seed", "3", "--speculate", speculate]].concat())
+    };
+    let plain = generate("off");
+    let written = json(&["ngrams", "--json", "--slots", "65536", &english(), dir]);
+    assert_eq!((written["slots"].as_u64(), written["bytes"].as_u64()), (Some(65536), Some(24 + 8 * 65536)));
+    assert!(written["contexts"].as_u64().unwrap() > 500 && written["symbols"].as_u64().unwrap() > 1000, "{written}");
+    let drafted = generate("8");
+    assert_eq!(drafted["text"], plain["text"]);
+    assert_eq!(drafted["boundaries"], plain["boundaries"]);
+    let count = |key: &str| drafted["usage"][key].as_u64().unwrap();
+    assert!(count("drafted_chars") > count("accepted_chars") && count("accepted_chars") > 5, "{}", drafted["usage"]);
+    assert_eq!(plain["usage"]["drafted_chars"], 0);
+    let steps = |output: &Value| output["timing"]["steps"].as_u64().unwrap();
+    assert_eq!(steps(&drafted) + count("accepted_chars"), steps(&plain));
+    let inspected = json(&["inspect", "--json", dir]);
+    assert_eq!(inspected["speculates"], true);
+}
+
+#[test]
+fn errors_name_the_file_and_the_limit() {
+    let checkpoint = copied(&converted("vanilla"));
+    let dir = checkpoint.path().to_str().unwrap();
+    for slots in ["1000", "128", "8388608"] {
+        let error = failure(&["ngrams", &english(), dir, "--slots", slots]);
+        assert!(error.contains("a power of two from 256 to 4194304"), "{error}");
+    }
+    let error = failure(&["ngrams", "/nowhere/text", dir]);
+    assert!(error.contains("/nowhere/text"), "{error}");
+    let text = checkpoint.path().join("latin1.txt");
+    fs::write(&text, b"caf\xe9 au lait").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at position 3"), "{error}");
+    let other = hnet_converted("one_stage");
+    let error = failure(&["ngrams", &english(), other.to_str().unwrap()]);
+    assert!(error.contains("a family that speculates"), "{error}");
+    // a damaged table is refused when the model is loaded
+    fs::write(checkpoint.path().join("ngrams.bin"), [7; 100]).unwrap();
+    let error = failure(&["generate", "--model", dir, "--ids", "1,2"]);
+    assert!(error.contains("ngrams.bin") && error.contains("a table of n-grams"), "{error}");
+}
+
+/// The text is read in blocks of 1 MiB; a position counts from the beginning of the file.
+#[test]
+fn positions_are_those_of_the_file() {
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config.json");
+    fs::write(&config, SMALL_CONFIG.replace("\" \"", "\"\u{20ac}\"")).unwrap();
+    let model = folder.path().join("model");
+    let dir = model.to_str().unwrap();
+    assert!(weir(&["init", "--config", config.to_str().unwrap(), dir]).status.success());
+    let text = folder.path().join("text");
+    // A character of three bytes lies across the end of the first block.
+    let long = "a".repeat((1 << 20) - 1);
+    let count = long.len() + 5;
+    fs::write(&text, format!("{long}\u{20ac}aaaa\u{e9}")).unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains(&format!("at character {count}")), "{error}");
+    fs::write(&text, [long.as_bytes(), "\u{20ac}".as_bytes(), b"aa\xff"].concat()).unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
+    assert!(error.contains(&format!("found other bytes at position {}", long.len() + 5)), "{error}");
+}
+
+#[test]
+fn a_text_without_ngrams_is_refused() {
+    let checkpoint = copied(&converted("vanilla"));
+    let text = checkpoint.path().join("text");
+    fs::write(&text, "").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
+    assert_eq!(error, "weir: TEXT: expected at least one symbol, found \"\"\n");
+    fs::write(&text, "ab").unwrap();
+    let error = failure(&["ngrams", text.to_str().unwrap(), checkpoint.path().to_str().unwrap()]);
+    assert_eq!(error, "weir: TEXT: expected a text in which n-grams repeat, found 2 symbols\n");
+    assert!(!checkpoint.path().join("ngrams.bin").exists());
+}

@@ -1,0 +1,940 @@
+//! Hugging Face checkpoints, as transformers wrote them: golden logits, bad input, and the serving of tokens.
+
+use crate::{
+    golden::Golden,
+    process::Server,
+    support::{Alone, Dice, converted, difference, full, settings},
+    verify::{changed_copy, run},
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value as Json, Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+use weir::{
+    decode::{
+        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+        options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
+        session::{Session, SessionProgress},
+    },
+    family::{
+        load::load,
+        settings::{DeviceChoice, Settings},
+    },
+    kernels::Dtype,
+    text::StreamDetokenizer,
+    verify::{LengthLimit, load::load as reference},
+};
+use weir_proto::v1::{
+    self, FinishReason, Finished, GenerateRequest, generate_response::Event, generation_client::GenerationClient,
+};
+
+/// The golden checkpoints, one for each architecture.
+pub(super) const MODEL_TYPES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gpt_bigcode", "mamba"];
+
+/// Returns the folder of a golden checkpoint.
+pub(super) fn folder(model_type: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face").join(model_type)
+}
+
+/// Loads a golden checkpoint.
+fn model(model_type: &str) -> Arc<dyn Model> {
+    load(&folder(model_type), &settings()).unwrap()
+}
+
+/// Models for the conformance suite.
+pub(super) fn configurations() -> impl Iterator<Item = (String, Arc<dyn Model>)> {
+    MODEL_TYPES.iter().map(|model_type| (format!("hugging-face {model_type}"), model(model_type)))
+}
+
+/// Copies a golden checkpoint, so that a test can change it.
+pub(super) fn copied(model_type: &str) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
+        fs::copy(folder(model_type).join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+/// Replaces the only occurrence of `from` in a file.
+pub(super) fn edit(file: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(file).unwrap();
+    assert_eq!(text.matches(from).count(), 1, "{from:?} in {}", file.display());
+    fs::write(file, text.replace(from, to)).unwrap();
+}
+
+fn message(dir: &Path, settings: &Settings) -> String {
+    let error = load(dir, settings).err().expect("the folder is invalid").to_string();
+    error.replace(&format!("{}/", dir.display()), "")
+}
+
+/// Returns the error after one change of one file.
+fn after(model_type: &str, file: &str, from: &str, to: &str) -> String {
+    let copy = copied(model_type);
+    edit(&copy.path().join(file), from, to);
+    message(copy.path(), &settings())
+}
+
+#[test]
+fn a_key_of_the_configuration_is_named() {
+    let config = |model_type: &str, from: &str, to: &str| after(model_type, "config.json", from, to);
+    for (actual, expected) in [
+        (
+            config("llama", r#""model_type": "llama""#, r#""model_type": "falcon""#),
+            "config.json: model_type: expected one of llama, qwen2, qwen3, gemma2, gpt_bigcode, mamba, t5, mt5, longt5, mrt5, \
+             which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md), found a Hugging Face model of \
+             type \"falcon\"",
+        ),
+        (
+            config("llama", r#""hidden_size": 48"#, r#""hidden_size": "x""#),
+            "config.json: hidden_size: expected a whole number of at least 0, found \"x\"",
+        ),
+        (
+            config("llama", r#""rms_norm_eps": 1e-06,"#, ""),
+            "config.json: rms_norm_eps: expected a value, found nothing",
+        ),
+        (
+            config("llama", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
+            "config.json: num_key_value_heads: expected a divisor of num_attention_heads, 4, found 3",
+        ),
+        (
+            config("llama", r#""use_cache": true"#, r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#),
+            "config.json: quantization_config: expected nothing: weights in f32, f16 or bf16, found gptq",
+        ),
+        (
+            config("gemma2", r#""sliding_attention""#, r#""chunked_attention""#),
+            "config.json: layer_types[0]: expected full_attention or sliding_attention, found chunked_attention",
+        ),
+        (
+            config("gpt_bigcode", r#""n_embd": 48"#, r#""n_embd": 9223372036854775807"#),
+            "config.json: n_embd: expected 1 to 4194304, found 9223372036854775807",
+        ),
+        (
+            config("gpt_bigcode", r#""multi_query": true"#, r#""multi_query": false"#),
+            "config.json: multi_query: expected true, the only one that weir computes, found false",
+        ),
+        (
+            config("mamba", r#""conv_kernel": 4"#, r#""conv_kernel": 1"#),
+            "config.json: conv_kernel: expected at least 2, found 1",
+        ),
+        (
+            config("llama", r#""vocab_size": 384"#, r#""vocab_size": 300"#),
+            "config.json: vocab_size: expected 384 to 1114112, at least the number of the tokenizer's pieces, found 300",
+        ),
+        (
+            after("llama", "generation_config.json", r#""eos_token_id": 0"#, r#""eos_token_id": 400"#),
+            "generation_config.json: eos_token_id: expected ids below vocab_size, 384, found 400",
+        ),
+        (
+            after("llama", "generation_config.json", r#""use_cache": true"#, r#""temperature": -1.0"#),
+            "generation_config.json: temperature: expected 0 to 100, found -1",
+        ),
+    ] {
+        assert_eq!(actual, expected);
+    }
+}
+
+#[test]
+fn a_wrong_tensor_or_file_is_named() {
+    let shape = after("llama", "config.json", r#""intermediate_size": 96"#, r#""intermediate_size": 95"#);
+    assert!(
+        shape.starts_with("model.safetensors: model.layers.0.mlp.")
+            && shape.contains("expected shape [")
+            && shape.contains("found shape ["),
+        "{shape}"
+    );
+    let missing = after("llama", "config.json", r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 3"#);
+    assert!(
+        missing.starts_with("model.safetensors: model.layers.2.")
+            && missing.contains(": expected a tensor, found none"),
+        "{missing}"
+    );
+    let superfluous = after("llama", "config.json", r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 1"#);
+    assert!(
+        superfluous.contains("model.layers.1.") && superfluous.contains("expected no tensor of this name"),
+        "{superfluous}"
+    );
+    let untied = after("qwen2", "config.json", r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    assert_eq!(untied, "model.safetensors: lm_head.weight: expected a tensor, found none");
+    let copy = copied("llama");
+    shard(copy.path());
+    fs::remove_file(copy.path().join("model-00002-of-00002.safetensors")).unwrap();
+    let shard = message(copy.path(), &settings());
+    assert!(
+        shard.starts_with("model.safetensors.index.json: weight_map.")
+            && shard.ends_with(r#"expected a file that the folder has, found "model-00002-of-00002.safetensors""#),
+        "{shard}"
+    );
+    let copy = copied("llama");
+    fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
+    let tokenizer = message(copy.path(), &settings());
+    assert!(
+        tokenizer.starts_with(
+            "tokenizer.json: the file: expected a tokenizer in Hugging Face's format, found no file; the folder has "
+        ),
+        "{tokenizer}"
+    );
+}
+
+/// Returns a copy with one more tensor, of zeros.
+fn with_tensor(model_type: &str, name: &str, shape: &[usize]) -> TempDir {
+    changed_copy(&folder(model_type), |tensors| {
+        let bytes = vec![0; size_of::<f32>() * shape.iter().product::<usize>()];
+        tensors.insert(name.into(), (safetensors::Dtype::F32, shape.to_vec(), bytes));
+    })
+}
+
+/// Returns a copy with one more tensor, whose numbers are a hole in the file.
+fn with_hole(model_type: &str, name: &str, shape: &[u64]) -> TempDir {
+    let copy = copied(model_type);
+    let file = copy.path().join("model.safetensors");
+    let stored = fs::read(&file).unwrap();
+    let start = 8 + usize::try_from(u64::from_le_bytes(*stored.first_chunk().unwrap())).unwrap();
+    let mut header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&stored[8..start]).unwrap();
+    let end = (stored.len() - start) as u64;
+    let offsets = [end, end + 4 * shape.iter().product::<u64>()];
+    header.insert(name.into(), serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], &header, &stored[start..]].concat()).unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_len(8 + header.len() as u64 + offsets[1]).unwrap();
+    copy
+}
+
+/// Tensors that the model does not use are read too, so their numbers are bounded.
+#[test]
+fn unused_tensors_are_bounded() {
+    let head = with_tensor("qwen2", "lm_head.weight", &[384, 49]);
+    let expected = "model.safetensors: lm_head.weight: expected shape [384, 48], found shape [384, 49]";
+    assert_eq!(message(head.path(), &settings()), expected);
+    let mask = "transformer.h.0.attn.bias";
+    let large = with_hole("gpt_bigcode", mask, &[1, 1, 9000, 9000]);
+    let expected = format!(
+        "{}: {mask}: expected at most 67189168 numbers in all unused tensors, found 81000000",
+        large.path().display()
+    );
+    assert_eq!(message(large.path(), &settings()), expected);
+    for copy in
+        [with_tensor("qwen2", "lm_head.weight", &[384, 48]), with_tensor("gpt_bigcode", mask, &[1, 1, 280, 280])]
+    {
+        load(copy.path(), &settings()).unwrap();
+    }
+    let booleans = changed_copy(&folder("gpt_bigcode"), |tensors| {
+        tensors.insert(mask.into(), (safetensors::Dtype::BOOL, vec![1, 1, 8, 8], vec![1; 64]));
+    });
+    load(booleans.path(), &settings()).unwrap();
+    let verified = Command::new(env!("CARGO_BIN_EXE_weir")).args(["verify", "--model"]).arg(booleans.path()).status();
+    assert!(verified.unwrap().success());
+}
+
+/// Without `layer_types`, as transformers 4 wrote the configuration.
+#[test]
+fn an_empty_window_is_rejected() {
+    for model_type in ["qwen2", "gemma2"] {
+        let copy = copied(model_type);
+        change_config(copy.path(), |keys| {
+            keys.remove("layer_types");
+            keys.insert("use_sliding_window".into(), true.into());
+            keys.insert("sliding_window".into(), 0.into());
+        });
+        let expected = "config.json: sliding_window: expected at least 1, or null, found 0";
+        assert_eq!(message(copy.path(), &settings()), expected, "{model_type}");
+    }
+}
+
+#[test]
+fn settings_that_do_not_suit_the_model_are_rejected() {
+    let folder = folder("llama");
+    let longer = Settings { max_symbols: Some(257), ..settings() };
+    let expected = "--max-symbols: expected at most 256 (the checkpoint's max_position_embeddings), found 257";
+    assert_eq!(message(&folder, &longer), expected);
+    let int8 = message(&folder, &Settings { dtype: Dtype::Int8, ..settings() });
+    assert_eq!(int8, "--dtype: expected f32 (a Hugging Face model computes in f32), found int8");
+    if !cfg!(feature = "cuda") {
+        let cuda = message(&folder, &Settings { device: DeviceChoice::Cuda(1), ..settings() });
+        assert_eq!(cuda, "--device: expected cpu (this binary was built without the feature cuda), found cuda:1");
+    }
+}
+
+fn weir(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn parsed(args: &[&str]) -> Value {
+    serde_json::from_str(&weir(args)).unwrap()
+}
+
+#[test]
+fn a_score_has_bits_per_byte_character_and_token() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let logprobs: Vec<f64> =
+        score["logprobs"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    let bits = -logprobs.iter().sum::<f64>() / std::f64::consts::LN_2;
+    // the first token is Z, which is not scored
+    let per = |key: &str, count: usize| {
+        let value = score[key].as_f64().unwrap();
+        assert!((value - bits / count as f64).abs() < 1e-9, "{key}: {value}");
+    };
+    per("bits_per_byte", text.len() - 1);
+    per("bits_per_char", text.chars().count() - 1);
+    per("bits_per_token", logprobs.len());
+    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    assert!(windowed["bits_per_byte"].as_f64().unwrap() < windowed["bits_per_char"].as_f64().unwrap());
+    // in a model of characters a-z both are the same
+    let characters = converted("whitespaces");
+    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
+}
+
+/// Windows and pieces of each length, in this process and on a server.
+#[test]
+fn scores_by_length_are_per_character_of_the_text() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
+    let address = server.address.to_string();
+    let score = |source: [&str; 2], size: [&str; 2], more: &[&str]| {
+        weir(&[&["score", "--text", text][..], &source, &size, more].concat())
+    };
+    let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4;
+    for source in [["--model", folder], ["--server", &address]] {
+        let scored: Value = serde_json::from_str(&score(source, ["--lengths", "4,9"], &["--json"])).unwrap();
+        let mut cells = Vec::new();
+        for entry in scored["lengths"].as_array().unwrap() {
+            let bits = entry["bits_per_token"].as_f64().unwrap() * entry["scored"].as_f64().unwrap();
+            // The first token is Z, which is not scored.
+            for (key, count) in [("bits_per_char", text.chars().count() - 1), ("bits_per_byte", text.len() - 1)] {
+                assert!(close(&entry[key], &json!(bits / count as f64)), "{source:?} {key}: {entry}");
+            }
+            let size = format!("{0},{0}", entry["length"]);
+            let windowed: Value = serde_json::from_str(&score(source, ["--windowed", &size], &["--json"])).unwrap();
+            for key in ["bits_per_char", "bits_per_byte", "bits_per_token"] {
+                assert!(close(&entry[key], &windowed[key]), "{source:?} {key}: {entry} {windowed}");
+            }
+            assert_eq!(windowed["window_nats_per_token"].as_array().unwrap().len(), windowed["windows"]);
+            assert!(windowed.get("window_nats_per_char").is_none(), "{windowed}");
+            cells.push(format!("{:.4}", entry["bits_per_char"].as_f64().unwrap()));
+        }
+        let table = score(source, ["--lengths", "4,9"], &[]);
+        let line = table.lines().nth(2).unwrap();
+        let found: Vec<&str> = line.split_whitespace().skip(3).collect();
+        assert!(line.starts_with("bits per character ") && found == cells, "{table}");
+    }
+}
+
+#[test]
+fn generate_and_score_count_tokens_and_characters() {
+    let folder = folder("qwen2");
+    let folder = folder.to_str().unwrap();
+    let text = "Zürich's café, 1.5 million – naïve";
+    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let tokens = score["symbols"].as_u64().unwrap();
+    assert_eq!(score["text_chars"], text.chars().count());
+    assert!(tokens > 1 && tokens as usize != text.chars().count());
+    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
+    let generate = |source: &[&str]| {
+        let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
+        parsed(&[&options[..], source].concat())
+    };
+    let generated = generate(&["--prompt", text]);
+    let usage = &generated["usage"];
+    assert_eq!((usage["prompt_chars"].as_u64(), &usage["generated_chars"]), (Some(tokens), &json!(12)));
+    assert_eq!(usage["prompt_text_chars"], text.chars().count());
+    assert_eq!(usage["generated_text_chars"], generated["text"].as_str().unwrap().chars().count());
+    // Ids have the characters of their text.
+    let ids = generated["ids"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",");
+    let usage = &generate(&["--ids", &ids])["usage"];
+    assert_eq!(usage["prompt_chars"], 12);
+    assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
+    // A model of characters counts the same number twice.
+    let characters = converted("whitespaces");
+    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
+}
+
+#[test]
+fn models_of_tokens_and_of_characters_are_compared_per_character() {
+    let tokens = folder("llama");
+    let characters = converted("whitespaces");
+    let folders = [tokens.to_str().unwrap(), characters.to_str().unwrap()];
+    let options = ["--pairs", "2", "--context", "16", "--steps", "8", "--batch", "2", "--threads", "1"];
+    let table = weir(&[&["bench", "compare"], &options[..], &folders[..]].concat());
+    assert!(table.contains(" per character (p10"), "{table}");
+    assert!(table.contains("llama: a symbol is a token of "), "{table}");
+    let json = parsed(&[&["bench", "compare", "--json"], &options[..], &folders[..]].concat());
+    let comparison = if json.is_array() { json[0].clone() } else { json };
+    let found = comparison.to_string();
+    assert!(found.contains("\"chars_per_symbol\":1.0") && found.contains("\"chars_per_symbol\":"), "{found}");
+}
+
+#[test]
+fn a_folder_is_inspected_as_it_is() {
+    let copy = copied("llama");
+    shard(copy.path());
+    let inspected = parsed(&["inspect", "--json", copy.path().to_str().unwrap()]);
+    assert_eq!((&inspected["family"], &inspected["exactness"]), (&json!("hugging-face"), &json!("within")));
+    assert_eq!(
+        inspected["vocabulary"],
+        json!({ "size": 384, "tokenizer": "tokenizer.json", "start": [], "ends": [0] })
+    );
+    assert_eq!(inspected["architecture"]["model_type"], "llama");
+    // 384 · 48 twice, 2 layers, and the last norm; without the tensor that is not used
+    let layer = 48 * 48 * 2 + 24 * 48 * 2 + 3 * 96 * 48 + 2 * 48;
+    assert_eq!(inspected["parameters"], json!(2 * 384 * 48 + 2 * layer + 48));
+}
+
+/// Largest difference, as a part of the largest logit.
+const TOLERANCE: f32 = 1e-4;
+
+/// Tokens of the prompt that the greedy ids continue.
+const PROMPT: usize = 20;
+
+/// Returns the index of the largest number, except 0, the end mark.
+fn argmax(logits: &[f32]) -> u32 {
+    let ids = (0_u32..).zip(logits).skip(1);
+    ids.max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
+}
+
+#[test]
+fn logits_equal_those_of_transformers_however_the_text_is_split() {
+    for model_type in MODEL_TYPES {
+        let golden = Golden::open(&folder(model_type));
+        let model = model(model_type);
+        let ids = golden.ids("ids");
+        let expected = golden.get("logits");
+        let largest = expected.iter().fold(0.0, |largest: f32, logit| largest.max(logit.abs()));
+        let check = |actual: &[f32], how: &str| {
+            let worst = difference(actual, expected) / largest;
+            assert!(worst <= TOLERANCE, "{model_type}, {how}: {worst}");
+        };
+        check(&full(&*model, &ids, &BoundaryOptions::default()).0, "one step");
+        for size in [1, 7, 33] {
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let logits: Vec<f32> = ids.chunks(size).flat_map(|chunk| alone.feed(chunk).0).collect();
+            check(&logits, &format!("{size} tokens a step"));
+        }
+    }
+}
+
+#[test]
+fn greedy_continuations_equal_those_of_transformers() {
+    for model_type in MODEL_TYPES {
+        let golden = Golden::open(&folder(model_type));
+        let model = model(model_type);
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let symbols = model.card().vocabulary.len();
+        let mut logits = alone.feed(&golden.ids("ids")[..PROMPT]).0;
+        let mut ids = Vec::new();
+        while ids.len() < golden.ids("greedy").len() {
+            ids.push(argmax(&logits[logits.len() - symbols..]));
+            logits = alone.feed(&ids[ids.len() - 1..]).0;
+        }
+        assert_eq!(ids, golden.ids("greedy"), "{model_type}");
+    }
+}
+
+/// Keys of transformers 4 instead of those of transformers 5, and weights in two files.
+#[test]
+fn older_keys_and_shards_give_the_same_logits() {
+    for model_type in ["llama", "qwen2", "gemma2"] {
+        let copy = copied(model_type);
+        change_config(copy.path(), |keys| {
+            keys.remove("rope_parameters");
+            keys.remove("layer_types");
+            keys.insert("rope_theta".into(), 10_000.0.into());
+            keys.insert("rope_scaling".into(), Json::Null);
+            if model_type == "llama" {
+                keys.remove("head_dim");
+            }
+        });
+        shard(copy.path());
+        let golden = Golden::open(&folder(model_type));
+        let ids = golden.ids("ids");
+        let changed = load(copy.path(), &settings()).unwrap();
+        let changed = full(&*changed, &ids, &BoundaryOptions::default()).0;
+        assert_eq!(changed, full(&*model(model_type), &ids, &BoundaryOptions::default()).0, "{model_type}");
+    }
+}
+
+/// An absent key has the value that transformers gives it; null stands for none.
+#[test]
+fn absent_keys_have_the_values_of_transformers() {
+    let logits = |model_type: &str, change: &dyn Fn(&mut Map<String, Json>)| {
+        let copy = copied(model_type);
+        change_config(copy.path(), change);
+        let model = load(copy.path(), &settings()).unwrap();
+        full(&*model, &Golden::open(&folder(model_type)).ids("ids"), &BoundaryOptions::default()).0
+    };
+    let unchanged = |model_type: &str| logits(model_type, &|_| {});
+    let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
+    // the caps of the golden checkpoint are the usual ones
+    let without_caps = logits("gemma2", &|keys| keys.retain(|key, _| !caps.contains(&key.as_str())));
+    assert_eq!(without_caps, unchanged("gemma2"));
+    for cap in caps {
+        let null = logits("gemma2", &|keys| drop(keys.insert(cap.into(), Json::Null)));
+        assert_ne!(null, unchanged("gemma2"), "{cap}");
+    }
+    let with_window = |keys: &mut Map<String, Json>, layers: Option<usize>| {
+        keys.remove("layer_types");
+        keys.remove("max_window_layers");
+        keys.insert("use_sliding_window".into(), true.into());
+        keys.insert("sliding_window".into(), 4.into());
+        keys.extend(layers.map(|layers| ("max_window_layers".into(), layers.into())));
+    };
+    // the first 28 layers have no window
+    assert_eq!(logits("qwen2", &|keys| with_window(keys, None)), unchanged("qwen2"));
+    assert_ne!(logits("qwen2", &|keys| with_window(keys, Some(1))), unchanged("qwen2"));
+}
+
+/// Changes the keys of a copy's `config.json`.
+fn change_config(dir: &Path, change: impl FnOnce(&mut Map<String, Json>)) {
+    let file = dir.join("config.json");
+    let mut keys = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    change(&mut keys);
+    fs::write(&file, serde_json::to_vec(&keys).unwrap()).unwrap();
+}
+
+/// Splits the weights into two files with an index, and adds a tensor that older versions of transformers wrote.
+fn shard(dir: &Path) {
+    let single = dir.join("model.safetensors");
+    let bytes = fs::read(&single).unwrap();
+    let weights = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let frequencies = [0_u8; 8];
+    let unused = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &frequencies).unwrap();
+    let mut parts = [Vec::new(), Vec::new()];
+    for (index, (name, view)) in weights.tensors().into_iter().enumerate() {
+        parts[index % 2].push((name, view));
+    }
+    parts[0].push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), unused));
+    let mut map = serde_json::Map::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        let file = format!("model-0000{}-of-00002.safetensors", index + 1);
+        map.extend(part.iter().map(|(name, _)| (name.clone(), file.clone().into())));
+        safetensors::serialize_to_file(part, None, &dir.join(file)).unwrap();
+    }
+    let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+    fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    fs::remove_file(single).unwrap();
+}
+
+#[test]
+fn the_tokenizer_gives_the_ids_and_the_text_of_transformers() {
+    for model_type in MODEL_TYPES {
+        let golden = Golden::open(&folder(model_type));
+        let facts = fs::read(folder(model_type).join("golden.json")).unwrap();
+        let facts: Json = serde_json::from_slice(&facts).unwrap();
+        let model = model(model_type);
+        let vocabulary = &model.card().vocabulary;
+        let text = facts["text"].as_str().unwrap();
+        assert_eq!(vocabulary.encode("prompt", text, usize::MAX).unwrap(), golden.ids("ids"));
+        assert_eq!(vocabulary.decode(&golden.ids("ids")), text);
+        assert_eq!(vocabulary.decode(&golden.ids("greedy")), facts["greedy_text"].as_str().unwrap());
+    }
+}
+
+/// A step takes no more memory than announced, whatever forks share, and everything is given back.
+#[test]
+fn growth_bounds_the_memory_that_a_step_takes() {
+    for model_type in MODEL_TYPES {
+        let model = model(model_type);
+        let mut dice = Dice::new(7);
+        let mut scratch = model.scratch();
+        let mut rows = vec![SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
+        for _ in 0..40 {
+            let index = dice.below(rows.len());
+            let len = rows[index].state.len();
+            match dice.below(4) {
+                0 if rows.len() < 6 => {
+                    let fork = rows[index].state.fork();
+                    rows.push(SequenceRow::new(fork));
+                }
+                1 => {
+                    let earliest = rows[index].state.earliest();
+                    let back = earliest + dice.below(len + 1 - earliest);
+                    rows[index].state.rollback(back).unwrap();
+                }
+                _ => {
+                    let count = 1 + dice.below(90);
+                    if len + count > model.card().max_symbols.min(256) {
+                        rows[index].state.restart(0);
+                        continue;
+                    }
+                    let text = dice.text(count, 384);
+                    let before = model.memory().in_use;
+                    let announced = model.growth(&*rows[index].state, count);
+                    rows[index].set(&text, [Want::Nothing, Want::Last, Want::All][dice.below(3)]);
+                    advance(&*model, &mut rows, &[index], &mut scratch).unwrap();
+                    let taken = model.memory().in_use.saturating_sub(before);
+                    assert!(taken <= announced, "{model_type}: {taken} bytes, announced {announced}");
+                    let state = &rows[index].state;
+                    assert!(state.bytes() <= model.bytes_for(state.len()), "{model_type}");
+                }
+            }
+        }
+        drop(rows);
+        assert_eq!(model.memory().in_use, 0, "{model_type}");
+    }
+}
+
+/// Runs a request whose row is lost after each of `losses` steps.
+fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -> Vec<EmittedSymbol> {
+    let stopping = Stopping {
+        max_chars: 40,
+        min_chars: 0,
+        max_segments: None,
+        stop: Vec::new(),
+        include_stop: false,
+        ignore_end: true,
+    };
+    let request = Generate {
+        prompt: prompt.to_vec(),
+        sampling: Sampling { seed: 5, ..Sampling::default() },
+        stopping,
+        details: Details { logprobs: true, top_logprobs: 2, ..Details::default() },
+        boundaries: BoundaryOptions::default(),
+        resumed: Vec::new(),
+        speculation: None,
+    };
+    let mut session = Session::generate(request, model.card()).unwrap();
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
+    let mut scratch = model.scratch();
+    let mut output = Vec::new();
+    for step in 0.. {
+        if losses.contains(&step) {
+            session.rewind();
+            row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
+        }
+        session.feed(&mut row, chunk);
+        advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
+        let progress = session.absorb(&mut row).unwrap();
+        output.extend(session.take_output());
+        if let SessionProgress::Finished(_) = progress {
+            return output;
+        }
+    }
+    unreachable!("a generation ends");
+}
+
+/// The bits of all probabilities are equal, although candle's products depend on how many rows they have.
+#[test]
+fn a_lost_row_and_other_chunks_change_no_bit() {
+    for model_type in MODEL_TYPES {
+        let model = model(model_type);
+        let prompt = Dice::new(3).text(150, 384);
+        let expected = generate(&*model, &prompt, 512, &[]);
+        assert_eq!(expected.len(), 40);
+        for chunk in [1, 17, 64, 100] {
+            let prefill = prompt.len().div_ceil(chunk);
+            let losses = [1, prefill + 5, prefill * 3 + 40];
+            assert_eq!(generate(&*model, &prompt, chunk, &[]), expected, "{model_type}, chunks of {chunk}");
+            assert_eq!(
+                generate(&*model, &prompt, chunk, &losses),
+                expected,
+                "{model_type}, chunks of {chunk}, lost rows"
+            );
+        }
+    }
+}
+
+/// Requests at the same time.
+const COMPANY: u32 = 16;
+
+fn request(number: u32) -> GenerateRequest {
+    let text = "The town was founded by settlers from the north, who had come down the river in search of land. ";
+    let from = number as usize * 5 % 60;
+    let prompt = text[from..].repeat(1 + number as usize % 3);
+    let sampling = v1::Sampling {
+        seed: Some(number.into()),
+        temperature: Some([0.0, 0.9][number as usize % 2]),
+        ..Default::default()
+    };
+    let stopping = v1::Stopping { max_chars: Some(20 + number), ignore_eos: Some(true), ..Default::default() };
+    GenerateRequest { prompt, sampling: Some(sampling), stopping: Some(stopping), ..Default::default() }
+}
+
+async fn ask(channel: &Channel, request: GenerateRequest) -> (String, Finished) {
+    let mut stream = GenerationClient::new(channel.clone()).generate(request).await.unwrap().into_inner();
+    let mut text = String::new();
+    while let Some(message) = stream.message().await.unwrap() {
+        match message.event.unwrap() {
+            Event::Piece(piece) => text.push_str(&piece.text),
+            Event::Finished(finished) => return (text, finished),
+            Event::Started(_) => {}
+        }
+    }
+    panic!("the answer ended without a status");
+}
+
+async fn connect(server: &Server) -> Channel {
+    Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_text_does_not_depend_on_its_company() {
+    for model_type in ["llama", "mamba"] {
+        let folder = folder(model_type);
+        let server = Server::start(&["--model", folder.to_str().unwrap(), "--cache-memory", "0"]);
+        let channel = connect(&server).await;
+        let mut alone = Vec::new();
+        for number in 0..COMPANY {
+            alone.push(ask(&channel, request(number)).await.0);
+        }
+        let mut calls = JoinSet::new();
+        for number in 0..COMPANY {
+            let channel = channel.clone();
+            calls.spawn(async move { (number, ask(&channel, request(number)).await.0) });
+        }
+        while let Some(call) = calls.join_next().await {
+            let (number, text) = call.unwrap();
+            assert_eq!(text, alone[number as usize], "{model_type}, request {number}");
+        }
+        assert_eq!(ask(&channel, request(3)).await.1.usage.unwrap().generated_chars, 23);
+    }
+}
+
+/// The greedy text of gemma2 after this prompt is " of))))…", in the tokens " of" and ")".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_string_ends_the_text_inside_a_token() {
+    let folder = folder("gemma2");
+    let server = Server::start(&["--model", folder.to_str().unwrap()]);
+    let channel = connect(&server).await;
+    let prompt = "Daejeon is South Korea's fif";
+    for (stop, include, text, tokens) in
+        [("f)", false, " o", 2), ("f))", true, " of))", 3), ("))))", false, " of", 5), (" ", false, "", 1)]
+    {
+        let stopping = v1::Stopping {
+            max_chars: Some(12),
+            stop: vec!["unused".into(), stop.into()],
+            include_stop: Some(include),
+            ignore_eos: Some(true),
+            ..Default::default()
+        };
+        let sampling = v1::Sampling { temperature: Some(0.0), ..Default::default() };
+        let request = GenerateRequest {
+            prompt: prompt.into(),
+            sampling: Some(sampling),
+            stopping: Some(stopping),
+            ..Default::default()
+        };
+        let (found, finished) = ask(&channel, request).await;
+        assert_eq!((&*found, finished.matched_stop()), (text, stop));
+        let usage = finished.usage.unwrap();
+        assert_eq!(usage.generated_chars, tokens, "{stop:?}");
+        assert_eq!(usage.generated_text_chars(), text.chars().count() as u64);
+        assert_eq!((usage.prompt_chars, usage.prompt_text_chars()), (20, prompt.chars().count() as u64));
+    }
+}
+
+/// Here the token ")" ends a text. It is not special, so it has a text of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_text_of_an_end_token_is_not_sent() {
+    let copy = copied("gemma2");
+    edit(&copy.path().join("generation_config.json"), r#""eos_token_id": 0"#, r#""eos_token_id": [0, 9]"#);
+    let server = Server::start(&["--model", copy.path().to_str().unwrap()]);
+    let channel = connect(&server).await;
+    let whole = GenerateRequest {
+        prompt: "Daejeon is South Korea's fif".into(),
+        sampling: Some(v1::Sampling { temperature: Some(0.0), seed: Some(1), ..Default::default() }),
+        ..Default::default()
+    };
+    // the second stream broke after its last id
+    for (resume_ids, expected) in [(vec![], " of"), (vec![276, 9], "")] {
+        let (text, finished) = ask(&channel, GenerateRequest { resume_ids, ..whole.clone() }).await;
+        assert_eq!((&*text, finished.reason()), (expected, FinishReason::EndOfText));
+        let usage = finished.usage.unwrap();
+        assert_eq!((usage.generated_chars, usage.generated_text_chars()), (1, 3));
+    }
+}
+
+/// candle 0.11 reads `/proc/cpuinfo` at every product unless `RAYON_NUM_THREADS` is set. On processors with unequal cores it never does.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_do_not_read_cpuinfo() {
+    let folder = folder("llama");
+    let server = Server::start(&["--model", folder.to_str().unwrap(), "--calibration-milliseconds", "0"]);
+    let channel = connect(&server).await;
+    let read = || {
+        let counters = std::fs::read_to_string(format!("/proc/{}/io", server.program.id())).unwrap();
+        let bytes = counters.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+        bytes.parse::<u64>().unwrap()
+    };
+    ask(&channel, request(0)).await;
+    let before = read();
+    for number in 0..16 {
+        ask(&channel, request(number)).await;
+    }
+    let bytes = read() - before;
+    // 440 tokens of at least 15 products each: one read of `/proc/cpuinfo` per product exceeds 1 MiB
+    assert!(bytes < 1 << 20, "{bytes} bytes were read");
+}
+
+proptest! {
+    /// Random tokens split code points and are often invalid UTF-8.
+    #[test]
+    fn pieces_are_never_taken_back_and_concatenate_to_the_text(ids in prop::collection::vec(0_u32..384, 0..60)) {
+        static MODEL: std::sync::LazyLock<Arc<dyn Model>> = std::sync::LazyLock::new(|| model("llama"));
+        let vocabulary = &MODEL.card().vocabulary;
+        let mut stream = StreamDetokenizer::new(vocabulary.clone());
+        let mut sent = String::new();
+        for (index, &id) in ids.iter().enumerate() {
+            sent.push_str(stream.push(id));
+            // what was sent is a beginning of the text, whatever tokens follow
+            let next = vocabulary.decode(&[&ids[..=index], &[33]].concat());
+            prop_assert!(next.starts_with(&sent), "{next:?} does not start with {sent:?}");
+        }
+        sent.push_str(stream.finish());
+        prop_assert_eq!(sent, vocabulary.decode(&ids));
+    }
+}
+
+#[test]
+fn marks_and_defaults_come_from_the_checkpoint() {
+    let copy = copied("llama");
+    let config = copy.path().join("generation_config.json");
+    edit(&config, r#""eos_token_id": 0"#, r#""eos_token_id": [0, 9], "temperature": 0.6, "top_p": 0.9"#);
+    let tokenizer = copy.path().join("tokenizer.json");
+    edit(
+        &tokenizer,
+        r#""post_processor": null"#,
+        r#""post_processor": {"type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "<eos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"<eos>": {"id": "<eos>", "ids": [0], "tokens": ["<eos>"]}}}"#,
+    );
+    let model = load(copy.path(), &settings()).unwrap();
+    let card = model.card();
+    assert_eq!(card.vocabulary.end_marks().collect::<Vec<_>>(), [0, 9]);
+    assert_eq!((card.sampling.temperature, card.sampling.top_p, card.sampling.top_k), (0.6, 0.9, 0));
+    let ids = card.vocabulary.encode("prompt", "a<eos>", 99).unwrap();
+    assert_eq!((ids[0], &*card.vocabulary.decode(&ids)), (0, "a<eos>"));
+    assert!(ids[1..].iter().all(|&id| id != 0), "text that spells out a mark is no mark: {ids:?}");
+    assert_eq!(card.vocabulary.encode("prompt", "", 99).unwrap(), [0]);
+    assert_eq!((card.max_symbols, card.max_symbols_why), (256, Some("the checkpoint's max_position_embeddings")));
+}
+
+#[test]
+fn the_command_verifies_each_architecture() {
+    for model_type in MODEL_TYPES {
+        let folder = folder(model_type);
+        let (code, out, error) = run(&["--model", folder.to_str().unwrap()]);
+        // A window of 16 tokens limits the sample.
+        let tokens = if model_type == "gemma2" { 16 } else { 160 };
+        assert_eq!((code, error.as_str()), (0, ""), "{out}");
+        assert!(
+            out.starts_with(&format!("{model_type}: hugging-face, f32, {tokens} symbols\nbits per token ")),
+            "{out}"
+        );
+        assert!(out.ends_with("verified\n"), "{out}");
+    }
+    let folder = folder("gemma2");
+    let ids = ["7"; 17].join(",");
+    let (code, out, error) = run(&["--model", folder.to_str().unwrap(), "--ids", &ids]);
+    let expected = "--ids: expected at most 16 symbols (candle-transformers and transformers compute longer texts \
+                    differently), found 17";
+    assert!(code == 1 && out.is_empty() && error.contains(expected), "{error}");
+}
+
+/// Both layouts of positions, Llama 3's scaling, an untied Mamba, and shards.
+#[test]
+fn other_layouts_are_verified() {
+    let verified = |copy: &Path, why: &str| {
+        let (code, out, error) = run(&["--model", copy.to_str().unwrap(), "--json"]);
+        let json: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{why}: {error}"));
+        assert_eq!((code, &json["ok"], &json["symbols"]), (0, &true.into(), &160.into()), "{why}: {out}{error}");
+    };
+    let llama3 = r#""rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}, "rope_scaling": null"#;
+    let older = r#""rope_theta": 300.0, "rope_scaling": null"#;
+    for (model_type, positions) in [("llama", llama3), ("llama", older), ("qwen2", older), ("qwen3", older)] {
+        let copy = copied(model_type);
+        let file = copy.path().join("config.json");
+        let mut keys: serde_json::Map<String, Value> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        keys.remove("rope_parameters");
+        let changed: serde_json::Map<String, Value> = serde_json::from_str(&format!("{{{positions}}}")).unwrap();
+        keys.extend(changed);
+        fs::write(&file, Value::from(keys).to_string()).unwrap();
+        shard(copy.path());
+        verified(copy.path(), model_type);
+    }
+    let untied = changed_copy(&folder("mamba"), |tensors| {
+        let (dtype, shape, data) = tensors["backbone.embeddings.weight"].clone();
+        // The rows of the embedding in reverse order.
+        let rows: Vec<u8> = data.chunks_exact(4 * shape[1]).rev().flatten().copied().collect();
+        tensors.insert("lm_head.weight".into(), (dtype, shape, rows));
+    });
+    edit(&untied.path().join("config.json"), r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    verified(untied.path(), "untied mamba");
+}
+
+/// The recurrence of Mamba compares no pairs of symbols.
+#[test]
+fn the_limit_of_a_text_has_the_reason_of_its_architecture() {
+    let limit = |model_type: &str| reference(&folder(model_type).as_path().into()).unwrap().limit();
+    assert_eq!(limit("llama"), LengthLimit::PAIRS);
+    let why = "the reference implementation has the vectors of all symbols in memory";
+    assert_eq!(limit("mamba"), LengthLimit { symbols: 4096, why });
+}
+
+/// Each refusal names the key, the value that the second implementation computes, and the value found.
+#[test]
+fn what_the_second_implementation_does_not_compute_is_refused() {
+    let refused = |model_type: &str, from: &str, to: &str| {
+        let copy = copied(model_type);
+        edit(&copy.path().join("config.json"), from, to);
+        let error = reference(&copy.path().into()).err().expect("it is refused").to_string();
+        error.replace(&format!("{}/", copy.path().display()), "")
+    };
+    let only = "(candle-transformers, the reference, computes no other)";
+    for (model_type, from, to, expected) in [
+        (
+            "llama",
+            r#""attention_bias": false"#,
+            r#""attention_bias": true"#,
+            "attention_bias: expected false ONLY, found true",
+        ),
+        ("llama", r#""head_dim": 12"#, r#""head_dim": 16"#, "head_dim: expected 12 ONLY, found 16"),
+        (
+            "llama",
+            r#""hidden_act": "silu""#,
+            r#""hidden_act": "gelu_new""#,
+            "hidden_act: expected silu ONLY, found gelu_new",
+        ),
+        (
+            "llama",
+            r#""rope_type": "default""#,
+            r#""rope_type": "linear""#,
+            "rope_type: expected default or llama3, the only ones that the reference, candle-transformers, computes, found linear",
+        ),
+        (
+            "qwen2",
+            r#""rope_type": "default""#,
+            r#""rope_type": "linear""#,
+            "rope_type: expected default ONLY, found linear",
+        ),
+        (
+            "gemma2",
+            r#""query_pre_attn_scalar": 16"#,
+            r#""query_pre_attn_scalar": 24"#,
+            "query_pre_attn_scalar: expected 16 ONLY, found 24",
+        ),
+        (
+            "gpt_bigcode",
+            r#""tie_word_embeddings": true"#,
+            r#""tie_word_embeddings": false"#,
+            "tie_word_embeddings: expected true ONLY, found false",
+        ),
+    ] {
+        assert_eq!(refused(model_type, from, to), format!("config.json: {}", expected.replace("ONLY", only)));
+    }
+}

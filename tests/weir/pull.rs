@@ -1,0 +1,561 @@
+//! `weir pull`: from folders and from a web server.
+
+use crate::{certificates::Certificates, support::converted};
+use serde_json::json;
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex},
+};
+use tempfile::TempDir;
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+/// A user with an empty data folder.
+struct User {
+    data: TempDir,
+    endpoint: String,
+    /// File with the authorities that the user trusts.
+    authorities: PathBuf,
+    /// Variable with the user's token for the Hub, or with the folder of the token's file.
+    token: (&'static str, String),
+    /// Value of `HF_HUB_DISABLE_IMPLICIT_TOKEN`.
+    disable_token: &'static str,
+}
+
+impl User {
+    fn new() -> Self {
+        let token = ("HF_TOKEN", "hf_secret".into());
+        let (endpoint, authorities) = (String::new(), PathBuf::new());
+        Self { data: TempDir::new().unwrap(), endpoint, authorities, token, disable_token: "" }
+    }
+
+    /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
+    fn weir(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(args).env_clear().env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
+        command.env("HF_ENDPOINT", &self.endpoint).env("SSL_CERT_FILE", &self.authorities);
+        command.env("HF_HUB_DISABLE_IMPLICIT_TOKEN", self.disable_token);
+        let (variable, value) = &self.token;
+        let output = command.env(variable, value).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    }
+
+    fn pull(&self, args: &[&str]) -> Result<String, String> {
+        self.weir(&[&["pull"], args].concat())
+    }
+
+    fn error(&self, args: &[&str]) -> String {
+        let error = self.pull(args).unwrap_err();
+        assert_eq!(self.names(), [""; 0], "something remains after {error}");
+        error
+    }
+
+    fn models(&self) -> PathBuf {
+        self.data.path().join("models")
+    }
+
+    /// Names in the models folder, those of hidden folders included.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.models()).into_iter().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A small checkpoint.
+fn small() -> PathBuf {
+    converted("whitespaces")
+}
+
+fn digest(folder: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(["inspect", "--json"]).arg(folder).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    json["sha256"].as_str().unwrap().to_owned()
+}
+
+fn copy_of(folder: &Path) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(folder.join(name), copy.path().join(name)).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_folder_is_copied_and_found_by_name() {
+    let user = User::new();
+    let sha256 = digest(&small());
+    let source = small();
+    let source = source.to_str().unwrap();
+    let printed = user.pull(&[source, "--name", "mine", "--sha256", &sha256]).unwrap();
+    assert!(printed.starts_with("mine: ") && printed.contains(&sha256), "{printed}");
+    assert_eq!(user.names(), ["mine"]);
+    assert_eq!(digest(&user.models().join("mine")), sha256);
+    user.weir(&["segment", "--model", "mine", "--text", "ab c"]).unwrap();
+
+    let error = user.pull(&[source, "--name", "mine"]).unwrap_err();
+    assert!(error.contains("a model of this name exists") && error.contains("--force"), "{error}");
+    user.pull(&[source, "--name", "mine", "--force", "--json"]).unwrap();
+    assert_eq!(user.names(), ["mine"]);
+}
+
+#[test]
+fn wrong_sources_leave_nothing() {
+    let user = User::new();
+    let source = small();
+    let source = source.to_str().unwrap();
+    let other = "0".repeat(64);
+    let error = user.error(&[source, "--sha256", &other]);
+    assert!(error.contains("sha256 of the weights") && error.contains(&other), "{error}");
+    let error = user.error(&[source, "--max-pull-bytes", "20000"]);
+    assert!(
+        error.contains("model.safetensors: the file: expected at most ") && error.contains("--max-pull-bytes"),
+        "{error}"
+    );
+    let error = user.error(&[source, "--name", "../mine"]);
+    assert!(error.contains("found \"../mine\""), "{error}");
+    let error = user.error(&["/no/such/folder"]);
+    assert!(error.contains("expected a checkpoint (a folder with a config.json)"), "{error}");
+
+    let copy = copy_of(&small());
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    let escape = r#"{"weight_map": {"a": "../../secret.safetensors"}}"#;
+    fs::write(copy.path().join("model.safetensors.index.json"), escape).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("weight_map.a: expected the plain name of a .safetensors file"), "{error}");
+
+    let copy = copy_of(&small());
+    fs::write(copy.path().join("model.safetensors"), [0; 64]).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("found zeros at its start"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn links_out_of_a_folder_are_not_followed() {
+    let user = User::new();
+    let copy = copy_of(&small());
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    std::os::unix::fs::symlink(small().join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("a link out of it"), "{error}");
+}
+
+#[test]
+fn a_card_with_another_digest_is_rejected() {
+    let user = User::new();
+    let copy = copy_of(&small());
+    fs::write(copy.path().join("card.json"), r#"{"sha256": "00"}"#).unwrap();
+    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
+    assert!(error.contains("sha256 of the weights: expected 00, as card.json states"), "{error}");
+}
+
+#[test]
+fn a_folder_of_a_web_server_is_fetched() {
+    let user = User::new();
+    let server = WebServer::of_folder("/files/english", small());
+    let url = format!("{}/files/english/", server.url());
+    user.pull(&[&url, "--sha256", &digest(&small())]).unwrap();
+    assert_eq!(user.names(), ["english"]);
+    assert_eq!(digest(&user.models().join("english")), digest(&small()));
+    let missing = User::new().error(&[&format!("{}/files/none", server.url())]);
+    assert!(missing.contains("/files/none/config.json: the file: expected a file, found none"), "{missing}");
+}
+
+#[test]
+fn lies_of_a_server_are_errors() {
+    let weights = fs::read(small().join("model.safetensors")).unwrap();
+    let size = weights.len();
+    type Weights = fn(&[u8]) -> Answer;
+    let cases: [(&str, Weights, &str); 3] = [
+        (
+            "less than stated",
+            |bytes| Answer::bytes(bytes[..bytes.len() / 2].to_vec()).length(bytes.len()),
+            "bytes, as the server stated, found",
+        ),
+        ("more than allowed", |bytes| Answer::bytes(bytes.to_vec()).length(1 << 40), "found 1099511627776 bytes"),
+        ("without an end", |bytes| Answer::endless(bytes[..1000].to_vec()), "found more"),
+    ];
+    for (name, answer, expected) in cases {
+        let weights = weights.clone();
+        let server = WebServer::start(move |request| match request.path.as_str() {
+            "/m/config.json" => Answer::file(small().join("config.json")),
+            "/m/model.safetensors" => answer(&weights),
+            _ => Answer::status(404),
+        });
+        let limit = (size * 2).to_string();
+        let error = User::new().error(&[&format!("{}/m", server.url()), "--max-pull-bytes", &limit]);
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+}
+
+/// Object stores answer 403 for a missing file if the client may not list the files.
+#[test]
+fn a_hidden_optional_file_counts_as_missing() {
+    let server = WebServer::start(|request| match request.path.as_str() {
+        "/m/config.json" => Answer::file(small().join("config.json")),
+        "/m/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        _ => Answer::status(403),
+    });
+    User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
+    let error = User::new().error(&[&format!("{}/other", server.url())]);
+    assert!(error.contains("/other/config.json: the server answered 403"), "{error}");
+}
+
+/// Only the Hub's repositories are pinned to the commit that a response states.
+#[test]
+fn a_subfolder_below_a_revision_is_fetched_as_it_is() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let server = WebServer::start(|request| match request.path.strip_prefix("/org/all/resolve/main/small/") {
+        Some(file) => Answer::file(small().join(file)).header("x-repo-commit", COMMIT),
+        None => Answer::status(500),
+    });
+    let user = User::new();
+    user.pull(&[&format!("{}/org/all/resolve/main/small", server.url())]).unwrap();
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+}
+
+/// A URL would give some characters of a name another meaning.
+#[test]
+fn names_in_an_index_are_plain() {
+    for name in ["..%2f..%2fx.safetensors", "a?b.safetensors", "a b.safetensors"] {
+        let index = format!(r#"{{"weight_map": {{"a": "{name}"}}}}"#);
+        let server = WebServer::start(move |request| match request.path.as_str() {
+            "/m/config.json" => Answer::file(small().join("config.json")),
+            "/m/model.safetensors.index.json" => Answer::bytes(index.clone().into_bytes()),
+            _ => Answer::status(404),
+        });
+        let error = User::new().error(&[&format!("{}/m", server.url())]);
+        let expected = format!("expected letters, digits, dots, hyphens and underscores, found {name:?}");
+        assert!(error.contains(&expected), "{error}");
+        assert!(server.requests().iter().all(|request| !request.path.contains("x.safetensors")), "{name}");
+    }
+}
+
+/// Writes a model whose boundaries come from a companion.
+fn with_companion() -> TempDir {
+    let shapes = TempDir::new().unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(small().join("config.json")).unwrap()).unwrap();
+    let boundaries = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
+    fs::write(shapes.path().join("companion.json"), config.to_string()).unwrap();
+    config["architecture"]["boundaries"] = boundaries;
+    fs::write(shapes.path().join("shape.json"), config.to_string()).unwrap();
+    let folder = TempDir::new().unwrap();
+    weir::family::init::init(&shapes.path().join("shape.json"), folder.path(), 1, false).unwrap();
+    folder
+}
+
+#[test]
+fn a_companion_is_fetched_and_checked() {
+    let source = with_companion();
+    let companion = source.path().join("companion");
+    let path = source.path().to_str().unwrap();
+    let user = User::new();
+    let printed = user.pull(&[path, "--name", "spikes", "--sha256", &digest(source.path()), "--json"]).unwrap();
+    let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(printed["companions"], json!({ "companion": digest(&companion) }));
+    assert_eq!(digest(&user.models().join("spikes/companion")), digest(&companion));
+
+    let card = companion.join("card.json");
+    let original = fs::read(&card).unwrap();
+    fs::write(&card, r#"{"sha256": "00"}"#).unwrap();
+    let error = User::new().error(&[path, "--name", "x"]);
+    assert!(error.contains("companion") && error.contains("expected 00, as card.json states"), "{error}");
+    fs::write(&card, original).unwrap();
+    let weights = companion.join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() - 4]).unwrap();
+    let error = User::new().error(&[path, "--name", "x"]);
+    assert!(
+        error.contains("companion/model.safetensors: the file: expected ") && error.contains("truncated"),
+        "{error}"
+    );
+}
+
+/// A configuration that weir cannot read costs no download of the weights.
+#[test]
+fn weights_of_an_unknown_model_are_not_fetched() {
+    let server = WebServer::start(|request| match request.path.as_str() {
+        "/m/config.json" => Answer::bytes(br#"{"format": "weir/1", "family": "unheard"}"#.to_vec()),
+        _ => Answer::status(404),
+    });
+    let error = User::new().error(&[&format!("{}/m", server.url())]);
+    assert!(error.starts_with(&format!("weir: {}/m/config.json: ", server.url())), "{error}");
+    assert!(server.requests().iter().all(|request| !request.path.contains("safetensors")));
+}
+
+#[test]
+fn a_checkpoint_of_another_format_is_converted() {
+    let user = User::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5/t5_v10");
+    let printed = user.pull(&[source.to_str().unwrap(), "--name", "t5"]).unwrap();
+    assert_eq!(user.names(), ["t5"]);
+    assert!(printed.contains(&format!("sha256 {}, source sha256 ", digest(&user.models().join("t5")))), "{printed}");
+    let config = fs::read_to_string(user.models().join("t5/config.json")).unwrap();
+    assert!(config.contains("\"format\": \"weir/1\"") && config.contains("\"family\": \"t5\""), "{config}");
+}
+
+#[test]
+fn the_hub_serves_one_commit_of_a_repository() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let server = WebServer::start(|request| {
+        let first = "/org/small/resolve/v%2F1/config.json";
+        let rest = format!("/org/small/resolve/{COMMIT}/");
+        match request.path.as_str() {
+            path if path == first => Answer::file(small().join("config.json")).header("x-repo-commit", COMMIT),
+            // The Hub redirects to the storage of large files.
+            path if *path == format!("{rest}model.safetensors") => Answer::redirect("/storage/weights"),
+            "/storage/weights" => Answer::file(small().join("model.safetensors")),
+            path if path.starts_with(&rest) => Answer::status(404),
+            _ => Answer::status(500),
+        }
+    });
+    let user = User { endpoint: server.url(), ..User::new() };
+    user.pull(&["hf:org/small@v/1"]).unwrap();
+    assert_eq!(user.names(), ["small"]);
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+    assert!(
+        server.requests().iter().all(|request| !request.headers.contains("hf_secret")),
+        "the token was sent in plain text"
+    );
+}
+
+#[test]
+fn the_hub_is_reached_over_tls() {
+    let certificates = Certificates::new();
+    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
+    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
+        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
+        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        _ => Answer::status(404),
+    });
+    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), ..User::new() };
+    user.pull(&["hf:org/small"]).unwrap();
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+    assert!(server.requests().iter().all(|request| request.headers.contains("authorization: bearer hf_secret")));
+
+    let before = server.requests().len();
+    let hub = TempDir::new().unwrap();
+    fs::write(hub.path().join("token"), "hf_of_file\n").unwrap();
+    let token = ("HF_HOME", hub.path().to_str().unwrap().to_owned());
+    let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), token, ..User::new() };
+    user.pull(&["hf:org/small"]).unwrap();
+    let later = server.requests().split_off(before);
+    assert!(!later.is_empty());
+    assert!(later.iter().all(|request| request.headers.contains("authorization: bearer hf_of_file")));
+
+    let others = Certificates::new();
+    let other = User { endpoint: server.url(), authorities: others.path("ca.pem"), ..User::new() };
+    let error = other.error(&["hf:org/small"]);
+    assert!(error.contains("config.json: ") && error.contains("certificate"), "{error}");
+    let none = User { endpoint: server.url(), authorities: certificates.path("server.key"), ..User::new() };
+    let error = none.error(&["hf:org/small"]);
+    assert!(error.contains("no certificate authorities") && error.contains("SSL_CERT_FILE"), "{error}");
+}
+
+#[test]
+fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
+    let certificates = Certificates::new();
+    let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
+    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
+        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
+        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
+        "/org/private/resolve/main/config.json" => Answer::status(401),
+        _ => Answer::status(404),
+    });
+    let user = |disable_token| User {
+        endpoint: server.url(),
+        authorities: certificates.path("ca.pem"),
+        disable_token,
+        ..User::new()
+    };
+    user("1").pull(&["hf:org/small"]).unwrap();
+    let error = user("true").error(&["hf:org/private"]);
+    assert!(
+        error.contains("401") && error.contains("HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"),
+        "{error}"
+    );
+    let requests = server.requests().len();
+    assert!(server.requests().iter().all(|request| !request.headers.contains("authorization")));
+    user("0").pull(&["hf:org/small"]).unwrap();
+    let later = server.requests().split_off(requests);
+    assert!(!later.is_empty() && later.iter().all(|request| request.headers.contains("bearer hf_secret")));
+}
+
+#[test]
+fn a_private_repository_asks_for_a_token() {
+    let server = WebServer::start(|_| Answer::status(401));
+    let user = User { endpoint: server.url(), ..User::new() };
+    let error = user.error(&["hf:org/private"]);
+    assert!(error.contains("401") && error.contains("a token, which is not sent without TLS"), "{error}");
+    let expected = "SOURCE: expected a repository of the Hugging Face Hub, found hf:org/private, which does not exist or is private";
+    assert!(error.contains(expected), "{error}");
+    // A URL of another kind gets no token.
+    let error = user.error(&[&format!("{}/org/private", server.url())]);
+    assert!(error.contains("401") && !error.contains("HF_TOKEN"), "{error}");
+    let secret = User { endpoint: server.url().replace("http://", "http://user:hidden@"), ..User::new() };
+    let error = secret.error(&["hf:org/private"]);
+    assert!(error.contains("HF_ENDPOINT: expected a URL without a user") && !error.contains("hidden"), "{error}");
+    let error = user.error(&[&format!("{}/org/private?token=hidden", server.url())]);
+    assert!(error.contains("without a query") && !error.contains("hidden"), "{error}");
+    assert!(user.error(&["hf:private"]).contains("expected hf:ORG/NAME"));
+    let wrong = User { endpoint: "ftp://x".into(), ..User::new() };
+    assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT: expected a URL that begins with"));
+}
+
+/// With a token, the Hub answers 404 for a repository that does not exist. Its header distinguishes that from a missing file.
+#[test]
+fn a_missing_repository_is_no_missing_file() {
+    let server = WebServer::start(|request| {
+        let code = match request.path.as_str() {
+            "/org/none/resolve/main/config.json" => "RepoNotFound",
+            "/org/old/resolve/v9/config.json" => "RevisionNotFound",
+            _ => "EntryNotFound",
+        };
+        Answer::status(404).header("X-Error-Code", code)
+    });
+    let user = User { endpoint: server.url(), ..User::new() };
+    let error = user.error(&["hf:org/none"]);
+    assert!(error.contains("found hf:org/none, which does not exist or is private (the Hub answered 404"), "{error}");
+    let error = user.error(&["hf:org/old@v9"]);
+    let expected = "SOURCE: expected a revision of a repository of the Hugging Face Hub, found hf:org/old@v9, which does not exist";
+    assert!(error.contains(expected), "{error}");
+    let error = user.error(&["hf:org/empty"]);
+    assert!(error.contains("config.json") && !error.contains("private"), "{error}");
+}
+
+/// A request.
+#[derive(Clone)]
+struct Request {
+    path: String,
+    /// Its headers, in lower case.
+    headers: String,
+}
+
+/// A response.
+struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    /// The length that the server states. It may be a lie.
+    length: usize,
+    /// True if the body is repeated until the client closes the connection.
+    endless: bool,
+}
+
+impl Answer {
+    fn bytes(body: Vec<u8>) -> Self {
+        Self { status: 200, headers: Vec::new(), length: body.len(), body, endless: false }
+    }
+
+    fn file(file: PathBuf) -> Self {
+        fs::read(file).map_or_else(|_| Self::status(404), Self::bytes)
+    }
+
+    fn status(status: u16) -> Self {
+        Self { status, ..Self::bytes(Vec::new()) }
+    }
+
+    fn redirect(to: &str) -> Self {
+        Self::status(302).header("location", to)
+    }
+
+    fn endless(body: Vec<u8>) -> Self {
+        Self { endless: true, ..Self::bytes(body) }
+    }
+
+    fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn length(self, length: usize) -> Self {
+        Self { length, ..self }
+    }
+
+    /// Writes the response. The client may close the connection first.
+    fn write(self, mut to: impl Write) -> std::io::Result<()> {
+        let headers = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<String>();
+        let length = if self.endless { String::new() } else { format!("content-length: {}\r\n", self.length) };
+        write!(to, "HTTP/1.1 {} x\r\nconnection: close\r\n{length}{headers}\r\n", self.status)?;
+        to.write_all(&self.body)?;
+        to.flush()?;
+        if !self.endless {
+            return Ok(());
+        }
+        loop {
+            to.write_all(&self.body)?;
+        }
+    }
+}
+
+/// A connection, with TLS or without.
+trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
+/// A server on a free port. Its thread ends with the process of the test.
+struct WebServer {
+    url: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl WebServer {
+    fn start(answer: impl Fn(&Request) -> Answer + Send + 'static) -> Self {
+        Self::start_with(None, answer)
+    }
+
+    /// Starts a server, with TLS if there are settings of it.
+    fn start_with(tls: Option<Arc<ServerConfig>>, answer: impl Fn(&Request) -> Answer + Send + 'static) -> Self {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                let mut stream: Box<dyn Stream> = match &tls {
+                    None => Box::new(stream),
+                    Some(tls) => {
+                        let connection = ServerConnection::new(Arc::clone(tls)).unwrap();
+                        Box::new(StreamOwned::new(connection, stream))
+                    }
+                };
+                let Some(request) = read(&mut stream) else { continue };
+                seen.lock().unwrap().push(request.clone());
+                // A client that has what it needs closes the connection.
+                let _ = answer(&request).write(stream);
+            }
+        });
+        Self { url, requests }
+    }
+
+    /// Serves the files of a folder under a path.
+    fn of_folder(path: &'static str, folder: PathBuf) -> Self {
+        Self::start(move |request| match request.path.strip_prefix(path) {
+            Some(file) => Answer::file(folder.join(file.trim_start_matches('/'))),
+            None => Answer::status(404),
+        })
+    }
+
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+fn read(stream: &mut impl Read) -> Option<Request> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+    let path = lines.next()?.split(' ').nth(1)?.to_owned();
+    Some(Request { path, headers: lines.collect::<Vec<_>>().join("\n").to_lowercase() })
+}

@@ -1,0 +1,969 @@
+//! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
+
+use crate::{
+    golden::Golden,
+    support::{
+        Dice, PYRAMIDION_CASES, difference, pyramidion_converted, pyramidion_golden, pyramidion_in, remove_card,
+        settings,
+    },
+};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+use tempfile::TempDir;
+use weir::{
+    decode::{
+        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance},
+        cost::Cost,
+        document::{Document, DocumentEncoder, Encoding, EncodingStage},
+    },
+    error::{Error, Result},
+    family::{
+        checkpoint::{Config, json::read_limited},
+        convert::{Source, convert},
+        init::init,
+        load::{Settings, blueprint, load},
+        parts::work_mut,
+        pyramidion::{EncoderHookPoint, Work},
+    },
+    kernels::{Dtype, Isa, pages::PagePool},
+    nn::{
+        paged_vectors::PagedVectors,
+        topk::{Halving, Pooler, PoolerInput},
+    },
+    verify::{Input, load::load as reference, report::verify},
+};
+
+/// FIXTURES.md: states and pooled vectors; logits.
+const STATES: f32 = 1e-4;
+
+const LOGITS: f32 = 5e-5;
+
+fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
+    model.document_encoder().expect("a model with a document encoder")
+}
+
+/// Encodes a document in one call.
+fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
+    let mut encoding = encoder(model).open();
+    encoding.push(tokens).unwrap();
+    encoding.close().unwrap();
+    encoder(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
+    encoding.document().expect("the document is complete")
+}
+
+/// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
+fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
+    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
+    rows[0].set(symbols, Want::All);
+    advance(model, &mut rows, &[0], scratch).unwrap();
+    rows[0].logits.clone()
+}
+
+/// Returns fairseq's greedy output: `min` to `max` symbols, then the end symbol.
+fn greedy(model: &dyn Model, document: &dyn Document, min: usize, max: usize, scratch: &mut Scratch) -> Vec<u32> {
+    let specials = encoder(model).limits().marks;
+    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
+    let mut written = Vec::new();
+    let mut next = specials.start;
+    while written.last() != Some(&specials.end) {
+        rows[0].set(&[next], Want::Last);
+        advance(model, &mut rows, &[0], scratch).unwrap();
+        let allowed = |id: u32| match id {
+            id if id == specials.end => written.len() >= min,
+            id => id != specials.pad && written.len() < max,
+        };
+        let logits = rows[0].logits.iter().zip(0..).filter(|(_, id)| allowed(*id));
+        next = logits.max_by(|a, b| a.0.total_cmp(b.0)).unwrap().1;
+        written.push(next);
+    }
+    written
+}
+
+/// A fixture with its golden data and its model.
+struct Case {
+    name: &'static str,
+    golden: Golden,
+    model: Arc<dyn Model>,
+    config: serde_json::Value,
+}
+
+impl Case {
+    fn load(name: &'static str) -> Self {
+        let config = std::fs::read(pyramidion_golden(name).join("config.json")).unwrap();
+        let golden = Golden::open(&pyramidion_golden(name));
+        let model = pyramidion_in(name, weir::kernels::Dtype::F32);
+        Self { name, golden, model, config: serde_json::from_slice(&config).unwrap() }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        PYRAMIDION_CASES.into_iter().chain(["left_padded_batch"]).map(Self::load)
+    }
+
+    fn count(&self) -> usize {
+        self.golden.shape("src_tokens")[0]
+    }
+
+    /// Returns the tokens of a document without padding on the right.
+    fn source(&self, item: usize) -> Vec<u32> {
+        let mut tokens = self.ids("src_tokens", item);
+        let end = tokens.iter().rposition(|&token| token != 1).unwrap() + 1;
+        tokens.truncate(end);
+        tokens
+    }
+
+    fn ids(&self, name: &str, item: usize) -> Vec<u32> {
+        self.golden.row(name, item).iter().map(|&id| id as u32).collect()
+    }
+}
+
+/// A shape with the folder of its weights.
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    config: serde_json::Value,
+    dir: TempDir,
+}
+
+const HALVING: &str =
+    r#"{"kind": "successive-halving", "lengths": {"0": 4, "1": 8}, "flip_right": true, "sort_back": true}"#;
+
+const UNSORTED: &str =
+    r#"{"kind": "successive-halving", "lengths": {"2": 16}, "flip_right": false, "sort_back": false, "scorer": "ffn"}"#;
+
+const EMBEDDING: &str =
+    r#"{"kind": "hard-top-k", "lengths": {"1": 4}, "sort_back": true, "scorer": {"embedding": {"dimension": 3}}}"#;
+
+const INDEX: &str = r#"{"kind": "successive-halving", "lengths": {"1": 4}, "flip_right": true, "sort_back": true, "scorer": {"index": {"every": 4}}}"#;
+
+const RANDOM: &str =
+    r#"{"kind": "hard-top-k", "lengths": {"0": 2, "2": 4}, "sort_back": false, "scorer": {"random": {"seed": 9}}}"#;
+
+const MEAN: &str = r#"{"kind": "mean", "lengths": {"0": 4, "2": 20}}"#;
+
+const MAX: &str = r#"{"kind": "max", "lengths": {"1": 5}}"#;
+
+const POWER: &str = r#"{"kind": "hard-top-k", "lengths": {"0": 4, "1": 8}, "sort_back": true, "scorer": "attention"}"#;
+
+const FUNNEL: &str = r#"{"kind": "funnel", "lengths": {"0": 4, "1": 8}}"#;
+
+const NONE: &str = r#"{"kind": "none"}"#;
+
+/// Shapes with other attention than softmax: name, attention, block of a local head, pooling, pre-norm.
+const FAR: [(&str, &str, &str, &str, bool); 5] = [
+    ("efficient", r#"{"efficient": {"local_heads": 1}}"#, "40", NONE, false),
+    ("efficient alone", r#"{"efficient": {"local_heads": 0}}"#, "null", HALVING, true),
+    ("lsh", r#"{"lsh": {"local_heads": 1, "chunk": 16, "hashes": 3, "buckets": 8}}"#, "600", NONE, true),
+    ("lsh alone", r#"{"lsh": {"local_heads": 0, "chunk": 7, "hashes": 1, "buckets": 130}}"#, "null", NONE, false),
+    ("pooled lsh", r#"{"lsh": {"local_heads": 1, "chunk": 64, "hashes": 2, "buckets": 4}}"#, "33", HALVING, false),
+];
+
+/// Shapes with softmax attention: name, block, pooling, pre-norm, decoder positions, padded.
+const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
+    ("pyramidion", "40", HALVING, false, false, true),
+    ("transpooler", "64", UNSORTED, true, true, true),
+    ("blockwise", "40", r#"{"kind": "none"}"#, false, true, true),
+    ("vanilla", "null", r#"{"kind": "none"}"#, false, false, true),
+    ("no blocks", "null", HALVING, true, false, true),
+    ("dropped", "33", UNSORTED, false, false, true),
+    ("embedding", "40", EMBEDDING, false, false, true),
+    ("index", "40", INDEX, true, false, true),
+    ("random", "null", RANDOM, false, false, true),
+    ("mean", "40", MEAN, false, false, false),
+    ("max", "32", MAX, true, true, true),
+    ("power", "40", POWER, false, false, true),
+    ("power over all", "null", POWER, true, false, true),
+    ("funnel", "40", FUNNEL, false, false, true),
+    ("unpadded funnel", "null", FUNNEL, true, false, false),
+    ("unpadded", "40", HALVING, false, false, false),
+    ("unpadded vanilla", "null", r#"{"kind": "none"}"#, true, true, false),
+];
+
+/// Maximum length of a document.
+const SOURCE: usize = 1280;
+
+/// Size of the vocabulary.
+const SYMBOLS: usize = 37;
+
+impl Shape {
+    /// Returns all shapes for documents of up to [`SOURCE`] tokens.
+    fn all() -> impl Iterator<Item = Self> {
+        Self::with_length(SOURCE)
+    }
+
+    /// Returns all shapes for documents of up to `source` tokens.
+    pub(super) fn with_length(source: usize) -> impl Iterator<Item = Self> {
+        let softmax = SHAPES.into_iter().map(|(name, block, pooling, pre_norm, positions, padded)| {
+            (name, r#""softmax""#, block, pooling, pre_norm, (positions, padded))
+        });
+        let far = FAR.into_iter().map(|(name, attention, block, pooling, pre_norm)| {
+            (name, attention, block, pooling, pre_norm, (false, false))
+        });
+        softmax.chain(far).map(move |(name, attention, block, pooling, pre_norm, (positions, padded))| {
+            let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            let mut pooling = parsed(pooling);
+            let lengths = pooling.get_mut("lengths").and_then(|lengths| lengths.as_object_mut());
+            for share in lengths.into_iter().flat_map(|lengths| lengths.values_mut()) {
+                *share = (source as u64 / share.as_u64().unwrap()).into();
+            }
+            let config = serde_json::json!({
+                "format": "weir/1", "family": "pyramidion", "vocabulary": {"size": SYMBOLS}, "normaliser": "none",
+                "training_length": source,
+                "architecture": {
+                    "encoder_layers": 3, "decoder_layers": 2, "dim": 22, "heads": 2, "feed_forward": 37, "activation": "relu",
+                    "layer_norm_eps": 1e-5, "pre_norm": pre_norm, "source_length": source, "target_length": 400,
+                    "attention": parsed(attention), "block": parsed(block), "pooling": pooling, "decoder_positions": positions, "padded": padded,
+                },
+            });
+            let dir = TempDir::new().unwrap();
+            let file = dir.path().join("shape.json");
+            fs::write(&file, config.to_string()).unwrap();
+            init(&file, &dir.path().join("model"), 7, false).unwrap();
+            let shape = Self { name, config, dir };
+            shape.spread_scores();
+            shape
+        })
+    }
+
+    /// Scales the weights of scorers and queries, because random ones give almost equal scores.
+    fn spread_scores(&self) {
+        let file = self.folder().join("model.safetensors");
+        remove_card(&self.folder());
+        let mut bytes = fs::read(&file).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+        let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+        for (name, tensor) in tensors.as_object().unwrap() {
+            let factor = if name.contains("scorer") { 40.0 } else { 10.0 };
+            if (name.contains("scorer") || name.contains("q_proj")) && name.ends_with("weight") {
+                let [from, to] = [0, 1].map(|end| header + tensor["data_offsets"][end].as_u64().unwrap() as usize);
+                for number in bytes[from..to].chunks_exact_mut(4) {
+                    let large = factor * f32::from_le_bytes(number.try_into().unwrap());
+                    number.copy_from_slice(&large.to_le_bytes());
+                }
+            }
+        }
+        fs::write(file, bytes).unwrap();
+    }
+
+    pub(super) fn folder(&self) -> PathBuf {
+        self.dir.path().join("model")
+    }
+
+    pub(super) fn model(&self, dtype: Dtype) -> Arc<dyn Model> {
+        load(&self.folder(), &Settings { dtype, ..settings() }).unwrap()
+    }
+}
+
+/// Returns random tokens without special ids.
+fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
+    (0..count).map(|_| 4 + dice.below(SYMBOLS - 4) as u32).collect()
+}
+
+/// Outputs of the encoder for one document: the vectors of each stage in order, and those of padding.
+type Recorded = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
+
+fn watch(scratch: &mut Scratch) -> Recorded {
+    let recorded = Recorded::default();
+    let record = recorded.clone();
+    work_mut::<Work>(scratch).unwrap().hook = Some(Box::new(move |seen, first, x| {
+        let mut all = record.lock().unwrap();
+        let name = match seen {
+            EncoderHookPoint::Embedded => "0".into(),
+            EncoderHookPoint::Layer(layer) => format!("{}", layer + 1),
+            EncoderHookPoint::Pooled(layer) => format!("pooled {}", layer + 1),
+            EncoderHookPoint::Padding(None) => "padding 0".into(),
+            EncoderHookPoint::Padding(Some(layer)) => format!("padding {}", layer + 1),
+            EncoderHookPoint::Encoded => "out".into(),
+        };
+        let entry = all.entry(name).or_default();
+        assert!(first == 0 || !entry.is_empty());
+        entry.extend_from_slice(x);
+    }));
+    recorded
+}
+
+/// Compares a recorded state with a golden one. Positions beyond it hold the padding vector, or zeros if dropped.
+fn check_state(case: &Case, item: usize, layer: usize, recorded: &BTreeMap<String, Vec<f32>>) {
+    let name = format!("encoder.state.{layer}");
+    let expected = case.golden.row(&name, item);
+    let shape = case.golden.shape(&name);
+    let dim = shape[2];
+    let pooled = recorded.get(&format!("pooled {layer}"));
+    let mut actual = pooled.or(recorded.get(&layer.to_string())).unwrap().clone();
+    if pooled.is_none() && actual.len() < expected.len() {
+        let fill = match recorded.get(&format!("padding {layer}")) {
+            Some(padding) => padding.clone(),
+            // With full attention, all padding equals the last vector.
+            None if case.name.starts_with("vanilla") => actual[actual.len() - dim..].to_vec(),
+            // fairseq's pooler fills the remainder of the last block.
+            None => vec![0.0; dim],
+        };
+        while actual.len() < expected.len() {
+            actual.extend_from_slice(&fill);
+        }
+    }
+    actual.truncate(expected.len());
+    if case.name == "tail_dropped" && pooled.is_none() {
+        let block = case.config["chunk_size"].as_u64().unwrap() as usize;
+        let blocks_end = shape[1] / block * block * dim;
+        // The first state is recorded before anything is dropped, so only complete blocks are compared.
+        let max_error = difference(&actual[..blocks_end], &expected[..blocks_end]);
+        assert!(max_error <= STATES, "{} {item} {name}: {max_error}", case.name);
+        return;
+    }
+    let max_error = difference(&actual, expected);
+    assert!(max_error <= STATES, "{} {item} {name}: {max_error}", case.name);
+}
+
+fn check(case: &Case) {
+    let layers = case.config["encoder_layers"].as_u64().unwrap() as usize;
+    for item in 0..case.count() {
+        let mut scratch = case.model.scratch();
+        let recorded = watch(&mut scratch);
+        let source = case.source(item);
+        // A new model has no cached padding yet, so its padding is recorded too.
+        let model = load(&pyramidion_converted(case.name), &settings()).unwrap();
+        let document = encode(&*model, &source, &mut scratch);
+        for layer in 0..=layers {
+            check_state(case, item, layer, &recorded.lock().unwrap());
+        }
+        let poolings = encoder(&*model).limits().poolings.clone();
+        assert_eq!(document.choices().len(), poolings.len(), "{}", case.name);
+        for (choice, pooling) in document.choices().iter().zip(poolings) {
+            let tensor_name = |name: &str| format!("pool.{}.{name}", pooling.layer);
+            assert_eq!(choice.layer, pooling.layer);
+            let scores: Vec<f32> = choice.kept.iter().map(|kept| kept.score).collect();
+            let max_error = difference(&scores, case.golden.row(&tensor_name("scores_out"), item));
+            assert!(max_error <= STATES, "{} {item} {}: {max_error}", case.name, tensor_name("scores_out"));
+            let pooled = recorded.lock().unwrap()[&format!("pooled {}", pooling.layer + 1)].clone();
+            let max_error = difference(&pooled, case.golden.row(&tensor_name("output"), item));
+            assert!(max_error <= STATES, "{} {item} {}: {max_error}", case.name, tensor_name("output"));
+        }
+        let out = case.golden.row("encoder.out", item);
+        let shape = case.golden.shape("encoder.out");
+        assert_eq!(document.vectors(), shape[1], "{}", case.name);
+        let actual = &recorded.lock().unwrap()["out"];
+        let same = actual.len().min(out.len());
+        assert!(difference(&actual[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
+        work_mut::<Work>(&mut scratch).unwrap().hook = None;
+        let previous = case.ids("prev_output_tokens", item);
+        let logits = forced(&*model, &*document, &previous, &mut scratch);
+        let max_error = difference(&logits, case.golden.row("decoder.logits", item));
+        assert!(max_error <= LOGITS, "{} {item} logits: {max_error}", case.name);
+        let settings = &case.config["generation"]["greedy"];
+        let lengths = ["min_len", "max_len_b"].map(|key| settings[key].as_u64().unwrap() as usize);
+        let written = greedy(&*model, &*document, lengths[0], lengths[1], &mut scratch);
+        let expected: Vec<u32> = case.ids("greedy.tokens", item).into_iter().take(written.len()).collect();
+        assert_eq!(written, expected, "{} {item}", case.name);
+        assert_eq!(case.golden.row("greedy.lengths", item)[0] as usize, written.len());
+    }
+}
+
+#[test]
+fn states_poolings_logits_and_greedy_text_equal_the_golden_data() {
+    for case in Case::all() {
+        check(&case);
+    }
+}
+
+#[test]
+fn the_portable_kernels_agree() {
+    for case in Case::all() {
+        let portable = Settings { isa: Isa::portable(), ..settings() };
+        let model = load(&pyramidion_converted(case.name), &portable).unwrap();
+        let mut scratch = model.scratch();
+        for item in 0..case.count() {
+            let document = encode(&*model, &case.source(item), &mut scratch);
+            let logits = forced(&*model, &*document, &case.ids("prev_output_tokens", item), &mut scratch);
+            let max_error = difference(&logits, case.golden.row("decoder.logits", item));
+            assert!(max_error <= LOGITS, "{} {item}: {max_error}", case.name);
+        }
+    }
+}
+
+/// Converts a source. Returns its architecture and its weights.
+fn converted(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
+    convert(Source::Pyramidions, from, dest, false).unwrap();
+    let config = Config::read(dest).unwrap();
+    (serde_json::from_str(config.architecture()).unwrap(), fs::read(dest.join("model.safetensors")).unwrap())
+}
+
+#[test]
+fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
+    let dir = TempDir::new().unwrap();
+    let source = pyramidion_golden("../pyramidion-pt");
+    let path_of = |name: &str| dir.path().join(name);
+    let folder = converted(&pyramidion_golden("transpooler"), &path_of("folder"));
+    // One source has command-line arguments in a file of the usual name; the other has nested settings in its only
+    // file.
+    assert_eq!(converted(&source.join("arguments"), &path_of("arguments")), folder);
+    assert_eq!(converted(&source.join("settings"), &path_of("settings")), folder);
+    assert_eq!(converted(&source.join("settings/last.pt"), &path_of("file")), folder);
+    // The settings are those of the fixture with the most hypotheses.
+    let config = Config::read(&path_of("folder")).unwrap();
+    let generation = config.generation.clone().unwrap();
+    assert_eq!((generation.beam, generation.min_tokens, generation.max_tokens), (2, 4, 14));
+    assert!(config.subwords().is_none());
+    let model = load(&path_of("folder"), &settings()).unwrap();
+    assert!(model.card().vocabulary.encode("document", "text", 9).unwrap_err().to_string().contains("ids"));
+    // The characters come from the dictionary next to the file.
+    let vocabulary = load(&path_of("arguments"), &settings()).unwrap().card().vocabulary.clone();
+    let ids = vocabulary.encode("document", "ta e?", 9).unwrap();
+    assert_eq!(ids, [6, 7, 4, 5, 3]);
+    assert_eq!((vocabulary.decode(&[6, 7, 4, 5, 2]), vocabulary.len()), ("ta e".into(), 64));
+    assert_eq!(read_limited(&path_of("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
+}
+
+fn changed(case: &str, change: impl Fn(&mut Value)) -> String {
+    let dir = TempDir::new().unwrap();
+    let golden = pyramidion_golden(case);
+    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(golden.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let dest = dir.path().join("made");
+    convert(Source::Pyramidions, dir.path(), &dest, false).map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn invalid_arguments_are_named() {
+    let set = |key: &'static str, value: Value| changed("pyramidion", move |config| config[key] = value.clone());
+    for (message, expected) in [
+        (
+            set("enc_layers_and_token_width", "{1: 24}".into()),
+            "enc_layers_and_token_width.1: expected 64 halved some times",
+        ),
+        (
+            set("enc_layers_and_token_width", "{9: 16}".into()),
+            "enc_layers_and_token_width: expected layers from 0 to 2, found \"9\"",
+        ),
+        (set("enc_layers_and_token_width", "[16]".into()), "enc_layers_and_token_width: expected lengths after layers"),
+        (set("encoder_pooling", "max".into()), "encoder_pooling: expected topk or lambda, found \"max\""),
+        (set("use_sparse_attn", "some".into()), "use_sparse_attn: expected pooler, only_blockwise or pooler_no_block"),
+        (
+            set("encoder_pooling_arch", "ffn".into()),
+            "encoder_pooling_arch: expected linear: the official code builds no other",
+        ),
+        (set("heads", 5.into()), "heads: expected a divisor of dim, 32, found 5"),
+        (set("chunk_size", 0.into()), "chunk_size: expected 1 to"),
+        (set("decoder_embed_dim", 48.into()), "decoder_embed_dim: expected 32, as in the encoder, found 48"),
+        (set("d_model", 48.into()), "shape"),
+        (set("encoder_layers", 4.into()), "encoder.layers.3"),
+        (set("no_token_positional_embeddings", 1.into()), "no_token_positional_embeddings: expected false"),
+        (
+            changed("blockwise", |config| config["chunk_size"] = 24.into()),
+            "chunk_size: expected a divisor of 64: whole blocks drop the remainder",
+        ),
+        (
+            changed("no_block", |config| config["enc_layers_and_token_width"] = "{0: 64}".into()),
+            "enc_layers_and_token_width: expected a decreasing length, since full attention",
+        ),
+    ] {
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
+}
+
+/// Returns the error for a changed configuration of the published deep model.
+fn error_for(change: impl Fn(&mut Value)) -> String {
+    let shape = "models/shapes/pyramidion-124m.json";
+    let file = Path::new("config.json");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(shape)).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    let config = Config::parse(config.to_string().as_bytes(), file);
+    config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
+}
+
+fn check_messages(cases: &[(String, &str)]) {
+    for (message, expected) in cases {
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
+}
+
+#[test]
+fn invalid_architectures_are_named() {
+    let error_with = |key: &str, value: Value| error_for(|config| config["architecture"][key] = value.clone());
+    let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
+    let scorer =
+        |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
+    check_messages(&[
+        (error_with("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
+        (error_with("dim", 7.into()), "architecture.dim: expected an even number"),
+        (error_with("source_length", 0.into()), "architecture.source_length: expected 1 to"),
+        (error_with("target_length", 1.into()), "architecture.target_length: expected 2 to"),
+        (error_with("block", 0.into()), "architecture.block: expected 1 to"),
+        (error_with("block", 500.into()), "architecture.block: expected a divisor of 512"),
+        (error_with("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
+        (error_with("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
+        (
+            error_with("pooling", pooling("mean", json!({"2": 3000}))),
+            "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
+        ),
+        (error_with("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
+        (error_with("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
+        (
+            error_with("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
+            "scorer.embedding.dimension: expected 0 to 767",
+        ),
+        (error_with("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
+        (error_with("pooling", scorer("psychic".into())), "psychic"),
+    ]);
+}
+
+#[test]
+fn invalid_vocabularies_and_settings_are_named() {
+    check_messages(&[
+        (error_for(|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
+        (error_for(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
+        (
+            error_for(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
+            "vocabulary: expected `size` next to it",
+        ),
+        (
+            error_for(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
+            "vocabulary.tokenizer: expected \"tokenizer.json\"",
+        ),
+        (
+            error_for(|config| config["generation"]["max_tokens"] = 1024.into()),
+            "generation.max_tokens: expected 1 to 1023",
+        ),
+        (
+            error_for(|config| config["generation"]["min_tokens"] = 967.into()),
+            "generation.min_tokens: expected at most max_tokens, 966",
+        ),
+        (error_for(|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
+        (error_for(|config| config["generation"]["width"] = 0.into()), "generation.width"),
+    ]);
+}
+
+#[test]
+fn options_of_this_family_are_rejected_in_others() {
+    let file = Path::new("config.json");
+    let hourglass =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json")).unwrap();
+    for (key, value, expected) in [
+        ("vocabulary", json!({"size": 27}), "vocabulary: expected `symbols` or `bytes`: this family's symbols"),
+        (
+            "generation",
+            json!({"beam": 1, "length_penalty": 1.0, "min_tokens": 1, "max_tokens": 2}),
+            "generation: expected nothing: this family writes no summaries",
+        ),
+    ] {
+        let mut config: Value = serde_json::from_str(&hourglass).unwrap();
+        config[key] = value;
+        let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
+        let message = blueprint(&config, file).map(drop).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// Encodes a document that is pushed in random chunks, some blocks at a time. Checks that its memory stays within the limit.
+fn encode_in_chunks(model: &dyn Model, document: &[u32], dice: &mut Dice, scratch: &mut Scratch) -> Arc<dyn Document> {
+    let encoder = encoder(model);
+    let before = model.memory().in_use;
+    let limit = encoder.bytes_for(document.len());
+    let mut encoding = encoder.open();
+    let mut rest = document;
+    let mut blocks = 0;
+    while encoding.document().is_none() {
+        if dice.below(2) == 0 && !rest.is_empty() {
+            let (piece, later) = rest.split_at(dice.below(300).min(rest.len()));
+            encoding.push(piece).unwrap();
+            rest = later;
+            if rest.is_empty() {
+                encoding.close().unwrap();
+            }
+            continue;
+        }
+        let requested = 1 + dice.below(3);
+        let ran = encoder.advance(&mut *encoding, requested, scratch).unwrap();
+        blocks += ran;
+        let progress = encoding.progress();
+        assert_eq!(progress.blocks, blocks);
+        assert!(
+            ran == requested || matches!(progress.stage, EncodingStage::Waiting | EncodingStage::Done),
+            "{progress:?}"
+        );
+        assert!(progress.total.is_none_or(|total| blocks <= total), "{progress:?}");
+        assert_eq!(progress.total.is_some(), rest.is_empty());
+        let held = model.memory().in_use - before;
+        assert!(held <= limit && encoding.bytes() == held, "{} {held} {limit}", encoding.bytes());
+    }
+    let progress = encoding.progress();
+    assert_eq!((progress.stage, progress.total), (EncodingStage::Done, Some(blocks)));
+    encoding.document().unwrap()
+}
+
+#[test]
+fn the_chunks_of_a_document_do_not_change_its_bits() {
+    for shape in Shape::all() {
+        for dtype in Dtype::ALL {
+            let model = shape.model(dtype);
+            let mut scratch = model.scratch();
+            let mut dice = Dice::new(3);
+            for length in [1, 39, 500, 961, SOURCE] {
+                let document = tokens(&mut dice, length);
+                let complete = encode(&*model, &document, &mut scratch);
+                let chunked = encode_in_chunks(&*model, &document, &mut dice, &mut scratch);
+                assert_eq!(complete.choices(), chunked.choices(), "{} {length}", shape.name);
+                assert_eq!((complete.vectors(), complete.bytes()), (chunked.vectors(), chunked.bytes()));
+                let symbols = tokens(&mut dice, 9);
+                let [a, b] = [&complete, &chunked].map(|document| forced(&*model, &**document, &symbols, &mut scratch));
+                assert!(a == b && a.iter().all(|x| x.is_finite()), "{} {dtype:?} {length}", shape.name);
+            }
+            drop(scratch);
+            assert_eq!(model.memory().in_use, 0, "{}", shape.name);
+        }
+    }
+}
+
+#[test]
+fn most_blocks_are_encoded_while_the_document_arrives() {
+    let shape = Shape::all().find(|shape| shape.name == "blockwise").unwrap();
+    let model = shape.model(Dtype::F32);
+    let mut scratch = model.scratch();
+    let mut encoding = encoder(&*model).open();
+    let document = tokens(&mut Dice::new(1), SOURCE);
+    for piece in document.chunks(100) {
+        encoding.push(piece).unwrap();
+        encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
+    }
+    // Two pages of 480 run through three layers each.
+    assert_eq!((encoding.progress().blocks, encoding.progress().stage), (6, EncodingStage::Waiting));
+    encoding.close().unwrap();
+    assert_eq!(encoding.progress().total, Some(12));
+    // With full attention no block can be encoded early.
+    let shape = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
+    let model = shape.model(Dtype::F32);
+    let mut scratch = model.scratch();
+    let mut encoding = encoder(&*model).open();
+    encoding.push(&document).unwrap();
+    assert_eq!(encoder(&*model).advance(&mut *encoding, 5, &mut scratch).unwrap(), 0);
+    assert_eq!(encoding.progress().stage, EncodingStage::Waiting);
+}
+
+#[test]
+fn batched_rows_of_several_documents_equal_single_rows() {
+    for shape in Shape::all() {
+        for dtype in Dtype::ALL {
+            let model = shape.model(dtype);
+            let mut scratch = model.scratch();
+            let mut dice = Dice::new(11);
+            let documents: Vec<_> =
+                [700, 1, 300].map(|length| encode(&*model, &tokens(&mut dice, length), &mut scratch)).into();
+            let texts: Vec<Vec<u32>> = (0..7).map(|index| tokens(&mut dice, 3 + 4 * index)).collect();
+            let document_of = |index: usize| &*documents[[0, 0, 0, 1, 2, 0, 2][index]];
+            let alone: Vec<_> = texts
+                .iter()
+                .enumerate()
+                .map(|(index, text)| forced(&*model, document_of(index), text, &mut scratch))
+                .collect();
+            let mut rows: Vec<SequenceRow> =
+                (0..7).map(|index| SequenceRow::new(encoder(&*model).begin(document_of(index)).unwrap())).collect();
+            let mut fed = [0; 7];
+            let mut together = vec![Vec::new(); 7];
+            while (0..7).any(|index| fed[index] < texts[index].len()) {
+                let selected: Vec<usize> =
+                    (0..7).filter(|&index| fed[index] < texts[index].len() && dice.below(3) > 0).collect();
+                for &index in &selected {
+                    let more = (1 + dice.below(3)).min(texts[index].len() - fed[index]);
+                    rows[index].set(&texts[index][fed[index]..fed[index] + more], Want::All);
+                    fed[index] += more;
+                }
+                advance(&*model, &mut rows, &selected, &mut scratch).unwrap();
+                selected.iter().for_each(|&index| together[index].extend_from_slice(&rows[index].logits));
+            }
+            assert!(together == alone, "{} {dtype:?}", shape.name);
+        }
+    }
+}
+
+#[test]
+fn forks_share_their_document_and_diverge() {
+    let shape = Shape::all().next().unwrap();
+    let model = shape.model(Dtype::F32);
+    let mut scratch = model.scratch();
+    let mut dice = Dice::new(5);
+    let document = encode(&*model, &tokens(&mut dice, 600), &mut scratch);
+    let texts = [tokens(&mut dice, 34), tokens(&mut dice, 34)];
+    let expected = texts.each_ref().map(|text| forced(&*model, &*document, text, &mut scratch));
+    let mut rows = vec![SequenceRow::new(encoder(&*model).begin(&*document).unwrap())];
+    rows[0].set(&texts[0][..20], Want::Nothing);
+    advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
+    let before = model.memory().in_use;
+    rows.push(SequenceRow::new(rows[0].state.fork()));
+    assert_eq!(model.memory().in_use, before, "a fork takes no pages");
+    rows[1].state.rollback(0).unwrap();
+    rows[0].set(&texts[0][20..], Want::Last);
+    rows[1].set(&texts[1], Want::Last);
+    advance(&*model, &mut rows, &[0, 1], &mut scratch).unwrap();
+    for (row, expected) in rows.iter().zip(&expected) {
+        assert!(row.logits == expected[expected.len() - row.logits.len()..]);
+    }
+    // Rows keep the document's memory after it is dropped.
+    drop(document);
+    let mut shared = 0;
+    rows[0].state.pages(&mut |page| shared += usize::from(page.references == 2));
+    assert!(shared > 0 && rows[0].state.bytes() > 0);
+    rows[0].state.rollback(20).unwrap();
+    rows[0].set(&texts[0][20..], Want::Last);
+    advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
+    assert!(rows[0].logits == expected[0][expected[0].len() - rows[0].logits.len()..]);
+    drop(rows);
+    assert_eq!(model.memory().in_use, 0);
+}
+
+#[test]
+fn hard_top_k_keeps_vectors_unchanged() {
+    for shape in Shape::all() {
+        let model = shape.model(Dtype::F32);
+        let mut scratch = model.scratch();
+        let document = tokens(&mut Dice::new(2), SOURCE);
+        let Ok(mut encoding) = encoder(&*model).open_hard() else {
+            assert!(
+                ["none", "mean", "max", "funnel"]
+                    .contains(&shape.config["architecture"]["pooling"]["kind"].as_str().unwrap())
+            );
+            continue;
+        };
+        encoding.push(&document).unwrap();
+        encoding.close().unwrap();
+        encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
+        let hard = encoding.document().unwrap();
+        let soft = encode(&*model, &document, &mut scratch);
+        assert_eq!(hard.vectors(), soft.vectors(), "{}", shape.name);
+        let tokens: Vec<usize> = hard.choices()[0].kept.iter().map(|kept| kept.token).collect();
+        let mut sorted = tokens.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), tokens.len());
+        let logits = [&hard, &soft].map(|document| forced(&*model, &**document, &[2, 9], &mut scratch));
+        // In f32 a score of 1 outweighs a score of 0 completely.
+        let is_hard = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k" || shape.name == "index";
+        assert_eq!(logits[0] == logits[1], is_hard, "{}", shape.name);
+    }
+}
+
+#[test]
+fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
+    let shape = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
+    let model = shape.model(Dtype::F32);
+    let mut encoding = encoder(&*model).open();
+    let message = |result: Result<(), Error>| result.unwrap_err().to_string();
+    assert_eq!(message(encoding.close()), "document: expected at least one token, found none");
+    let long = vec![5; SOURCE + 1];
+    assert_eq!(message(encoding.push(&long)), "document: expected at most 1280 tokens, found 1281");
+    assert!(message(encoding.push(&[5, 37])).contains(", found id 37 (the vocabulary has 37 symbols) at"));
+    assert_eq!(encoding.tokens(), 0);
+    encoding.push(&[1, 1]).unwrap();
+    assert!(
+        message(encoding.close())
+            .starts_with("document: expected at least one token other than padding, found only padding")
+    );
+    encoding.push(&long[..SOURCE - 2]).unwrap();
+    assert!(encoding.push(&[5]).is_err());
+    encoding.close().unwrap();
+    encoding.close().unwrap();
+    assert!(encoding.push(&[5]).is_err());
+    let mut scratch = model.scratch();
+    encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
+    assert_eq!(encoding.document().unwrap().tokens(), SOURCE);
+    assert!(model.begin(weir::decode::contract::BoundaryOptions::default()).is_err());
+}
+
+#[test]
+fn too_little_memory_is_an_error_and_is_released() {
+    for shape in Shape::all() {
+        let model = shape.model(Dtype::F32);
+        let document = tokens(&mut Dice::new(8), SOURCE);
+        let limit = encoder(&*model).bytes_for(SOURCE);
+        drop(model);
+        let mut failed = 0;
+        for share in 0..6 {
+            let settings = Settings { memory_bytes: limit * share / 5, ..settings() };
+            let model = load(&shape.folder(), &settings).unwrap();
+            let mut scratch = model.scratch();
+            let mut encoding = encoder(&*model).open();
+            encoding.push(&document).unwrap();
+            encoding.close().unwrap();
+            let result = encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch);
+            match result {
+                Ok(_) => assert!(encoding.document().is_some()),
+                Err(error) => {
+                    assert!(matches!(error, Error::OutOfPages { .. }), "{error}");
+                    failed += 1;
+                }
+            }
+            assert!(share < 5 || encoding.document().is_some(), "{}: the limit is too small", shape.name);
+            drop(encoding);
+            assert_eq!(model.memory().in_use, 0);
+        }
+        assert!(failed > 0, "{}", shape.name);
+    }
+}
+
+#[test]
+fn foreign_encodings_are_rejected() {
+    let model = Shape::all().next().unwrap().model(Dtype::F32);
+    let mut scratch = model.scratch();
+    struct Foreign;
+    impl Encoding for Foreign {
+        fn push(&mut self, _: &[u32]) -> weir::error::Result<()> {
+            Ok(())
+        }
+        fn close(&mut self) -> weir::error::Result<()> {
+            Ok(())
+        }
+        fn tokens(&self) -> usize {
+            0
+        }
+        fn progress(&self) -> weir::decode::document::EncodingProgress {
+            weir::decode::document::EncodingProgress { stage: EncodingStage::Waiting, blocks: 0, total: None }
+        }
+        fn choices(&self) -> &[weir::decode::document::PoolingChoice] {
+            &[]
+        }
+        fn document(&self) -> Option<Arc<dyn Document>> {
+            None
+        }
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+    assert!(encoder(&*model).advance(&mut Foreign, 1, &mut scratch).is_err());
+}
+
+/// Model with a fixed document. Each row encodes it again, so that the row alone owns its pages.
+struct SingleDocument {
+    model: Arc<dyn Model>,
+    document: Vec<u32>,
+    bytes: usize,
+}
+
+impl Model for SingleDocument {
+    fn card(&self) -> &Card {
+        self.model.card()
+    }
+
+    fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
+        encoder(&*self.model).begin(&*encode(&*self.model, &self.document, &mut self.model.scratch()))
+    }
+
+    fn scratch(&self) -> Scratch {
+        self.model.scratch()
+    }
+
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.model.symbol_step(rows, which, scratch)
+    }
+
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.model.segment_step(rows, which, scratch)
+    }
+
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.model.finish_step(rows, which, scratch)
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        self.model.bytes_for(symbols) + self.bytes
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        self.model.growth(state, more)
+    }
+
+    fn memory(&self) -> KvMemory {
+        self.model.memory()
+    }
+
+    fn cost(&self, symbols: usize, segments: usize) -> Cost {
+        self.model.cost(symbols, segments)
+    }
+}
+
+/// Returns shapes with post-norm and pre-norm, with and without decoder positions, in each dtype.
+pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+    let mut all: Vec<(String, Arc<dyn Model>)> = Vec::new();
+    for shape in Shape::with_length(160).filter(|shape| ["pyramidion", "transpooler"].contains(&shape.name)) {
+        for dtype in Dtype::ALL {
+            let model = shape.model(dtype);
+            let document = tokens(&mut Dice::new(4), 90);
+            all.push((format!("{}, {}", shape.name, dtype.name()), with_document(model, document)));
+        }
+    }
+    all
+}
+
+/// Returns a model that begins every row from `document`.
+pub(super) fn with_document(model: Arc<dyn Model>, document: Vec<u32>) -> Arc<dyn Model> {
+    let bytes = encode(&*model, &document, &mut model.scratch()).bytes();
+    Arc::new(SingleDocument { model, document, bytes })
+}
+
+const TOLERANCE: f32 = 1e-5;
+
+#[test]
+fn every_case_equals_the_published_operator() {
+    let folder = pyramidion_golden("topk_operator");
+    let pool = PagePool::new(1 << 20);
+    let golden = Golden::open(&folder);
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let mut rejected = 0;
+    let mut compared = 0;
+    for case in config["cases"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_u64().unwrap() as usize;
+        let flag = |key: &str| case[key].as_bool().unwrap();
+        let id = number("id");
+        let kept = number("pooled_len");
+        let halving = Halving::new(number("input_len"), kept, flag("flip_right"), flag("sort_back"));
+        if case["status"] != "ok" || number("returned_len") != kept {
+            let rule = halving.unwrap_err();
+            assert!(rule.contains("every round takes an even number of vectors"), "case {id}: {rule}");
+            rejected += 1;
+            continue;
+        }
+        let halving = halving.unwrap();
+        assert_eq!(halving.rounds() as usize, number("depth"), "case {id}");
+        let count = number("n_actual");
+        let dim = golden.shape(&format!("{id}.E"))[2];
+        for item in 0..golden.shape(&format!("{id}.E"))[0] {
+            let row = |name: &str| golden.row(&format!("{id}.{name}"), item);
+            let new_vectors = || PagedVectors::new(pool.clone(), dim, 5);
+            let mut rows = new_vectors();
+            rows.extend(count).unwrap();
+            for page in 0..rows.pages() {
+                let to = rows.page_mut(page).unwrap();
+                let len = to.len();
+                to.copy_from_slice(&row("E")[page * 5 * dim..][..len]);
+            }
+            let positions: Vec<u32> = (0..count as u32).collect();
+            let input = PoolerInput { vectors: &rows, index: &positions };
+            let pooled = halving.pool(&input, row("v")[..count].to_vec(), &new_vectors).unwrap();
+            let vectors: Vec<f32> = (0..kept).flat_map(|index| pooled.vectors.vector(index).to_vec()).collect();
+            assert!(difference(&vectors, row("out")) <= TOLERANCE, "case {id}: {}", difference(&vectors, row("out")));
+            assert!(difference(&pooled.scores, row("scores_out")) <= TOLERANCE, "case {id}");
+            compared += 1;
+        }
+    }
+    assert!(rejected >= 2 && compared >= 30, "{rejected} {compared}");
+}
+
+#[test]
+fn short_documents_without_padding_are_verified() {
+    for shape in Shape::with_length(160).filter(|shape| shape.config["architecture"]["padded"] == false) {
+        let model = shape.model(Dtype::F32);
+        let reference = reference(&shape.folder().as_path().into()).unwrap();
+        let mut dice = Dice::new(21);
+        for length in [7, 41, 70] {
+            let document = tokens(&mut dice, length);
+            let input = Input { symbols: tokens(&mut dice, 6), document };
+            let report = verify(&*model, &*reference, &input).unwrap();
+            assert!(report.ok && report.boundaries_equal, "{} {length}: {report:?}", shape.name);
+        }
+    }
+}

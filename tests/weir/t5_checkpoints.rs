@@ -1,0 +1,675 @@
+//! Conversion from Hugging Face's layout: tokenizers, defaults, storage, and what is refused.
+
+use crate::{
+    process::Server,
+    support::{difference, settings, t5_converted, t5_golden, t5_in},
+    t5::{Case, encode, encoder, forced, parsed, weir},
+};
+use safetensors::{Dtype as FileDtype, SafeTensors};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Cursor, Write},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+use tempfile::TempDir;
+use weir::{
+    decode::search_rules::EarlyStopping,
+    family::{
+        convert::{Source, convert},
+        load::{Settings, load},
+    },
+    kernels::Dtype,
+    text::{StreamTokenizer, Vocabulary},
+};
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
+
+fn cases(name: &str) -> Value {
+    serde_json::from_slice(&fs::read(t5_golden(name).join("tokenizer_cases.json")).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Encodes a text that arrives in chunks of `size` characters.
+fn streamed(vocabulary: &Arc<Vocabulary>, text: &str, size: usize) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    let mut reading = StreamTokenizer::new(vocabulary.clone(), "document", 1000);
+    let characters: Vec<char> = text.chars().collect();
+    for chunk in characters.chunks(size) {
+        reading.push(&chunk.iter().collect::<String>(), &mut tokens).unwrap();
+    }
+    reading.finish(&mut tokens).unwrap();
+    tokens.iter().map(|token| token.id).collect()
+}
+
+#[test]
+fn tokenizers_agree_with_the_golden_cases() {
+    // the same pieces from tokenizer.json and from spiece.model
+    for (model, file) in [("t5_v10", "t5_v10"), ("t5_v11", "t5_v10"), ("byt5", "byt5")] {
+        let vocabulary = t5_in(model, Dtype::F32).card().vocabulary.clone();
+        let mut compared = 0;
+        let file = cases(file);
+        for case in file["cases"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let mut expected = ids(&case["ids"]);
+            assert_eq!(vocabulary.decode(&expected), case["decoded"].as_str().unwrap(), "{model}: {text:?}");
+            assert_eq!(expected.pop(), Some(1));
+            // text that spells out a special token stays text here
+            if ["<pad>", "</s>", "<unk>", "<extra_id_"].iter().any(|special| text.contains(special)) {
+                continue;
+            }
+            for size in [1, 5, 1000] {
+                assert_eq!(streamed(&vocabulary, text, size), expected, "{model}: {text:?} in chunks of {size}");
+            }
+            compared += 1;
+        }
+        for case in file["decode_only"].as_array().into_iter().flatten() {
+            assert_eq!(vocabulary.decode(&ids(&case["ids"])), case["decoded"].as_str().unwrap(), "{model}: {case}");
+        }
+        assert!(compared > 3, "{model}: {compared}");
+    }
+}
+
+#[test]
+fn the_prefix_precedes_a_text_and_has_no_bytes() {
+    let model = t5_in("t5_v10", Dtype::F32);
+    let vocabulary = model.card().vocabulary.clone();
+    let mut tokens = Vec::new();
+    let mut reading = encoder(&*model).limits().tokenizer(vocabulary, "document");
+    reading.push("also known", &mut tokens).unwrap();
+    reading.finish(&mut tokens).unwrap();
+    let golden = crate::golden::Golden::open(&t5_golden("t5_v10"));
+    let mut read: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+    read.push(1);
+    assert_eq!(read, golden.ids("s0.ids"));
+    assert_eq!((tokens[0].start, tokens[0].end), (0, 0));
+    assert_eq!((tokens.last().unwrap().end, reading.bytes()), (10, 10));
+}
+
+#[test]
+fn generation_settings_become_defaults() {
+    let generation = encoder(&*t5_in("t5_v10", Dtype::F32)).limits().generation.clone();
+    assert_eq!((generation.beam, generation.length_penalty, generation.no_repeat_ngram), (4, 2.0, 3));
+    // max_length and min_length count the start symbol
+    assert_eq!((generation.min_tokens, generation.max_tokens), (29, 199));
+    assert_eq!((generation.early_stopping, generation.prefix.as_str()), (EarlyStopping::True, "summarize: "));
+    let generation = encoder(&*t5_in("byt5", Dtype::F32)).limits().generation.clone();
+    assert_eq!((generation.beam, generation.max_tokens), (1, 20));
+    assert_eq!((generation.early_stopping, generation.prefix.as_str()), (EarlyStopping::Never, ""));
+    // the minimum in one file, the maximum in the other
+    let split = changed("t5_v11", |config| config["min_length"] = json!(30));
+    fs::write(split.path().join("generation_config.json"), json!({ "max_length": 200 }).to_string()).unwrap();
+    let model = load(split.path(), &settings()).unwrap();
+    let generation = &encoder(&*model).limits().generation;
+    assert_eq!((generation.min_tokens, generation.max_tokens), (29, 199));
+}
+
+/// Two keys win over `feed_forward_proj`, as in transformers.
+#[test]
+fn the_nonlinearity_may_have_its_own_keys() {
+    let architecture = |keys: &[(&str, Value)]| {
+        let source = changed("t5_v11", |config| {
+            keys.iter().for_each(|(key, value)| config[key] = value.clone());
+        });
+        let dest = TempDir::new().unwrap();
+        convert(Source::T5, source.path(), dest.path(), false).unwrap();
+        let config = fs::read(dest.path().join("config.json")).unwrap();
+        serde_json::from_slice::<Value>(&config).unwrap()["architecture"].clone()
+    };
+    let [derived, stated, exact] = [
+        architecture(&[]),
+        architecture(&[
+            ("feed_forward_proj", json!("relu")),
+            ("dense_act_fn", json!("gelu_new")),
+            ("is_gated_act", json!(true)),
+        ]),
+        architecture(&[("dense_act_fn", json!("gelu"))]),
+    ];
+    assert_eq!((&derived["activation"], &derived["gated"]), (&json!("gelu-tanh"), &json!(true)));
+    assert_eq!(stated, derived);
+    assert_eq!(exact["activation"], "gelu");
+}
+
+/// Copies a fixture and changes its `config.json`.
+pub(super) fn changed(case: &str, change: impl Fn(&mut Value)) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for entry in fs::read_dir(t5_golden(case)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let file = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(file, config.to_string()).unwrap();
+    dir
+}
+
+fn error(source: Source, from: &Path) -> String {
+    let dest = TempDir::new().unwrap();
+    convert(source, from, &dest.path().join("model"), false).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_not_of_the_family_is_refused_by_its_key() {
+    let with = |case: &str, key: &str, value: Value| changed(case, |config| config[key] = value.clone());
+    for (case, key, value, expected) in [
+        ("t5_v11", "model_type", json!("umt5"), "model_type: expected one of t5, mt5, longt5"),
+        ("t5_v11", "feed_forward_proj", json!("gated-tanh"), "feed_forward_proj: expected relu, gelu"),
+        (
+            "t5_v11",
+            "dense_act_fn",
+            json!("tanh"),
+            "dense_act_fn: expected relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish, found",
+        ),
+        ("longt5_local", "encoder_attention_type", json!("sparse"), "encoder_attention_type: expected local or"),
+        ("t5_v11", "eos_token_id", json!(2), "eos_token_id: expected 1"),
+        ("t5_v11", "vocab_size", json!(600), "expected at most 600 ids (vocab_size), found 640"),
+        ("t5_v11", "d_ff", json!(32), "shape"),
+        ("t5_v11", "suppress_tokens", json!([3]), "suppress_tokens: expected nothing (weir has no such setting)"),
+        (
+            "t5_v11",
+            "encoder_repetition_penalty",
+            json!(1.5),
+            "encoder_repetition_penalty: expected 1 or nothing (weir has no such setting)",
+        ),
+        (
+            "t5_v11",
+            "exponential_decay_length_penalty",
+            json!([9, 1.5]),
+            "exponential_decay_length_penalty: expected nothing (weir has no such setting)",
+        ),
+        (
+            "t5_v11",
+            "no_repeat_ngram_size",
+            json!(1),
+            "no_repeat_ngram: expected 0 to disable the rule, or 2 to 64, found 1",
+        ),
+        ("t5_v11", "num_beam_groups", json!(2), "num_beam_groups: expected 1 or nothing (weir has no such setting)"),
+        ("t5_v11", "tie_word_embeddings", json!(true), "lm_head.weight: expected the numbers of shared.weight"),
+    ] {
+        let message = error(Source::T5, with(case, key, value).path());
+        assert!(message.contains(expected), "{key}: {message}");
+    }
+    for (key, value, expected) in [
+        ("deletion_type", json!("random"), "deletion_type: expected scaled_sigmoid or log_sigmoid"),
+        ("deletion_threshold", Value::Null, "deletion_threshold: expected a number, found nothing"),
+        ("has_absolute_position_embeddings", json!(true), "has_absolute_position_embeddings: expected false"),
+        ("delete_gate_layer", json!(9), "deletion.layer: expected 0 to 4"),
+        ("model_type", json!("t5"), "--from t5 reads"),
+    ] {
+        let message = error(Source::MrT5, with("mrt5", key, value).path());
+        assert!(message.contains(expected), "{key}: {message}");
+    }
+}
+
+#[test]
+fn defaults_of_version_5_decide_the_scale_of_the_head() {
+    let dest = TempDir::new().unwrap();
+    let folder = dest.path().join("model");
+    // mT5 has no such key: it never scales
+    for (key, value) in [("scale_decoder_outputs", json!(false)), ("model_type", json!("mt5"))] {
+        let source = changed("t5_v11", |config| {
+            config["tie_word_embeddings"] = json!(true);
+            config["transformers_version"] = json!("5.24.0");
+            config[key] = value.clone();
+        });
+        convert(Source::T5, source.path(), &folder, true).unwrap();
+        let model = load(&folder, &settings()).unwrap();
+        let golden = crate::golden::Golden::open(&t5_golden("t5_v11"));
+        let mut scratch = model.scratch();
+        let document = encode(&*model, &golden.ids("s0.ids"), &mut scratch);
+        let logits = forced(&*model, &*document, &golden.ids("s0.dec_ids"), &mut scratch);
+        assert!(difference(&logits, golden.get("s0.logits")) <= 5e-5, "{key}");
+    }
+}
+
+#[test]
+fn a_folder_gives_the_model_of_its_conversion() {
+    for case in Case::all() {
+        let [direct, converted] =
+            [t5_golden(case.name), t5_converted(case.name)].map(|dir| load(&dir, &settings()).unwrap());
+        assert_eq!(direct.card().shape, converted.card().shape, "{}", case.name);
+        assert_eq!(encoder(&*direct).limits(), encoder(&*converted).limits(), "{}", case.name);
+        assert_eq!(direct.card().name, case.name);
+        assert_eq!(direct.card().sha256.len(), 64);
+        let symbols = case.golden.ids("s0.dec_ids");
+        let logits = [&direct, &converted].map(|model| {
+            let mut scratch = model.scratch();
+            let document = encode(&**model, &case.golden.ids("s0.ids"), &mut scratch);
+            forced(&**model, &*document, &symbols, &mut scratch)
+        });
+        assert!(logits[0] == logits[1], "{}: other logits", case.name);
+    }
+    let int8 = load(&t5_golden("mrt5"), &Settings { dtype: Dtype::Int8, ..settings() }).unwrap();
+    assert_eq!(int8.card().dtype, "int8");
+}
+
+#[test]
+fn commands_take_a_folder() {
+    let folder = t5_golden("t5_v10");
+    let folder = folder.to_str().unwrap();
+    let contents = parsed(&["inspect", "--json", folder]);
+    assert_eq!(contents["family"], "t5");
+    let digest = contents["sha256"].as_str().unwrap().to_owned();
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("document");
+    fs::write(&file, "also known").unwrap();
+    let golden = crate::golden::Golden::open(&t5_golden("t5_v10"));
+    let length = golden.ids("s0.beam4_es_never.lengths")[0] as usize;
+    let expected: Vec<u32> = golden.row("s0.beam4_es_never.ids", 0)[..length].iter().map(|&id| id as u32).collect();
+    let flags = [
+        "--beam",
+        "4",
+        "--max-new-tokens",
+        "30",
+        "--min-new-tokens",
+        "6",
+        "--length-penalty",
+        "2",
+        "--no-repeat-ngram-size",
+        "3",
+        "--early-stopping",
+        "never",
+        "--repetition-penalty",
+        "1",
+    ];
+    let summarize = ["summarize", "--json", "--file", file.to_str().unwrap(), "--model"];
+    let found = parsed(&[&summarize[..], &[folder], &flags].concat());
+    assert_eq!(found["hypotheses"][0]["ids"], json!(expected), "{found}");
+    // the same over a server, which serves the folder
+    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
+    let address = server.address.to_string();
+    let served = parsed(&[&summarize[..], &["t5_v10", "--server", &address], &flags].concat());
+    assert_eq!(served["hypotheses"][0]["ids"], json!(expected), "{served}");
+    let (ok, _, refused) =
+        weir(&[&summarize[..], &["t5_v10", "--server", &address, "--repetition-penalty", "0"]].concat());
+    assert!(!ok && refused.contains("--repetition-penalty: expected 0.01 to 100, found 0"), "{refused}");
+    let (ok, _, refused) = weir(&[&summarize[..], &[folder, "--early-stopping", "sometimes"]].concat());
+    assert!(!ok && refused.contains("one of true, false, never"), "{refused}");
+    // a digest in a card is compared
+    let copy = changed("t5_v10", |_| {});
+    let card =
+        |sha256: &str| fs::write(copy.path().join("card.json"), json!({ "sha256": sha256 }).to_string()).unwrap();
+    card(&digest);
+    assert!(load(copy.path(), &Settings { require_sha256: true, ..settings() }).is_ok());
+    card(&"0".repeat(64));
+    let error = load(copy.path(), &settings()).err().unwrap().to_string();
+    assert!(error.contains("sha256"), "{error}");
+    let (ok, _, refused) = weir(&["generate", "--model", folder, "--prompt", "a"]);
+    assert!(!ok && refused.contains("model: expected one that"), "{refused}");
+}
+
+/// The reference reads the same tensors as from a converted checkpoint.
+#[test]
+fn a_folder_is_verified_without_conversion() {
+    for case in ["t5_v10", "longt5_tglobal", "mrt5"] {
+        let [direct, converted] = [t5_golden(case), t5_converted(case)].map(|folder| {
+            let mut report = parsed(&["verify", "--json", "--model", folder.to_str().unwrap()]);
+            report["model"] = Value::Null;
+            report
+        });
+        assert_eq!((&direct["ok"], &direct), (&json!(true), &converted), "{case}");
+    }
+}
+
+fn message(dir: &Path) -> String {
+    load(dir, &settings()).err().expect("the folder is invalid").to_string().replace(&format!("{}/", dir.display()), "")
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_its_key() {
+    let with = |case: &str, key: &str, value: Value| changed(case, |config| config[key] = value.clone());
+    for (case, key, value, expected) in [
+        ("t5_v11", "feed_forward_proj", json!("gated-tanh"), "config.json: feed_forward_proj: expected relu, gelu"),
+        (
+            "longt5_local",
+            "encoder_attention_type",
+            json!("sparse"),
+            "config.json: encoder_attention_type: expected local or",
+        ),
+        ("mrt5", "deletion_type", json!("fixed"), "config.json: deletion_type: expected scaled_sigmoid or log_sigmoid"),
+        (
+            "t5_v11",
+            "vocab_size",
+            json!(600),
+            "spiece.model: the file: expected at most 600 ids (vocab_size), found 640",
+        ),
+        ("t5_v11", "d_ff", json!(32), "model.safetensors: "),
+        ("t5_v11", "tie_word_embeddings", json!(true), "lm_head.weight: expected the numbers of shared.weight"),
+    ] {
+        let dir = with(case, key, value);
+        let message = message(dir.path());
+        assert!(message.contains(expected), "{key}: {message}");
+    }
+    let tables = changed("t5_v11", |config| {
+        config["num_heads"] = json!(1024);
+        config["relative_attention_max_distance"] = json!(1 << 16);
+    });
+    let tables = message(tables.path());
+    assert!(tables.contains("architecture.max_distance: expected a table of at most 67108864 numbers"), "{tables}");
+    let umt5 = message(with("t5_v11", "model_type", json!("umt5")).path());
+    assert!(umt5.contains("mt5, longt5, mrt5") && umt5.ends_with("of type \"umt5\""), "{umt5}");
+}
+
+#[test]
+fn sentinels_beyond_the_ids_are_refused() {
+    let dir = changed("t5_v11", |_| {});
+    for count in [657_u64, 10_000_000_000_000, u64::MAX] {
+        fs::write(dir.path().join("tokenizer_config.json"), json!({ "extra_ids": count }).to_string()).unwrap();
+        let expected = "tokenizer_config.json: extra_ids: expected at most 656, the number of the model's ids, found ";
+        assert_eq!(message(dir.path()), format!("{expected}{count}"));
+    }
+}
+
+/// transformers ignores this setting of mT5's tokenizer.
+#[test]
+fn a_sentencepiece_model_may_fall_back_on_bytes() {
+    let dir = changed("t5_v11", |_| {});
+    let file = dir.path().join("spiece.model");
+    let mut bytes = fs::read(&file).unwrap();
+    let byte_fallback = [0x12, 3, 0x98, 2, 1]; // trainer_spec { byte_fallback: true }
+    bytes.extend(byte_fallback);
+    fs::write(&file, bytes).unwrap();
+    let [plain, changed] = [t5_golden("t5_v11"), dir.path().to_owned()].map(|dir| load(&dir, &settings()).unwrap());
+    let text = "A café, 3 words \u{1f600}.";
+    let [plain, changed] = [plain, changed].map(|model| model.card().vocabulary.encode("text", text, 100).unwrap());
+    assert_eq!(plain, changed);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_out_of_the_folder_are_refused() {
+    let dir = changed("t5_v11", |_| {});
+    let rename = |from: &str, to: &str| fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
+    for name in ["spiece.model", "generation_config.json", "model.safetensors", "config.json"] {
+        let outside: PathBuf = t5_golden("t5_v11").join(name);
+        let kept = dir.path().join("kept");
+        rename(name, "kept");
+        std::os::unix::fs::symlink(&outside, dir.path().join(name)).unwrap();
+        let found = message(dir.path());
+        assert!(found.contains("a link out of it") || found.contains("regular file"), "{name}: {found}");
+        fs::remove_file(dir.path().join(name)).unwrap();
+        fs::rename(kept, dir.path().join(name)).unwrap();
+    }
+}
+
+const INDEX: &str = "pytorch_model.bin.index.json";
+
+/// A tensor of f32 numbers.
+#[derive(Clone)]
+struct Numbers {
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// Returns the tensors of a fixture.
+fn tensors(case: &str) -> BTreeMap<String, Numbers> {
+    let file = fs::read(t5_golden(case).join("model.safetensors")).unwrap();
+    let read = SafeTensors::deserialize(&file).unwrap();
+    let tensor = |name: &str| {
+        let view = read.tensor(name).unwrap();
+        assert_eq!(view.dtype(), FileDtype::F32);
+        Numbers { shape: view.shape().to_vec(), bytes: view.data().to_vec() }
+    };
+    read.names().into_iter().map(|name| (name.to_owned(), tensor(name))).collect()
+}
+
+/// Returns the file that `torch.save` writes of a dict of tensors.
+fn torch_file(tensors: &BTreeMap<String, Numbers>) -> Vec<u8> {
+    torch_file_of(tensors, "torch._utils\n_rebuild_tensor_v2")
+}
+
+/// Returns such a file whose tensors are built by another function.
+fn torch_file_of(tensors: &BTreeMap<String, Numbers>, builder: &str) -> Vec<u8> {
+    let text = |out: &mut Vec<u8>, text: &str| {
+        out.push(b'X');
+        out.extend((text.len() as u32).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let number = |out: &mut Vec<u8>, number: usize| {
+        out.push(b'J');
+        out.extend((number as i32).to_le_bytes());
+    };
+    let mut pickle = vec![0x80, 2, b'}', b'('];
+    for (key, (name, tensor)) in tensors.iter().enumerate() {
+        text(&mut pickle, name);
+        pickle.extend(format!("c{builder}\n((").into_bytes());
+        text(&mut pickle, "storage");
+        pickle.extend(b"ctorch\nFloatStorage\n");
+        text(&mut pickle, &key.to_string());
+        text(&mut pickle, "cpu");
+        number(&mut pickle, tensor.bytes.len() / 4);
+        pickle.extend(b"tQ");
+        number(&mut pickle, 0);
+        let stride = |dim: usize| tensor.shape[dim + 1..].iter().product::<usize>();
+        for sizes in [tensor.shape.clone(), (0..tensor.shape.len()).map(stride).collect()] {
+            pickle.push(b'(');
+            sizes.into_iter().for_each(|size| number(&mut pickle, size));
+            pickle.push(b't');
+        }
+        pickle.push(0x89);
+        pickle.extend(b"ccollections\nOrderedDict\n)RtR");
+    }
+    pickle.extend(b"u.");
+    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    let mut add = |name: String, bytes: &[u8]| {
+        archive.start_file(name, stored).unwrap();
+        archive.write_all(bytes).unwrap();
+    };
+    add("archive/data.pkl".into(), &pickle);
+    tensors.values().enumerate().for_each(|(key, tensor)| add(format!("archive/data/{key}"), &tensor.bytes));
+    archive.finish().unwrap().into_inner()
+}
+
+/// A copy of a fixture whose weights are pickles.
+struct Pickled {
+    dir: TempDir,
+}
+
+impl Pickled {
+    /// Writes the weights in one file.
+    fn single(case: &str) -> Self {
+        let dir = changed(case, |_| {});
+        fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+        fs::write(dir.path().join("pytorch_model.bin"), torch_file(&tensors(case))).unwrap();
+        Self { dir }
+    }
+
+    /// Writes the weights in `count` files and an index.
+    fn sharded(case: &str, count: usize) -> Self {
+        let pickled = Self::single(case);
+        pickled.remove("pytorch_model.bin");
+        let mut shards = vec![BTreeMap::new(); count];
+        let mut map = serde_json::Map::new();
+        for (index, (name, tensor)) in tensors(case).into_iter().enumerate() {
+            map.insert(name.clone(), shard(index % count, count).into());
+            shards[index % count].insert(name, tensor);
+        }
+        for (index, tensors) in shards.iter().enumerate() {
+            fs::write(pickled.path().join(shard(index, count)), torch_file(tensors)).unwrap();
+        }
+        pickled.write_index(&json!({ "metadata": { "total_size": 1 }, "weight_map": map }));
+        pickled
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.path().join(name)).unwrap();
+    }
+
+    fn index(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.path().join(INDEX)).unwrap()).unwrap()
+    }
+
+    fn write_index(&self, index: &Value) {
+        fs::write(self.path().join(INDEX), index.to_string()).unwrap();
+    }
+
+    /// Changes the index, and returns the errors of conversion and of loading. They are the same.
+    fn refused(&self, change: impl FnOnce(&mut Value)) -> String {
+        let before = self.index();
+        let mut index = before.clone();
+        change(&mut index);
+        self.write_index(&index);
+        let found = self.error();
+        self.write_index(&before);
+        found
+    }
+
+    fn error(&self) -> String {
+        let dest = TempDir::new().unwrap();
+        let shortened = |message: String| message.replace(&format!("{}/", self.path().display()), "");
+        let converted = convert(Source::T5, self.path(), &dest.path().join("model"), false).unwrap_err();
+        let loaded = load(self.path(), &settings()).err().expect("the folder is invalid");
+        let [converted, loaded] = [converted.to_string(), loaded.to_string()].map(shortened);
+        assert_eq!(converted, loaded);
+        loaded
+    }
+}
+
+fn shard(index: usize, count: usize) -> String {
+    format!("pytorch_model-{:05}-of-{count:05}.bin", index + 1)
+}
+
+#[test]
+fn pickles_give_the_model_of_safetensors() {
+    let case = "t5_v11";
+    let golden = crate::golden::Golden::open(&t5_golden(case));
+    let logits = |folder: &Path| {
+        let model = load(folder, &settings()).unwrap();
+        let mut scratch = model.scratch();
+        let document = encode(&*model, &golden.ids("s0.ids"), &mut scratch);
+        (model.card().sha256.clone(), forced(&*model, &*document, &golden.ids("s0.dec_ids"), &mut scratch))
+    };
+    let (_, expected) = logits(&t5_golden(case));
+    let dest = TempDir::new().unwrap();
+    let forms = [Pickled::single(case), Pickled::sharded(case, 1), Pickled::sharded(case, 3)];
+    for (form, pickled) in forms.into_iter().enumerate() {
+        let (sha256, found) = logits(pickled.path());
+        assert!(found == expected && sha256.len() == 64, "{sha256}");
+        let converted = dest.path().join(form.to_string());
+        convert(Source::T5, pickled.path(), &converted, false).unwrap();
+        let (_, found) = logits(&converted);
+        assert!(found == expected, "converted");
+        // a digest in a card is compared
+        let card = |sha256: &str| {
+            fs::write(pickled.path().join("card.json"), json!({ "sha256": sha256 }).to_string()).unwrap();
+            load(pickled.path(), &Settings { require_sha256: true, ..settings() })
+        };
+        assert!(card(&sha256).is_ok());
+        let error = card(&"0".repeat(64)).err().unwrap().to_string();
+        assert!(error.contains("sha256 of the weights"), "{error}");
+    }
+}
+
+#[test]
+fn pickles_can_be_pulled() {
+    for pickled in [Pickled::single("t5_v11"), Pickled::sharded("t5_v11", 3)] {
+        let folder = pickled.path().to_str().unwrap();
+        let data = TempDir::new().unwrap();
+        let mut pull = Command::new(env!("CARGO_BIN_EXE_weir"));
+        pull.args(["pull", folder, "--name", "pulled", "--json"]).env("WEIR_DATA", data.path());
+        let output = pull.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(printed["source_sha256"], parsed(&["inspect", "--json", folder])["sha256"]);
+        let pulled = data.path().join("models/pulled/model.safetensors");
+        let plain = fs::read(t5_converted("t5_v11").join("model.safetensors")).unwrap();
+        assert_eq!(fs::read(pulled).unwrap(), plain);
+    }
+}
+
+#[test]
+fn an_index_must_agree_with_its_files() {
+    let pickled = Pickled::sharded("t5_v11", 2);
+    let [first, second] = [shard(0, 2), shard(1, 2)];
+    let name = "encoder.final_layer_norm.weight";
+    let at = |file: &str| {
+        let file = file.to_owned();
+        pickled.refused(|index| index["weight_map"][name] = json!(file))
+    };
+    let key = format!("{INDEX}: weight_map.{name}: expected ");
+    for outside in ["../pytorch_model.bin", "/etc/passwd", "a/b.bin", "..", "", "c\\d.bin", "model.safetensors", "x.pt"]
+    {
+        let found = at(outside);
+        let expected = format!("{key}the plain name of a .bin file in this folder, found {outside:?}");
+        assert_eq!(found, expected);
+    }
+    let found = at("pytorch_model-00003-of-00002.bin");
+    assert!(found.starts_with(&format!("{key}a file that the folder has")), "{found}");
+    // a tensor that the index places in the other file
+    let own = pickled.index()["weight_map"][name].as_str().unwrap().to_owned();
+    let other = if own == first { &second } else { &first };
+    let found = at(other);
+    let errors = [
+        format!("{other}: {name}: expected a tensor, found none"),
+        format!("{own}: {name}: expected no tensor of this name, found one"),
+    ];
+    assert!(errors.contains(&found), "{found}");
+    // tensors that no model has, or that are missing everywhere
+    let found = pickled.refused(|index| drop(index["weight_map"].as_object_mut().unwrap().remove(name)));
+    assert_eq!(found, errors[1]);
+    let found = pickled.refused(|index| index["weight_map"] = json!({}));
+    assert_eq!(found, format!("{INDEX}: weight_map: expected names of tensors, found none"));
+    for (change, key) in [(json!({}), "weight_map"), (json!({ "weight_map": { "a": 1 } }), "weight_map")] {
+        let found = pickled.refused(|index| *index = change);
+        assert!(found.starts_with(INDEX) && found.contains(key), "{found}");
+    }
+    // both forms
+    fs::write(pickled.path().join("pytorch_model.bin"), "").unwrap();
+    let found = pickled.error();
+    assert_eq!(
+        found,
+        format!("pytorch_model.bin: the file: expected only one of pytorch_model.bin and {INDEX}, found both")
+    );
+    pickled.remove("pytorch_model.bin");
+    assert!(load(pickled.path(), &settings()).is_ok());
+}
+
+#[test]
+fn bad_files_are_refused_before_numbers_are_read() {
+    let pickled = Pickled::sharded("t5_v11", 2);
+    let second = pickled.path().join(shard(1, 2));
+    let kept = fs::read(&second).unwrap();
+    fs::write(&second, b"no archive").unwrap();
+    let found = pickled.error();
+    assert!(found.starts_with(&format!("{}: the file: expected a zip archive", shard(1, 2))), "{found}");
+    // a shape that is not the configuration's, in the last file
+    let mut all = tensors("t5_v11");
+    let index = pickled.index();
+    all.retain(|name, _| index["weight_map"][name] == json!(shard(1, 2)));
+    let (name, mut tensor) = all.pop_last().unwrap();
+    tensor.shape.push(1);
+    all.insert(name.clone(), tensor);
+    fs::write(&second, torch_file(&all)).unwrap();
+    let found = pickled.error();
+    assert!(found.starts_with(&format!("{}: {name}: expected shape", shard(1, 2))), "{found}");
+    // a pickle that calls anything but the builders of tensors
+    fs::write(&second, torch_file_of(&all, "posix\nsystem")).unwrap();
+    let found = pickled.error();
+    assert!(
+        found.starts_with(&format!("{}: data.pkl byte ", shard(1, 2))) && found.contains("posix.system"),
+        "{found}"
+    );
+    #[cfg(unix)]
+    {
+        let outside = TempDir::new().unwrap();
+        fs::write(outside.path().join("shard"), &kept).unwrap();
+        fs::remove_file(&second).unwrap();
+        std::os::unix::fs::symlink(outside.path().join("shard"), &second).unwrap();
+        let found = pickled.error();
+        assert!(found.contains("expected a file in this folder, not a link out of it"), "{found}");
+        fs::remove_file(&second).unwrap();
+    }
+    fs::write(&second, &kept).unwrap();
+    assert!(load(pickled.path(), &settings()).is_ok());
+}

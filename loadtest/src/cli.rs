@@ -17,7 +17,7 @@ use crate::{
 };
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
-use weir_client::command_line::{self, FlagOrigins, without_empty};
+use weir_client::command_line::{FlagOrigins, with_variable, without_empty};
 
 /// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]
@@ -50,7 +50,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, origins) = match parsed {
         Ok((cli, matches)) => (cli, FlagOrigins::of(&command, &matches)),
         Err(error) => {
-            let error = command_line::explain(error, &command, &arguments);
+            let error = with_variable(error, &command);
             // there is no other place to report that help cannot be printed
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

@@ -43,7 +43,7 @@ use clap::CommandFactory;
 use color::ColorChoice;
 use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
-use weir_client::command_line::{self, without_empty};
+use weir_client::command_line::{with_variable, without_empty};
 
 /// Sets `RAYON_NUM_THREADS`, the number of parts into which candle divides a large product, to the number of processors. candle 0.11
 /// looks this number up at every product. If the variable is not set, it counts the machine's cores each time. On Linux it reads
@@ -64,7 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => {
             let command = without_empty(Cli::command().color(ColorChoice::of(&arguments)));
-            let error = command_line::explain(error, &command, &arguments);
+            let error = with_variable(error, &command);
             // If help cannot be printed, neither can an error about that.
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

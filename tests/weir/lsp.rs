@@ -641,7 +641,7 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
         (vec!["--server", &free], "no server listens there"),
         (vec!["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),
         (vec!["--count", "17"], "expected a whole number from 1 to 16"),
-        (vec!["--until", "chars"], "--until: expected one of word, line, segment, found \"chars\""),
+        (vec!["--until", "chars"], "[possible values: word, line, segment]"),
     ] {
         let (code, errors) = Client::silent(&Options::with(flags)).ended();
         assert!(code != Some(0) && errors.contains(expected), "{errors}");

@@ -1,9 +1,10 @@
 //! Replaces the names of request fields in errors by the flags that set them.
 
+use super::model_source::IN_PROCESS;
 use crate::error::{Error, Names, is_field_name};
 
 /// Request fields, dotted as on the wire, and the flags that set them.
-const FLAGS: [(&str, &str); 27] = [
+const FLAGS: [(&str, &str); 28] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("chunk.text", "--file"),
@@ -21,6 +22,7 @@ const FLAGS: [(&str, &str); 27] = [
     ("options.no_repeat_ngram", "--no-repeat-ngram"),
     ("options.repetition_penalty", "--repetition-penalty"),
     ("prompt", "--prompt"),
+    ("prompt_ids", "--ids"),
     ("sampling.min_p", "--min-p"),
     ("sampling.repetition_penalty", "--repetition-penalty"),
     ("sampling.temperature", "--temperature"),
@@ -48,8 +50,17 @@ const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
 /// The names of the command line.
 const NAMES: Names = Names { dropped: "", fields: &[&FLAGS], methods: &COMMANDS };
 
-/// Returns the error with flag names in place of field names, and commands in place of methods.
-pub(super) fn with_flag_names(mut error: Error) -> Error {
+/// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process
+/// has no name in it.
+pub(super) fn message(error: Error) -> String {
+    match with_flag_names(error) {
+        Error::Remote { server, answer } if server == IN_PROCESS => answer,
+        Error::Refused { server, field, why } if server == IN_PROCESS => field + &why,
+        other => other.to_string(),
+    }
+}
+
+fn with_flag_names(mut error: Error) -> Error {
     match &mut error {
         Error::WrongKind { call, .. } if !WITHOUT_FLAG.contains(call) => {
             let field = if is_field_name(call) { *call } else { "model" };

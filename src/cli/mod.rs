@@ -7,6 +7,8 @@ pub mod color;
 pub mod command;
 pub mod completions;
 pub mod convert;
+mod direct;
+mod document;
 mod flag_names;
 pub mod generate;
 pub mod health;
@@ -26,6 +28,7 @@ pub mod progress;
 pub mod pull;
 pub mod report;
 pub mod score;
+mod scores;
 pub mod segment;
 pub mod serve;
 pub mod settings;
@@ -107,7 +110,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
-            let error = origins.explain(&flag_names::with_flag_names(error).to_string());
+            let error = origins.explain(&flag_names::message(error));
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "weir: {message}");

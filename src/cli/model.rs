@@ -150,14 +150,6 @@ pub struct TextArgs {
     pub ids: Option<Vec<u32>>,
 }
 
-/// The symbols of a text.
-#[derive(Default)]
-pub(super) struct EncodedText {
-    pub(super) symbols: Vec<u32>,
-    /// Unicode characters of the text that normalising replaced or dropped.
-    pub(super) normalized_chars: usize,
-}
-
 /// The flag that gives a text, if any does.
 pub(super) struct TextSource<'a> {
     pub(super) ids: Option<&'a [u32]>,
@@ -167,27 +159,24 @@ pub(super) struct TextSource<'a> {
 
 impl TextSource<'_> {
     /// Encodes the text, and reports what normalising changes; `None` if no flag gives one. Fails as [`TextArgs::symbols`] does.
-    pub(super) fn encode(&self, model: &dyn Model) -> Result<Option<EncodedText>> {
+    pub(super) fn symbols(&self, model: &dyn Model) -> Result<Option<Vec<u32>>> {
         let vocabulary = &model.card().vocabulary;
         let encode = |flag, text: &str| {
             let symbols = vocabulary.encode(flag, text, usize::MAX)?;
-            let normalized_chars = notes::normalised(flag, text, vocabulary);
-            Ok::<_, Error>(EncodedText { symbols, normalized_chars })
+            notes::normalised(flag, text, vocabulary);
+            Ok::<_, Error>(symbols)
         };
-        let encoded = match (self.ids, self.file, self.text) {
-            (Some(ids), ..) => {
-                vocabulary.check_text("--ids", ids)?;
-                EncodedText { symbols: ids.to_vec(), normalized_chars: 0 }
-            }
+        let symbols = match (self.ids, self.file, self.text) {
+            (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
             (_, Some(file), _) => encode("--file", &read_text_or_stdin("--file", file)?)?,
             (.., Some(text)) => encode("--text", text)?,
             (None, None, None) => return Ok(None),
         };
-        if encoded.symbols.is_empty() {
+        if symbols.is_empty() {
             let flag = if self.file.is_some() { "--file" } else { "--text" };
             return Err(Error::bad_option(flag, "\"\"", "at least one symbol"));
         }
-        Ok(Some(encoded))
+        Ok(Some(symbols))
     }
 }
 
@@ -212,15 +201,11 @@ impl TextArgs {
         }
     }
 
-    /// Encodes the text. Fails if the file cannot be read, a symbol is outside the vocabulary, or the text is empty.
+    /// Encodes the text, and reports what normalising changes. Fails if the file cannot be read, a symbol is outside the vocabulary, or
+    /// the text is empty.
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
-        self.encode(model).map(|encoded| encoded.symbols)
-    }
-
-    /// Encodes the text, and reports what normalising changes. Fails as [`symbols`](Self::symbols) does.
-    pub(super) fn encode(&self, model: &dyn Model) -> Result<EncodedText> {
         let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: self.text.as_deref() };
-        source.encode(model).map(Option::unwrap_or_default)
+        source.symbols(model).map(Option::unwrap_or_default)
     }
 
     /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed. Fails as

@@ -1,4 +1,4 @@
-//! Where a command runs a model: in this process, or on a server.
+//! Where a command runs a model: on a server, which runs in this process unless a flag names another.
 
 use super::{
     model::{LoadArgs, ModelArgument},
@@ -8,12 +8,12 @@ use super::{
 use crate::{
     config::TransportConfig,
     decode::contract::Model,
-    engine::Limits,
+    engine::{Handle, Limits},
     error::{Error, Result, printable, quoted},
     family::checkpoint::files::check_folder,
     serve::{self, Engines, Listener},
 };
-use std::{future::pending, io::Write, path::PathBuf, sync::Arc};
+use std::{future::pending, io::Write, path::PathBuf, sync::Arc, time::Duration};
 use tokio::runtime::Runtime;
 use weir_client::{
     calls::MessageStream,
@@ -21,6 +21,13 @@ use weir_client::{
     flags::{ApiKeyArgs, TlsArgs},
 };
 use weir_proto::v1;
+
+/// The address of the server in this process. Errors of its calls leave it out.
+pub(super) const IN_PROCESS: &str = "this process";
+/// A time limit that never ends a call.
+const UNLIMITED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A limit in bytes or symbols that no call reaches.
+const ANY_NUMBER: usize = usize::MAX >> 8;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
 /// command sends text only.
@@ -54,12 +61,35 @@ struct ServerArgs {
     tls: TlsArgs,
 }
 
-/// Where a model runs.
+/// The model of a command.
 pub(super) enum ModelSource {
-    /// In this process.
+    /// Loaded into this process.
     Process(Arc<dyn Model>),
-    /// On a server.
+    /// On another server.
     Server(ServedModel),
+}
+
+impl ModelSource {
+    /// Returns the model as a server's. A loaded model is served to this process alone, with these limits.
+    pub(super) fn served(self, limits: Limits) -> Result<ServedModel> {
+        match self {
+            Self::Process(model) => ServedModel::in_process(model, limits),
+            Self::Server(served) => Ok(served),
+        }
+    }
+}
+
+/// Limits of a server that only this process calls, one request at a time: none refuses what the model can do.
+pub(super) fn own_limits() -> Limits {
+    Limits {
+        rows: 1,
+        queued_symbols: ANY_NUMBER,
+        request_work: ANY_NUMBER,
+        request_time: Duration::ZERO,
+        stall: UNLIMITED,
+        calibration: Duration::ZERO,
+        ..Limits::default()
+    }
 }
 
 /// A model of a server.
@@ -107,17 +137,25 @@ impl ModelSourceArgs {
 }
 
 impl ServedModel {
-    /// Serves a model to this process alone. Fails as [`Engines::launch`] does.
-    pub(super) fn in_process(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
+    /// Serves a model to this process alone, in memory, without a warm-up. Fails if the operating system refuses a thread.
+    fn in_process(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
         let runtime = runtime()?;
-        let engines = Engines::default();
-        engines.add(engines.launch(model, limits, None)?)?;
+        let engines = Engines::new(vec![Handle::start(model, limits)?])?;
+        let config = TransportConfig {
+            message_bytes: u32::MAX as usize,
+            request_memory: ANY_NUMBER,
+            response_bytes: ANY_NUMBER,
+            upload: UNLIMITED,
+            connection_idle: None,
+            keepalive_interval: None,
+            ..TransportConfig::default()
+        };
         let (listener, channel) = {
             let _guard = runtime.enter();
             Listener::in_process()
         };
-        runtime.spawn(serve::run(listener, engines, pending(), TransportConfig::default()));
-        let client = Client::of_channel(channel, "this process");
+        runtime.spawn(serve::run(listener, engines, pending(), config));
+        let client = Client::of_channel(channel, IN_PROCESS);
         Ok(Self { runtime, client, name: None })
     }
 

@@ -10,12 +10,10 @@ use std::{io::Write, path::Path};
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
 
-/// Reports that normalising changes the text of `flag`, if it does. Returns the number of characters that it replaces or drops.
-pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) -> usize {
+/// Reports that normalising changes the text of `flag`, if it does.
+pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
     let normaliser = vocabulary.normaliser();
-    let changed = normaliser.changed_chars(text);
-    characters_changed(flag, text, changed, Some(normaliser.name()));
-    changed
+    characters_changed(flag, text, normaliser.changed_chars(text), Some(normaliser.name()));
 }
 
 /// Reports that a normaliser changed this many characters of the text of `flag`, if it did. `name` is the normaliser's name, if known.

@@ -93,7 +93,7 @@ impl Args {
                 found,
             });
         }
-        let symbols = match source.encode(model)?.map(|text| text.symbols) {
+        let symbols = match source.symbols(model)? {
             Some(symbols) => symbols,
             None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols).min(limit)),
         };
@@ -103,7 +103,7 @@ impl Args {
 
     fn document(&self, model: &dyn Model, encoder: &dyn DocumentEncoder, source: TextSource<'_>) -> Result<Input> {
         let limits = encoder.limits();
-        let given = source.encode(model)?.map(|text| text.symbols);
+        let given = source.symbols(model)?;
         let ends = self.ids.is_some();
         let mut document = match given {
             Some(document) => document,

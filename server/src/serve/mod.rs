@@ -36,6 +36,14 @@ pub use traces::Traces;
 pub use transport::admin_port::serve_admin_port;
 pub use transport::listener::{Accepted, Duplex, Listener};
 
+/// The parts of responses, for programs that run an engine without a server.
+pub mod messages {
+    pub use super::grpc::{
+        segments::{boundary_levels, segments},
+        summary_stream::summary,
+    };
+}
+
 use crate::{
     config::TransportConfig,
     engine::clock,

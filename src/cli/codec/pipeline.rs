@@ -6,7 +6,7 @@ use super::{
     partial_files::PartialFiles,
 };
 use crate::{
-    cli::{flag_names::with_flag_names, input_files::unreadable, progress::Progress},
+    cli::{flag_names, input_files::unreadable, progress::Progress},
     decode::{
         codec::{BlockStream, Coded, Totals},
         evaluate::max_fed_symbols,
@@ -196,7 +196,7 @@ fn share(engine: &Handle, work: usize) -> f64 {
 /// Names the file in an error about a text or its data.
 fn in_file(path: &Path) -> impl Fn(Error) -> Error + Copy {
     move |error| {
-        let why = format!("{}: {}", printable(&path.display().to_string()), with_flag_names(error));
+        let why = format!("{}: {}", printable(&path.display().to_string()), flag_names::message(error));
         Error::Unreadable { field: None, why }
     }
 }

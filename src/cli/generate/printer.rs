@@ -2,29 +2,11 @@
 
 use crate::{
     cli::output,
-    decode::usage::{LevelUsage, Timing, Usage},
     error::Result,
+    serve::client::inference::{Finished, LevelUsage, Piece, reason_name, size},
 };
 use serde_json::{Value, json};
-
-/// A generated symbol.
-pub(super) struct GeneratedSymbol {
-    pub(super) id: u32,
-    /// True if a segment ends with it; `None` if unknown.
-    pub(super) boundary: Option<bool>,
-}
-
-/// The end of a generation.
-pub(super) struct GenerationEnd {
-    /// Why it ended.
-    pub(super) reason: &'static str,
-    pub(super) usage: Usage,
-    pub(super) timing: Timing,
-    /// Unicode characters of the prompt.
-    pub(super) prompt_text_chars: usize,
-    /// Unicode characters of the prompt that normalising replaced or dropped.
-    pub(super) normalized_chars: usize,
-}
+use weir_proto::v1::{Timing, Usage};
 
 /// How a model with special symbols ends segments.
 pub(super) struct SegmentEnds {
@@ -40,78 +22,80 @@ pub(super) struct Printer {
     /// Segment ends of a model with special symbols.
     segment_ends: Option<SegmentEnds>,
     text: String,
-    symbols: Vec<GeneratedSymbol>,
+    ids: Vec<u32>,
+    /// True if a segment ends with the symbol of this index; `None` if unknown.
+    boundaries: Vec<Option<bool>>,
 }
 
 impl Printer {
     pub(super) fn new(json: bool, segment_ends: Option<SegmentEnds>) -> Self {
-        Self { json, segment_ends, text: String::new(), symbols: Vec::new() }
+        Self { json, segment_ends, text: String::new(), ids: Vec::new(), boundaries: Vec::new() }
     }
 
     /// Takes the next part of the text, and its symbols, which only JSON needs.
-    pub(super) fn push(&mut self, text: &str, symbols: impl Iterator<Item = GeneratedSymbol>) -> Result<()> {
+    pub(super) fn push(&mut self, piece: &Piece) -> Result<()> {
         if !self.json {
-            return output::write(text);
+            return output::write(&piece.text);
         }
-        self.text += text;
-        self.symbols.extend(symbols);
+        self.text += &piece.text;
+        self.ids.extend(piece.characters.iter().map(|character| character.id));
+        self.boundaries.extend(piece.characters.iter().map(|character| character.boundary));
         Ok(())
     }
 
     /// Ends the output.
-    pub(super) fn finish(self, end: &GenerationEnd) -> Result<()> {
+    pub(super) fn finish(self, end: &Finished) -> Result<()> {
         if !self.json {
             return output::write("\n");
         }
         output::json(&self.as_json(end))
     }
 
-    fn as_json(&self, end: &GenerationEnd) -> Value {
-        let boundary = |symbol: &GeneratedSymbol| symbol.boundary.map(u8::from);
+    fn as_json(&self, end: &Finished) -> Value {
+        let usage = end.usage.unwrap_or_default();
+        let boundaries: Vec<_> = self.boundaries.iter().map(|boundary| boundary.map(u8::from)).collect();
         let mut object = json!({
-            "ids": self.symbols.iter().map(|symbol| symbol.id).collect::<Vec<_>>(),
+            "ids": self.ids,
             "text": self.text,
-            "boundaries": self.symbols.iter().map(boundary).collect::<Vec<_>>(),
-            "reason": end.reason,
-            "usage": usage_json(end, self.text.chars().count()),
-            "timing": timing_json(&end.timing),
+            "boundaries": boundaries,
+            "reason": reason_name(end),
+            "usage": usage_json(&usage, self.text.chars().count()),
+            "timing": timing_json(&end.timing.unwrap_or_default()),
         });
-        let levels = end.usage.by_level(&end.timing);
-        if !levels.is_empty() {
-            object["levels"] = levels.iter().map(level_json).collect();
+        if !end.levels.is_empty() {
+            object["levels"] = end.levels.iter().map(level_json).collect();
         }
         if let Some(ends) = &self.segment_ends {
-            object["events"] = json!(self.events(ends, &end.usage));
+            object["events"] = json!(self.events(ends, &usage));
         }
         object
     }
 
     /// Returns the symbols and, if the model generates them, the end-of-segment symbols, in the order of generation.
     fn events(&self, ends: &SegmentEnds, usage: &Usage) -> Vec<u32> {
-        let is_end = |symbol: &GeneratedSymbol| ends.is_generated && symbol.boundary == Some(true);
-        let after_symbols = self.symbols.iter().filter(|symbol| is_end(symbol)).count();
+        let is_end = |boundary: Option<bool>| ends.is_generated && boundary == Some(true);
+        let after_symbols = self.boundaries.iter().filter(|&&boundary| is_end(boundary)).count();
         // One more means that the first draw closed the prompt's open segment.
-        let mut events = vec![ends.symbol; usize::from(usage.nxt_steps > after_symbols)];
-        for symbol in &self.symbols {
-            events.push(symbol.id);
-            events.extend(is_end(symbol).then_some(ends.symbol));
+        let mut events = vec![ends.symbol; usize::from(size(usage.nxt_steps) > after_symbols)];
+        for (&id, &boundary) in self.ids.iter().zip(&self.boundaries) {
+            events.push(id);
+            events.extend(is_end(boundary).then_some(ends.symbol));
         }
         events
     }
 }
 
-fn usage_json(end: &GenerationEnd, generated_text_chars: usize) -> Value {
-    let usage = &end.usage;
+fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
     json!({
         "prompt_chars": usage.prompt_chars,
         "cached_chars": usage.cached_chars,
         "generated_chars": usage.generated_chars,
-        "prompt_text_chars": end.prompt_text_chars,
+        "prompt_text_chars": usage.prompt_text_chars(),
         "generated_text_chars": generated_text_chars,
-        "normalized_chars": end.normalized_chars,
+        "normalized_chars": usage.normalized_chars(),
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
-        "shortening_factor": usage.shortening_factor(),
+        "shortening_factor": usage.shortening_factor,
         "nxt_steps": usage.nxt_steps,
         "drafted_chars": usage.drafted_chars,
         "accepted_chars": usage.accepted_chars,

@@ -20,7 +20,7 @@ mod text;
 pub use args::Args;
 
 use super::{
-    model_source::{DescribedModel, ModelSource, ServedModel, ServedParts, narrow},
+    model_source::{DescribedModel, ServedParts, narrow},
     wire::size,
 };
 use crate::{
@@ -57,13 +57,8 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Runs the command until the client exits. Fails if the checkpoint is invalid, if the first call fails, if the model does
 /// not continue texts, if the client's messages cannot be read, or if it leaves without `shutdown`.
 pub fn run(args: Args) -> Result<()> {
-    let served = match args.model.open()? {
-        ModelSource::Process(model) => {
-            let limits = Limits { cache_bytes: CACHE_BYTES, calibration: Duration::ZERO, ..Limits::default() };
-            ServedModel::in_process(model, limits)?
-        }
-        ModelSource::Server(served) => served,
-    };
+    let limits = Limits { cache_bytes: CACHE_BYTES, calibration: Duration::ZERO, ..Limits::default() };
+    let served = args.model.open()?.served(limits)?;
     let name = served.name.clone();
     served.call(async |client| check_editing(client, name, args.until).await)?;
     let described = DescribedModel::new(&served)?;

@@ -1,4 +1,4 @@
-//! Flags of `weir score`, and the progress bar over windows.
+//! Flags of `weir score`.
 
 use crate::{
     cli::{
@@ -7,7 +7,6 @@ use crate::{
     },
     decode::options::WindowOptions,
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 
 /// Scores a text.
@@ -60,13 +59,4 @@ pub(in crate::cli) fn parse_windows(text: &str) -> std::result::Result<WindowOpt
         Some((length, stride)) if 1 <= stride && stride <= length => Ok(WindowOptions { length, stride }),
         _ => Err("expected two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
     }
-}
-
-/// Creates a progress bar on stderr. indicatif draws nothing if stderr is not a terminal.
-pub(super) fn progress_bar(windows: usize) -> ProgressBar {
-    let bar = ProgressBar::new(windows as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left, {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }

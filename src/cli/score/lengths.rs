@@ -1,28 +1,32 @@
 //! Bits per character by length, as in LeX's Table 2: the same text split into pieces of each length.
 
-use super::{scores::Scores, text_bits::TextBits};
-use crate::error::{Error, Result};
+use super::{args::Args, scorer::Scorer};
+use crate::{
+    cli::scores::TextBits,
+    decode::{evaluate::windows, options::WindowOptions},
+    error::{Error, Result},
+};
 use serde_json::{Value, json};
 use std::f64::consts::LN_2;
 
 /// Scores of one text at each length.
 pub(super) struct LengthScores {
     /// Symbols of the text.
-    pub(super) symbols: usize,
+    symbols: usize,
     /// Symbols of the model's training windows.
-    pub(super) training_length: usize,
-    pub(super) scores: Vec<LengthScore>,
+    training_length: usize,
+    scores: Vec<LengthScore>,
 }
 
 /// Result for one length.
-pub(super) struct LengthScore {
-    pub(super) length: usize,
-    pub(super) pieces: usize,
+struct LengthScore {
+    length: usize,
+    pieces: usize,
     /// Sum of −ln p over the scored symbols.
-    pub(super) nats: f64,
+    nats: f64,
     /// Scored symbols.
-    pub(super) scored: usize,
-    pub(super) text_bits: TextBits,
+    scored: usize,
+    text_bits: TextBits,
 }
 
 impl LengthScore {
@@ -31,13 +35,11 @@ impl LengthScore {
     }
 }
 
-/// Returns the values of `--lengths`. Fails if one is longer than the text of `symbols` symbols allows, or than the model's
-/// longest sequence.
-pub(super) fn check_lengths(lengths: &[u32], symbols: usize, max_symbols: usize) -> Result<Vec<usize>> {
+/// Fails if a value of `--lengths` is longer than the text of `symbols` symbols allows, or than the model's longest sequence.
+fn check_lengths(lengths: &[u32], symbols: usize, max_symbols: usize) -> Result<()> {
     let targets = symbols.saturating_sub(1);
     let limit = targets.min(max_symbols);
-    let lengths: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
-    if let Some(length) = lengths.iter().find(|&&length| length > limit) {
+    if let Some(length) = lengths.iter().find(|&&length| length as usize > limit) {
         let bound = if limit < targets {
             format!("at most {limit}, the maximum symbols of one sequence")
         } else {
@@ -45,11 +47,37 @@ pub(super) fn check_lengths(lengths: &[u32], symbols: usize, max_symbols: usize)
         };
         return Err(Error::bad_option("--lengths", length.to_string(), bound));
     }
-    Ok(lengths)
+    Ok(())
 }
 
-impl Scores for LengthScores {
-    fn as_json(&self) -> Value {
+impl LengthScores {
+    /// Scores the text at each length. Fails as [`check_lengths`] and the model's scores do.
+    pub(super) fn new(args: &Args, scorer: &Scorer<'_>) -> Result<Self> {
+        let mut scores = Vec::with_capacity(args.lengths.len());
+        // A server tells the number of symbols with the first scores.
+        let mut symbols = scorer.symbols();
+        let check = |symbols: usize| check_lengths(&args.lengths, symbols, scorer.max_symbols());
+        check(symbols.unwrap_or(usize::MAX))?;
+        for &length in &args.lengths {
+            let length = length as usize;
+            let piece = WindowOptions { length, stride: length };
+            let scored = scorer.score(args, Some(piece))?;
+            if symbols.is_none() {
+                check(scored.symbols)?;
+            }
+            symbols = Some(scored.symbols);
+            scores.push(LengthScore {
+                length,
+                pieces: windows(scored.symbols, piece).count(),
+                nats: scored.nats(),
+                scored: scored.logprobs.len(),
+                text_bits: scored.text_bits,
+            });
+        }
+        Ok(Self { symbols: symbols.unwrap_or_default(), training_length: scorer.training_length()?, scores })
+    }
+
+    pub(super) fn as_json(&self) -> Value {
         let entry = |score: &LengthScore| {
             let mut entry = json!({
                 "length": score.length,
@@ -71,7 +99,7 @@ impl Scores for LengthScores {
     }
 
     /// Table with one column per length. Lengths beyond the training length are marked.
-    fn as_text(&self) -> String {
+    pub(super) fn as_text(&self) -> String {
         let training = self.training_length;
         let line = |title: &str, cell: &dyn Fn(&LengthScore) -> String| {
             let cells: String = self.scores.iter().map(|score| format!("{:>10}", cell(score))).collect();

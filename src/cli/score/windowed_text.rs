@@ -1,65 +1,55 @@
 //! A text that was scored in windows.
 
-use super::{scores::Scores, text_bits::TextBits};
-use crate::cli::output;
+use crate::{
+    cli::{output, scores::Scores},
+    decode::{evaluate::windows, options::WindowOptions},
+};
 use serde_json::{Value, json};
-use std::f64::consts::LN_2;
 
-/// A text that was scored in windows, by a model in this process or by a server.
+/// A text that was scored in windows.
 pub(super) struct WindowedText {
-    /// Number of symbols.
-    pub(super) symbols: usize,
-    /// Unicode characters.
-    pub(super) text_chars: usize,
-    /// −ln p per symbol, of each window.
-    pub(super) window_losses: Vec<f64>,
-    pub(super) shortening_factor: Option<f64>,
-    /// 1 for each symbol that ends a segment, otherwise 0; without the last symbol.
-    pub(super) boundaries: Vec<u8>,
-    /// ln p of each scored symbol.
-    pub(super) logprobs: Vec<f64>,
-    pub(super) text_bits: TextBits,
+    pub(super) scores: Scores,
+    pub(super) windows: WindowOptions,
 }
 
 impl WindowedText {
-    fn bits_per_char(&self) -> Option<f64> {
-        let scored = self.logprobs.len();
-        let bits = (scored > 0).then(|| -self.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
-        self.text_bits.per_char(bits)
+    /// Returns −ln p per symbol of each window.
+    fn window_losses(&self) -> Vec<f64> {
+        // The first symbol has no score.
+        let scored = windows(self.scores.symbols, self.windows)
+            .filter_map(|window| self.scores.logprobs.get(window.scored - 1..window.end - 1));
+        scored.map(|logprobs| -logprobs.iter().sum::<f64>() / logprobs.len() as f64).collect()
     }
-}
 
-impl Scores for WindowedText {
-    fn as_json(&self) -> Value {
-        let window_nats = match self.text_bits.is_subword {
-            true => "window_nats_per_token",
-            false => "window_nats_per_char",
-        };
+    pub(super) fn as_json(&self) -> Value {
+        let Scores { symbols, text_chars, logprobs, boundaries, shortening_factor, text_bits, .. } = &self.scores;
+        let window_nats = if text_bits.is_subword { "window_nats_per_token" } else { "window_nats_per_char" };
+        let losses = self.window_losses();
         let mut object = json!({
-            "symbols": self.symbols,
-            "text_chars": self.text_chars,
-            "scored": self.logprobs.len(),
-            "bits_per_char": self.bits_per_char(),
-            "shortening_factor": self.shortening_factor,
-            "windows": self.window_losses.len(),
-            window_nats: self.window_losses,
-            "boundaries": self.boundaries,
-            "logprobs": self.logprobs,
+            "symbols": symbols,
+            "text_chars": text_chars,
+            "scored": logprobs.len(),
+            "bits_per_char": self.scores.bits_per_char(),
+            "shortening_factor": shortening_factor,
+            "windows": losses.len(),
+            window_nats: losses,
+            "boundaries": boundaries,
+            "logprobs": logprobs,
         });
         if let Some(object) = object.as_object_mut() {
-            self.text_bits.add_json(object);
+            text_bits.add_json(object);
         }
         object
     }
 
-    fn as_text(&self) -> String {
+    pub(super) fn as_text(&self) -> String {
         format!(
             "{} symbols scored in {} windows, {} bits per character{}, shortening factor {}\n",
-            self.logprobs.len(),
-            self.window_losses.len(),
-            output::optional(self.bits_per_char()),
-            self.text_bits.describe(),
-            output::optional(self.shortening_factor)
+            self.scores.logprobs.len(),
+            self.window_losses().len(),
+            output::optional(self.scores.bits_per_char()),
+            self.scores.text_bits.describe(),
+            output::optional(self.scores.shortening_factor)
         )
     }
 }

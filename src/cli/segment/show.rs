@@ -1,76 +1,63 @@
 //! Formats segments as text and JSON.
 
-use crate::cli::output;
+use crate::{
+    cli::output,
+    serve::client::inference::{Segment, SegmentResponse},
+};
 use serde_json::{Value, json};
 
-/// A text, cut into segments.
-pub(super) struct SegmentedText {
-    /// Number of symbols, a start mark included.
-    pub(super) symbols: usize,
-    /// Number of boundaries: each ends a segment or begins a chunk.
-    pub(super) boundaries: usize,
-    pub(super) segments: Vec<TextSegment>,
-    /// Boundaries of each level, if several are known.
-    pub(super) levels: Vec<Vec<u8>>,
-    /// Unicode characters of the text that normalising replaced or dropped.
-    pub(super) normalized_chars: usize,
+fn closed(response: &SegmentResponse) -> usize {
+    response.segments.iter().filter(|segment| !segment.open).count()
 }
 
-/// Symbols `start..end` of the text. The offsets do not count a start mark.
-pub(super) struct TextSegment {
-    pub(super) text: String,
-    pub(super) start: usize,
-    pub(super) end: usize,
-    /// Probability of the boundary that ends or begins it, from a learned predictor.
-    pub(super) probability: Option<f32>,
-    pub(super) closed: bool,
-    /// Levels at which a chunk begins with its first symbol; 0 in a model without levels.
-    pub(super) depth: u8,
+/// Symbols per boundary, which ends a segment or begins a chunk. The symbols include a start mark.
+fn factor(response: &SegmentResponse) -> Option<f64> {
+    let usage = response.usage.unwrap_or_default();
+    (usage.prompt_segments > 0).then(|| usage.prompt_chars as f64 / usage.prompt_segments as f64)
 }
 
-impl SegmentedText {
-    fn closed(&self) -> usize {
-        self.segments.iter().filter(|segment| segment.closed).count()
+/// Formats the segments as JSON. Their offsets do not count a start mark.
+pub(super) fn json(response: &SegmentResponse) -> Value {
+    let usage = response.usage.unwrap_or_default();
+    let list = response.segments.iter().map(|segment| {
+        let Segment { text, char_start, char_end, open, boundary_probability, .. } = segment;
+        json!({
+            "text": text,
+            "start": char_start,
+            "end": char_end,
+            "closed": !open,
+            "boundary_probability": boundary_probability,
+        })
+    });
+    let mut object = json!({
+        "symbols": usage.prompt_chars,
+        "normalized_chars": usage.normalized_chars(),
+        "segments": list.collect::<Vec<_>>(),
+        "closed": closed(response),
+        "shortening_factor": factor(response),
+    });
+    if !response.boundary_levels.is_empty() {
+        object["boundary_levels"] = response.boundary_levels.iter().map(|level| json!(level.boundaries)).collect();
     }
+    object
+}
 
-    fn factor(&self) -> Option<f64> {
-        (self.boundaries > 0).then(|| self.symbols as f64 / self.boundaries as f64)
-    }
-
-    pub(super) fn as_json(&self) -> Value {
-        let list = self.segments.iter().map(|segment| {
-            let TextSegment { text, start, end, probability, closed, depth: _ } = segment;
-            json!({ "text": text, "start": start, "end": end, "closed": closed, "boundary_probability": probability })
-        });
-        let mut object = json!({
-            "symbols": self.symbols,
-            "normalized_chars": self.normalized_chars,
-            "segments": list.collect::<Vec<_>>(),
-            "closed": self.closed(),
-            "shortening_factor": self.factor(),
-        });
-        if let levels @ [_, _, ..] = &*self.levels {
-            object["boundary_levels"] = json!(levels);
+/// Text with a bar after each closed segment and an ellipsis after an open one. A segment whose first symbol also begins a chunk of
+/// deeper levels has a bar more before it for each. `color` alternates two terminal colours.
+pub(super) fn text(response: &SegmentResponse, color: bool) -> String {
+    let mut out = String::new();
+    for (index, segment) in response.segments.iter().enumerate() {
+        let text = segment.text.replace('\n', "⏎\n");
+        let deeper = response.segments.get(index + 1).map_or(0, |next| next.chunk_depth.saturating_sub(1));
+        let end = if segment.open { "…".into() } else { "│".repeat(1 + deeper.min(u8::MAX.into()) as usize) };
+        match (color, index % 2) {
+            (false, _) => out += &format!("{text}{end}"),
+            (true, 0) => out += &format!("\x1b[36m{text}\x1b[2;39m{end}\x1b[0m"),
+            (true, _) => out += &format!("\x1b[33m{text}\x1b[2;39m{end}\x1b[0m"),
         }
-        object
     }
-
-    /// Text with a bar after each closed segment and an ellipsis after an open one. A segment whose first symbol also begins a
-    /// chunk of deeper levels has a bar more before it for each. `color` alternates two terminal colours.
-    pub(super) fn as_text(&self, color: bool) -> String {
-        let mut out = String::new();
-        for (index, segment) in self.segments.iter().enumerate() {
-            let text = segment.text.replace('\n', "⏎\n");
-            let deeper = self.segments.get(index + 1).map_or(0, |next| next.depth.saturating_sub(1));
-            let end = if segment.closed { "│".repeat(1 + usize::from(deeper)) } else { "…".into() };
-            match (color, index % 2) {
-                (false, _) => out += &format!("{text}{end}"),
-                (true, 0) => out += &format!("\x1b[36m{text}\x1b[2;39m{end}\x1b[0m"),
-                (true, _) => out += &format!("\x1b[33m{text}\x1b[2;39m{end}\x1b[0m"),
-            }
-        }
-        let factor = output::optional(self.factor());
-        out += &format!("\n{} symbols, {} closed segments, shortening factor {factor}\n", self.symbols, self.closed());
-        out
-    }
+    let symbols = response.usage.unwrap_or_default().prompt_chars;
+    let factor = output::optional(factor(response));
+    out += &format!("\n{symbols} symbols, {} closed segments, shortening factor {factor}\n", closed(response));
+    out
 }

@@ -1,9 +1,8 @@
 //! Flags of `weir summarize`.
 
-use super::input::Document;
 use crate::{
-    cli::{input_files::check_readable, model::count, model_source::ModelSourceArgs},
-    decode::{long_documents::LongDocuments, search_rules::EarlyStopping},
+    cli::{document::Document, input_files::check_readable, model::count, model_source::ModelSourceArgs},
+    decode::{long_documents::LongDocuments, options::Sampling, search_rules::EarlyStopping, summary::Summarize},
     error::{Error, Result},
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -114,6 +113,27 @@ pub(super) struct GenerationArgs {
     /// Keep the selected vectors unchanged in models trained with soft top-k, which mixes other vectors into them.
     #[arg(long, env = "WEIR_HARD_TOPK", value_parser = clap::builder::BoolishValueParser::new())]
     pub(super) hard_topk: bool,
+}
+
+impl GenerationArgs {
+    /// Returns the options for an engine in this process.
+    pub(super) fn request(&self) -> Summarize {
+        let default = Sampling::default();
+        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
+        let sampling = |temperature| Sampling { temperature, repetition_penalty, seed: self.seed, ..default.clone() };
+        Summarize {
+            beam: self.beam,
+            length_penalty: self.length_penalty,
+            min_tokens: self.min_len,
+            max_tokens: self.max_len,
+            no_repeat_ngram: self.no_repeat_ngram,
+            early_stopping: self.early_stopping,
+            repetition_penalty: self.repetition_penalty,
+            sampling: self.temperature.map(sampling),
+            hypotheses: self.hypotheses,
+            hard: Some(self.hard_topk),
+        }
+    }
 }
 
 fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {

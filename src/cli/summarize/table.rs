@@ -1,8 +1,14 @@
 //! Mean ROUGE scores over many documents with reference summaries, per source.
 
-use super::{input::Document, summary::Summarizer};
+use super::served::Summarizer;
 use crate::{
-    cli::{input_files::unreadable, output, progress::Progress},
+    cli::{
+        document::Document,
+        flag_names::{message, with_flag},
+        input_files::unreadable,
+        output,
+        progress::Progress,
+    },
     error::{Error, Result, printable},
     report::rouge::{RougeScores, rouge},
 };
@@ -38,29 +44,33 @@ struct Example {
 struct Sums {
     documents: usize,
     cut: usize,
-    tokens: usize,
-    summary_tokens: usize,
+    tokens: u64,
+    summary_tokens: u64,
     total_ns: u64,
     rouge: RougeScores,
 }
 
 /// Summarizes every document of the file, and prints the means of each source and of all documents.
-pub(super) fn run(summarize: &mut Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
+pub(super) fn run(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
     let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
     let mut all = Sums::default();
     let examples = examples(file)?;
     let mut progress = Progress::measurements();
     let total = examples.len() as u64;
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
-        let with_line = |error: Error| Error::Setting(format!("{FLAG}: {}: line {number}: {error}", file.display()));
-        let summary = summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
+        let with_line = |error: Error| {
+            let why = message(with_flag(error, "chunk.text", "document"));
+            Error::Setting(format!("{FLAG}: {}: line {number}: {why}", file.display()))
+        };
+        let summary = summarizer.summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
+        let usage = summary.usage();
         let scores = rouge(&reference, summary.text());
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
             sums.documents += 1;
-            sums.cut += usize::from(summary.document.cut);
-            sums.tokens += summary.document.tokens;
-            sums.summary_tokens += summary.summary_tokens;
-            sums.total_ns += summary.timing.total_ns;
+            sums.cut += usize::from(usage.cut);
+            sums.tokens += usage.document_tokens;
+            sums.summary_tokens += usage.summary_tokens;
+            sums.total_ns += summary.finished.timing.as_ref().map_or(0, |timing| timing.total_ns);
             sums.rouge += scores;
         }
         progress.update(done as u64 + 1, total);
@@ -111,7 +121,7 @@ fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
 
 impl Sums {
     /// Mean over documents.
-    fn mean(&self, sum: usize) -> f64 {
+    fn mean(&self, sum: u64) -> f64 {
         sum as f64 / self.documents.max(1) as f64
     }
 

@@ -8,7 +8,7 @@ use crate::{
 use weir_proto::v1;
 
 /// Returns the segments of a text, in order. Together they cover all of it.
-pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
+pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
     let mut all = Vec::new();
     let mut byte = 0;
     let mut char = 0;
@@ -42,7 +42,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
 }
 
 /// Returns the boundaries of each level, if there are several.
-pub(super) fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
+pub fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
     let levels = levels(characters.iter().map(|character| character.decision.map_or(0, |decision| decision.depth)));
     let level = |level: Vec<u8>| v1::BoundaryLevel { boundaries: level.into_iter().map(u32::from).collect() };
     if levels.len() > 1 { levels.into_iter().map(level).collect() } else { Vec::new() }

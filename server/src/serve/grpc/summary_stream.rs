@@ -139,6 +139,19 @@ impl SummaryEncoder {
     }
 }
 
+/// Returns an encoder for a program that runs an engine without a server: it takes the events of one summary, `None` at their end, and
+/// returns the messages about each. `end` is the id of the end mark.
+pub fn summary(card: &Card, end: u32) -> impl FnMut(Option<Event>) -> Vec<v1::SummarizeResponse> + use<> {
+    let mut encoder = SummaryEncoder::new(card, end, "", None);
+    move |event| {
+        match event {
+            Some(event) => encoder.push(event),
+            None => encoder.close(),
+        }
+        std::iter::from_fn(|| encoder.next()).collect()
+    }
+}
+
 /// Returns the message for the spans that one pooling keeps.
 fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1::Selected {
     let (spans, tokens) = spans(choice, ranges, tokens);

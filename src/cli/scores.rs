@@ -1,15 +1,109 @@
-//! Bits per character of models with special symbols: start of text, end of text, end of segment.
-//!
-//! All figures divide by T, as the paper (Latent Segment Language Models) does. T counts the start-of-text symbol, which costs
-//! nothing, the symbols of the text, and the end-of-text symbol if the text ends with one.
+//! Scores of a text: log-probabilities, boundaries, and bits by characters, bytes and tokens.
 
 use crate::{
-    decode::contract::BoundaryMode, error::Result, kernels::distribution::log_probability, text::SpecialSymbols,
+    decode::contract::{BoundaryMode, Model},
+    error::Result,
+    kernels::distribution::log_probability,
+    text::{SpecialSymbols, TextCounter},
 };
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
 
-/// Sums of bits over a text.
+/// The scores of a text, as one sequence or in windows.
+pub(super) struct Scores {
+    /// Number of symbols, with the end-of-text symbol if it was scored.
+    pub(super) symbols: usize,
+    /// Symbols that a segment can contain: all but the end-of-text symbol.
+    pub(super) fed: usize,
+    /// Unicode characters.
+    pub(super) text_chars: usize,
+    /// ln p of each scored symbol.
+    pub(super) logprobs: Vec<f64>,
+    /// 1 for each symbol that ends a segment, otherwise 0. Windows have none for the last symbol. As one sequence, a model with a
+    /// start-of-text symbol has one entry more, at the front.
+    pub(super) boundaries: Vec<u8>,
+    /// Boundaries of each level, if several are known.
+    pub(super) levels: Vec<Vec<u8>>,
+    /// Symbols per segment in windows.
+    pub(super) shortening_factor: Option<f64>,
+    /// Bits by characters, bytes and tokens, without those of special symbols.
+    pub(super) text_bits: TextBits,
+    /// Bits of a model with special symbols.
+    pub(super) marked: Option<MarkedTextBits>,
+}
+
+impl Scores {
+    /// Sum of −ln p over the scored symbols.
+    pub(super) fn nats(&self) -> f64 {
+        -self.logprobs.iter().sum::<f64>()
+    }
+
+    pub(super) fn bits_per_char(&self) -> Option<f64> {
+        let scored = self.logprobs.len();
+        let bits = (scored > 0).then(|| self.nats() / scored as f64 / LN_2);
+        self.text_bits.per_char(bits)
+    }
+}
+
+/// Bits of a text by its size, without the symbols at its beginning that are not scored.
+#[derive(Debug, Clone)]
+pub(super) struct TextBits {
+    /// True in a model of tokens.
+    pub(super) is_subword: bool,
+    /// Bits per Unicode character, in a model of tokens.
+    pub(super) per_char: Option<f64>,
+    pub(super) per_byte: Option<f64>,
+    /// Bits per scored token, in a model of tokens.
+    pub(super) per_token: Option<f64>,
+}
+
+impl TextBits {
+    /// Measures the text of `symbols`, whose scores sum to `nats`. Its first `unscored` symbols have no score.
+    pub(super) fn new(model: &dyn Model, symbols: &[u32], unscored: usize, nats: f64) -> Self {
+        let card = model.card();
+        let mut text = TextCounter::new(card.vocabulary.clone());
+        for (index, &symbol) in symbols.iter().enumerate() {
+            text.push(symbol, index >= unscored);
+        }
+        text.finish();
+        let per = |count: usize| (count > 0).then(|| nats / LN_2 / count as f64);
+        let tokens = symbols.len().saturating_sub(unscored);
+        Self {
+            is_subword: card.vocabulary.is_subword(),
+            per_char: per(text.chars),
+            per_byte: per(text.bytes),
+            per_token: per(tokens),
+        }
+    }
+
+    /// Returns the bits per character: `per_symbol`, unless symbols are tokens.
+    pub(super) fn per_char(&self, per_symbol: Option<f64>) -> Option<f64> {
+        if self.is_subword { self.per_char } else { per_symbol }
+    }
+
+    /// Adds the figures to a JSON object.
+    pub(super) fn add_json(&self, object: &mut Map<String, Value>) {
+        object.insert("bits_per_byte".into(), json!(self.per_byte));
+        if self.is_subword {
+            object.insert("bits_per_token".into(), json!(self.per_token));
+        }
+    }
+
+    /// Formats the figures of a model of tokens as a part of a sentence.
+    pub(super) fn describe(&self) -> String {
+        if !self.is_subword {
+            return String::new();
+        }
+        let per =
+            |unit: &str, bits: Option<f64>| bits.map_or_else(String::new, |bits| format!(", {bits:.4} per {unit}"));
+        per("byte", self.per_byte) + &per("token", self.per_token)
+    }
+}
+
+/// Sums of bits over a text of a model with special symbols: start of text, end of text, end of segment.
+///
+/// All figures divide by T, as the paper (Latent Segment Language Models) does. T counts the start-of-text symbol, which costs
+/// nothing, the symbols of the text, and the end-of-text symbol if the text ends with one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MarkedTextBits {
     specials: SpecialSymbols,

@@ -1,9 +1,7 @@
-//! Reads UTF-8 text in portions that end between characters.
+//! A document to summarize, and its text in portions that end between characters.
 
-use crate::{
-    cli::input_files::{not_utf8, unreadable},
-    error::Result,
-};
+use super::input_files::{not_utf8, unreadable};
+use crate::error::Result;
 use std::{
     fs::File,
     io::Read,
@@ -14,6 +12,16 @@ use std::{
 const FLAG: &str = "--file";
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
+
+/// A document to summarize.
+pub(super) enum Document {
+    /// A file; `-` is standard input.
+    File(PathBuf),
+    /// A text of a table of documents.
+    Text(String),
+    /// Token ids, with the end-of-text id.
+    Ids(Vec<u32>),
+}
 
 /// Reads UTF-8 text in portions that end between characters.
 pub(super) struct TextReader<'a> {

@@ -20,15 +20,12 @@ use crate::{
     engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
     error::{Error, Result},
     kernels::distribution::log_probability,
-    serve::{
-        client::{inference::SegmentResponse, summaries::SummarizeEvent},
-        messages,
-    },
+    serve::messages,
     text::{LimitStatus, TextCounter, TokenSpan},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{f64::consts::LN_2, path::Path, sync::Arc};
-use weir_proto::v1::Usage;
+use weir_proto::v1::{SegmentResponse, Usage, summarize_response::Event as SummarizeEvent};
 
 /// Symbols per step of segments: enough for efficient matrix products, few enough to need little memory.
 const CHUNK: usize = 512;

@@ -8,13 +8,16 @@ pub use args::Args;
 use super::{
     model_source::{DescribedModel, ModelSource, narrow, own_limits},
     notes,
+    wire::size,
 };
 use crate::{
     decode::{contract::BoundaryMode, stop_strings::StopStrings},
     error::Result,
-    serve::client::inference::{Details, Finished, GenerateEvent, GenerateRequest, Model, Sampling, Stopping, size},
 };
 use printer::{Printer, SegmentEnds};
+use weir_proto::v1::{
+    Details, Finished, GenerateRequest, Model, Sampling, Stopping, generate_response::Event as GenerateEvent,
+};
 
 /// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.

@@ -1,12 +1,14 @@
 //! Prints generated text at once, or collects it for JSON.
 
 use crate::{
-    cli::output,
+    cli::{
+        output,
+        wire::{reason_name, size},
+    },
     error::Result,
-    serve::client::inference::{Finished, LevelUsage, Piece, reason_name, size},
 };
 use serde_json::{Value, json};
-use weir_proto::v1::{Timing, Usage};
+use weir_proto::v1::{Finished, LevelUsage, Piece, Timing, Usage};
 
 /// How a model with special symbols ends segments.
 pub(super) struct SegmentEnds {

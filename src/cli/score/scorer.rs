@@ -7,13 +7,14 @@ use crate::{
         flag_names::with_flag,
         model_source::{DescribedModel, narrow},
         scores::{MarkedTextBits, Scores, TextBits},
+        wire::size,
     },
     decode::{boundary::levels, contract::BoundaryMode, options::WindowOptions},
     error::{Error, Result},
-    serve::client::inference::{Character, Model, ScoreEvent, ScoreRequest, ScoreSummary, Windows, size},
     text::SpecialSymbols,
 };
 use std::f64::consts::LN_2;
+use weir_proto::v1::{Character, Model, ScoreRequest, ScoreSummary, Windows, score_response::Event as ScoreEvent};
 
 /// A text and the model that scores it.
 pub(super) enum Scorer<'a> {

@@ -11,11 +11,10 @@ use super::{
     flag_names::with_flag,
     model_source::{DescribedModel, ModelSource, ServedModel, own_limits},
     output,
+    wire::size,
 };
-use crate::{
-    error::Result,
-    serve::client::inference::{SegmentRequest, SegmentResponse, size},
-};
+use crate::error::Result;
+use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if stdout cannot be
 /// written.

@@ -1,10 +1,8 @@
 //! Formats segments as text and JSON.
 
-use crate::{
-    cli::output,
-    serve::client::inference::{Segment, SegmentResponse},
-};
+use crate::cli::output;
 use serde_json::{Value, json};
+use weir_proto::v1::{Segment, SegmentResponse};
 
 fn closed(response: &SegmentResponse) -> usize {
     response.segments.iter().filter(|segment| !segment.open).count()

@@ -16,10 +16,9 @@ use super::{
     input_files,
     model_source::{ModelSource, own_limits},
     notes, output,
+    wire::size,
 };
-use crate::{
-    decode::long_documents::LongDocuments, error::Result, report::rouge::rouge, serve::client::inference::size,
-};
+use crate::{decode::long_documents::LongDocuments, error::Result, report::rouge::rouge};
 use std::path::PathBuf;
 use summary::{OnEvent, Progress, Summary, collect};
 

@@ -11,10 +11,13 @@ use crate::{
     },
     decode::long_documents::LongDocuments,
     error::{Error, Result},
-    serve::client::summaries::{DocumentParts, IN_PARTS, Sampling, SummarizeEvent, SummarizeOptions},
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
+use weir_client::calls::DocumentParts;
+use weir_proto::v1::{
+    LongDocuments as WireLongDocuments, Sampling, SummarizeOptions, summarize_response::Event as SummarizeEvent,
+};
 
 /// Parts of the document that wait to be sent.
 const WAITING_PARTS: usize = 4;
@@ -36,7 +39,7 @@ impl<'a> Summarizer<'a> {
             model: model.name.clone(),
             cut: Some(args.cuts()),
             // A server of an older version reads only `cut`.
-            long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(IN_PARTS),
+            long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
             ..args.generation.options()?
         };
         Ok(Self { model, options, keeps_text: args.highlights && !args.json })

@@ -5,10 +5,10 @@ use crate::{
     decode::document::PoolingChoice,
     error::printable,
     report::rouge::{RougeScore, RougeScores},
-    serve::client::summaries::{Hypothesis, Selected, Span, SummaryPart, reason_name},
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
+use weir_proto::v1::{Hypothesis, Selected, Span, SummaryFinishReason, SummaryPart};
 
 /// Shows the tokens that each pooling layer kept: in reverse video with `color`, otherwise in brackets.
 pub(super) fn highlights(summary: &Summary, color: bool) -> String {
@@ -69,7 +69,7 @@ pub(super) fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
         "ids": best("ids"),
         "score": best("score"),
         "text": best("text"),
-        "reason": reason_name(finished),
+        "reason": if finished.reason() == SummaryFinishReason::EndOfText { "end_of_text" } else { "max_tokens" },
         "hypotheses": hypotheses,
         "poolings": poolings.collect::<Vec<_>>(),
         "usage": {
@@ -129,7 +129,7 @@ fn pooling(selected: &Selected, choice: Option<&PoolingChoice>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::client::summaries::{SummaryFinished, SummaryUsage};
+    use weir_proto::v1::{SummaryFinished, SummaryUsage};
 
     #[test]
     fn kept_tokens_are_marked_in_the_text() {

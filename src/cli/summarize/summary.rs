@@ -1,9 +1,8 @@
 //! A summary, as its events tell it.
 
-use crate::{
-    decode::document::PoolingChoice,
-    error::Result,
-    serve::client::summaries::{Selected, SummarizeEvent, SummaryFinished, SummaryPart, SummaryUsage},
+use crate::{decode::document::PoolingChoice, error::Result};
+use weir_proto::v1::{
+    Selected, SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
 };
 
 /// A summary and its document.

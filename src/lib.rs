@@ -34,7 +34,7 @@
 //! # Ok::<(), weir::error::Error>(())
 //! ```
 //!
-//! Without default features, this crate is the engine with its model families. Further features add the other rooms of the table
+//! Without default features, this crate is the engine with its model families. Further features add the other modules of the table
 //! below: `candle`, `server`, `http` (with `server`) and `cli` (with `http`). `docs/embedding.md` describes them.
 //!
 //! # The path of a request
@@ -61,12 +61,12 @@
 //! # Rooms, in reading order
 //!
 //! `error`, `sync`, `kernels` and `nn` are in the package `weir-core`; `text`, `decode`, `family` and `engine` in `weir-engine`;
-//! `config`, `metrics` and `serve` in `weir-server`. This package exports all of them except `sync`, and adds the other rooms.
+//! `config`, `metrics` and `serve` in `weir-server`. This package exports all of them except `sync`, and adds the other modules.
 //!
-//! Every room may use [`error`]. `tests/weir/arrows` compares this table with its own, and fails on any other dependency between
-//! rooms, and on a ring of files inside a room.
+//! Every module may use [`error`]. `tests/weir/module_dependencies.rs` compares this table with its own, and fails on any other
+//! dependency between modules, and on a ring of files inside a module.
 //!
-//! | room | contents | may use |
+//! | module | contents | may use |
 //! |---|---|---|
 //! | [`error`] | the closed list of error codes | – |
 //! | `sync` | locks, atomics and threads, which the concurrency tests replace | – |

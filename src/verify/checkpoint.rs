@@ -32,7 +32,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads the configuration; `companion` loads a companion. Fails if the configuration cannot be read.
-    pub(super) fn read(source: &CheckpointSource, companion: LoadReference) -> Result<Self> {
+    pub fn read(source: &CheckpointSource, companion: LoadReference) -> Result<Self> {
         Ok(Self { source: source.clone(), config: load::config(source)?, load: companion })
     }
 

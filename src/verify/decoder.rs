@@ -3,11 +3,10 @@
 use super::{
     Given, Input, Outputs, Reference,
     checkpoint::Checkpoint,
-    load,
     stack::{CausalStack, LayerShape, Norms, Reach},
     tensors::Tensors,
 };
-use crate::{error::Result, family::checkpoint::CheckpointSource};
+use crate::error::Result;
 use candle_core::{Result as CandleResult, Tensor};
 use serde::Deserialize;
 
@@ -35,8 +34,8 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
 
 /// Returns the mean attention score before the softmax at each distance, over the heads and queries of each layer (LeX, eq. 13).
 /// Distances that no query sees are left out. Fails if a file cannot be read.
-pub fn mean_scores(source: &CheckpointSource, symbols: &[u32]) -> Result<CandleResult<Vec<Vec<f64>>>> {
-    let decoder = Decoder::read(Checkpoint::read(source, load::load)?)?;
+pub fn mean_scores(checkpoint: Checkpoint, symbols: &[u32]) -> Result<CandleResult<Vec<Vec<f64>>>> {
+    let decoder = Decoder::read(checkpoint)?;
     let mut scores = Vec::new();
     let layers = decoder.run(symbols, |head| scores.push(head.to_vec2::<f64>())).and_then(|_| {
         let scores = scores.into_iter().collect::<CandleResult<Vec<_>>>()?; // (layers · heads, len, len)

@@ -5,7 +5,6 @@
 #![allow(clippy::type_complexity, reason = "the types of a test's tables and closures are used once")]
 
 mod anywhere;
-mod arrows;
 mod bench;
 mod browser;
 mod certificates;
@@ -29,6 +28,7 @@ mod lslm_checkpoints;
 mod lsp;
 mod mistakes;
 mod mixed_load;
+mod module_dependencies;
 mod operations;
 mod process;
 mod pull;

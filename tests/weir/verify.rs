@@ -32,6 +32,7 @@ use weir::{
     kernels::{Dtype, Isa},
     verify::{
         Given, Input, Outputs,
+        checkpoint::Checkpoint,
         decoder::mean_scores,
         load::{FAMILIES, load as reference},
         model_outputs::model_outputs,
@@ -177,7 +178,8 @@ fn attention_resolution_equals_the_definition() {
     let text = Dice::new(6).text(90, decoder::SYMBOLS.len());
     for (name, folder) in decoder::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
         let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
-        let layers = mean_scores(&folder.as_path().into(), &text).unwrap().unwrap();
+        let layers =
+            mean_scores(Checkpoint::read(&folder.as_path().into(), reference).unwrap(), &text).unwrap().unwrap();
         let resolution = |s: &[f64]| {
             let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
             (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)

@@ -754,7 +754,7 @@ type Call = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 fn generation(mut client: GenerationClient<Channel>) -> Call {
     Box::pin(async move {
         let request = bearing(families::token_request(TOKEN_PROMPT, ENDLESS), &[ALICE]);
-        super::read(client.generate(request).await?.into_inner()).await.map(drop)
+        crate::wire::read(client.generate(request).await?.into_inner()).await.map(drop)
     })
 }
 
@@ -785,7 +785,7 @@ async fn long_token_requests_of_one_tenant_delay_no_other() {
             for _ in 0..2 {
                 let short = bearing(families::token_request(TOKEN_PROMPT, 4), &[BOB]);
                 let answer =
-                    super::read(server.generation().generate(short).await.unwrap().into_inner()).await.unwrap();
+                    crate::wire::read(server.generation().generate(short).await.unwrap().into_inner()).await.unwrap();
                 assert_eq!(answer.finished.usage.unwrap().generated_chars, 4);
                 assert!(calls.try_join_next().is_none(), "{model_type}: bob's requests wait for alice's");
             }

@@ -2,25 +2,24 @@
 //!
 //! The text is English, so that boundaries are as frequent as in real text. Weights are random, because time does not depend
 //! on them. Run with `cargo bench --bench hourglass`, and compare figures of one run only.
-
 #![allow(clippy::expect_used, reason = "a benchmark without its model cannot run")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
-use weir::{
-    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
-    family::{
-        init::init,
-        load::{Settings, load},
-    },
+use weir::models::{
+    contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+    load::{Settings, init, load},
 };
 
 /// Validation text of the shipped model's corpus.
 const ENGLISH: &str = include_str!("english.txt");
+
 /// Symbols of a sequence when timing starts.
 const CONTEXT: usize = 512;
+
 /// Timed symbols before a sequence is rolled back.
 const RUN: usize = 256;
+
 const SHAPES: [&str; 2] = ["hourglass-41m", "vanilla-41m"];
 
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
@@ -85,4 +84,5 @@ fn prefill(c: &mut Criterion) {
 }
 
 criterion_group!(benches, decode, prefill);
+
 criterion_main!(benches);

@@ -3,30 +3,32 @@
 //! Run with `cargo bench --bench pyramidion`, and compare figures of one run only. Weights are random, because time does not
 //! depend on them. The top-k part repeats appendix B.5 of the paper: vectors are uniform in [−1, 1] and scores in [0, 1]. It
 //! prints the normalized Chamfer cosine similarity of both selections, nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), per n and k.
-
 #![allow(clippy::expect_used, reason = "a benchmark without its model cannot run")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
 use weir::{
-    decode::{contract::Model, document::Document},
-    family::{
-        init::init,
-        load::{Settings, load},
-    },
     kernels::pages::PagePool,
-    nn::{
-        paged_vectors::PagedVectors,
-        topk::{PooledVectors, PoolerInput, PoolerKind},
+    models::{
+        contract::{Document, Model},
+        load::{Settings, init, load},
+        nn::{
+            kv_cache::PagedVectors,
+            topk::{PooledVectors, PoolerInput, PoolerKind},
+        },
     },
 };
 
 const SHAPES: [&str; 2] = ["pyramidion-124m", "blockwise-124m"];
+
 /// Tokens of the largest document.
 const SOURCE: usize = 8192;
+
 /// Width of the vectors of appendix B.5, which the paper does not specify.
 const DIM: usize = 64;
+
 const SOFT: PoolerKind = PoolerKind::Halving { flip_right: true, sort_back: true };
+
 const HARD: PoolerKind = PoolerKind::HardTopK { sort_back: true };
 
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
@@ -131,4 +133,5 @@ fn topk(c: &mut Criterion) {
 }
 
 criterion_group!(benches, topk, encode);
+
 criterion_main!(benches);

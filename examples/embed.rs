@@ -3,18 +3,16 @@
 //! ```sh
 //! cargo run --release --example embed -- "the history of the city"
 //! ```
-
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use weir::{
-    decode::options::Generate,
-    engine::{Event, Handle, Job, Limits},
-    family::{
+    engine::{Event, Handle, Job, Limits, options::Generate},
+    models::{
         checkpoint::CheckpointSource,
         load::{Settings, load_as},
+        text::StreamDetokenizer,
     },
-    text::StreamDetokenizer,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {

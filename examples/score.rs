@@ -3,14 +3,12 @@
 //! ```sh
 //! cargo run --release --example score -- "the history of the city"
 //! ```
-
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::{error::Error, f32::consts::LN_2};
 use weir::{
-    decode::options::Score,
-    engine::{Event, Handle, Job, Limits},
-    family::{
+    engine::{Event, Handle, Job, Limits, options::Score},
+    models::{
         checkpoint::CheckpointSource,
         load::{Settings, load_as},
     },

@@ -3,19 +3,17 @@
 //! ```sh
 //! cargo run --release --example stream -- "the river " "the castle " "a new law "
 //! ```
-
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::{error::Error, sync::Arc};
 use tokio::task::JoinSet;
 use weir::{
-    decode::options::Generate,
-    engine::{Event, Handle, Job, Limits},
-    family::{
+    engine::{Event, Handle, Job, Limits, options::Generate},
+    models::{
         checkpoint::CheckpointSource,
         load::{Settings, load_as},
+        text::{StreamDetokenizer, Vocabulary},
     },
-    text::{StreamDetokenizer, Vocabulary},
 };
 
 #[tokio::main]

@@ -7,22 +7,22 @@ use std::{
     sync::{Arc, LazyLock},
 };
 use weir::{
-    config::file::{ValueKind, parse},
-    decode::{
-        codec::{BlockStream, Code, Coded, CompressOptions, Compressor, Decompressor, container::Header},
-        contract::{Model, SequenceRow, advance},
-        ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
+    engine::{
+        codec::{BlockStream, Code, Coded, CompressOptions, Compressor, Decompressor, format::Header},
         options::WindowOptions,
         session::Session,
     },
-    family::{
-        Blueprint, Parts,
-        checkpoint::{Config, read_from, weights::Weights},
-        convert::pickle::Pickle,
-        load::{Settings, blueprint},
-    },
     kernels::Isa,
-    text::SubwordTokenizer,
+    models::{
+        checkpoint::{Config, read_from, weights::Weights},
+        contract::{Model, SequenceRow, advance},
+        convert::pickle::Pickle,
+        family::{Blueprint, Parts},
+        load::{Settings, blueprint},
+        ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
+        text::SubwordTokenizer,
+    },
+    server::config::file::{ValueKind, parse},
 };
 
 /// Configuration of a model so small that a mutated weight file often passes the checks of shapes.
@@ -111,8 +111,10 @@ pub(crate) fn ngrams(data: &[u8]) {
 /// Block and windows of a text that [`codec`] compresses: several of each.
 const CODED: CompressOptions =
     CompressOptions { block: 16, windows: WindowOptions { length: 8, stride: 5 }, normalise: false, text_bytes: None };
+
 /// Maximum symbols of a block that the model computes, so that no input takes long.
 const MAX_CODED: usize = 64;
+
 /// Maximum blocks of an input.
 const MAX_BLOCKS: usize = 8;
 

@@ -1,13 +1,9 @@
 //! `weir admin`: loads and unloads models of a running server.
 
-use super::{
-    flag_names::with_flag,
+use crate::cli::{
+    command::with_flag,
     network::{ADDRESS, runtime},
     output,
-};
-use crate::{
-    config::AdminToken,
-    error::{Error, Result},
 };
 use clap::{ArgMatches, Command, FromArgMatches};
 use serde_json::{Value, json};
@@ -15,7 +11,9 @@ use weir_client::{
     connection::{Client, ServerEndpoint},
     flags::{FlagNames, SecretFlags, SecretSource, TlsArgs, both_given},
 };
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{ModelGeneration, model_generation::State};
+use weir_server::config::AdminToken;
 
 /// Loads, unloads and lists the models of a running server.
 #[derive(Debug, clap::Args)]

@@ -1,12 +1,10 @@
 //! `weir convert`: converts an official checkpoint into weir's format.
 
-use super::{notes, output, progress::Progress};
-use crate::{
-    error::Result,
-    family::convert::{Source, convert_with_progress},
-};
+use crate::cli::output::{self, Progress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
+use weir_kernels::error::Result;
+use weir_models::convert::{Source, convert_with_progress};
 
 /// Converts an official checkpoint.
 #[derive(Debug, clap::Args)]
@@ -38,6 +36,6 @@ pub fn run(args: Args) -> Result<()> {
     let report = &mut |done, total| progress.update(done, total);
     let written = convert_with_progress(args.from, &args.source, &args.dest, args.force, report)?;
     drop(progress);
-    notes::tokenizer_not_converted(args.from, &args.source);
+    output::tokenizer_not_converted(args.from, &args.source);
     output::checkpoint(&args.dest, &written, args.json)
 }

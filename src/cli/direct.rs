@@ -1,31 +1,33 @@
 //! What the commands compute without a server: logits, exact log-probabilities, and whatever is given as ids, which the API does not
 //! take for these calls.
 
-use super::{
+use crate::cli::{
     document::{Document, TextReader},
     output,
     scores::{MarkedTextBits, Scores, TextBits},
 };
-use crate::{
-    decode::{
-        boundary::levels,
-        contract::{BoundaryOptions, Model, SymbolBoundary, Want},
-        document::{DocumentEncoder, PoolingChoice, covers_text, no_text},
-        evaluate::{
-            StepSize, WindowScore, forced_target, read_document, run as evaluate, score_window, target_logits, windows,
-        },
-        options::{EmittedSymbol, WindowOptions, check_length, must_pool},
-        summary::{ByteRange, Summarize},
-    },
-    engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
-    error::{Error, Result},
-    kernels::distribution::log_probability,
-    serve::messages,
-    text::{LimitStatus, TextCounter, TokenSpan},
-};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{f64::consts::LN_2, path::Path, sync::Arc};
+use weir_engine::{
+    DocumentEvent, DocumentSource, Event, Handle, Limits,
+    options::{EmittedSymbol, WindowOptions, check_length, must_pool},
+    score::{
+        StepSize, WindowScore, forced_target, read_document, run as evaluate, score_window, target_logits, windows,
+    },
+    summary::{ByteRange, Summarize},
+};
+use weir_kernels::{
+    distribution::log_probability,
+    error::{Error, Result},
+};
+use weir_models::{
+    contract::{
+        BoundaryOptions, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want, covers_text, levels, no_text,
+    },
+    text::{LimitStatus, TextCounter, TokenSpan},
+};
 use weir_proto::v1::{SegmentResponse, Usage, summarize_response::Event as SummarizeEvent};
+use weir_server::run::messages;
 
 /// Symbols per step of segments: enough for efficient matrix products, few enough to need little memory.
 const CHUNK: usize = 512;

@@ -1,15 +1,16 @@
 //! A document to summarize, and its text in portions that end between characters.
 
-use super::input_files::{not_utf8, unreadable};
-use crate::error::Result;
+use crate::cli::model::{not_utf8, unreadable};
 use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
+use weir_kernels::error::Result;
 
 /// The flag that names the file.
 const FLAG: &str = "--file";
+
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 

@@ -1,8 +1,8 @@
 //! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
-use super::network::{ADDRESS, DEFAULT_ADDRESS, runtime};
-use crate::error::{Error, Result};
+use crate::cli::network::{ADDRESS, DEFAULT_ADDRESS, runtime};
 use weir_client::flags::TlsArgs;
+use weir_kernels::error::{Error, Result};
 
 /// Calls a server's health service. The exit code is 0 if the answer is SERVING.
 #[derive(Debug, clap::Args)]

@@ -1,14 +1,12 @@
 //! `weir init`: creates a checkpoint of a given shape with random weights.
 
-use super::{output, progress::Progress};
-use crate::{
-    error::Result,
-    family::{
-        checkpoint::FileDtype,
-        init::{RandomWeights, init_with_progress},
-    },
-};
+use crate::cli::output::{self, Progress};
 use std::path::PathBuf;
+use weir_kernels::error::Result;
+use weir_models::{
+    checkpoint::FileDtype,
+    load::{RandomWeights, init_with_progress},
+};
 
 /// Creates a checkpoint with random weights.
 #[derive(Debug, clap::Args)]

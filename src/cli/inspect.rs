@@ -1,23 +1,29 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
-use super::{input_files, model::ModelArgument, output, progress::Progress};
-use crate::{
-    decode::{contract::Exactness, options::check_length},
-    error::{Error, Result, printable},
-    family::{
-        TensorSpec,
-        checkpoint::{CheckpointSource, Config, Weights, hugging_face},
-        decoder::{Resolution, measure},
-        load::{self, Settings, blueprint, entropy_models, load_as, tensors},
-    },
-    kernels::Isa,
-    text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
+use crate::cli::{
+    model::{self, ModelArgument},
+    output::{self, Progress},
 };
 use serde_json::{Value, json};
 use std::{
     fmt::Write,
     path::{Path, PathBuf},
     sync::Arc,
+};
+use weir_engine::options::check_length;
+use weir_kernels::{
+    Isa,
+    error::{Error, Result, printable},
+};
+use weir_models::{
+    checkpoint::{CheckpointSource, Config, Weights, hugging_face},
+    contract::Exactness,
+    family::{
+        TensorSpec,
+        decoder::{Resolution, measure},
+    },
+    load::{self, Settings, blueprint, entropy_models, load_as, tensors},
+    text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
 
 /// Checks a checkpoint.
@@ -72,7 +78,7 @@ fn resolution(args: &Args, source: &CheckpointSource) -> Result<Option<Resolutio
         (Some(text), None) => {
             let model = load()?;
             let file = Path::new(text);
-            let text = if file.is_file() { input_files::read_text("--resolution", file)? } else { text.clone() };
+            let text = if file.is_file() { model::read_text("--resolution", file)? } else { text.clone() };
             let symbols = model.card().vocabulary.encode("--resolution", &text, usize::MAX)?;
             (model, symbols)
         }
@@ -286,7 +292,7 @@ fn grouped(number: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use crate::cli::inspect::grouped;
 
     #[test]
     fn thousands_are_separated() {

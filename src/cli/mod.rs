@@ -3,28 +3,19 @@
 pub mod admin;
 pub mod bench;
 pub mod codec;
-pub mod color;
 pub mod command;
-pub mod completions;
 pub mod convert;
 mod direct;
 mod document;
-mod flag_names;
 pub mod generate;
 pub mod health;
 pub mod init;
-mod input_files;
 pub mod inspect;
-mod local_models;
 pub mod lsp;
-pub mod man;
 pub mod model;
-mod model_source;
 mod network;
 pub mod ngrams;
-mod notes;
 pub mod output;
-pub mod progress;
 pub mod pull;
 pub mod report;
 pub mod score;
@@ -37,16 +28,14 @@ pub mod summarize;
 pub mod verify;
 mod wire;
 
-pub use command::Cli;
-
-use crate::error::{Error, printable};
-#[cfg(feature = "candle")]
-use crate::kernels::environment;
+pub use crate::cli::command::Cli;
+use crate::cli::{command::Command, output::ColorChoice};
 use clap::CommandFactory;
-use color::ColorChoice;
-use command::Command;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 use weir_client::command_line::{with_variable, without_empty};
+use weir_kernels::error::{Error, printable};
+#[cfg(feature = "candle")]
+use weir_kernels::memory;
 
 /// Sets `RAYON_NUM_THREADS`, the number of parts into which candle divides a large product, to the number of processors. candle 0.11
 /// looks this number up at every product. If the variable is not set, it counts the machine's cores each time. On Linux it reads
@@ -54,7 +43,7 @@ use weir_client::command_line::{with_variable, without_empty};
 #[cfg(feature = "candle")]
 fn set_candle_threads() {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    environment::set_default("RAYON_NUM_THREADS", &processors.to_string());
+    memory::set_default("RAYON_NUM_THREADS", &processors.to_string());
 }
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
@@ -101,8 +90,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         #[cfg(feature = "candle")]
         Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Completions(args) => completions::run(&args, Cli::command()),
-        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Completions(args) => command::run(&args, Cli::command()),
+        Command::Man(args) => command::man_run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -110,7 +99,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
-            let error = origins.explain(&flag_names::message(error));
+            let error = origins.explain(&command::message(error));
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "weir: {message}");

@@ -1,26 +1,36 @@
 //! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
 
-use super::{input_files::read_text_or_stdin, local_models, notes};
-use crate::{
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        speculation::Speculation,
-    },
-    error::{Error, Result},
-    family::{
-        checkpoint::CheckpointSource,
-        load::{Settings, load_as},
-        settings::DeviceChoice,
-    },
-    kernels::{Dtype, Isa},
-};
+use crate::cli::{network::runtime, output};
 use std::{
+    ffi::OsString,
     fmt::Display,
+    fs,
+    future::pending,
+    io::{self, Read, Write},
     ops::RangeInclusive,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     str::FromStr,
     sync::Arc,
+    time::Duration,
 };
+use tokio::runtime::Runtime;
+use weir_client::{
+    calls::MessageStream,
+    connection::{Client, ServerEndpoint},
+    flags::{ApiKeyArgs, TlsArgs},
+};
+use weir_engine::{Handle, Limits, speculation::Speculation};
+use weir_kernels::{
+    Dtype, Isa,
+    error::{Error, Result, printable, quoted},
+};
+use weir_models::{
+    checkpoint::{CONFIG_FILE, CheckpointSource, files::check_folder, source::DEFAULT_CHECKPOINT},
+    contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    load::{DeviceChoice, Settings, load_as},
+};
+use weir_proto::v1;
+use weir_server::{Engines, Listener, config::TransportConfig, run};
 
 /// Checkpoint and compute settings.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,7 +67,7 @@ impl ModelArgument<'_> {
     /// Finds the checkpoint; without a value, the embedded one. Fails if there is no model of that name.
     pub(super) fn source(self) -> Result<CheckpointSource> {
         let Some(value) = self.value else { return Ok(CheckpointSource::default()) };
-        local_models::find(value).map_err(|why| Error::Setting(format!("{}: {why}", self.name)))
+        find(value).map_err(|why| Error::Setting(format!("{}: {why}", self.name)))
     }
 }
 
@@ -163,7 +173,7 @@ impl TextSource<'_> {
         let vocabulary = &model.card().vocabulary;
         let encode = |flag, text: &str| {
             let symbols = vocabulary.encode(flag, text, usize::MAX)?;
-            notes::normalised(flag, text, vocabulary);
+            output::normalised(flag, text, vocabulary);
             Ok::<_, Error>(symbols)
         };
         let symbols = match (self.ids, self.file, self.text) {
@@ -273,4 +283,418 @@ pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {
 fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
     let names = || BoundaryMode::ALL.map(BoundaryMode::name).join(", ");
     BoundaryMode::parse(name).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+// Reads the files that flags name. Errors begin with the flag.
+
+/// The name of standard input in messages.
+const STANDARD_INPUT: &str = "standard input";
+
+/// Reads the file that `flag` names.
+pub(super) fn read(flag: &str, file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).map_err(unreadable(flag, file))
+}
+
+/// Reads the text of the file that `flag` names. Fails if it is not UTF-8.
+pub(super) fn read_text(flag: &str, file: &Path) -> Result<String> {
+    decode(flag, file, read(flag, file)?)
+}
+
+/// Reads a text as [`read_text`] does; `-` is standard input.
+pub(super) fn read_text_or_stdin(flag: &str, file: &Path) -> Result<String> {
+    if file.as_os_str() != "-" {
+        return read_text(flag, file);
+    }
+    let file = Path::new(STANDARD_INPUT);
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes).map_err(unreadable(flag, file))?;
+    decode(flag, file, bytes)
+}
+
+/// Checks that the file that `flag` names exists, and that it can be opened if it is a regular one; `-` is standard input. Called
+/// before a model is loaded, so that a wrong name is reported first.
+pub(super) fn check_readable(flag: &str, file: &Path) -> Result<()> {
+    if file.as_os_str() == "-" {
+        return Ok(());
+    }
+    let metadata = fs::metadata(file).map_err(unreadable(flag, file))?;
+    // Opening and closing a pipe would end the program that writes to it.
+    if metadata.is_file() {
+        fs::File::open(file).map_err(unreadable(flag, file))?;
+    }
+    Ok(())
+}
+
+/// Returns a function that turns an I/O error about the file that `flag` names into an error with both names.
+pub(super) fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
+    move |error| Error::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
+}
+
+/// Returns the error for a file that has invalid UTF-8 at byte `position`. `flag` names the file.
+pub(super) fn not_utf8(flag: &str, file: &Path, position: u64) -> Error {
+    Error::Setting(format!("{flag}: {}: expected UTF-8, found other bytes at position {position}", file.display()))
+}
+
+fn decode(flag: &str, file: &Path, bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| not_utf8(flag, file, error.utf8_error().valid_up_to() as u64))
+}
+
+// Finds the model that an argument names: a folder, a model in the user's data folder, or the embedded model.
+
+/// Environment variable with the data folder.
+pub(super) const DATA_VARIABLE: &str = "WEIR_DATA";
+
+/// Maximum names that a message lists.
+const LISTED: usize = 20;
+
+/// Returns the folder of the user's models: `models` in the data folder. `None` if no environment variable determines it.
+pub(super) fn models_folder() -> Option<PathBuf> {
+    data_folder(|name| std::env::var_os(name)).map(|data| data.join("models"))
+}
+
+/// Returns the user's data folder, as the XDG Base Directory Specification places it. Empty variables do not count, nor does a
+/// relative path in `XDG_DATA_HOME`.
+fn data_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let shared = || path("XDG_DATA_HOME").filter(|path| path.is_absolute());
+    let windows = || path("LOCALAPPDATA").filter(|_| cfg!(windows));
+    let home = || path("HOME").map(|home| home.join(".local/share"));
+    path(DATA_VARIABLE).or_else(|| shared().or_else(windows).or_else(home).map(|share| share.join("weir")))
+}
+
+/// Finds the model that an argument names. An argument with a separator, or that exists in the current folder, is a path. Another
+/// name is looked up in the user's models folder and among the embedded models. The error lists what was tried, and which models are
+/// available.
+pub(super) fn find(argument: &Path) -> std::result::Result<CheckpointSource, String> {
+    find_in(argument, models_folder().as_deref())
+}
+
+fn find_in(argument: &Path, models: Option<&Path>) -> std::result::Result<CheckpointSource, String> {
+    let text = argument.to_string_lossy();
+    let is_url = text.contains("://");
+    if (is_url || text.starts_with("hf:")) && !argument.exists() {
+        let expected = "expected a folder or the name of a model (`weir pull` downloads a model and gives it a name)";
+        // A URL may have a password.
+        return Err(format!("{expected}, found {}", if is_url { "a URL".to_owned() } else { quoted(&text) }));
+    }
+    let Some(name) = plain_name(argument).filter(|_| !argument.exists()) else { return Ok(argument.into()) };
+    let own = models.map(|models| models.join(name));
+    match &own {
+        Some(folder) if folder.is_dir() => Ok(folder.as_path().into()),
+        _ if name == DEFAULT_CHECKPOINT.name => Ok(CheckpointSource::Embedded(&DEFAULT_CHECKPOINT)),
+        _ => Err(unknown(name, own.as_deref(), models)),
+    }
+}
+
+/// Returns the argument if it is one plain name: it has no separator, and is neither empty nor `.` or `..`.
+pub(super) fn plain_name(argument: &Path) -> Option<&str> {
+    let mut components = argument.components();
+    match (components.next(), components.next()) {
+        (Some(Component::Normal(only)), None) if only == argument.as_os_str() => {
+            only.to_str().filter(|name| !name.contains(['/', '\\']))
+        }
+        _ => None,
+    }
+}
+
+fn unknown(name: &str, own: Option<&Path>, models: Option<&Path>) -> String {
+    let own = own.map_or_else(
+        || format!("no data folder, as {DATA_VARIABLE}, XDG_DATA_HOME and HOME are not set"),
+        |own| own.display().to_string(),
+    );
+    let found = models.map(names_in).unwrap_or_default();
+    let more = found.len().saturating_sub(LISTED);
+    let mut known: Vec<_> = found.into_iter().take(LISTED).collect();
+    if more > 0 {
+        known.push(format!("{more} more"));
+    }
+    known.push(format!("{} (embedded)", DEFAULT_CHECKPOINT.name));
+    let known = known.join(", ");
+    format!(
+        "expected one of {known}, or a folder, found {} (tried ./{name}, {own} and the embedded model)",
+        quoted(name)
+    )
+}
+
+/// Names of the checkpoints in a folder, sorted. A name that begins with a dot belongs to an unfinished download.
+fn names_in(models: &Path) -> Vec<String> {
+    let entries = models.read_dir().into_iter().flatten().flatten();
+    let checkpoints = entries.filter(|entry| entry.path().join(CONFIG_FILE).is_file());
+    let names = checkpoints.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+    names.sort();
+    names
+}
+
+// Where a command runs a model: on a server, which runs in this process unless a flag names another.
+
+/// The address of the server in this process. Errors of its calls leave it out.
+pub(super) const IN_PROCESS: &str = "this process";
+
+/// A time limit that never ends a call.
+const UNLIMITED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A limit in bytes or symbols that no call reaches.
+const ANY_NUMBER: usize = usize::MAX >> 8;
+
+/// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
+/// command sends text only.
+pub(super) const IN_PROCESS_FLAGS: [&str; 10] =
+    ["require_sha256", "dtype", "threads", "max_symbols", "device", "ids", "mode", "chunk", "logits", "target_ids"];
+
+/// The model of a command, and the server that runs it.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct ModelSourceArgs {
+    /// Checkpoint folder, or name of a model in the user's models folder. Default: the model that is embedded in the program. With
+    /// --server: name of the served model, which may be left out if exactly one model can answer the call.
+    #[arg(long, value_name = "DIR|NAME", env = "WEIR_MODEL")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// The server that runs the model.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Call the gRPC API of this server instead of running the model in this process: host:port, :port of this machine, or a URL;
+    /// https:// for TLS.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_SERVER")]
+    server: Option<String>,
+    #[command(flatten)]
+    api_key: ApiKeyArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+/// The model of a command.
+pub(super) enum ModelSource {
+    /// Loaded into this process.
+    Process(Arc<dyn Model>),
+    /// On another server.
+    Server(ServedModel),
+}
+
+impl ModelSource {
+    /// Returns the model as a server's. A loaded model is served to this process alone, with these limits.
+    pub(super) fn served(self, limits: Limits) -> Result<ServedModel> {
+        match self {
+            Self::Process(model) => ServedModel::in_process(model, limits),
+            Self::Server(served) => Ok(served),
+        }
+    }
+}
+
+/// Limits of a server that only this process calls, one request at a time: none refuses what the model can do.
+pub(super) fn own_limits() -> Limits {
+    Limits {
+        rows: 1,
+        queued_symbols: ANY_NUMBER,
+        request_work: ANY_NUMBER,
+        request_time: Duration::ZERO,
+        stall: UNLIMITED,
+        calibration: Duration::ZERO,
+        ..Limits::default()
+    }
+}
+
+/// A model of a server.
+pub(super) struct ServedModel {
+    runtime: Runtime,
+    client: Client,
+    /// Its name. May be `None` if exactly one model can answer the call.
+    pub(super) name: Option<String>,
+}
+
+/// The parts of a served model.
+pub(super) struct ServedParts {
+    pub(super) runtime: Runtime,
+    pub(super) client: Client,
+    pub(super) name: Option<String>,
+}
+
+impl ModelSourceArgs {
+    /// Connects to the server, or loads the checkpoint and prints where it runs. Fails if the server is unreachable, or if the
+    /// checkpoint cannot be read or is invalid.
+    pub(super) fn open(&self) -> Result<ModelSource> {
+        let ServerArgs { server, api_key, tls } = &self.server;
+        if let Some(address) = server {
+            let name = self.model.as_ref().map(|name| match name.to_str() {
+                Some(name) => Ok(name.to_owned()),
+                None => Err(Error::bad_option("--model", quoted(&name.to_string_lossy()), "a name in UTF-8")),
+            });
+            let name = name.transpose()?;
+            let runtime = runtime()?;
+            let endpoint = tls.endpoint("--server", address).map_err(Error::Setting)?;
+            let endpoint = ServerEndpoint { key: api_key.key().map_err(Error::Setting)?, ..endpoint };
+            let client = runtime.block_on(endpoint.connect())?;
+            return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
+        }
+        if let Some(flag) = api_key.flag().or(tls.flag()) {
+            return Err(Error::Setting(format!("{flag}: expected --server next to it, found none")));
+        }
+        let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;
+        source.folder().map_or(Ok(()), check_folder)?;
+        let shown = printable(&source.path().display().to_string());
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "weir: running {shown} in this process; use --server to call a server");
+        Ok(ModelSource::Process(self.load.load(&source, None)?))
+    }
+}
+
+impl ServedModel {
+    /// Serves a model to this process alone, in memory, without a warm-up. Fails if the operating system refuses a thread.
+    fn in_process(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
+        let runtime = runtime()?;
+        let engines = Engines::new(vec![Handle::start(model, limits)?])?;
+        let config = TransportConfig {
+            message_bytes: u32::MAX as usize,
+            request_memory: ANY_NUMBER,
+            response_bytes: ANY_NUMBER,
+            upload: UNLIMITED,
+            connection_idle: None,
+            keepalive_interval: None,
+            ..TransportConfig::default()
+        };
+        let (listener, channel) = {
+            let _guard = runtime.enter();
+            Listener::in_process()
+        };
+        runtime.spawn(run::run(listener, engines, pending(), config));
+        let client = Client::of_channel(channel, IN_PROCESS);
+        Ok(Self { runtime, client, name: None })
+    }
+
+    /// Returns the parts, for concurrent calls.
+    pub(super) fn into_parts(self) -> ServedParts {
+        let Self { runtime, client, name } = self;
+        ServedParts { runtime, client, name }
+    }
+
+    /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
+    /// model can answer the call, which then fails with the server's reason.
+    fn describe(&self) -> Result<Option<v1::Model>> {
+        self.runtime.block_on(self.client.text_model(self.name.clone()))
+    }
+
+    /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.
+    fn changed(&self) -> Error {
+        self.client.rejected("its models changed during the call; name one with --model".into())
+    }
+
+    /// Returns the error of a response that ended without a part that every complete response has.
+    pub(super) fn incomplete(&self, missing: &str) -> Error {
+        self.client.incomplete(missing)
+    }
+
+    /// Waits for a call of the server.
+    pub(super) fn call<T>(&self, call: impl AsyncFnOnce(&Client) -> Result<T>) -> Result<T> {
+        self.runtime.block_on(call(&self.client))
+    }
+
+    /// Passes the messages of a response to `visit`, up to the end or the first error.
+    pub(super) fn each<M>(&self, mut messages: MessageStream<M>, mut visit: impl FnMut(M) -> Result<()>) -> Result<()> {
+        while let Some(message) = self.runtime.block_on(messages.next())? {
+            visit(message)?;
+        }
+        Ok(())
+    }
+}
+
+/// A served model, and its description before the call.
+pub(super) struct DescribedModel<'a> {
+    pub(super) model: &'a ServedModel,
+    /// `None` if no name is given and not exactly one model can answer the call.
+    pub(super) description: Option<v1::Model>,
+}
+
+impl<'a> DescribedModel<'a> {
+    /// Asks the server for the description.
+    pub(super) fn new(model: &'a ServedModel) -> Result<Self> {
+        Ok(Self { model, description: model.describe()? })
+    }
+
+    /// Returns the name for the call, so that the described model answers it.
+    pub(super) fn name(&self) -> Option<String> {
+        self.model.name.clone().or_else(|| self.description.as_ref().map(|description| description.name.clone()))
+    }
+
+    /// Returns the description after a successful call.
+    pub(super) fn description(&self) -> Result<&v1::Model> {
+        self.description.as_ref().ok_or_else(|| self.model.changed())
+    }
+
+    /// Reports that the model's normaliser changed this many characters of the text of `flag`, if it did.
+    pub(super) fn report_normalised(&self, flag: &str, text: &str, changed: usize) {
+        let vocabulary = self.description.as_ref().and_then(|model| model.vocabulary.as_ref());
+        output::characters_changed(flag, text, changed, vocabulary.map(|known| known.normaliser.as_str()));
+    }
+}
+
+/// Narrows an option to the width that it has on the wire. Fails if it does not fit.
+pub(super) fn narrow(flag: &'static str, value: usize) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn errors_begin_with_the_flag() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("text");
+        let message = |result: Result<String>| result.unwrap_err().to_string();
+        let shown = file.display();
+        assert!(message(read_text("--file", &file)).starts_with(&format!("--file: cannot read {shown}: ")));
+        fs::write(&file, b"ab\xff").unwrap();
+        let expected = format!("--file: {shown}: expected UTF-8, found other bytes at position 2");
+        assert_eq!(message(read_text_or_stdin("--file", &file)), expected);
+        assert_eq!(read("--file", &file).unwrap(), b"ab\xff");
+    }
+
+    #[test]
+    fn the_data_folder_follows_the_environment() {
+        let found = |set: &[(&str, &str)]| {
+            data_folder(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+        };
+        let folder = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(found(&[("WEIR_DATA", "/w"), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")]), folder("/w"));
+        assert_eq!(found(&[("WEIR_DATA", ""), ("XDG_DATA_HOME", "/x"), ("HOME", "/h")]), folder("/x/weir"));
+        assert_eq!(found(&[("XDG_DATA_HOME", "relative"), ("HOME", "/h")]), folder("/h/.local/share/weir"));
+        assert_eq!(found(&[("HOME", "/h")]), folder("/h/.local/share/weir"));
+        assert_eq!(found(&[("HOME", "")]), None);
+        assert_eq!(found(&[]), None);
+    }
+
+    #[test]
+    fn names_are_looked_up_and_paths_are_not() {
+        let models = tempfile::tempdir().unwrap();
+        let own = models.path().join("own");
+        for name in ["own", "other", ".partial"] {
+            fs::create_dir(models.path().join(name)).unwrap();
+            fs::write(models.path().join(name).join(CONFIG_FILE), "{}").unwrap();
+        }
+        let find = |argument: &str| find_in(Path::new(argument), Some(models.path())).map(|source| source.path());
+        assert_eq!(find("own"), Ok(own.clone()));
+        assert_eq!(find(DEFAULT_CHECKPOINT.name), Ok(CheckpointSource::default().path()));
+        // A model of the user replaces the embedded one of the same name.
+        fs::create_dir(models.path().join(DEFAULT_CHECKPOINT.name)).unwrap();
+        assert_eq!(find(DEFAULT_CHECKPOINT.name), Ok(models.path().join(DEFAULT_CHECKPOINT.name)));
+        for path in ["./own", "src", "own/", "..", own.to_str().unwrap(), "nowhere/own"] {
+            assert_eq!(find(path), Ok(PathBuf::from(path)), "{path}");
+        }
+        for (remote, found) in [("hf:org/none", "\"hf:org/none\""), ("https://user:secret@example.com/none", "a URL")] {
+            assert!(find(remote).unwrap_err().ends_with(&format!("gives it a name), found {found}")));
+        }
+        let message = find("none").unwrap_err();
+        let listed = "expected one of other, own, hourglass-english (embedded), or a folder, found \"none\" (";
+        assert!(message.contains(models.path().join("none").to_str().unwrap()), "{message}");
+        assert!(message.starts_with(listed), "{message}");
+        let message = find_in(Path::new("none"), None).unwrap_err();
+        assert!(message.contains("WEIR_DATA") && message.contains("(embedded)"), "{message}");
+    }
 }

@@ -1,10 +1,11 @@
 //! Default address and runtime of the commands that call a running server.
 
-use crate::error::{Error, Result};
 use tokio::runtime::Runtime;
+use weir_kernels::error::{Error, Result};
 
 /// The name of an argument that is a server's address.
 pub(super) const ADDRESS: &str = "ADDRESS";
+
 /// The address of a server that `weir serve` starts without settings.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
 

@@ -1,24 +1,20 @@
 //! `weir ngrams`: writes a checkpoint's n-grams, from which generations draft.
 
-use super::{
-    input_files::{not_utf8, unreadable},
-    model::ModelArgument,
-    output,
-    progress::Progress,
-};
-use crate::{
-    decode::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
-    error::{Error, Result, printable},
-    family::{
-        checkpoint::{files, ngrams},
-        load::{self, blueprint},
-    },
-    text::Vocabulary,
+use crate::cli::{
+    model::{ModelArgument, not_utf8, unreadable},
+    output::{self, Progress},
 };
 use serde_json::json;
 use std::{
     io::Read,
     path::{Path, PathBuf},
+};
+use weir_kernels::error::{Error, Result, printable};
+use weir_models::{
+    checkpoint::files,
+    load::{self, blueprint},
+    ngrams::{self, HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
+    text::Vocabulary,
 };
 
 /// Bytes of the text that are read at once.

@@ -1,12 +1,20 @@
 //! Output of the commands, to stdout or to a file. A closed pipe is an error, not a panic.
 
-use crate::{
-    error::{Error, Result},
-    family::checkpoint::WrittenCheckpoint,
-};
+use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
-use std::{io::Write, path::Path};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io::{IsTerminal, Write},
+    path::Path,
+};
+use weir_kernels::error::{Error, Result, clip, printable};
+use weir_models::{
+    checkpoint::WrittenCheckpoint,
+    convert::Source,
+    text::{TextNormaliser, Vocabulary, subwords::TOKENIZER_FILE},
+};
 
 /// Writes text to stdout and flushes it. Fails if stdout cannot be written, for example because the pipe is closed.
 pub fn write(text: &str) -> Result<()> {
@@ -42,4 +50,224 @@ pub fn logits(path: &Path, logits: &[f32], shape: [usize; 2], boundaries: Option
 /// Formats `value` with three decimals, or as a dash if absent.
 pub fn optional(value: Option<f64>) -> String {
     value.map_or("-".into(), |value| format!("{value:.3}"))
+}
+
+// Colours of the output.
+
+/// When output has colours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ColorChoice {
+    /// Colours on a terminal, unless NO_COLOR is set or TERM is dumb.
+    #[default]
+    Auto,
+    /// Colours everywhere, files and pipes included.
+    Always,
+    /// No colours.
+    Never,
+}
+
+/// The flag of the colours, which every command has.
+#[derive(Debug, clap::Args)]
+pub struct ColorArgs {
+    /// When to print colours. `auto`: on a terminal, unless NO_COLOR is set or TERM is dumb.
+    #[arg(long, value_enum, value_name = "WHEN", env = "WEIR_COLOR", default_value = "auto", global = true)]
+    pub(super) color: ColorChoice,
+}
+
+impl ColorChoice {
+    /// Returns true if a stream gets colours.
+    pub(super) fn is_on(self, stream: &impl IsTerminal) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => {
+                let no_color = env::var_os("NO_COLOR");
+                stream.is_terminal() && allows_color(no_color.as_deref(), env::var_os("TERM").as_deref())
+            }
+        }
+    }
+
+    /// Returns the choice of a command line for clap's own messages, which clap prints before the line is parsed.
+    pub(super) fn of(arguments: &[OsString]) -> clap::ColorChoice {
+        let mut words = arguments.iter().skip(1);
+        let mut choice = env::var_os("WEIR_COLOR");
+        while let Some(word) = words.next() {
+            match word.to_str() {
+                Some("--") => break,
+                Some("--color") => choice = words.next().cloned(),
+                Some(word) => choice = word.strip_prefix("--color=").map(OsString::from).or(choice),
+                None => {}
+            }
+        }
+        match choice.as_deref().and_then(OsStr::to_str) {
+            Some("always") => clap::ColorChoice::Always,
+            Some("never") => clap::ColorChoice::Never,
+            _ => clap::ColorChoice::Auto,
+        }
+    }
+}
+
+/// Returns true unless one of the variables forbids colours.
+fn allows_color(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
+}
+
+// Notes on stderr: how a command treats its input.
+
+/// Maximum bytes of the normalised text in a note.
+const SHOWN_BYTES: usize = 80;
+
+/// Reports that normalising changes the text of `flag`, if it does.
+pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
+    let normaliser = vocabulary.normaliser();
+    characters_changed(flag, text, normaliser.changed_chars(text), Some(normaliser.name()));
+}
+
+/// Reports that a normaliser changed this many characters of the text of `flag`, if it did. `name` is the normaliser's name, if known.
+pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: Option<&str>) {
+    if changed > 0 {
+        notes_write(&normalised_note(flag, text, changed, name));
+    }
+}
+
+/// Reports that a conversion left a tokenizer behind.
+pub(super) fn tokenizer_not_converted(kind: Source, folder: &Path) {
+    let has_tokenizer = [TOKENIZER_FILE, "vocab.json"].iter().any(|name| folder.join(name).exists());
+    if kind == Source::Gpt2 && has_tokenizer {
+        notes_write(
+            "conversions from GPT-2 read no tokenizer: without vocab in config.json, the model takes --ids and no text",
+        );
+    }
+}
+
+/// Reports that a stop string never ends the text.
+pub(super) fn never_matches(stop: &str) {
+    notes_write(&format!("--stop: {stop:?} never matches, because the model cannot generate it"));
+}
+
+/// Reports that the document was longer than the model's limit.
+pub(super) fn document_cut(tokens: usize) {
+    notes_write(&format!("--cut: only the first {tokens} tokens of the document were summarized"));
+}
+
+/// Reports that a part of a long document is summarized.
+pub(super) fn part_summarized(round: usize, part: usize, read: u64, bytes: u64) {
+    notes_write(&format!("--long-documents: summarized part {part} of round {round} ({read} of {bytes} bytes read)"));
+}
+
+/// Returns the note on a text of which a normaliser changed characters. A server of another version may have a normaliser that this
+/// program does not know; what the model reads is then unknown.
+fn normalised_note(flag: &str, text: &str, changed: usize, name: Option<&str>) -> String {
+    let count = text.chars().count();
+    let noun = if count == 1 { "character" } else { "characters" };
+    let normaliser =
+        name.map_or("the model's normaliser".to_owned(), |name| format!("the normaliser {}", printable(name)));
+    let read = name.and_then(TextNormaliser::parse).map_or_else(String::new, |known| {
+        let shown = clip(&known.apply(text), SHOWN_BYTES);
+        format!("; the model reads {shown:?}")
+    });
+    format!("{flag}: {normaliser} changed {changed} of {count} {noun}{read}")
+}
+
+fn notes_write(note: &str) {
+    // `eprintln!` would panic if stderr is closed.
+    let _ = writeln!(std::io::stderr(), "weir: note: {note}");
+}
+
+// Progress bars on stderr, shown only if stderr is a terminal.
+
+/// Smallest total, in bytes or numbers, that gets a bar: less is done before a bar can be read.
+const MIN_SHOWN: u64 = 16 << 20;
+
+/// A progress bar, drawn from the first update on.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    /// indicatif's template, which names the unit.
+    template: &'static str,
+    /// Smallest total that gets a bar.
+    min_total: u64,
+}
+
+impl Progress {
+    /// Counts bytes.
+    pub fn bytes() -> Self {
+        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {eta}", min_total: MIN_SHOWN }
+    }
+
+    /// Counts numbers.
+    pub fn numbers() -> Self {
+        Self { bar: None, template: "{wide_bar} {human_pos}/{human_len} numbers {eta}", min_total: MIN_SHOWN }
+    }
+
+    /// Counts measurements. Each takes long enough to show a bar from the first one on.
+    pub fn measurements() -> Self {
+        Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", min_total: 1 }
+    }
+
+    /// Counts the bytes of texts that a model reads or writes, with a note such as the rate.
+    pub fn texts() -> Self {
+        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {msg} {eta}", min_total: 1 }
+    }
+
+    /// Shows a note in a bar that has a place for it.
+    pub fn note(&self, note: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(note);
+        }
+    }
+
+    /// Shows `done` of `total`.
+    pub fn update(&mut self, done: u64, total: u64) {
+        if total < self.min_total {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            // indicatif draws to stderr, and draws nothing if stderr is not a terminal.
+            let style = ProgressStyle::with_template(self.template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(total).with_style(style)
+        });
+        bar.set_position(done);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_forbid_colors() {
+        let allows =
+            |no_color: Option<&str>, term: Option<&str>| allows_color(no_color.map(OsStr::new), term.map(OsStr::new));
+        assert!(allows(None, None) && allows(Some(""), Some("xterm")));
+        assert!(!allows(Some("1"), Some("xterm")) && !allows(None, Some("dumb")));
+    }
+
+    #[test]
+    fn the_flag_is_found_before_parsing() {
+        let choice = |words: &[&str]| ColorChoice::of(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(choice(&["weir", "segment", "--color", "always"]), clap::ColorChoice::Always);
+        assert_eq!(choice(&["weir", "--color=never", "segment"]), clap::ColorChoice::Never);
+        assert_eq!(choice(&["weir", "segment", "--", "--color=always"]), clap::ColorChoice::Auto);
+        assert_eq!(choice(&["weir", "--color"]), clap::ColorChoice::Auto);
+    }
+
+    #[test]
+    fn a_note_shows_what_the_model_reads() {
+        let note = normalised_note("--prompt", "A, b", 3, Some("text8"));
+        assert_eq!(note, "--prompt: the normaliser text8 changed 3 of 4 characters; the model reads \"a b\"");
+        let single = normalised_note("--text", "A", 1, Some("text8"));
+        assert_eq!(single, "--text: the normaliser text8 changed 1 of 1 character; the model reads \"a\"");
+        let later = normalised_note("--text", "A b", 1, Some("text9"));
+        assert_eq!(later, "--text: the normaliser text9 changed 1 of 3 characters");
+        let unknown = normalised_note("--text", "A b", 1, None);
+        assert_eq!(unknown, "--text: the model's normaliser changed 1 of 3 characters");
+    }
 }

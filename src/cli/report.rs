@@ -1,16 +1,16 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
-use super::{
+use crate::cli::{
     network::{ADDRESS, DEFAULT_ADDRESS, runtime},
     output,
 };
-use crate::error::{Error, Result};
 use serde_json::json;
 use std::fmt::{self, Write};
 use weir_client::{
     connection::{ServerEndpoint, TIMEOUT},
     flags::{ApiKeyArgs, TlsArgs},
 };
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, LevelUsage, MeasuredSummaries,
     MeasuredTexts, MedianGain, ModelReport, ReportWindow, TwinGain,
@@ -267,7 +267,7 @@ fn time(nanoseconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::time;
+    use crate::cli::report::time;
 
     #[test]
     fn times_have_three_digits_and_a_unit() {

@@ -1,13 +1,12 @@
 //! Scores of a text: log-probabilities, boundaries, and bits by characters, bytes and tokens.
 
-use crate::{
-    decode::contract::{BoundaryMode, Model},
-    error::Result,
-    kernels::distribution::log_probability,
-    text::{SpecialSymbols, TextCounter},
-};
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
+use weir_kernels::{distribution::log_probability, error::Result};
+use weir_models::{
+    contract::{BoundaryMode, Model},
+    text::{SpecialSymbols, TextCounter},
+};
 
 /// The scores of a text, as one sequence or in windows.
 pub(super) struct Scores {

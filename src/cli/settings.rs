@@ -2,26 +2,28 @@
 //!
 //! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
-use super::{
-    color::ColorChoice,
+use crate::cli::{
     command::Cli,
-    model_source::IN_PROCESS_FLAGS,
+    model::IN_PROCESS_FLAGS,
+    output::ColorChoice,
     serve::{SecretFlag, SettingSources},
-};
-use crate::config::{
-    file::{FileSetting, ValueKind, read},
-    parse_switch,
 };
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
 use weir_client::command_line::{FlagOrigins, without_empty};
+use weir_server::config::{
+    file::{FileSetting, ValueKind, read},
+    parse_switch,
+};
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";
+
 /// The flag that names checkpoints, and the arguments without a flag that name more.
 const MODEL: (&str, &str) = ("model", "checkpoints");
+
 /// Flags that are not settings themselves.
 const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
 

@@ -1,32 +1,29 @@
 //! `weir verify`: compares a checkpoint's outputs with those of a second implementation.
 
-use super::{
-    flag_names::with_flag,
-    model::{self, ModelArgs, TextSource},
-    output,
-};
 use crate::{
-    decode::{
-        contract::Model,
-        document::{DocumentEncoder, DocumentLimits},
-        evaluate::forced_target,
-        options::check_length,
+    cli::{
+        command::with_flag,
+        model::{self, ModelArgs, TextSource},
+        output,
     },
-    error::{Error, Result},
-    kernels::Isa,
     report::sample::Sample,
-    text::Vocabulary,
-    verify::{
-        Input,
-        load::load,
-        report::{Report, verify},
-    },
+    verify::{Input, Report, load, verify},
 };
 use serde_json::json;
 use std::{fmt::Write, path::PathBuf};
+use weir_engine::{options::check_length, score::forced_target};
+use weir_kernels::{
+    Isa,
+    error::{Error, Result},
+};
+use weir_models::{
+    contract::{DocumentEncoder, DocumentLimits, Model},
+    text::Vocabulary,
+};
 
 /// Symbols of the sample text. Up to this length the tolerance of f32 is smallest.
 const SAMPLE: usize = 160;
+
 /// Tokens of a document's beginning that its decoder is fed if no target is given.
 const TARGET: usize = 64;
 

@@ -1,6 +1,6 @@
 //! Benchmark of two models in turns on one machine, so that other load on the machine affects both.
 
-use super::{
+use crate::report::{
     check_range,
     decode::{DecodeBench, DecodeMeasurement, DecodePlan},
     machine::Machine,
@@ -8,9 +8,10 @@ use super::{
     rounds::DecodeRun,
     sample::Sample,
 };
-use crate::{decode::contract::Model, error::Result};
 use serde::Serialize;
+use weir_kernels::error::Result;
 use weir_measure::stats::Quantiles;
+use weir_models::contract::Model;
 
 /// Maximum pairs of runs.
 pub const MAX_PAIRS: usize = 10_000;

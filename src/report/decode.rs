@@ -4,31 +4,31 @@
 //! [`boundary_wait`] decides, and the other rows are finished. Only the steps of the model are timed, with logits but without
 //! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
-use super::{
+use crate::report::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles,
     rounds::{DecodeRun, RoundRecorder},
     sample::Sample,
 };
-use crate::{
-    decode::{
-        boundary_wait,
-        contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, StepStatus, Want, advance},
-        usage::{LevelUsage, by_level},
-    },
-    error::Result,
-};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_kernels::error::Result;
 use weir_measure::stats::quantile;
+use weir_models::{
+    contract::{self, BoundaryOptions, Card, Model, Scratch, SequenceRow, StepStatus, Want, advance},
+    usage::{LevelUsage, by_level},
+};
 
 /// Maximum rows.
 pub const MAX_BATCH: usize = 1024;
+
 /// Maximum rounds of one run.
 pub const MAX_STEPS: usize = 1 << 20;
+
 /// Rounds before the timed ones.
 const WARM_UP: usize = 32;
+
 /// Symbols per step while the context is fed.
 const CHUNK: usize = 512;
 
@@ -50,7 +50,7 @@ impl DecodePlan {
     pub fn check(&self, card: &Card) -> Result<()> {
         check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--steps", self.steps, 1, MAX_STEPS)?;
-        check_range("--boundary-wait", self.boundary_wait, 0, boundary_wait::MAX_BOUNDARY_WAIT)?;
+        check_range("--boundary-wait", self.boundary_wait, 0, contract::MAX_BOUNDARY_WAIT)?;
         // at least one step has to fit after the context
         check_length("--context", self.context, card.max_symbols.saturating_sub(1))?;
         check_length("--context and --steps together", self.context + self.steps, card.max_symbols)
@@ -142,10 +142,10 @@ impl<'a> DecodeBench<'a> {
         let Self { model, rows, all, fed, scratch, plan, .. } = self;
         let start = Instant::now();
         let mut middle = None;
-        boundary_wait::count_step(rows);
+        contract::count_step(rows);
         model.symbol_step(rows, fed, scratch)?;
         let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
-        if boundary_wait::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
+        if contract::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
             let segment_start = Instant::now();
             model.segment_step(rows, all, scratch)?;
             middle = Some(segment_start.elapsed());

@@ -3,26 +3,24 @@
 //! Documents are real, because the share of them that a model keeps depends on their text. The decoded texts are fixed, so both
 //! models decode equally many tokens.
 
-use super::{
+use crate::report::{
     check_range,
     machine::{Machine, MeasuredModel},
     quantiles, ratios,
     summaries::{encode, median, reader, text_ids},
 };
-use crate::{
-    decode::{
-        contract::{Model, Scratch, SequenceRow, Want, advance},
-        document::{covers_text, kept_share, no_text},
-    },
-    error::{Error, Result},
-    text::{LimitStatus, TokenSpan},
-};
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
+use weir_models::{
+    contract::{Model, Scratch, SequenceRow, Want, advance, covers_text, kept_share, no_text},
+    text::{LimitStatus, TokenSpan},
+};
 
 /// Maximum runs of each model.
 pub(crate) const MAX_PAIRS: usize = 1024;
+
 /// Maximum documents.
 pub(crate) const MAX_DOCUMENTS: usize = 10_000;
 

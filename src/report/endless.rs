@@ -3,19 +3,17 @@
 //! Each part of the stream reports the time per symbol and the memory that the sequence holds. If attention windows limit
 //! that memory, the last part equals the first.
 
-use super::{
+use crate::report::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles,
     sample::Sample,
 };
-use crate::{
-    decode::contract::{BoundaryOptions, Card, Model, SequenceRow, Want, advance},
-    error::{Error, Result},
-};
 use serde::Serialize;
 use std::time::Instant;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+use weir_kernels::error::{Error, Result};
+use weir_models::contract::{BoundaryOptions, Card, Model, SequenceRow, Want, advance};
 
 pub(crate) const MAX_PARTS: usize = 1000;
 

@@ -1,20 +1,18 @@
 //! Limits of the machine, measured in the same run as the models: peak memory bandwidth and peak arithmetic.
 
-use crate::{
-    decode::contract::Card,
-    error::Result,
-    kernels::{
-        Compute,
-        peak::{MemoryStream, multiply_adds},
-    },
-};
 use serde::Serialize;
 use std::{
     hint::black_box,
     time::{Duration, Instant},
 };
 use sysinfo::System;
+use weir_kernels::{
+    Compute,
+    error::Result,
+    memory::{MemoryStream, multiply_adds},
+};
 use weir_measure::stats::median;
+use weir_models::contract::Card;
 
 /// The instruction set and threads that models run on.
 #[derive(Debug, Clone)]
@@ -25,12 +23,16 @@ pub struct Machine {
 
 /// Minimum timed passes of a limit, which is their median.
 const MIN_PASSES: usize = 11;
+
 /// Minimum time of all timed passes together.
 const MIN_TIME: Duration = Duration::from_millis(200);
+
 /// Passes before the timed ones, which warm up the caches.
 const WARM_UP: usize = 2;
+
 /// Minimum bytes that a pass reads, so that the time to start the threads does not matter.
 const MIN_BYTES: usize = 4 << 20;
+
 /// Multiply-adds of a pass.
 const MULTIPLY_ADDS: usize = 1 << 27;
 

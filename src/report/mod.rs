@@ -22,7 +22,7 @@ pub(crate) mod speculate;
 pub(crate) mod stream;
 pub(crate) mod summaries;
 
-use crate::error::{Error, Result};
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
 
 /// Checks that the option `field` is in the range `min` to `max`.

@@ -1,8 +1,8 @@
 //! Charts of measurements, drawn from their JSON, so that new and saved measurements look alike.
 
-use crate::error::{Error, Result, clip};
 use serde_json::Value;
 use std::{ops::RangeInclusive, path::PathBuf};
+use weir_kernels::error::{Error, Result, clip};
 use weir_measure::chart::{self, Axis, Chart, Point, Scale, Series};
 
 pub(crate) const MAX_ENTRIES: usize = 10_000;
@@ -40,6 +40,7 @@ const MAX_READ_ROWS: f64 = 16.0;
 
 /// Values that can be drawn. No sum or quotient of them overflows.
 const DRAWABLE: RangeInclusive<f64> = 1e-30..=1e30;
+
 /// Maximum bytes of an entry or value that an error quotes.
 const MAX_QUOTED: usize = 80;
 

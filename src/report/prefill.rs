@@ -1,18 +1,15 @@
 //! Benchmark of prefill: a new sequence is fed the sample in chunks, with logits for the last symbol.
 
-use super::{
+use crate::report::{
     check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles,
     sample::Sample,
 };
-use crate::{
-    decode::contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
-    error::Result,
-    kernels::Dtype,
-};
 use serde::Serialize;
 use std::time::Instant;
+use weir_kernels::{Dtype, error::Result};
+use weir_models::contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance};
 
 /// Maximum timed runs.
 pub const MAX_RUNS: usize = 10_000;

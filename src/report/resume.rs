@@ -3,13 +3,13 @@
 //!
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
-use super::{check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles, ratios, sample::Sample};
-use crate::{
-    decode::contract::Card,
-    error::{Error, Result},
+use crate::report::{
+    check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles, ratios, sample::Sample,
 };
 use serde::Serialize;
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
+use weir_models::contract::Card;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResumePlan {

@@ -2,12 +2,11 @@
 //!
 //! While time is measured, values are only recorded into preallocated memory. Totals are computed afterwards.
 
-use crate::decode::{
-    contract::{Model, SequenceRow, StepStatus},
-    cost::StepCost,
+use std::time::Duration;
+use weir_models::{
+    contract::{Model, SequenceRow, StepCost, StepStatus},
     usage::LevelCounts,
 };
-use std::time::Duration;
 
 /// Results of one timed run of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -2,7 +2,7 @@
 //!
 //! The words are from articles of the English Wikipedia (CC BY-SA 4.0), in lower case with digits spelled out.
 
-use crate::text::Vocabulary;
+use weir_models::text::Vocabulary;
 
 /// Lower-case letters and single spaces. It ends with a space, so that it can be repeated.
 const ENGLISH: &str = include_str!("english.txt");
@@ -72,7 +72,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TextNormaliser;
+    use weir_models::text::TextNormaliser;
 
     #[test]
     fn the_text_is_plain_and_can_be_repeated() {

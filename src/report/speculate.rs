@@ -4,7 +4,7 @@
 //! the engine: what is drafted, the feeds, the cut at a boundary, the rule by which waiting rows run, and the rollback. A run's
 //! time includes the drafting and the model's steps, not sampling.
 
-use super::{
+use crate::report::{
     check_length, check_range,
     compare::MAX_PAIRS,
     decode::{MAX_BATCH, feed_context},
@@ -12,19 +12,16 @@ use super::{
     quantiles, ratios,
     sample::Sample,
 };
-use crate::{
-    decode::{
-        boundary_wait,
-        contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want},
-        speculation::{DraftBudget, Speculation, drafter::Drafter, guess_rates::GuessRates},
-        text_window::TextView,
-    },
-    engine::step_times::{EngineStep, StepTimes},
-    error::{Error, Result},
-};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_engine::{
+    speculation::{DraftBudget, Drafter, GuessRates, Speculation},
+    step_times::{EngineStep, StepTimes},
+    text_window::TextView,
+};
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
+use weir_models::contract::{self, BoundaryOptions, Card, Model, Scratch, SequenceRow, State, StepStatus, Want};
 
 /// Symbols that a step has room for: the engine's default.
 const CHUNK: usize = 256;
@@ -216,7 +213,7 @@ impl<'a> SpeculateBench<'a> {
             run.drafted += feed(&mut rows, &mut drafting, &fed, step_times.fixed_symbols(), &mut guess_rates);
             let symbols = fed.iter().map(|&index| rows[index].feed.len()).sum();
             let began = Instant::now();
-            boundary_wait::count_step(&mut rows);
+            contract::count_step(&mut rows);
             model.symbol_step(&mut rows, &fed, scratch)?;
             for &index in &fed {
                 rows[index].cut_draft()?;
@@ -224,7 +221,7 @@ impl<'a> SpeculateBench<'a> {
             let symbol_took = began.elapsed();
             let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
             let others = fed.iter().any(|&index| rows[index].status != StepStatus::Waiting);
-            if boundary_wait::is_due(waiting(), others, boundary_wait::BOUNDARY_WAIT) {
+            if contract::is_due(waiting(), others, contract::BOUNDARY_WAIT) {
                 model.segment_step(&mut rows, &all, scratch)?;
             }
             let unfinished = rows.iter().filter(|row| row.status == StepStatus::Unfinished);

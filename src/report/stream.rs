@@ -3,16 +3,12 @@
 //!
 //! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
-use super::{check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles, sample::Sample};
-use crate::{
-    decode::{
-        contract::{BoundaryOptions, Card, Noise},
-        options::{Details, Generate, Sampling, Stopping},
-    },
-    error::{Error, Result},
-};
+use crate::report::{check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles, sample::Sample};
 use serde::Serialize;
+use weir_engine::options::{Details, Generate, Sampling, Stopping};
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
+use weir_models::contract::{BoundaryOptions, Card, Noise};
 
 /// Maximum concurrent requests: the number of streams that one connection carries.
 pub(crate) const MAX_BATCH: usize = 256;

@@ -3,25 +3,25 @@
 //! The texts are fixed, so that the work does not depend on the weights. A document arrives in equal parts, and each part is
 //! encoded as far as possible before the next one arrives. Work after the last part is what an upload cannot hide.
 
-use super::{
+use crate::report::{
     check_range,
     machine::{Machine, MeasuredModel},
     ratios,
 };
-use crate::{
-    decode::{
-        contract::{Model, Scratch, SequenceRow, Want, advance},
-        document::{Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime},
-        random::{Purpose, uniform},
-    },
-    error::{Error, Result},
-};
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
+use weir_kernels::error::{Error, Result};
 use weir_measure::stats::{self, Quantiles};
+use weir_models::{
+    contract::{
+        Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime, Model, Scratch, SequenceRow, Want, advance,
+    },
+    random::{Purpose, uniform},
+};
 
 /// Maximum concurrent documents, and maximum runs of each model.
 pub(crate) const MAX: usize = 1024;
+
 /// Parts in which a document arrives.
 const PARTS: usize = 16;
 

@@ -1,14 +1,12 @@
 //! Decoders: LeX (Sun et al. 2023) and its baselines, GPT-2. One causal stack with norms before the sub-layers.
 
-use super::{
-    Given, Input, Outputs, Reference,
-    checkpoint::Checkpoint,
-    stack::{CausalStack, LayerShape, Norms, Reach},
-    tensors::Tensors,
+use crate::verify::{
+    Checkpoint, Given, Input, Outputs, Reference,
+    tensors::{Nonlinearity, Tensors, bucket_bias, distances, head_of, mask, products, softmax, t5_buckets, table},
 };
-use crate::error::Result;
 use candle_core::{Result as CandleResult, Tensor};
 use serde::Deserialize;
+use weir_kernels::error::Result;
 
 #[derive(Deserialize)]
 struct Architecture {
@@ -88,4 +86,257 @@ impl Reference for Decoder {
         let logits = self.tensors.matrix(if *tied { "embedding.weight" } else { "head.weight" }, &x)?; // (len, V)
         Ok(Outputs { logits: logits.flatten_all()?.to_vec1()?, smallest_gap: f64::INFINITY, ..Outputs::default() })
     }
+}
+
+// The causal stack of [`hourglass`](super::hourglass) and [`decoder`](super::decoder), with every position scheme and window.
+
+/// Position of the first symbol in fairseq's sinusoids.
+const FIRST_SINUSOID: usize = 2;
+
+/// Base of the rotations' angles (Su et al. 2021).
+const ROTARY_BASE: f64 = 10_000.0;
+
+/// γ of xPos (Sun et al. 2023, §3.2).
+const XPOS_GAMMA: f64 = 0.4;
+
+/// Dimensions of a model's layers, as in `architecture`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct LayerShape {
+    pub(super) dim: usize,
+    pub(super) heads: usize,
+    head_dim: usize,
+    pub(super) activation: Nonlinearity,
+    pub(super) layer_norm_eps: f64,
+    position: Scheme,
+    #[serde(default)]
+    sub_norms: bool,
+}
+
+/// `position`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Scheme {
+    TransformerXl,
+    Rotary,
+    Xpos { scale_base: f64 },
+    Alibi,
+    Buckets { count: usize, max_distance: usize },
+    Sinusoidal,
+    Learned {},
+    None,
+}
+
+/// `window`: the keys that a position sees.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Reach {
+    #[default]
+    Full,
+    Blockwise {
+        length: usize,
+    },
+    Sliding {
+        keys: usize,
+    },
+}
+
+/// Place of the norms.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Norms {
+    BeforeSublayers,
+    AfterSublayers,
+}
+
+/// One stack.
+pub(super) struct CausalStack<'a> {
+    pub(super) tensors: &'a Tensors,
+    /// Prefix of its tensors' names.
+    pub(super) name: &'a str,
+    pub(super) layers: usize,
+    pub(super) shape: &'a LayerShape,
+    pub(super) reach: Reach,
+    pub(super) norms: Norms,
+}
+
+/// Values that all layers of a pass over one text share.
+struct Pairs {
+    /// max(query − key, 0): (len, len)
+    distances: Tensor,
+    /// (len, len)
+    mask: Tensor,
+}
+
+impl Reach {
+    pub(super) fn sees(self, query: usize, key: usize) -> bool {
+        let near = match self {
+            Self::Full => true,
+            Self::Blockwise { length } => key / (length / 2) + 1 >= query / (length / 2),
+            Self::Sliding { keys } => key + keys > query,
+        };
+        key <= query && near
+    }
+}
+
+impl CausalStack<'_> {
+    /// Runs all layers over one text: (len, D) → (len, D).
+    pub(super) fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.forward_with_scores(x, |_| ())
+    }
+
+    /// Like [`forward`](Self::forward). `record` receives the scores of each layer's heads, one after the other: (len, len), −∞ where
+    /// the query does not see the key.
+    pub(super) fn forward_with_scores(&self, x: &Tensor, mut record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
+        let len = x.dim(0)?;
+        let pairs = Pairs { distances: distances(len)?, mask: mask(len, |query, key| self.reach.sees(query, key))? };
+        let mut x = self.add_positions(x)?;
+        for index in 0..self.layers {
+            let prefix = format!("{}.{index}", self.name);
+            let norm = |name: &str, x: &Tensor| {
+                self.tensors.layer_norm(&format!("{prefix}.{name}.norm"), x, self.shape.layer_norm_eps)
+            };
+            x = match self.norms {
+                Norms::AfterSublayers => {
+                    let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs, &mut record)?)?)?;
+                    norm("feed_forward", &(&x + self.feed_forward(&prefix, &x)?)?)?
+                }
+                Norms::BeforeSublayers => {
+                    let x = (&x + self.attention(&prefix, &norm("attention", &x)?, &pairs, &mut record)?)?;
+                    (&x + self.feed_forward(&prefix, &norm("feed_forward", &x)?)?)?
+                }
+            };
+        }
+        Ok(x)
+    }
+
+    /// Adds absolute positions, if the scheme has them.
+    fn add_positions(&self, x: &Tensor) -> CandleResult<Tensor> {
+        let len = x.dim(0)?;
+        match self.shape.position {
+            Scheme::Sinusoidal => {
+                x + sinusoids(&self.tensors.get("position.frequency")?.to_vec1()?, FIRST_SINUSOID, len)?
+            }
+            Scheme::Learned {} => x + self.tensors.get("position.table")?.narrow(0, 0, len)?,
+            _ => Ok(x.clone()),
+        }
+    }
+
+    fn attention(
+        &self,
+        prefix: &str,
+        x: &Tensor,
+        pairs: &Pairs,
+        record: &mut impl FnMut(&Tensor),
+    ) -> CandleResult<Tensor> {
+        let LayerShape { heads, head_dim, .. } = *self.shape;
+        let qkv = self.tensors.linear(&format!("{prefix}.attention.qkv"), x)?; // (len, 3·I)
+        let mut outputs = Vec::with_capacity(heads);
+        for head in 0..heads {
+            let queries = head_of(&qkv, head, head_dim)?; // (len, head_dim)
+            let keys = head_of(&qkv, heads + head, head_dim)?;
+            let values = head_of(&qkv, 2 * heads + head, head_dim)?;
+            let scores = (self.scores(prefix, head, &queries, &keys, pairs)? + &pairs.mask)?; // (len, len)
+            record(&scores);
+            outputs.push(softmax(&scores)?.matmul(&values)?);
+        }
+        let mut mixed = Tensor::cat(&outputs, 1)?; // (len, I)
+        if self.shape.sub_norms {
+            let name = format!("{prefix}.attention.inner_norm");
+            mixed = self.tensors.layer_norm(&name, &mixed, self.shape.layer_norm_eps)?;
+        }
+        self.tensors.linear(&format!("{prefix}.attention.output"), &mixed) // (len, D)
+    }
+
+    /// Returns the scores of one head, positions included: (len, len).
+    fn scores(
+        &self,
+        prefix: &str,
+        head: usize,
+        queries: &Tensor,
+        keys: &Tensor,
+        pairs: &Pairs,
+    ) -> CandleResult<Tensor> {
+        let root = (self.shape.head_dim as f64).sqrt();
+        let len = queries.dim(0)?;
+        let content = || products(queries, keys)? / root;
+        match self.shape.position {
+            Scheme::TransformerXl => {
+                let bias = |name: &str| self.tensors.get(&format!("position.{name}"))?.narrow(0, head, 1); // (1, head_dim)
+                let vectors = self.distance_vectors(prefix, head, len)?; // (len, head_dim), by distance
+                let content = products(&queries.broadcast_add(&bias("content_bias")?)?, keys)?;
+                let by_distance = products(&queries.broadcast_add(&bias("distance_bias")?)?, &vectors)?;
+                (content + by_distance.gather(&pairs.distances, 1)?)? / root
+            }
+            Scheme::Rotary => products(&rotate(queries, None)?, &rotate(keys, None)?)? / root,
+            Scheme::Xpos { scale_base } => {
+                products(&rotate(queries, Some(scale_base))?, &rotate(keys, Some(-scale_base))?)? / root
+            }
+            Scheme::Alibi => {
+                let slopes = self.tensors.get("position.slopes")?.to_vec1::<f64>()?;
+                let slope = slopes.get(head).copied().unwrap_or_default();
+                let fall = table(len, len, |query, key| slope * query.saturating_sub(key) as f64)?;
+                content()? - fall
+            }
+            Scheme::Buckets { count, max_distance } => {
+                let buckets = t5_buckets(len, count, max_distance)?;
+                content()? + bucket_bias(self.tensors.get("position.bias")?, head, &buckets, &pairs.distances)?
+            }
+            Scheme::Sinusoidal | Scheme::Learned {} | Scheme::None => content(),
+        }
+    }
+
+    /// Returns Transformer-XL's R_d of one head, for each distance d below `len`: (len, head_dim). The angle d·f is rounded to f32,
+    /// as in the official code.
+    fn distance_vectors(&self, prefix: &str, head: usize, len: usize) -> CandleResult<Tensor> {
+        let frequencies: Vec<f64> = self.tensors.get("position.inverse_frequency")?.to_vec1()?;
+        let projected =
+            self.tensors.matrix(&format!("{prefix}.attention.distance.weight"), &sinusoids(&frequencies, 0, len)?)?;
+        head_of(&projected, head, self.shape.head_dim)
+    }
+
+    fn feed_forward(&self, prefix: &str, x: &Tensor) -> CandleResult<Tensor> {
+        let hidden = self.shape.activation.apply(&self.tensors.linear(&format!("{prefix}.feed_forward.up"), x)?)?; // (len, F)
+        let hidden = match self.shape.sub_norms {
+            true => self.tensors.layer_norm(
+                &format!("{prefix}.feed_forward.inner_norm"),
+                &hidden,
+                self.shape.layer_norm_eps,
+            )?,
+            false => hidden,
+        };
+        self.tensors.linear(&format!("{prefix}.feed_forward.down"), &hidden) // (len, D)
+    }
+}
+
+/// Returns sin(n·f), then cos(n·f), for `count` positions n from `first` on: (count, 2 · frequencies). Each product n·f is rounded
+/// to f32, as in the official codes.
+pub(super) fn sinusoids(frequencies: &[f64], first: usize, count: usize) -> CandleResult<Tensor> {
+    let half = frequencies.len();
+    table(count, 2 * half, |row, column| {
+        let angle = f64::from((first + row) as f32 * frequencies[column % half] as f32);
+        if column < half { angle.sin() } else { angle.cos() }
+    })
+}
+
+/// Rotates each pair of neighbouring numbers by n·θ_m, n = 0, 1 …: (len, head_dim). With xPos's B it also multiplies the pair by
+/// ζ_m^(n/B), counted from the middle of the text so that the powers stay in range; a negative B divides.
+pub(super) fn rotate(x: &Tensor, scale_base: Option<f64>) -> CandleResult<Tensor> {
+    let (len, head_dim) = x.dims2()?;
+    let pairs = head_dim / 2;
+    let turn = |part: fn(f64) -> f64| {
+        table(len, pairs, |n, m| {
+            let angle = n as f64 * ROTARY_BASE.powf(-(m as f64) / pairs as f64);
+            let zeta = (2.0 * m as f64 + XPOS_GAMMA * head_dim as f64) / ((1.0 + XPOS_GAMMA) * head_dim as f64);
+            let scale = scale_base.map_or(1.0, |base| zeta.powf((n as f64 - len as f64 / 2.0) / base));
+            part(angle) * scale
+        })?
+        .reshape((len, pairs, 1))
+    };
+    let cos = turn(f64::cos)?;
+    let sin = turn(f64::sin)?;
+    let x = x.reshape((len, pairs, 2))?;
+    let a = x.narrow(2, 0, 1)?.contiguous()?;
+    let b = x.narrow(2, 1, 1)?.contiguous()?;
+    let turned_a = ((&a * &cos)? - (&b * &sin)?)?;
+    let turned_b = ((&b * &cos)? + (&a * &sin)?)?;
+    Tensor::cat(&[turned_a, turned_b], 2)?.reshape((len, head_dim))
 }

@@ -1,18 +1,14 @@
 //! Dynamic Token Pooling (Nawrot et al. 2023): pre stack, boundaries, pooling, middle stack, upsampling, post stack.
 
-use super::{
-    Given, Input, Outputs, Reference,
-    checkpoint::Checkpoint,
-    segments::SegmentPooling,
-    stack::{CausalStack, LayerShape, Norms, Reach},
-    tensors::{Tensors, indices, log_sum_exp, sigmoid},
-};
-use crate::{
-    decode::contract::SymbolBoundary,
-    error::{Error, Result},
+use crate::verify::{
+    Checkpoint, Given, Input, Outputs, Reference,
+    decoder::{CausalStack, LayerShape, Norms, Reach},
+    tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid},
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
+use weir_kernels::error::{Error, Result};
+use weir_models::contract::SymbolBoundary;
 
 #[derive(Deserialize)]
 struct Architecture {

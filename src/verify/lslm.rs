@@ -1,19 +1,17 @@
 //! Latent Segment Language Models: token encoder, boundary predictor, pooling, context encoder, segment decoder. The stacks are
 //! those of T5 (Raffel et al. 2020) with causal masks.
 
-use super::{
-    Given, Input, Outputs, Reference,
-    checkpoint::Checkpoint,
-    segments::{SegmentPooling, closed},
-    tensors::{Tensors, bucket_bias, distances, head_of, log_sum_exp, mask, products, sigmoid, softmax, t5_buckets},
-};
-use crate::{
-    decode::contract::SymbolBoundary,
-    error::{Error, Result},
-    text::SpecialSymbols,
+use crate::verify::{
+    Checkpoint, Given, Input, Outputs, Reference,
+    tensors::{
+        SegmentPooling, Tensors, bucket_bias, closed, distances, head_of, log_sum_exp, mask, products, sigmoid,
+        softmax, t5_buckets,
+    },
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
+use weir_kernels::error::{Error, Result};
+use weir_models::{contract::SymbolBoundary, text::SpecialSymbols};
 
 #[derive(Deserialize)]
 struct Architecture {

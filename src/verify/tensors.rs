@@ -1,16 +1,14 @@
 //! A checkpoint's tensors in f64, and the operations on them that several families use.
 
-use crate::{
-    error::{Error, Result},
-    family::{
-        checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights},
-        load::weights_in_place,
-    },
-};
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors::Load};
 use safetensors::{Dtype as StoredDtype, SafeTensors};
 use serde::Deserialize;
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, ops::Range, path::Path};
+use weir_kernels::error::{Error, Result};
+use weir_models::{
+    checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights},
+    load::weights_in_place,
+};
 
 /// The tensors of a checkpoint, by name.
 pub(super) struct Tensors(HashMap<String, Tensor>);
@@ -244,4 +242,46 @@ pub(super) fn t5_buckets(count: usize, buckets: usize, max_distance: usize) -> C
 pub(super) fn bucket_bias(bias: &Tensor, head: usize, buckets: &[u32], distances: &Tensor) -> CandleResult<Tensor> {
     let by_distance = bias.narrow(1, head, 1)?.squeeze(1)?.contiguous()?.index_select(&indices(buckets)?, 0)?;
     by_distance.index_select(&distances.flatten_all()?, 0)?.reshape(distances.shape())
+}
+
+// Pooling of segments, shared by [`hourglass`](super::hourglass) and [`lslm`](super::lslm).
+
+/// `pooling`: how a segment's vectors become one.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum SegmentPooling {
+    Mean,
+    Last,
+    Hops(usize),
+}
+
+impl SegmentPooling {
+    /// Returns the pooled vector of each closed segment: (len, D) → (segments, D), and `None` if no segment is closed.
+    pub(super) fn pool(self, x: &Tensor, ends: &[bool]) -> CandleResult<Option<Tensor>> {
+        let segments = closed(ends);
+        if segments.is_empty() {
+            return Ok(None);
+        }
+        let weights = table(segments.len(), ends.len(), |segment, position| {
+            let Range { start, end } = segments[segment];
+            let pooled = match self {
+                Self::Mean => end - start,
+                Self::Last => 1,
+                Self::Hops(hops) => hops.saturating_add(1).min(end - start),
+            };
+            if (end - pooled..end).contains(&position) { 1.0 / pooled as f64 } else { 0.0 }
+        })?;
+        weights.matmul(x).map(Some)
+    }
+}
+
+/// Returns the positions of each closed segment. `ends` is true at the last position of each.
+pub(super) fn closed(ends: &[bool]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let mut segments = Vec::new();
+    for (position, _) in ends.iter().enumerate().filter(|(_, ends)| **ends) {
+        segments.push(start..position + 1);
+        start = position + 1;
+    }
+    segments
 }

@@ -22,23 +22,21 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, Want, advance},
-        cost::Cost,
-        options::{Details, FinishReason, Generate, Sampling, Stopping},
-        usage::{Timing, Usage},
-    },
     engine::{
         Event, Events, Handle, Job, Limits,
         observer::{EngineEvent, Observer},
+        options::{Details, FinishReason, Generate, Sampling, Stopping},
     },
     error::Result,
-    family::{
-        init,
-        load::{Settings, load},
-    },
     kernels::Dtype,
-    metrics::Metrics,
+    models::{
+        contract::{
+            BoundaryOptions, Card, Cost, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, Want, advance,
+        },
+        load::{self, Settings, load},
+        usage::{Timing, Usage},
+    },
+    server::metrics::Metrics,
 };
 
 /// The system allocator with a count of allocations.
@@ -173,7 +171,7 @@ fn folders(root: &Path) -> Vec<PathBuf> {
         let file = root.join(format!("{name}.json"));
         let to = root.join(name);
         fs::write(&file, config.to_string()).unwrap();
-        init::init(&file, &to, 3, false).unwrap();
+        load::init(&file, &to, 3, false).unwrap();
         to
     });
     let english = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");

@@ -25,10 +25,12 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 use tonic_types::StatusExt;
-use weir::decode::{
-    beam::{BeamSearch, RowMove, SearchStep},
-    contract::Model,
-    summary::Summarize,
+use weir::{
+    engine::{
+        beam::{BeamSearch, RowMove, SearchStep},
+        summary::Summarize,
+    },
+    models::contract::Model,
 };
 use weir_proto::{
     inference::{

@@ -7,16 +7,15 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 use weir::{
-    decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
-        },
-        cost::Cost,
-    },
     error::{Error, Result},
     kernels::pages::{Page, PagePool},
-    text::{TextNormaliser, Vocabulary},
+    models::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
+        },
+        text::{TextNormaliser, Vocabulary},
+    },
 };
 
 /// Symbols of the vocabulary. The first ends a segment.
@@ -284,7 +283,7 @@ impl Model for SimModel {
         if more == 0 {
             return 0;
         }
-        let Ok(state) = weir::decode::contract::state_ref::<SimState>(state) else { return 0 };
+        let Ok(state) = weir::models::contract::state_ref::<SimState>(state) else { return 0 };
         let len = state.past.len();
         let is_shared = !len.is_multiple_of(PAGE_SYMBOLS) && state.pages.last().is_some_and(Page::is_shared);
         let pages = (len + more).div_ceil(PAGE_SYMBOLS) - state.pages.len();

@@ -15,7 +15,7 @@ use tokio::{
     sync::{Notify, mpsc},
     time::{Instant, sleep},
 };
-use weir::serve::Accepted;
+use weir::server::Accepted;
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

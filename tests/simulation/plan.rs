@@ -6,8 +6,8 @@ use crate::{
 };
 use std::time::Duration;
 use weir::{
-    config::{Access, Credentials, Keys, TransportConfig},
     engine::Limits,
+    server::config::{Access, Credentials, Keys, TransportConfig},
 };
 
 /// The short one of two limits on idle connections. A slow reader can reach it.

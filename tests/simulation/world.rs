@@ -25,12 +25,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use weir::{
-    decode::contract::Model,
     engine::{
         Handle, Load, Phase, WorkerTask,
         observer::{EngineEvent, Observer},
     },
-    serve::{self, Accepted, Engines, Listener, ServerParts},
+    models::contract::Model,
+    server::{
+        Accepted, Engines, Listener,
+        run::{self, ServerParts},
+    },
 };
 
 /// Longest time that a world may last. No limit of the server or its clients adds up to this.
@@ -129,7 +132,7 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
     let [grpc, http] = accepted.map(Listener::InProcess);
     let force_shutdown = CancellationToken::new();
     let parts = ServerParts { http: Some(http), force_shutdown: force_shutdown.clone(), ..served.into() };
-    let server = serve::run(grpc, parts, shutdown, plan.transport.clone());
+    let server = run::run(grpc, parts, shutdown, plan.transport.clone());
     let server = tokio::spawn(server);
     let signal = tokio::spawn(signal(Arc::clone(world), stop, force_shutdown));
     if let Some(after) = plan.reload {

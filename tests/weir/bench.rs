@@ -10,14 +10,12 @@ use std::{
     process::{Command, Output},
 };
 use weir::{
-    decode::{
-        boundary_wait::BOUNDARY_WAIT,
-        contract::Model,
-        cost::{Cost, StepCost},
-    },
     error::Error,
-    family::load::{Settings, load},
     kernels::{Compute, Dtype, Isa, ThreadPool},
+    models::{
+        contract::{BOUNDARY_WAIT, Cost, Model, StepCost},
+        load::{Settings, load},
+    },
     report::{compare, decode, kernels, machine::Machine, prefill, sample::Sample},
 };
 

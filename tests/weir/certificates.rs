@@ -7,7 +7,7 @@ use rcgen::{
 use std::{fs, net::SocketAddr, path::PathBuf};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
-use weir::config::{Access, Checks, CredentialFiles, Credentials, Tls, TlsFiles};
+use weir::server::config::{Access, Checks, CredentialFiles, Credentials, Tls, TlsFiles};
 
 /// Host name of the server.
 const HOST: &str = "weir.example";

@@ -17,15 +17,17 @@ use std::{
 };
 use tempfile::tempdir;
 use weir::{
-    decode::{
-        codec::{BlockStream, Code, CodeInput, Coded, CompressOptions, Compressor, Decompressor, request::check_model},
-        contract::{Exactness, Model, SequenceRow, advance},
+    engine::{
+        codec::{BlockStream, Code, CodeInput, Coded, CompressOptions, Compressor, Decompressor, coder::check_model},
         options::WindowOptions,
         session::{Session, SessionProgress},
     },
     error::{Error, Result},
-    family::load::{Settings, load},
     kernels::{Dtype, Isa},
+    models::{
+        contract::{Exactness, Model, SequenceRow, advance},
+        load::{Settings, load},
+    },
     report::sample::Sample,
 };
 
@@ -144,7 +146,7 @@ fn path(folder: &Path, name: &str) -> String {
 }
 
 fn english_text(count: usize) -> String {
-    let vocabulary = weir::family::load::load(Path::new(MODEL), &crate::support::settings()).unwrap();
+    let vocabulary = weir::models::load::load(Path::new(MODEL), &crate::support::settings()).unwrap();
     let vocabulary = &vocabulary.card().vocabulary;
     vocabulary.decode(&Sample::new(vocabulary).window(0, count))
 }

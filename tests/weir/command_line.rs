@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_stream::{Iter, iter, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status, transport::Server};
-use weir::family::load::{Settings, load};
+use weir::models::load::{Settings, load};
 use weir_proto::v1::{
     self, GenerateResponse,
     generate_response::Event,
@@ -27,14 +27,14 @@ use weir_proto::v1::{
 };
 
 /// Runs a command. Returns stdout if it succeeds, otherwise stderr.
-pub(super) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
+pub(crate) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     let output = command.args(args).env_clear().envs(environment.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
-pub(super) fn run_json(args: &[&str]) -> Value {
+pub(crate) fn run_json(args: &[&str]) -> Value {
     serde_json::from_str(&weir(&[], args).unwrap()).unwrap()
 }
 

@@ -19,31 +19,32 @@ use std::{
     },
 };
 use weir::{
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, StepStatus, Want, advance},
+    engine::{
+        cache::{Capacity, Hit, Key, SegmentCache},
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
-        replay::ReplayStart,
         session::{Session, SessionProgress},
-        speculation::{DraftBudget, MAX_DRAFT, Speculation, guess_rates::GuessRates},
+        speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation},
+    },
+    kernels::Dtype,
+    models::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise, ReplayStart, SequenceRow, StepStatus, Want, advance},
+        load::{FAMILIES, load},
+        nn::window::ROLLBACK,
         usage::Usage,
     },
-    engine::cache::{Capacity, Hit, Key, SegmentCache},
-    family::load::{FAMILIES, load},
-    kernels::Dtype,
-    nn::window::ROLLBACK,
 };
 
 /// Length of a test text in symbols: several pages of keys and a partly filled last page.
 const SYMBOLS: usize = 150;
 
 /// A model under test with its boundary options.
-pub(super) struct Configuration {
-    pub(super) name: String,
-    pub(super) model: Arc<dyn Model>,
+pub(crate) struct Configuration {
+    pub(crate) name: String,
+    pub(crate) model: Arc<dyn Model>,
     boundaries: BoundaryOptions,
 }
 
-pub(super) fn configurations() -> Vec<Configuration> {
+pub(crate) fn configurations() -> Vec<Configuration> {
     let shapes = shapes().into_iter().map(|(name, model)| (name, model.clone()));
     let fixtures = CASES
         .iter()

@@ -12,7 +12,7 @@ use std::{
 use tempfile::TempDir;
 use weir::{
     error::Result,
-    family::{
+    models::{
         checkpoint::{Config, Weights, read_weights},
         convert::{self, Source, pickle::Pickle},
         load::blueprint,

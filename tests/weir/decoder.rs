@@ -16,21 +16,20 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
     error::Error,
-    family::{
+    kernels::Isa,
+    models::{
         checkpoint::Config,
+        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
         convert,
-        decoder::Work,
+        family::{decoder::Work, parts::work_mut},
         load::{Settings, blueprint, load},
-        parts::work_mut,
+        nn::{attention::HookPoint, position::Rotary},
     },
-    kernels::{self, Isa},
-    nn::{attention::HookPoint, position::Rotary},
 };
 
 /// Fixture cases with a complete model.
-pub(super) const CASES: [&str; 16] = [
+pub(crate) const CASES: [&str; 16] = [
     "alibi_bca",
     "alibi_full",
     "bucket_full",
@@ -52,12 +51,12 @@ pub(super) const CASES: [&str; 16] = [
 /// FIXTURES.md: 5e-5 absolute.
 const LOGITS: f32 = 5e-5;
 
-pub(super) fn source(case: &str) -> PathBuf {
+pub(crate) fn source(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/torchscale").join(case)
 }
 
 /// Returns the folder of a converted case. It lives as long as the test run.
-pub(super) fn converted(case: &str) -> PathBuf {
+pub(crate) fn converted(case: &str) -> PathBuf {
     static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
         for case in CASES {
@@ -68,7 +67,7 @@ pub(super) fn converted(case: &str) -> PathBuf {
     ROOT.path().join(case)
 }
 
-pub(super) fn model(case: &str, dtype: kernels::Dtype) -> Arc<dyn Model> {
+pub(crate) fn model(case: &str, dtype: weir_kernels::Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
@@ -136,7 +135,7 @@ fn greedy_text_equals_the_golden_data() {
     let mut cases = 0;
     for case in CASES.into_iter().filter(|case| Golden::read(case).0.contains_key("greedy.tokens")) {
         let golden = Golden::read(case);
-        let model = model(case, kernels::Dtype::F32);
+        let model = model(case, weir_kernels::Dtype::F32);
         let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
         let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
         let expected: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
@@ -159,7 +158,7 @@ fn greedy_text_equals_the_golden_data() {
 fn receptive_fields_equal_the_official_ones() {
     for case in CASES {
         let golden = Golden::read(case);
-        let model = model(case, kernels::Dtype::F32);
+        let model = model(case, weir_kernels::Dtype::F32);
         let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
         let text = &golden.texts()[0];
         let symbols = model.card().vocabulary.len();
@@ -232,7 +231,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
 #[test]
 fn a_long_stream_holds_only_its_windows() {
     for case in ["xpos_bca", "rope_bca", "alibi_bca", "xpos_sliding"] {
-        for dtype in kernels::Dtype::ALL {
+        for dtype in weir_kernels::Dtype::ALL {
             let model = model(case, dtype);
             let symbols = model.card().vocabulary.len() as u32;
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -261,7 +260,7 @@ fn a_long_stream_holds_only_its_windows() {
 /// Returns decoders and hourglasses with moving windows.
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
-    let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
+    let official = cases.into_iter().map(|case| (case.to_string(), model(case, weir_kernels::Dtype::F32)));
     let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
     assert_eq!(all.len(), 10);
@@ -349,7 +348,7 @@ fn a_long_generation_uses_constant_memory() {
 /// beyond the receptive field.
 #[test]
 fn logits_depend_only_on_the_receptive_field() {
-    let model = model("xpos_bca", kernels::Dtype::F32);
+    let model = model("xpos_bca", weir_kernels::Dtype::F32);
     let text = &Golden::read("xpos_bca").texts()[0];
     let symbols = model.card().vocabulary.len();
     let complete = full(&*model, text, &BoundaryOptions::default()).0;
@@ -366,7 +365,7 @@ fn every_layer_equals_the_golden_data() {
     let mut compared = 0;
     for case in CASES {
         let golden = Golden::read(case);
-        let model = model(case, kernels::Dtype::F32);
+        let model = model(case, weir_kernels::Dtype::F32);
         for (row, text) in golden.texts().iter().enumerate() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -393,7 +392,7 @@ fn every_layer_equals_the_golden_data() {
     assert_eq!(compared, 15 * 2 + 2 + 2 * 2);
 }
 
-pub(super) const SYMBOLS: [&str; 7] = [" ", "a", "b", "é", "語", "e", "\n"];
+pub(crate) const SYMBOLS: [&str; 7] = [" ", "a", "b", "é", "語", "e", "\n"];
 
 fn config(position: &Value, window: &Value, extra: &[(&str, Value)]) -> Value {
     let mut architecture = json!({
@@ -457,7 +456,7 @@ static WITH_SPECIALS: LazyLock<Value> = LazyLock::new(|| {
     })
 });
 
-pub(super) fn folders() -> &'static [(String, PathBuf)] {
+pub(crate) fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
         let folders = list()
@@ -473,12 +472,12 @@ pub(super) fn folders() -> &'static [(String, PathBuf)] {
 }
 
 /// Loads all shapes.
-pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
 }
 
 /// Returns the folder of a shape.
-pub(super) fn folder(name: &str) -> &'static Path {
+pub(crate) fn folder(name: &str) -> &'static Path {
     &folders().iter().find(|(own, _)| own == name).unwrap().1
 }
 
@@ -566,7 +565,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
 /// Logits stay finite up to the last symbol that xPos without a window accepts.
 #[test]
 fn the_longest_text_has_finite_logits() {
-    for dtype in kernels::Dtype::ALL {
+    for dtype in weir_kernels::Dtype::ALL {
         let model = model("xpos_full_base16", dtype);
         let text = Dice::new(2).text(1115, 56);
         let (logits, _) = crate::support::full(&*model, &text, &Default::default());

@@ -9,19 +9,16 @@ use std::{
     time::Duration,
 };
 use weir::{
-    decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
-        },
-        cost::Cost,
-        document::{
-            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, GenerationDefaults,
-            KeptVector, LayerTime, PoolingChoice, PoolingStep, SpecialIds, document_ref, encoding_mut,
-        },
-    },
     error::{Error, Result},
-    text::{TextNormaliser, Vocabulary},
+    models::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding,
+            EncodingProgress, EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PageUse,
+            PoolingChoice, PoolingStep, Scratch, SequenceRow, SpecialIds, State, StepStatus, SymbolBoundary, Want,
+            document_ref, encoding_mut, state_mut,
+        },
+        text::{TextNormaliser, Vocabulary},
+    },
 };
 
 /// Special ids: bytes that occur in no text.

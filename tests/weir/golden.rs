@@ -1,6 +1,6 @@
 //! Golden data of the official code for each fixture: logits, boundaries, and the output of every stage.
 
-use super::support::{Alone, CASES, converted, difference, fixture, fixture_in, full, golden, settings};
+use crate::support::{Alone, CASES, converted, difference, fixture, fixture_in, full, golden, settings};
 use safetensors::{Dtype, SafeTensors};
 use std::{
     collections::BTreeMap,
@@ -9,26 +9,30 @@ use std::{
     sync::{Arc, Mutex},
 };
 use weir::{
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary, state_ref},
-        evaluate::{score_window, windows},
+    engine::{
         options::WindowOptions,
-    },
-    family::{
-        hourglass::{HourglassStage, HourglassState, Work},
-        load::{Settings, load},
-        parts::work_mut,
+        score::{score_window, windows},
     },
     kernels::Isa,
+    models::{
+        contract::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary, state_ref},
+        family::{
+            hourglass::{HourglassStage, HourglassState, Work},
+            parts::work_mut,
+        },
+        load::{Settings, load},
+    },
 };
 
 /// SPEC §11: logits up to T = 160, logits at 2,048, intermediate results.
 const LOGITS: f32 = 2e-5;
+
 const LOGITS_LONG: f32 = 1e-4;
+
 const STAGES: f32 = 5e-5;
 
 /// The golden tensors of a fixture.
-pub(super) struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
+pub(crate) struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Golden {
     fn read(case: &str) -> Self {
@@ -36,7 +40,7 @@ impl Golden {
     }
 
     /// Reads the golden tensors of a fixture's folder.
-    pub(super) fn open(folder: &Path) -> Self {
+    pub(crate) fn open(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
@@ -54,26 +58,26 @@ impl Golden {
         Self(tensors.into_iter().map(|(name, view)| (name, (view.shape().to_vec(), numbers(&view)))).collect())
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    pub(super) fn get(&self, name: &str) -> &[f32] {
+    pub(crate) fn get(&self, name: &str) -> &[f32] {
         &self.0.get(name).unwrap_or_else(|| panic!("no golden {name}")).1
     }
 
     /// Returns the part of a tensor at `index` of its first dimension.
-    pub(super) fn row(&self, name: &str, index: usize) -> &[f32] {
+    pub(crate) fn row(&self, name: &str, index: usize) -> &[f32] {
         let (shape, data) = &self.0[name];
         let size = data.len() / shape[0];
         &data[index * size..(index + 1) * size]
     }
 
-    pub(super) fn shape(&self, name: &str) -> &[usize] {
+    pub(crate) fn shape(&self, name: &str) -> &[usize] {
         &self.0[name].0
     }
 
-    pub(super) fn ids(&self, name: &str) -> Vec<u32> {
+    pub(crate) fn ids(&self, name: &str) -> Vec<u32> {
         self.get(name).iter().map(|&id| id as u32).collect()
     }
 

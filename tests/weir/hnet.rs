@@ -16,18 +16,14 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        boundary::levels,
-        contract::{BoundaryOptions, Model, SequenceRow, Want},
-    },
     engine::calibration::measure,
-    family::{
-        checkpoint::Config,
-        convert::{Source, convert},
-        init::init,
-        load::{Settings, blueprint, load},
-    },
     kernels::{Dtype, Isa},
+    models::{
+        checkpoint::Config,
+        contract::{BoundaryOptions, Model, SequenceRow, Want, levels},
+        convert::{Source, convert},
+        load::{Settings, blueprint, init, load},
+    },
     report::sample::Sample,
 };
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
@@ -382,7 +378,7 @@ fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
     let symbols = model.card().encode("text", &Sample::text()[..1000]).unwrap();
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
     row.set(&symbols, Want::Nothing);
-    weir::decode::contract::advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
+    weir::models::contract::advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
     let levels = levels(row.decisions.iter().map(|mark| mark.depth));
     let mean = |level: &Vec<u8>| level.len() as f64 / level.iter().filter(|&&bit| bit == 1).count() as f64;
     levels.iter().map(mean).collect()

@@ -19,14 +19,13 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
-    family::{
-        checkpoint::Config,
-        init,
-        load::{Settings, blueprint, load},
-    },
     kernels::Dtype,
-    verify::{Input, load::load as reference, model_outputs::model_outputs, report::verify},
+    models::{
+        checkpoint::Config,
+        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+        load::{self, Settings, blueprint, load},
+    },
+    verify::{Input, load as reference, model_outputs, verify},
 };
 
 /// Returns the entropy of softmax(x).
@@ -160,7 +159,7 @@ pub(crate) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathB
     let file = root.join(format!("{name}.json"));
     let to = root.join(name);
     fs::write(&file, config.to_string()).unwrap();
-    init::init(&file, &to, seed, false).unwrap();
+    load::init(&file, &to, seed, false).unwrap();
     randomise(&to.join("model.safetensors"), seed);
     to
 }

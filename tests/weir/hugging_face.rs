@@ -18,28 +18,27 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use weir::{
-    decode::{
-        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+    engine::{
         options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
         session::{Session, SessionProgress},
     },
-    family::{
-        load::load,
-        settings::{DeviceChoice, Settings},
-    },
     kernels::Dtype,
-    text::StreamDetokenizer,
-    verify::{LengthLimit, load::load as reference},
+    models::{
+        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
+        load::{DeviceChoice, Settings, load},
+        text::StreamDetokenizer,
+    },
+    verify::{LengthLimit, load as reference},
 };
 use weir_proto::v1::{
     self, FinishReason, Finished, GenerateRequest, generate_response::Event, generation_client::GenerationClient,
 };
 
 /// The golden checkpoints, one for each architecture.
-pub(super) const MODEL_TYPES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gpt_bigcode", "mamba"];
+pub(crate) const MODEL_TYPES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gpt_bigcode", "mamba"];
 
 /// Returns the folder of a golden checkpoint.
-pub(super) fn folder(model_type: &str) -> PathBuf {
+pub(crate) fn folder(model_type: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face").join(model_type)
 }
 
@@ -49,12 +48,12 @@ fn model(model_type: &str) -> Arc<dyn Model> {
 }
 
 /// Models for the conformance suite.
-pub(super) fn configurations() -> impl Iterator<Item = (String, Arc<dyn Model>)> {
+pub(crate) fn configurations() -> impl Iterator<Item = (String, Arc<dyn Model>)> {
     MODEL_TYPES.iter().map(|model_type| (format!("hugging-face {model_type}"), model(model_type)))
 }
 
 /// Copies a golden checkpoint, so that a test can change it.
-pub(super) fn copied(model_type: &str) -> TempDir {
+pub(crate) fn copied(model_type: &str) -> TempDir {
     let copy = TempDir::new().unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
         fs::copy(folder(model_type).join(file), copy.path().join(file)).unwrap();
@@ -63,7 +62,7 @@ pub(super) fn copied(model_type: &str) -> TempDir {
 }
 
 /// Replaces the only occurrence of `from` in a file.
-pub(super) fn edit(file: &Path, from: &str, to: &str) {
+pub(crate) fn edit(file: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(file).unwrap();
     assert_eq!(text.matches(from).count(), 1, "{from:?} in {}", file.display());
     fs::write(file, text.replace(from, to)).unwrap();

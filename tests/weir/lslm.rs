@@ -14,33 +14,32 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Model, SequenceRow, StepStatus, SymbolBoundary, Want, advance, state_ref,
-        },
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
-        session::{Session, SessionProgress},
-        trace,
-        usage::Usage,
-    },
     engine::{
         Event, Handle, Job, Limits,
         cache::{Capacity, Key, SegmentCache},
-    },
-    family::{
-        init,
-        load::{Settings, load},
-        lslm::{LslmStage, LslmState, Work},
-        parts::work_mut,
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
+        session::{Session, SessionProgress},
     },
     kernels::{Dtype, Isa, distribution::log_probability},
-    text::SpecialSymbols,
+    models::{
+        contract::{
+            self, BoundaryMode, BoundaryOptions, Model, SequenceRow, StepStatus, SymbolBoundary, Want, advance,
+            state_ref,
+        },
+        family::{
+            lslm::{LslmStage, LslmState, Work},
+            parts::work_mut,
+        },
+        load::{self, Settings, load},
+        text::SpecialSymbols,
+        usage::Usage,
+    },
 };
 
 /// FIXTURES.md: h, s, s_ctx, boundary logits; logits and log-probabilities.
 const STAGES: f32 = 1e-4;
 
-pub(super) const LOGITS: f32 = 3e-4;
+pub(crate) const LOGITS: f32 = 3e-4;
 
 /// A fixture with its golden data and its model.
 struct Case {
@@ -118,7 +117,7 @@ fn letters() -> Value {
 }
 
 /// Returns the shapes and their checkpoints with random weights.
-pub(super) fn shapes() -> &'static [(&'static str, PathBuf)] {
+pub(crate) fn shapes() -> &'static [(&'static str, PathBuf)] {
     static ALL: LazyLock<(TempDir, Vec<(&str, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
         let bytes = json!({
@@ -165,7 +164,7 @@ pub(super) fn shapes() -> &'static [(&'static str, PathBuf)] {
             fs::write(&file, config.to_string()).unwrap();
             // Some random predictors decide the same for every symbol.
             let mixed = |seed: &u64| {
-                init::init(&file, &to, *seed, true).unwrap();
+                load::init(&file, &to, *seed, true).unwrap();
                 let model = load(&to, &settings()).unwrap();
                 let shares = (1..4).map(|seed| {
                     let (_, marks) = full(&*model, &text(&*model, seed), &BoundaryOptions::default());
@@ -320,7 +319,7 @@ fn given_boundaries() {
         for name in ["forced_ones", "forced_zeros"] {
             let z = case.golden.get(&format!("{name}.z"));
             let text = golden_text(&case, &format!("{name}.ids"));
-            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| trace::item(id, z == 1.0)).collect();
+            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| contract::item(id, z == 1.0)).collect();
             let (logits, marks) = full(&*case.model, &items, &BoundaryOptions::default());
             assert_eq!(cuts(&marks), z, "{} {name}", case.name);
             let steps = case.steps(&logits, &marks);
@@ -340,7 +339,7 @@ fn fewer_bits_stay_near() {
             let model = lslm_in(case.name, dtype);
             let z = case.golden.get("z");
             let text = golden_text(&case, "ids");
-            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| trace::item(id, z == 1.0)).collect();
+            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| contract::item(id, z == 1.0)).collect();
             let (exact, _) = full(&*case.model, &items, &BoundaryOptions::default());
             let (near, _) = full(&*model, &items, &BoundaryOptions::default());
             worst = worst.max(difference(&exact, &near));
@@ -489,7 +488,7 @@ fn generating_and_scoring_report_the_same_details() {
         Session::generate(job, case.model.card()).unwrap().run(&*case.model, 64, emit).unwrap();
         let text: Vec<u32> = generated.iter().map(|character| character.symbol).collect();
         let text = text.strip_suffix(&[case.specials().end]).unwrap_or(&text);
-        let score = weir::decode::options::Score {
+        let score = weir::engine::options::Score {
             symbols: text.to_vec(),
             logprobs: true,
             top: 0,
@@ -519,7 +518,7 @@ fn generating_and_scoring_report_the_same_details() {
 }
 
 const MODE: BoundaryOptions =
-    BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: weir::decode::contract::Noise::Seeded(0), offset: 0 };
+    BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: weir::models::contract::Noise::Seeded(0), offset: 0 };
 
 /// Generates in the mode `nxt` and calls `each` after every step. Returns the final session and row.
 fn write(
@@ -610,14 +609,14 @@ fn the_predictor_segments_generated_text_again() {
             let key = Key::for_sequence(&"".into(), &MODE, case.model.card()).unwrap();
             let (session, row) = write(&case, &prompt(&case), seed, &mut |session, row| {
                 let plain = session.text().after(0).unwrap().take(row.state.agreed());
-                assert!(plain.iter().all(|item| trace::ends_segment(item).is_none()), "{}", case.name);
+                assert!(plain.iter().all(|item| contract::ends_segment(item).is_none()), "{}", case.name);
             });
             let items = session.text().after(0).unwrap().to_vec();
             cache.keep(&key, &items, &*row.state).unwrap();
-            let text: Vec<u32> = items.iter().map(|&item| trace::symbol(item)).collect();
+            let text: Vec<u32> = items.iter().map(|&item| contract::symbol(item)).collect();
             let (cold, marks) = full(&*case.model, &text, &MODE);
             let differs = |&position: &usize| {
-                trace::ends_segment(items[position]).is_some_and(|ends| ends != marks[position].boundary)
+                contract::ends_segment(items[position]).is_some_and(|ends| ends != marks[position].boundary)
             };
             let first = (0..text.len()).find(differs);
             differ += usize::from(first.is_some());
@@ -651,7 +650,8 @@ fn agreement_ends_at_the_first_different_boundary() {
         let ends: Vec<usize> = (0..text.len()).filter(|&position| marks[position].boundary).collect();
         for difference in (0..text.len()).step_by(7) {
             let cut = |position: usize| marks[position].boundary != (position == difference);
-            let items: Vec<u32> = (0..text.len()).map(|position| trace::item(text[position], cut(position))).collect();
+            let items: Vec<u32> =
+                (0..text.len()).map(|position| contract::item(text[position], cut(position))).collect();
             let before = ends.iter().filter(|&&end| end < difference).max().map_or(0, |end| end + 1);
             for size in [1, 10, items.len()] {
                 let row = replay(&case, &items, size);
@@ -673,12 +673,12 @@ fn a_fork_of_a_row_in_flight_has_its_previous_state() {
         let any = prompt(&case)[0];
         // The text ends in an open segment and is fed with its boundaries.
         let mut items: Vec<u32> = prompt(&case);
-        items.extend([any, any, any].map(|symbol| trace::item(symbol, false)));
+        items.extend([any, any, any].map(|symbol| contract::item(symbol, false)));
         let mut rows = [replay(&case, &items, 100)];
         let model = &*case.model;
         let mut scratch = model.scratch();
         let before = next(&case, SequenceRow::new(rows[0].state.fork()), any);
-        rows[0].set(&[trace::END], Want::Last);
+        rows[0].set(&[contract::END], Want::Last);
         model.symbol_step(&mut rows, &[0], &mut scratch).unwrap();
         assert_eq!(rows[0].status, StepStatus::Waiting);
         assert!(rows[0].state.rollback(0).is_err(), "{}: in flight", case.name);
@@ -689,7 +689,7 @@ fn a_fork_of_a_row_in_flight_has_its_previous_state() {
         let after = rows[0].logits.clone();
         // The end of the segment may also be part of the symbol's item.
         if let Some(last) = items.last_mut() {
-            *last = trace::item(any, true);
+            *last = contract::item(any, true);
         }
         let (last, rest) = items.split_last().unwrap();
         let mut again = Alone::from(model, replay(&case, rest, 100));
@@ -697,8 +697,8 @@ fn a_fork_of_a_row_in_flight_has_its_previous_state() {
         // A rollback to before the end opens the segment again.
         rows[0].state.rollback(items.len() - 1).unwrap();
         let [row] = rows;
-        let open = next(&case, SequenceRow::new(row.state.fork()), trace::item(any, false));
-        assert!(next(&case, replay(&case, rest, 3), trace::item(any, false)) == open, "{}", case.name);
+        let open = next(&case, SequenceRow::new(row.state.fork()), contract::item(any, false));
+        assert!(next(&case, replay(&case, rest, 3), contract::item(any, false)) == open, "{}", case.name);
     }
 }
 
@@ -712,14 +712,14 @@ fn misplaced_trace_items_are_errors() {
             advance(model, &mut rows, &[0], &mut model.scratch()).map(|()| rows[0].logits.clone())
         };
         let any = prompt(&case)[0];
-        assert!(step(&[], &[trace::END]).is_err(), "a segment is empty");
-        assert!(step(&[trace::item(any, true)], &[trace::END]).is_err());
-        assert!(step(&[any], &[trace::BEGIN]).is_err(), "a text begins twice");
-        assert!(step(&[], &[any, trace::END]).is_err() && step(&[], &[trace::BEGIN, any]).is_err());
-        assert!(step(&[], &[trace::BEGIN]).unwrap() == case.first_logits());
+        assert!(step(&[], &[contract::END]).is_err(), "a segment is empty");
+        assert!(step(&[contract::item(any, true)], &[contract::END]).is_err());
+        assert!(step(&[any], &[contract::BEGIN]).is_err(), "a text begins twice");
+        assert!(step(&[], &[any, contract::END]).is_err() && step(&[], &[contract::BEGIN, any]).is_err());
+        assert!(step(&[], &[contract::BEGIN]).unwrap() == case.first_logits());
         let mut rows = [replay(&case, &[any], 1)];
         rows[0].state.rollback(0).unwrap();
-        rows[0].set(&[trace::BEGIN], Want::All);
+        rows[0].set(&[contract::BEGIN], Want::All);
         advance(model, &mut rows, &[0], &mut model.scratch()).unwrap();
         assert!(rows[0].logits == case.first_logits(), "{}: after a rollback too", case.name);
     }

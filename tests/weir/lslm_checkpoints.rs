@@ -15,12 +15,12 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    family::{
+    kernels::Dtype,
+    models::{
         checkpoint::Config,
         convert::{self, Source},
         load::blueprint,
     },
-    kernels::Dtype,
 };
 
 fn read(path: &Path) -> Value {

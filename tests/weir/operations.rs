@@ -16,17 +16,16 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        options::FinishReason,
-        usage::{LevelCounts, Timing, Usage},
-    },
     engine::{
         Handle, Limits,
         observer::{EngineEvent, Observer},
+        options::FinishReason,
     },
-    family::load::load,
-    metrics::Metrics,
-    serve::Engines,
+    models::{
+        load::load,
+        usage::{LevelCounts, Timing, Usage},
+    },
+    server::{Engines, metrics::Metrics},
 };
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
@@ -384,7 +383,7 @@ fn render(metrics: &Metrics) -> String {
 }
 
 /// Records values of all metrics of `model` that appear with their first value: its histograms, and those of levels of chunking.
-pub(super) fn record_all(metrics: &Metrics, model: &str) {
+pub(crate) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
     // Any engine: a meter records nothing before its engine has started.
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());

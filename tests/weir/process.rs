@@ -38,7 +38,7 @@ use weir_proto::v1::{
 const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A child process. Killed when it is dropped.
-pub(super) struct Program {
+pub(crate) struct Program {
     child: Child,
     stderr: Arc<(Mutex<Vec<String>>, Condvar)>,
     /// The thread that collects stderr. It ends when the process has closed stderr.
@@ -47,7 +47,7 @@ pub(super) struct Program {
 
 impl Program {
     /// Starts a program and collects its stderr.
-    pub(super) fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -62,7 +62,7 @@ impl Program {
     }
 
     /// Waits for a line that starts with `prefix` and returns the rest of it.
-    pub(super) fn wait_for_line(&self, prefix: &str) -> String {
+    pub(crate) fn wait_for_line(&self, prefix: &str) -> String {
         let (lines, changed) = &*self.stderr;
         let find = |lines: &Vec<String>| lines.iter().find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
         let waiting = lines.lock().unwrap();
@@ -71,14 +71,14 @@ impl Program {
     }
 
     /// Waits for the line with the URL of a server's `gRPC`, `playground` or `metrics`. Returns the URL's address.
-    pub(super) fn listener(&self, name: &str) -> String {
+    pub(crate) fn listener(&self, name: &str) -> String {
         let url = self.wait_for_line(&format!("{name:<12}http"));
         let (_, rest) = url.split_once("://").unwrap();
         rest.split(['/', ' ']).next().unwrap().to_owned()
     }
 
     /// Waits until stderr contains `part`. A thread of its own writes the log, so a line may come after later events.
-    pub(super) fn wait_for_part(&self, part: &str) {
+    pub(crate) fn wait_for_part(&self, part: &str) {
         let (lines, changed) = &*self.stderr;
         let missing = |lines: &Vec<String>| !lines.iter().any(|line| line.contains(part));
         let waiting = lines.lock().unwrap();
@@ -87,23 +87,23 @@ impl Program {
     }
 
     /// Returns the stderr so far. It is complete after [`Program::wait`].
-    pub(super) fn stderr(&self) -> String {
+    pub(crate) fn stderr(&self) -> String {
         self.stderr.0.lock().unwrap().join("\n")
     }
 
     /// Returns the process id.
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends a signal, given by name.
-    pub(super) fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let id = self.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
     }
 
     /// Waits for the exit of the process and for the end of its stderr.
-    pub(super) fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -127,22 +127,22 @@ impl Drop for Program {
 }
 
 /// `weir serve` on free ports.
-pub(super) struct Server {
-    pub(super) program: Program,
+pub(crate) struct Server {
+    pub(crate) program: Program,
     /// Address of the gRPC port.
-    pub(super) address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Address of the admin port.
-    pub(super) admin_address: SocketAddr,
+    pub(crate) admin_address: SocketAddr,
 }
 
 impl Server {
     /// Starts a server with `flags` in addition to its addresses.
-    pub(super) fn start(flags: &[&str]) -> Self {
+    pub(crate) fn start(flags: &[&str]) -> Self {
         Self::start_with(flags, &[])
     }
 
     /// Starts a server with `flags` and with no other variables than `variables`.
-    pub(super) fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.env_clear().envs(variables.iter().copied());
         command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
@@ -153,8 +153,9 @@ impl Server {
     }
 
     /// Requests a path of the admin port. Returns status and body.
-    pub(super) fn get(&self, path: &str) -> (u16, String) {
-        use std::io::{Read, Write};
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        use std::io::Read;
+        use std::io::Write;
         let mut stream = std::net::TcpStream::connect(self.admin_address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -164,7 +165,7 @@ impl Server {
     }
 
     /// Returns the resident memory in MiB. `None` where `/proc` does not report it.
-    pub(super) fn resident_mib(&self) -> Option<f64> {
+    pub(crate) fn resident_mib(&self) -> Option<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.program.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         let kib: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
@@ -172,7 +173,7 @@ impl Server {
     }
 
     /// Returns the value of a metric of the only model.
-    pub(super) fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         let line = text.lines().find(|line| line.starts_with(&format!("weir_{name}{{")));
         line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit(' ').next().unwrap().parse().unwrap()
@@ -182,14 +183,14 @@ impl Server {
 const SOON: Duration = Duration::from_secs(120);
 
 /// A server of a small model on a free port; it is killed when dropped.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     address: SocketAddr,
     log: Option<JoinHandle<String>>,
 }
 
 impl Process {
-    pub(super) fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "2", "--model"]).arg(converted("whitespaces"));
         let mut child = command.args(args).env_clear().stderr(Stdio::piped()).spawn().unwrap();
@@ -214,11 +215,11 @@ impl Process {
         Self { child, address, log: Some(log) }
     }
 
-    pub(super) fn plain(&self) -> Endpoint {
+    pub(crate) fn plain(&self) -> Endpoint {
         Endpoint::from_shared(format!("http://{}", self.address)).unwrap()
     }
 
-    pub(super) fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         self.signal("TERM");
     }
 
@@ -232,7 +233,7 @@ impl Process {
     }
 
     /// Waits until the process exits successfully, and returns its log.
-    pub(super) async fn ended(&mut self) -> String {
+    pub(crate) async fn ended(&mut self) -> String {
         self.ended_with(0).await
     }
 

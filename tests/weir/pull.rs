@@ -247,7 +247,7 @@ fn with_companion() -> TempDir {
     config["architecture"]["boundaries"] = boundaries;
     fs::write(shapes.path().join("shape.json"), config.to_string()).unwrap();
     let folder = TempDir::new().unwrap();
-    weir::family::init::init(&shapes.path().join("shape.json"), folder.path(), 1, false).unwrap();
+    weir::models::load::init(&shapes.path().join("shape.json"), folder.path(), 1, false).unwrap();
     folder
 }
 

@@ -16,26 +16,26 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance},
-        cost::Cost,
-        document::{Document, DocumentEncoder, Encoding, EncodingStage},
-    },
     error::{Error, Result},
-    family::{
-        checkpoint::{Config, json::read_limited},
-        convert::{Source, convert},
-        init::init,
-        load::{Settings, blueprint, load},
-        parts::work_mut,
-        pyramidion::{EncoderHookPoint, Work},
-    },
     kernels::{Dtype, Isa, pages::PagePool},
-    nn::{
-        paged_vectors::PagedVectors,
-        topk::{Halving, Pooler, PoolerInput},
+    models::{
+        checkpoint::{Config, json::read_limited},
+        contract::{
+            BoundaryOptions, Card, Cost, Document, DocumentEncoder, Encoding, EncodingStage, KvMemory, Model, Scratch,
+            SequenceRow, State, Want, advance,
+        },
+        convert::{Source, convert},
+        family::{
+            parts::work_mut,
+            pyramidion::{EncoderHookPoint, Work},
+        },
+        load::{Settings, blueprint, init, load},
+        nn::{
+            kv_cache::PagedVectors,
+            topk::{Halving, Pooler, PoolerInput},
+        },
     },
-    verify::{Input, load::load as reference, report::verify},
+    verify::{Input, load as reference, verify},
 };
 
 /// FIXTURES.md: states and pooled vectors; logits.
@@ -122,8 +122,8 @@ impl Case {
 }
 
 /// A shape with the folder of its weights.
-pub(super) struct Shape {
-    pub(super) name: &'static str,
+pub(crate) struct Shape {
+    pub(crate) name: &'static str,
     config: serde_json::Value,
     dir: TempDir,
 }
@@ -195,7 +195,7 @@ impl Shape {
     }
 
     /// Returns all shapes for documents of up to `source` tokens.
-    pub(super) fn with_length(source: usize) -> impl Iterator<Item = Self> {
+    pub(crate) fn with_length(source: usize) -> impl Iterator<Item = Self> {
         let softmax = SHAPES.into_iter().map(|(name, block, pooling, pre_norm, positions, padded)| {
             (name, r#""softmax""#, block, pooling, pre_norm, (positions, padded))
         });
@@ -248,11 +248,11 @@ impl Shape {
         fs::write(file, bytes).unwrap();
     }
 
-    pub(super) fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         self.dir.path().join("model")
     }
 
-    pub(super) fn model(&self, dtype: Dtype) -> Arc<dyn Model> {
+    pub(crate) fn model(&self, dtype: Dtype) -> Arc<dyn Model> {
         load(&self.folder(), &Settings { dtype, ..settings() }).unwrap()
     }
 }
@@ -771,7 +771,7 @@ fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
     let mut scratch = model.scratch();
     encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
     assert_eq!(encoding.document().unwrap().tokens(), SOURCE);
-    assert!(model.begin(weir::decode::contract::BoundaryOptions::default()).is_err());
+    assert!(model.begin(weir::models::contract::BoundaryOptions::default()).is_err());
 }
 
 #[test]
@@ -820,10 +820,10 @@ fn foreign_encodings_are_rejected() {
         fn tokens(&self) -> usize {
             0
         }
-        fn progress(&self) -> weir::decode::document::EncodingProgress {
-            weir::decode::document::EncodingProgress { stage: EncodingStage::Waiting, blocks: 0, total: None }
+        fn progress(&self) -> weir::models::contract::EncodingProgress {
+            weir::models::contract::EncodingProgress { stage: EncodingStage::Waiting, blocks: 0, total: None }
         }
-        fn choices(&self) -> &[weir::decode::document::PoolingChoice] {
+        fn choices(&self) -> &[weir::models::contract::PoolingChoice] {
             &[]
         }
         fn document(&self) -> Option<Arc<dyn Document>> {
@@ -886,7 +886,7 @@ impl Model for SingleDocument {
 }
 
 /// Returns shapes with post-norm and pre-norm, with and without decoder positions, in each dtype.
-pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     let mut all: Vec<(String, Arc<dyn Model>)> = Vec::new();
     for shape in Shape::with_length(160).filter(|shape| ["pyramidion", "transpooler"].contains(&shape.name)) {
         for dtype in Dtype::ALL {
@@ -899,7 +899,7 @@ pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
 }
 
 /// Returns a model that begins every row from `document`.
-pub(super) fn with_document(model: Arc<dyn Model>, document: Vec<u32>) -> Arc<dyn Model> {
+pub(crate) fn with_document(model: Arc<dyn Model>, document: Vec<u32>) -> Arc<dyn Model> {
     let bytes = encode(&*model, &document, &mut model.scratch()).bytes();
     Arc::new(SingleDocument { model, document, bytes })
 }

@@ -1,14 +1,13 @@
 //! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
-use super::{process::Server, support::*};
+use crate::{process::Server, support::*};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::{fs, path::Path, process::Command, sync::Arc};
 use tempfile::TempDir;
 use weir::{
-    decode::summary::Summarize,
-    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits},
-    family::load::load,
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, summary::Summarize},
+    models::load::load,
 };
 
 /// Tolerance of scores: sums of a few logits, each within 5e-5.
@@ -179,7 +178,7 @@ fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
 }
 
 /// Writes a small random model with a tokenizer, and returns its folder.
-pub(super) fn write_random_model(out: &Path) -> String {
+pub(crate) fn write_random_model(out: &Path) -> String {
     let shape = out.join("shape.json");
     let marks = ["<s>", "<pad>", "</s>", "<unk>"];
     let letters = ('a'..='z').chain(['.', ',']).map(String::from);

@@ -7,33 +7,33 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
-    family::{
+    kernels::Dtype,
+    models::{
+        contract::{BoundaryOptions, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
         convert,
         load::{Settings, load},
     },
-    kernels::Dtype,
 };
 
 /// Fixture cases of the hourglass family.
-pub(super) const CASES: [&str; 8] =
+pub(crate) const CASES: [&str; 8] =
     ["vanilla", "fixed_sf2", "fixed_sf3", "fixed_sf4", "whitespaces", "unigram", "entropy", "gumbel"];
 
 /// Maximum difference of a row's logits in a batch and alone. It is zero: kernels keep one order of summation per row.
-pub(super) const BATCH_TOLERANCE: f32 = 0.0;
+pub(crate) const BATCH_TOLERANCE: f32 = 0.0;
 
 /// Returns true if the environment requests the long storms: `WEIR_STORMS=1`.
-pub(super) fn storms() -> bool {
+pub(crate) fn storms() -> bool {
     std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
 }
 
 /// Returns the folder of a fixture's golden data.
-pub(super) fn golden(case: &str) -> PathBuf {
+pub(crate) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic-pooling").join(case)
 }
 
 /// Returns the folder of a converted fixture. It lives as long as the test run.
-pub(super) fn converted(case: &str) -> PathBuf {
+pub(crate) fn converted(case: &str) -> PathBuf {
     converted_from(convert::Source::DynamicPooling, &golden(case), case)
 }
 
@@ -50,26 +50,26 @@ fn converted_from(source: convert::Source, from: &Path, name: &str) -> PathBuf {
 }
 
 /// Removes the card of a checkpoint whose weights a test has changed: it states the digest of the earlier ones.
-pub(super) fn remove_card(checkpoint: &Path) {
+pub(crate) fn remove_card(checkpoint: &Path) {
     std::fs::remove_file(checkpoint.join("card.json")).unwrap();
 }
 
 /// Fixture cases of the latent segment models.
-pub(super) const LSLM_CASES: [&str; 7] =
+pub(crate) const LSLM_CASES: [&str; 7] =
     ["dp", "hops0", "hops1", "hops3", "small_encoder", "both_small_first_layer", "byte_vocab"];
 
 /// Returns the folder of such a fixture's golden data.
-pub(super) fn lslm_golden(case: &str) -> PathBuf {
+pub(crate) fn lslm_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lslm").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
-pub(super) fn lslm_converted(case: &str) -> PathBuf {
+pub(crate) fn lslm_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
 }
 
 /// Writes T5 v1.0 with another maximum length of documents.
-pub(super) fn t5_shortened(source_length: usize) -> TempDir {
+pub(crate) fn t5_shortened(source_length: usize) -> TempDir {
     let dir = TempDir::new().unwrap();
     for entry in std::fs::read_dir(t5_converted("t5_v10")).unwrap() {
         let path = entry.unwrap().path();
@@ -83,31 +83,31 @@ pub(super) fn t5_shortened(source_length: usize) -> TempDir {
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
-pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+pub(crate) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// Fixture cases of the H-Nets.
-pub(super) const HNET_CASES: [&str; 6] =
+pub(crate) const HNET_CASES: [&str; 6] =
     ["one_stage", "one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters", "attention_only"];
 
 /// Returns the folder of such a fixture's golden data.
-pub(super) fn hnet_golden(case: &str) -> PathBuf {
+pub(crate) fn hnet_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
-pub(super) fn hnet_converted(case: &str) -> PathBuf {
+pub(crate) fn hnet_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Hnet, &hnet_golden(case), &format!("hnet-{case}"))
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
-pub(super) fn hnet_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+pub(crate) fn hnet_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&hnet_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// Fixture cases of the encoder-decoders with a pooled document.
-pub(super) const PYRAMIDION_CASES: [&str; 11] = [
+pub(crate) const PYRAMIDION_CASES: [&str; 11] = [
     "vanilla_full",
     "vanilla_padded",
     "blockwise",
@@ -122,79 +122,79 @@ pub(super) const PYRAMIDION_CASES: [&str; 11] = [
 ];
 
 /// Returns the folder of such a fixture's golden data.
-pub(super) fn pyramidion_golden(case: &str) -> PathBuf {
+pub(crate) fn pyramidion_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pyramidion").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
-pub(super) fn pyramidion_converted(case: &str) -> PathBuf {
+pub(crate) fn pyramidion_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Pyramidions, &pyramidion_golden(case), &format!("pyramidion-{case}"))
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
-pub(super) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+pub(crate) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&pyramidion_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// Fixture cases of the T5 family.
-pub(super) const T5_CASES: [&str; 7] =
+pub(crate) const T5_CASES: [&str; 7] =
     ["t5_v10", "t5_v11", "byt5", "longt5_local", "longt5_tglobal", "mrt5", "mrt5_plain"];
 
 /// Returns the folder of such a fixture: a checkpoint of Hugging Face's, with golden data.
-pub(super) fn t5_golden(case: &str) -> PathBuf {
+pub(crate) fn t5_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
-pub(super) fn t5_converted(case: &str) -> PathBuf {
+pub(crate) fn t5_converted(case: &str) -> PathBuf {
     let source = if case.starts_with("mrt5") { convert::Source::MrT5 } else { convert::Source::T5 };
     converted_from(source, &t5_golden(case), &format!("t5-{case}"))
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
-pub(super) fn t5_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+pub(crate) fn t5_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&t5_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// Maps numbers to text symbols of a model. Special symbols are left out.
-pub(super) fn text_symbols(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
+pub(crate) fn text_symbols(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();
     numbers.iter().map(|&number| ids[number as usize % ids.len()]).collect()
 }
 
 /// Returns settings for small models.
-pub(super) fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings { threads: 2, memory_bytes: 1 << 30, ..Settings::default() }
 }
 
 /// Loads a fixture's model.
-pub(super) fn fixture(case: &str) -> Arc<dyn Model> {
+pub(crate) fn fixture(case: &str) -> Arc<dyn Model> {
     load(&converted(case), &settings()).unwrap()
 }
 
 /// Loads a fixture's model with its weights in `dtype`.
-pub(super) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+pub(crate) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// A single sequence with its scratch.
-pub(super) struct Alone<'a> {
-    pub(super) model: &'a dyn Model,
-    pub(super) rows: Vec<SequenceRow>,
-    pub(super) scratch: Scratch,
+pub(crate) struct Alone<'a> {
+    pub(crate) model: &'a dyn Model,
+    pub(crate) rows: Vec<SequenceRow>,
+    pub(crate) scratch: Scratch,
 }
 
 impl<'a> Alone<'a> {
-    pub(super) fn new(model: &'a dyn Model, boundaries: BoundaryOptions) -> Self {
+    pub(crate) fn new(model: &'a dyn Model, boundaries: BoundaryOptions) -> Self {
         Self { model, rows: vec![SequenceRow::new(model.begin(boundaries).unwrap())], scratch: model.scratch() }
     }
 
-    pub(super) fn from(model: &'a dyn Model, row: SequenceRow) -> Self {
+    pub(crate) fn from(model: &'a dyn Model, row: SequenceRow) -> Self {
         Self { model, rows: vec![row], scratch: model.scratch() }
     }
 
     /// Feeds symbols in one step. Returns logits `(symbols, V)` and boundary decisions.
-    pub(super) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
+    pub(crate) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
         self.rows[0].set(symbols, Want::All);
         advance(self.model, &mut self.rows, &[0], &mut self.scratch).unwrap();
         (self.rows[0].logits.clone(), self.rows[0].decisions.clone())
@@ -202,7 +202,7 @@ impl<'a> Alone<'a> {
 }
 
 /// Returns all logits and boundary decisions of a text from one forward pass.
-pub(super) fn full(
+pub(crate) fn full(
     model: &dyn Model,
     symbols: &[u32],
     boundaries: &BoundaryOptions,
@@ -211,7 +211,7 @@ pub(super) fn full(
 }
 
 /// Returns the maximum absolute difference, or infinity if it is NaN. Panics if the lengths differ.
-pub(super) fn difference(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)
@@ -220,14 +220,14 @@ pub(super) fn difference(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Pseudo-random generator for test data.
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -235,7 +235,7 @@ impl Dice {
     }
 
     /// Returns random symbols. About one in five is a space (id 0).
-    pub(super) fn text(&mut self, symbols: usize, vocabulary: usize) -> Vec<u32> {
+    pub(crate) fn text(&mut self, symbols: usize, vocabulary: usize) -> Vec<u32> {
         (0..symbols).map(|_| if self.below(5) == 0 { 0 } else { self.below(vocabulary) as u32 }).collect()
     }
 }

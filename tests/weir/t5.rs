@@ -16,43 +16,46 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
+    engine::{
+        DocumentEvent, DocumentSource, Event, Handle, Limits,
         beam::{BeamSearch, Hypothesis, SearchOptions, SearchStep},
-        contract::{Model, Scratch, SequenceRow, Want, advance},
-        document::{Document, DocumentEncoder, EncodingStage, PoolingChoice},
-        search_rules::SearchRules,
         summary::Summarize,
     },
-    engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
-    family::{
-        load::{Settings, load},
-        parts::{EncoderHookPoint, work_mut},
-        t5::Work,
-    },
     kernels::{Dtype, Isa},
-    nn::{attention::HookPoint, position::Buckets},
+    models::{
+        contract::{
+            Document, DocumentEncoder, EncodingStage, Model, PoolingChoice, Scratch, SearchRules, SequenceRow, Want,
+            advance,
+        },
+        family::{
+            parts::{EncoderHookPoint, work_mut},
+            t5::Work,
+        },
+        load::{Settings, load},
+        nn::{attention::HookPoint, position::Buckets},
+    },
 };
 
 /// Returns whether a command succeeded, with its output and its messages.
-pub(super) fn weir(args: &[&str]) -> (bool, String, String) {
+pub(crate) fn weir(args: &[&str]) -> (bool, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     (output.status.success(), out, err)
 }
 
 /// Returns the JSON that a command prints.
-pub(super) fn parsed(args: &[&str]) -> Value {
+pub(crate) fn parsed(args: &[&str]) -> Value {
     let (ok, out, err) = weir(args);
     assert!(ok, "{args:?}: {err}");
     serde_json::from_str(&out).unwrap()
 }
 
-pub(super) fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
+pub(crate) fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
     model.document_encoder().expect("a model with a document encoder")
 }
 
 /// Encodes a document in one call.
-pub(super) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
+pub(crate) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
     let mut encoding = encoder(model).open();
     encoding.push(tokens).unwrap();
     encoding.close().unwrap();
@@ -61,7 +64,7 @@ pub(super) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -
 }
 
 /// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
-pub(super) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
+pub(crate) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
     let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
     rows[0].set(symbols, Want::All);
     advance(model, &mut rows, &[0], scratch).unwrap();
@@ -69,15 +72,15 @@ pub(super) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32]
 }
 
 /// A fixture with its golden data.
-pub(super) struct Case {
-    pub(super) name: &'static str,
-    pub(super) golden: Golden,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) golden: Golden,
     /// `golden.json`
     about: serde_json::Value,
 }
 
 impl Case {
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
         T5_CASES.into_iter().map(|name| {
             let about = std::fs::read(t5_golden(name).join("golden.json")).unwrap();
             Self { name, golden: Golden::open(&t5_golden(name)), about: serde_json::from_slice(&about).unwrap() }
@@ -92,7 +95,7 @@ impl Case {
 }
 
 /// Returns models for the conformance suite, with a document of their own.
-pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     let all = Dtype::ALL.map(|dtype| ("t5_v10", dtype)).into_iter().chain(Dtype::ALL.map(|dtype| ("mrt5", dtype)));
     let document: Vec<u32> = (0..90).map(|index| 3 + index * 7 % 250).collect();
     all.chain([("longt5_tglobal", Dtype::F32)])
@@ -552,7 +555,7 @@ fn search(model: &dyn Model, document: &dyn Document, options: SearchOptions) ->
         match search.advance(rows.iter().map(|row| row.logits.as_slice())).unwrap() {
             SearchStep::Done => return search.finished().to_vec(),
             SearchStep::Continue(moves) => {
-                let next = |step: &weir::decode::beam::RowMove| {
+                let next = |step: &weir::engine::beam::RowMove| {
                     let mut row = SequenceRow::new(rows[step.parent].state.fork());
                     row.set(&[step.token], Want::Last);
                     row

@@ -17,13 +17,13 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::search_rules::EarlyStopping,
-    family::{
+    kernels::Dtype,
+    models::{
+        contract::EarlyStopping,
         convert::{Source, convert},
         load::{Settings, load},
+        text::{StreamTokenizer, Vocabulary},
     },
-    kernels::Dtype,
-    text::{StreamTokenizer, Vocabulary},
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
@@ -136,7 +136,7 @@ fn the_nonlinearity_may_have_its_own_keys() {
 }
 
 /// Copies a fixture and changes its `config.json`.
-pub(super) fn changed(case: &str, change: impl Fn(&mut Value)) -> TempDir {
+pub(crate) fn changed(case: &str, change: impl Fn(&mut Value)) -> TempDir {
     let dir = TempDir::new().unwrap();
     for entry in fs::read_dir(t5_golden(case)).unwrap() {
         let path = entry.unwrap().path();

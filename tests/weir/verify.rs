@@ -19,24 +19,16 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        document::KeptVector,
-        trace,
-    },
-    family::{
+    kernels::{Dtype, Isa},
+    models::{
+        contract::{self, BoundaryMode, BoundaryOptions, KeptVector, Model, Noise},
         convert,
-        decoder::measure,
+        family::decoder::measure,
         load::{FAMILIES as ALL_FAMILIES, Settings, load},
     },
-    kernels::{Dtype, Isa},
     verify::{
-        Given, Input, Outputs,
-        checkpoint::Checkpoint,
-        decoder::mean_scores,
-        load::{FAMILIES, load as reference},
-        model_outputs::model_outputs,
-        report::{Report, Tolerance, verify},
+        Checkpoint, FAMILIES, Given, Input, Outputs, Report, Tolerance, decoder::mean_scores, load as reference,
+        model_outputs, verify,
     },
 };
 
@@ -222,7 +214,7 @@ fn segments_of_a_trace_are_verified() {
         let input = input(&*model, 6);
         let mut dice = Dice::new(6);
         let ends: Vec<bool> = input.symbols.iter().map(|_| dice.below(4) == 0).collect();
-        let items = input.symbols.iter().zip(&ends).map(|(&symbol, &end)| trace::item(symbol, end)).collect();
+        let items = input.symbols.iter().zip(&ends).map(|(&symbol, &end)| contract::item(symbol, end)).collect();
         let traced = Input { symbols: items, document: Vec::new() };
         let weir = model_outputs(&*model, &traced, BoundaryOptions::default()).unwrap();
         let mut other = reference(&folder.as_path().into()).unwrap().forward(&input, given(&ends)).unwrap();
@@ -282,7 +274,7 @@ fn tolerances_grow_with_length_and_fewer_bits() {
 }
 
 /// Type, shape and bytes of each tensor, by name.
-pub(super) type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
+pub(crate) type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
 
 fn read_tensors(folder: &Path) -> Tensors {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
@@ -303,7 +295,7 @@ fn scaled_copy(folder: &Path, tensor: &str, factor: f32) -> TempDir {
 }
 
 /// Copies a checkpoint with changed tensors.
-pub(super) fn changed_copy(folder: &Path, change: impl FnOnce(&mut Tensors)) -> TempDir {
+pub(crate) fn changed_copy(folder: &Path, change: impl FnOnce(&mut Tensors)) -> TempDir {
     let copy = TempDir::new().unwrap();
     for file in ["config.json", "tokenizer.json"].into_iter().filter(|file| folder.join(file).exists()) {
         fs::copy(folder.join(file), copy.path().join(file)).unwrap();
@@ -591,7 +583,7 @@ fn the_first_boundary_that_differs_is_reported() {
 }
 
 /// Runs `weir verify`. Returns the exit code, stdout and stderr.
-pub(super) fn run(args: &[&str]) -> (i32, String, String) {
+pub(crate) fn run(args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("verify").args(args).env_clear().output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))

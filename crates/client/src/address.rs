@@ -1,10 +1,11 @@
 //! Reads the addresses of gRPC servers that users type.
 
-use crate::error::quoted;
 use tonic::transport::Uri;
+use weir_kernels::error::quoted;
 
 /// Where to find a server, in the words of messages.
 const FORM: &str = "host:port or a URL, such as 127.0.0.1:50051";
+
 /// Start of an address that TLS protects.
 const ENCRYPTED: &str = "https://";
 

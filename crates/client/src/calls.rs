@@ -1,14 +1,12 @@
 //! Calls of a server's services. [`Client::answered`] explains the errors of all but the admin service.
 
-use crate::{
-    connection::{Client, TIMEOUT},
-    error::{Error, Result},
-};
+use crate::connection::{Client, TIMEOUT};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
 use tonic::{Code, Response, Status, Streaming, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse, GetModelRequest, GetReportRequest,
     ListGenerationsRequest, ListModelsRequest, LoadModelRequest, LoadModelResponse, Model, ModelGeneration,

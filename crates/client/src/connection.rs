@@ -2,7 +2,6 @@
 
 use crate::{
     address,
-    error::{Error, Result},
     failed_connection::{FailedConnection, with_key_flags},
     reasons::rule_and_field,
     tls::ClientTls,
@@ -14,9 +13,11 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use tonic_types::StatusExt;
+use weir_kernels::error::{Error, Result};
 
 /// Maximum time for connecting, and for the response to a health check, a report or the description of a model.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Detects a server that is gone or silent, during calls that may take any time.
 const KEEP_ALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(20), timeout: Duration::from_secs(10) };
 

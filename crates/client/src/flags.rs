@@ -3,11 +3,11 @@
 use crate::{
     address,
     connection::ServerEndpoint,
-    error::quoted,
     tls::{ClientTls, ClientTlsFiles, FILE_BYTES, read_limited},
 };
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, parser::ValueSource, value_parser};
 use std::{fmt, path::PathBuf};
+use weir_kernels::error::quoted;
 
 /// The flags of the API key.
 const API_KEY: SecretFlags = SecretFlags {
@@ -17,9 +17,11 @@ const API_KEY: SecretFlags = SecretFlags {
 
 /// The flag of the certificate authorities.
 const CA: FlagNames = FlagNames { id: "tls_ca", flag: "--tls-ca", variable: "WEIR_TLS_CA" };
+
 /// The flag of the client's certificate.
 const CLIENT_CERT: FlagNames =
     FlagNames { id: "tls_client_cert", flag: "--tls-client-cert", variable: "WEIR_TLS_CLIENT_CERT" };
+
 /// The flag of its private key.
 const CLIENT_KEY: FlagNames =
     FlagNames { id: "tls_client_key", flag: "--tls-client-key", variable: "WEIR_TLS_CLIENT_KEY" };

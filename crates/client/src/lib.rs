@@ -22,5 +22,4 @@ pub mod flags;
 pub mod reasons;
 pub mod tls;
 
-pub use error::quoted;
-use weir_core::error;
+pub use weir_kernels::error::quoted;

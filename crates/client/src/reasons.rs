@@ -1,12 +1,14 @@
 //! What the details of a refused call say: the rule that was broken, and the wrong field.
 
-use crate::error::is_field_name;
 use tonic_types::ErrorDetails;
+use weir_kernels::error::is_field_name;
 
 /// The reason of an error about a model of another kind.
 pub const WRONG_KIND_OF_MODEL: &str = "WRONG_KIND_OF_MODEL";
+
 /// The reason of an error about the field `model`.
 pub const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
+
 /// The reason of an error about the field `document_id`.
 pub const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 

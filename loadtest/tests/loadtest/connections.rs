@@ -1,6 +1,6 @@
 //! A server that requires client certificates and a key.
 
-use super::{
+use crate::{
     stub::Stub,
     support::{command, failure, script, serve},
 };
@@ -22,12 +22,12 @@ use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsS
 const KEY: &str = "a-key-that-alice-has";
 
 /// Folder with an authority's certificate, and a server's and a client's that it signed.
-pub(super) struct TlsFiles {
+pub(crate) struct TlsFiles {
     folder: TempDir,
 }
 
 impl TlsFiles {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -47,7 +47,7 @@ impl TlsFiles {
         Self { folder }
     }
 
-    pub(super) fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 

@@ -1,7 +1,7 @@
 //! Known delays are measured on a paused clock, which advances only while all tasks wait: nothing but the stub's delays takes
 //! time, and the tolerance holds on any machine. `sockets` does the same by the machine's clock.
 
-use super::{
+use crate::{
     stub::{Script, SentTimes, Stub},
     support::{Test, json, ms, near, run, serve, spec, words},
 };
@@ -59,7 +59,7 @@ async fn known_delays_are_measured() {
     all_near(&figures.segment_ns.unwrap(), ms(40), "segment");
     all_near(&figures.char_ns, Duration::from_nanos((TOTAL - 80) * 1_000_000 / 19), "a character");
     let speed = figures.chars_per_second.p50.unwrap();
-    assert!((speed / (19_000.0 / (TOTAL - 80) as f64) - 1.0).abs() <= super::support::TOLERANCE, "{speed}");
+    assert!((speed / (19_000.0 / (TOTAL - 80) as f64) - 1.0).abs() <= crate::support::TOLERANCE, "{speed}");
     all_near(&figures.server.time_to_first_char_ns, ms(80), "first, reported by the server");
     // the prompt's 20 characters closed four segments, and so did the answer's
     assert_eq!((figures.characters, figures.shortening_factor), (2000, Some(5.0)));
@@ -167,7 +167,7 @@ async fn warm_up_requests_are_not_measured_and_a_number_of_requests_ends_a_load(
 const ATTEMPTS: usize = 5;
 
 /// Runs a measurement until one run agrees. Other users of the machine may delay any run, but cannot make a wrong tester agree.
-pub(super) fn undisturbed(run: impl Fn()) {
+pub(crate) fn undisturbed(run: impl Fn()) {
     assert!((0..ATTEMPTS).any(|_| catch_unwind(AssertUnwindSafe(&run)).is_ok()), "none of {ATTEMPTS} runs agrees");
 }
 

@@ -1,6 +1,6 @@
 //! A stub server in memory on the test's own clock, and loads for it.
 
-use super::stub::{Script, Stub};
+use crate::stub::{Script, Stub};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::{
@@ -28,24 +28,24 @@ use weir_loadtest::{
 };
 
 /// Relative error that the documentation promises for known delays.
-pub(super) const TOLERANCE: f64 = 0.02;
+pub(crate) const TOLERANCE: f64 = 0.02;
 
 #[track_caller]
-pub(super) fn near(actual: Option<f64>, expected: Duration, what: &str) {
+pub(crate) fn near(actual: Option<f64>, expected: Duration, what: &str) {
     let actual = actual.unwrap_or_else(|| panic!("{what}: no value"));
     let expected = expected.as_nanos() as f64;
     assert!((actual / expected - 1.0).abs() <= TOLERANCE, "{what}: {actual} ns, not {expected}");
 }
 
 /// Time limit of requests and of programs in tests that do not test it.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) fn ms(span: u64) -> Duration {
+pub(crate) fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
 
 /// Connects to a stub in memory. With a paused clock, nothing but the stub's delays takes time.
-pub(super) async fn connect(stub: &Stub) -> Channel {
+pub(crate) async fn connect(stub: &Stub) -> Channel {
     let (client, server) = tokio::io::duplex(1 << 20);
     // the server would close the connection when its listener ends
     let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());
@@ -58,30 +58,30 @@ pub(super) async fn connect(stub: &Stub) -> Channel {
     Endpoint::from_static("http://stub").connect_with_connector(connector).await.unwrap()
 }
 
-pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> RequestTarget {
+pub(crate) async fn target(stub: &Stub, model: &str, boundaries: bool) -> RequestTarget {
     let pool = ConnectionPool::new(vec![Client::of_channel(connect(stub).await, "stub")]);
     RequestTarget { pool, model: model.into(), boundaries, timeout: TIMEOUT }
 }
 
-pub(super) fn spec(output: u64) -> WorkloadSpec {
+pub(crate) fn spec(output: u64) -> WorkloadSpec {
     WorkloadSpec::fixed("test", 20, output)
 }
 
 /// Load on a stub: an open loop with constant arrivals on the test's clock, or a closed loop if `rate` is absent.
-pub(super) struct Test {
-    pub(super) stub: Stub,
-    pub(super) output: u64,
-    pub(super) rate: Option<f64>,
-    pub(super) concurrency: usize,
-    pub(super) extent: RunLength,
-    pub(super) objectives: &'static str,
-    pub(super) cancel_share: f64,
-    pub(super) max_in_flight: usize,
-    pub(super) timeout: Duration,
+pub(crate) struct Test {
+    pub(crate) stub: Stub,
+    pub(crate) output: u64,
+    pub(crate) rate: Option<f64>,
+    pub(crate) concurrency: usize,
+    pub(crate) extent: RunLength,
+    pub(crate) objectives: &'static str,
+    pub(crate) cancel_share: f64,
+    pub(crate) max_in_flight: usize,
+    pub(crate) timeout: Duration,
 }
 
 impl Test {
-    pub(super) fn new(script: Script, output: u64) -> Self {
+    pub(crate) fn new(script: Script, output: u64) -> Self {
         Self {
             stub: Stub::new(vec![script]),
             output,
@@ -95,7 +95,7 @@ impl Test {
         }
     }
 
-    pub(super) async fn drive(self) -> (LoadResult, RequestFigures) {
+    pub(crate) async fn drive(self) -> (LoadResult, RequestFigures) {
         let target = RequestTarget { timeout: self.timeout, ..target(&self.stub, "", true).await };
         let mix = WorkloadMix::new(&[spec(self.output)], 1, self.cancel_share).unwrap();
         let objectives = match self.objectives {
@@ -136,13 +136,13 @@ fn paced(rate: f64, length: RunLength, begin: Instant) -> mpsc::Receiver<Schedul
 }
 
 /// Stub that serves until it is dropped.
-pub(super) struct ServedStub {
-    pub(super) address: String,
-    pub(super) stub: Stub,
+pub(crate) struct ServedStub {
+    pub(crate) address: String,
+    pub(crate) stub: Stub,
     _runtime: Runtime,
 }
 
-pub(super) fn serve(scripts: Vec<Script>) -> ServedStub {
+pub(crate) fn serve(scripts: Vec<Script>) -> ServedStub {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stub = Stub::new(scripts);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -151,24 +151,24 @@ pub(super) fn serve(scripts: Vec<Script>) -> ServedStub {
     ServedStub { address, stub, _runtime: runtime }
 }
 
-pub(super) fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir-loadtest"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-pub(super) fn run(arguments: &[&str]) -> Output {
+pub(crate) fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
 /// Splits a command line at spaces.
-pub(super) fn words(line: &str) -> Vec<&str> {
+pub(crate) fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
 }
 
 /// Runs the program, which must fail, and returns its stderr.
 #[track_caller]
-pub(super) fn failure(arguments: &[&str]) -> String {
+pub(crate) fn failure(arguments: &[&str]) -> String {
     let output = run(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success(), "{arguments:?}: {stderr}");
@@ -177,7 +177,7 @@ pub(super) fn failure(arguments: &[&str]) -> String {
 
 /// Runs the program, interrupts it as Ctrl-C does once `condition` holds, and returns its output.
 #[cfg(unix)]
-pub(super) fn run_interrupted(arguments: &[&str], condition: impl Fn() -> bool) -> Output {
+pub(crate) fn run_interrupted(arguments: &[&str], condition: impl Fn() -> bool) -> Output {
     let mut child = command(arguments).spawn().unwrap();
     wait(&mut child, condition);
     assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
@@ -185,17 +185,17 @@ pub(super) fn run_interrupted(arguments: &[&str], condition: impl Fn() -> bool) 
 }
 
 #[track_caller]
-pub(super) fn json(output: &Output) -> Value {
+pub(crate) fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-pub(super) fn script(name: &str) -> Script {
+pub(crate) fn script(name: &str) -> Script {
     Script { first: ms(20), plain: ms(2), boundary: ms(4), segment: 4, rows: 4, ..Script::instant(name) }
 }
 
 /// Waits until `condition` holds; kills the program and panics if it does not within a minute.
-pub(super) fn wait(child: &mut Child, condition: impl Fn() -> bool) {
+pub(crate) fn wait(child: &mut Child, condition: impl Fn() -> bool) {
     let started = Instant::now();
     let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
     while !condition() {

@@ -1,12 +1,11 @@
 //! `weir bench documents`.
 
-use super::{setup::TableBenchArgs, table};
 use crate::{
     cli::{
+        bench::{setup::TableBenchArgs, table},
         model::{ModelArgument, count},
-        progress::Progress,
+        output::Progress,
     },
-    error::{Error, Result},
     report::documents::{self, BenchDocument, DocumentBenchPlan, MAX_DOCUMENTS, MAX_PAIRS},
 };
 use serde::Deserialize;
@@ -14,6 +13,7 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
 };
+use weir_kernels::error::{Error, Result};
 
 /// Maximum bytes of a file.
 const MAX_FILE: u64 = 64 << 20;

@@ -1,21 +1,22 @@
 //! `weir bench endless`, `kernels` and `plot`.
 
-use super::{
-    picture,
-    setup::{BenchArgs, TableBenchArgs, measure_each},
-    table,
-};
 use crate::{
-    cli::model::{CheckpointArgs, count},
-    error::Result,
-    family::load::MAX_SYMBOLS,
-    kernels::{self, ThreadPool},
+    cli::{
+        bench::{
+            picture,
+            setup::{BenchArgs, TableBenchArgs, measure_each},
+            table,
+        },
+        model::{CheckpointArgs, count},
+    },
     report::{
         self, endless,
         machine::{Machine, free_bytes},
     },
 };
 use std::path::PathBuf;
+use weir_kernels::{self, ThreadPool, error::Result};
+use weir_models::load::MAX_SYMBOLS;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct EndlessArgs {
@@ -78,7 +79,7 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let entries = measure_each(compute.threads(), |threads| {
         let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
-        let machine = Machine { compute: kernels::Compute { isa: compute.isa(), pool } };
+        let machine = Machine { compute: weir_kernels::Compute { isa: compute.isa(), pool } };
         report::kernels::measure(&compute.dtype, plan, &machine)
     })?;
     output.print(picture, &entries.concat(), table::kernels)

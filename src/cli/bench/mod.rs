@@ -10,7 +10,7 @@ mod speed;
 mod stream;
 mod table;
 
-use crate::error::Result;
+use weir_kernels::error::Result;
 
 /// Measures speed.
 #[derive(Debug, clap::Args)]

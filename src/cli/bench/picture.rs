@@ -1,19 +1,19 @@
 //! The file of `--plot`. It is opened before the first measurement, so that an unwritable file is reported at once.
 
-use crate::{
-    error::{Error, Result, clip},
-    report::plot::{self, MeasurementFile},
-};
+use crate::report::plot::{self, MeasurementFile};
 use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
     path::{Path, PathBuf},
 };
+use weir_kernels::error::{Error, Result, clip};
 
 /// Maximum bytes of a file of measurements.
 const MAX_BYTES: u64 = 64 << 20;
+
 const EXPECTED: &str = "a list that weir bench printed with --json";
+
 /// Maximum bytes of the contents that an error quotes.
 const QUOTED: usize = 80;
 

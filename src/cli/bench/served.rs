@@ -4,13 +4,7 @@
 //! streams on one thread. Server, client and engine share the machine's cores, so if the engine uses all cores, the times include
 //! the full cost of server and client.
 
-use crate::{
-    cli::{network, output},
-    config::TransportConfig,
-    engine::Handle,
-    error::{Error, Result},
-    serve::{self, Engines},
-};
+use crate::cli::{network, output};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead, BufReader, Write},
@@ -19,7 +13,10 @@ use std::{
 };
 use tokio::{net::TcpListener, runtime::Runtime};
 use weir_client::connection::{Client, ServerEndpoint};
+use weir_engine::Handle;
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{self, generate_response::Event};
+use weir_server::{Engines, config::TransportConfig, run};
 
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -67,7 +64,7 @@ impl LoopbackServer {
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
         let engines = Engines::new(vec![engine])?;
         // The task ends with the runtime.
-        runtime.spawn(serve::run(listener, engines, std::future::pending(), TransportConfig::default()));
+        runtime.spawn(run::run(listener, engines, std::future::pending(), TransportConfig::default()));
         Ok(Self { client: Process::start(&address.to_string())?, runtime: Some(runtime) })
     }
 

@@ -1,23 +1,23 @@
 //! Flags that the benchmarks share, and the loading of models to measure.
 
-use super::picture::Picture;
 use crate::{
     cli::{
+        bench::picture::Picture,
         model::{self, ComputeArgs, ModelArgument},
-        output,
-        progress::Progress,
+        output::{self, Progress},
     },
-    decode::contract::{Model, unpooled_name},
-    error::{Error, Result},
-    family::{
-        load::{Settings, load_as},
-        settings::DeviceChoice,
-    },
-    kernels::{self, Dtype, Isa},
     report::{machine::Machine, plot::MeasurementFile},
 };
 use serde::Serialize;
 use std::{path::PathBuf, sync::Arc};
+use weir_kernels::{
+    self, Dtype, Isa,
+    error::{Error, Result},
+};
+use weir_models::{
+    contract::{Model, unpooled_name},
+    load::{DeviceChoice, Settings, load_as},
+};
 
 /// Compute and output flags.
 #[derive(Debug, clap::Args)]
@@ -144,7 +144,7 @@ fn load(argument: ModelArgument<'_>, settings: &Settings) -> Result<Arc<dyn Mode
 
 fn machine(settings: &Settings) -> Result<Machine> {
     match settings.clone() {
-        Settings { isa, pool: Some(pool), .. } => Ok(Machine { compute: kernels::Compute { isa, pool } }),
+        Settings { isa, pool: Some(pool), .. } => Ok(Machine { compute: weir_kernels::Compute { isa, pool } }),
         _ => Err(Error::Internal("the thread pool was not started".into())),
     }
 }

@@ -1,21 +1,14 @@
 //! `weir bench decode`, `prefill`, `speculate`, `compare` and `summarize`.
 
-use super::{
-    setup::{BenchArgs, TableBenchArgs, measure_each},
-    table,
-};
 use crate::{
     cli::{
+        bench::{
+            setup::{BenchArgs, TableBenchArgs, measure_each},
+            table,
+        },
         model::{CheckpointArgs, ModelArgument, count, speculation},
-        progress::Progress,
+        output::Progress,
     },
-    decode::{
-        boundary_wait::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
-        contract::Model,
-        speculation::Speculation,
-    },
-    error::Result,
-    family::load::MAX_SYMBOLS,
     report::{
         compare, decode, prefill,
         speculate::{self, SpeculatePlan, TextKind},
@@ -23,6 +16,12 @@ use crate::{
     },
 };
 use std::path::PathBuf;
+use weir_engine::speculation::Speculation;
+use weir_kernels::error::Result;
+use weir_models::{
+    contract::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT, Model},
+    load::MAX_SYMBOLS,
+};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct DecodeArgs {

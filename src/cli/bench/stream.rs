@@ -1,17 +1,15 @@
 //! `weir bench stream` and `resume`, measured by a gRPC client: the overhead of streaming, for which tasks of this process and the
 //! client take turns reading from one engine; and the time to the first character with and without a cached prefix.
 
-use super::{
-    served::{LoopbackServer, PromptRequest, TimedResponses},
-    setup::{Setup, TableBenchArgs, measure_each},
-    table,
-};
 use crate::{
-    cli::model::{CheckpointArgs, count},
-    decode::{contract::Model, options::Generate},
-    engine::{Event, Events, Handle, Job, Limits},
-    error::{Error, Result},
-    family::load::MAX_SYMBOLS,
+    cli::{
+        bench::{
+            served::{LoopbackServer, PromptRequest, TimedResponses},
+            setup::{Setup, TableBenchArgs, measure_each},
+            table,
+        },
+        model::{CheckpointArgs, count},
+    },
     report::{
         compare::MAX_PAIRS,
         machine::MeasuredModel,
@@ -19,9 +17,11 @@ use crate::{
         resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
         stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
-    text::StreamDetokenizer,
 };
 use std::time::Instant;
+use weir_engine::{Event, Events, Handle, Job, Limits, options::Generate};
+use weir_kernels::error::{Error, Result};
+use weir_models::{contract::Model, load::MAX_SYMBOLS, text::StreamDetokenizer};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct StreamArgs {

@@ -1,19 +1,17 @@
 //! Formats measurements as tables.
 
-use crate::{
-    error::printable,
-    report::{
-        compare::DecodeComparison,
-        decode,
-        documents::{DocumentComparison, DocumentCost, DocumentResult},
-        endless, kernels,
-        machine::MeasuredModel,
-        prefill, resume,
-        speculate::{SpeculateMeasurement, TextKind},
-        stream, summaries,
-    },
+use crate::report::{
+    compare::DecodeComparison,
+    decode,
+    documents::{DocumentComparison, DocumentCost, DocumentResult},
+    endless, kernels,
+    machine::MeasuredModel,
+    prefill, resume,
+    speculate::{SpeculateMeasurement, TextKind},
+    stream, summaries,
 };
 use std::fmt::Write;
+use weir_kernels::error::printable;
 use weir_measure::stats::Quantiles;
 
 /// Formats one line per measurement below the comma-separated titles in `head`.

@@ -1,21 +1,20 @@
 //! Entry point of the fuzz target for the language server: accepts any bytes, and must not panic. Compiled for tests and fuzz
 //! targets only.
 
-use super::{
-    channels::{self, Input},
+use crate::cli::lsp::{
     documents::{DocumentLimits, Documents},
-    framing::{self, Frame},
+    protocol::{self, Frame, Input},
     server::LanguageServer,
-    session::CompletionOptions,
-    sessions::Sessions,
+    sessions::{CompletionOptions, Sessions},
 };
-use crate::serve::Listener;
 use tokio::{runtime::Builder, sync::mpsc};
 use weir_client::connection::Client;
 use weir_proto::v1::Until;
+use weir_server::Listener;
 
 /// The first byte of an input that has frames. Other inputs have a body in each line.
 const FRAMES: u8 = b'F';
+
 /// Maximum bytes before the cursor that the model reads.
 const CONTEXT_BYTES: usize = 16;
 
@@ -29,11 +28,11 @@ pub fn language_server(data: &[u8]) {
     let sessions = Sessions::new(client, options, CONTEXT_BYTES, mpsc::channel(1).0);
     let mut server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
     if kind == FRAMES {
-        while let Some(input) = channels::read_next(&mut rest)
+        while let Some(input) = protocol::read_next(&mut rest)
             && serve(&mut server, input)
         {}
     } else {
-        rest.split(|byte| *byte == b'\n').map(channels::parse).all(|input| serve(&mut server, input));
+        rest.split(|byte| *byte == b'\n').map(protocol::parse).all(|input| serve(&mut server, input));
     }
 }
 
@@ -43,8 +42,8 @@ fn serve(server: &mut LanguageServer, input: Input) -> bool {
     for message in messages {
         let body = message.to_string().into_bytes();
         let mut written = Vec::new();
-        assert!(framing::write(&mut written, &body).is_ok());
-        assert!(matches!(framing::read(&mut &written[..]), Ok(Some(Frame::Body(read))) if read == body));
+        assert!(protocol::framing_write(&mut written, &body).is_ok());
+        assert!(matches!(protocol::framing_read(&mut &written[..]), Ok(Some(Frame::Body(read))) if read == body));
     }
     true
 }

@@ -3,54 +3,47 @@
 //! Both use the same gRPC calls: the process serves a local model to itself over in-memory connections. One loop takes the
 //! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`session`).
 
-mod args;
-mod channels;
-mod completion;
 mod documents;
-mod framing;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod outbox;
 mod protocol;
 mod server;
-mod session;
 mod sessions;
-mod text;
 
-pub use args::Args;
-
-use super::{
-    model_source::{DescribedModel, ServedParts, narrow},
+use crate::cli::{
+    lsp::{
+        documents::{DocumentLimits, Documents},
+        server::LanguageServer,
+        sessions::{CompletionOptions, Sessions},
+    },
+    model::{DescribedModel, ModelSourceArgs, ServedParts, count, narrow},
     wire::size,
 };
-use crate::{
-    engine::Limits,
-    error::{Error, Result},
-    serve::WRONG_KIND_OF_MODEL,
-};
-use args::CompletionEnd;
-use documents::{DocumentLimits, Documents};
-use server::LanguageServer;
-use session::CompletionOptions;
-use sessions::Sessions;
+use clap::{ValueEnum, builder::PossibleValue};
 use std::{
     io::{BufReader, stdin, stdout},
     time::Duration,
 };
 use tokio::sync::mpsc;
 use weir_client::connection::Client;
+use weir_engine::Limits;
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     CompleteDocument, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
     edit_response::Event as EditEvent,
 };
+use weir_server::WRONG_KIND_OF_MODEL;
 
 /// Memory for the states of texts, if the model runs in this process.
 const CACHE_BYTES: usize = 128 << 20;
+
 /// Maximum bytes of text before the cursor that the model reads. After a jump to another position, the model computes up to
 /// this many again.
 const CONTEXT_BYTES: usize = 8 << 10;
+
 /// Maximum queued session events.
 const WAITING_EVENTS: usize = 64;
+
 /// Maximum time for the runtime to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -72,8 +65,8 @@ pub fn run(args: Args) -> Result<()> {
         until: args.until.into(),
         max_chars: narrow("--completion-chars", args.completion_chars)?,
     };
-    let input = channels::read(BufReader::new(stdin()))?;
-    let (output, writer) = channels::write(stdout())?;
+    let input = protocol::read(BufReader::new(stdin()))?;
+    let (output, writer) = protocol::write(stdout())?;
     let (sender, events) = mpsc::channel(WAITING_EVENTS);
     let sessions = Sessions::new(client, options, context_bytes, sender);
     let server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
@@ -108,5 +101,68 @@ async fn check_editing(client: &Client, model: Option<String>, until: Completion
         Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => refused(failure.message),
         // Some models cannot complete an empty text.
         _ => Ok(()),
+    }
+}
+
+// Flags of `weir lsp`.
+
+/// Completes text in editors, as a language server on standard input and output.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub struct Args {
+    /// Number of completions, best first: 1 to 16.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=16), env = "WEIR_COUNT")]
+    count: usize,
+    /// End of a completion: the word, the line or the segment.
+    #[arg(long, value_name = "END", default_value_t = CompletionEnd::Word, env = "WEIR_UNTIL")]
+    until: CompletionEnd,
+    /// Maximum characters of a completion, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=256), env = "WEIR_COMPLETION_CHARS")]
+    completion_chars: usize,
+    #[command(flatten)]
+    model: ModelSourceArgs,
+}
+
+/// The end of completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CompletionEnd {
+    Word,
+    Line,
+    Segment,
+}
+
+impl CompletionEnd {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Word => "word",
+            Self::Line => "line",
+            Self::Segment => "segment",
+        }
+    }
+}
+
+impl ValueEnum for CompletionEnd {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Word, Self::Line, Self::Segment]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+impl std::fmt::Display for CompletionEnd {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+impl From<CompletionEnd> for Until {
+    fn from(end: CompletionEnd) -> Self {
+        match end {
+            CompletionEnd::Word => Self::Word,
+            CompletionEnd::Line => Self::Line,
+            CompletionEnd::Segment => Self::Segment,
+        }
     }
 }

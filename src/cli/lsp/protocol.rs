@@ -1,8 +1,20 @@
 //! The parts of the language server protocol 3.18 that this server uses. Fields that it does not read are left out.
 
-use lsp_server::{ErrorCode, RequestId};
-use serde::{Deserialize, Serialize};
+use crate::cli::lsp::{
+    documents::{Documents, PositionEncoding},
+    sessions::WaitingRequest,
+};
+use lsp_server::{ErrorCode, Message, RequestId};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, Read, Write, copy, sink},
+    thread::{Builder, JoinHandle},
+};
+use tokio::sync::mpsc;
+use weir_kernels::error::{Error, Result, clip, printable, quoted};
+use weir_proto::v1::CompletionItem;
 
 /// Severity of a message that an editor shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,4 +138,390 @@ pub(super) fn log_message(severity: Severity, message: &str) -> Value {
 
 fn notification(method: &str, severity: Severity, message: &str) -> Value {
     json!({ "jsonrpc": "2.0", "method": method, "params": { "type": severity as i32, "message": message } })
+}
+
+// Standard input and output, on threads of their own: reading them blocks.
+
+/// The method of a change.
+pub(super) const CHANGE: &str = "textDocument/didChange";
+
+/// Maximum queued messages in each direction.
+const WAITING: usize = 16;
+
+/// An input from the client.
+#[derive(Debug)]
+pub(super) enum Input {
+    Message(Message),
+    /// An invalid message. The messages after it can still be read.
+    Wrong {
+        /// The request's id, if that can be read.
+        id: Option<RequestId>,
+        code: ErrorCode,
+        why: String,
+        /// True if it may have been a change of a document.
+        may_change: bool,
+    },
+    /// The input cannot be read further.
+    Broken(Error),
+}
+
+/// Reads the client's messages up to the end of the input.
+pub(super) fn read(mut input: impl BufRead + Send + 'static) -> Result<mpsc::Receiver<Input>> {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    start("weir-lsp-input", move || {
+        while let Some(message) = read_next(&mut input) {
+            let is_last = matches!(message, Input::Broken(_));
+            if sender.blocking_send(message).is_err() || is_last {
+                break;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// Reads a message; `None` at the end of the input. Nothing can be read after [`Input::Broken`].
+pub(super) fn read_next(input: &mut impl BufRead) -> Option<Input> {
+    match framing_read(input) {
+        Ok(Some(Frame::Body(body))) => Some(parse(&body)),
+        Ok(Some(Frame::TooLong { length, start })) => Some(too_long(length, &start)),
+        Ok(None) => None,
+        Err(error) => Some(Input::Broken(error)),
+    }
+}
+
+/// Writes messages to the client until the sender is dropped. The thread returns the error that ended it.
+pub(super) fn write(
+    mut output: impl Write + Send + 'static,
+) -> Result<(mpsc::Sender<Value>, JoinHandle<std::io::Result<()>>)> {
+    let (sender, mut receiver) = mpsc::channel::<Value>(WAITING);
+    let thread = start("weir-lsp-output", move || {
+        while let Some(message) = receiver.blocking_recv() {
+            framing_write(&mut output, message.to_string().as_bytes())?;
+        }
+        Ok(())
+    })?;
+    Ok((sender, thread))
+}
+
+fn start<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    let failed = |error| Error::Internal(format!("cannot start a thread: {error}"));
+    Builder::new().name(name.into()).spawn(work).map_err(failed)
+}
+
+pub(super) fn parse(body: &[u8]) -> Input {
+    #[derive(Deserialize)]
+    struct Identified {
+        id: RequestId,
+    }
+    let error = match serde_json::from_slice(body) {
+        Ok(message) => return Input::Message(message),
+        Err(error) => error,
+    };
+    if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
+        return Input::Wrong {
+            id: None,
+            code: ErrorCode::ParseError,
+            why: format!("expected JSON: {error}"),
+            may_change: may_change(body),
+        };
+    }
+    let id = serde_json::from_slice::<Identified>(body).ok().map(|message| message.id);
+    Input::Wrong {
+        may_change: id.is_none() && may_change(body),
+        id,
+        code: ErrorCode::InvalidRequest,
+        why: format!("expected a JSON-RPC message: {error}"),
+    }
+}
+
+/// Returns the input for a body of `length` bytes that was skipped, and begins with `start`.
+fn too_long(length: u64, start: &[u8]) -> Input {
+    let why = format!("expected a message of at most {MAX_BODY_BYTES} bytes, found {length}");
+    Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, may_change: may_change(start) }
+}
+
+/// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string
+/// of JSON, quotes are escaped.
+fn may_change(body: &[u8]) -> bool {
+    let body = String::from_utf8_lossy(body);
+    let Some((_, rest)) = body.split_once("\"method\"") else { return true };
+    let value = rest.trim_start().strip_prefix(':').map(str::trim_start);
+    let name = value.and_then(|value| value.strip_prefix('"')?.split_once('"'));
+    name.is_none_or(|(name, _)| name == CHANGE)
+}
+
+// The frames of the language server protocol: headers, an empty line, and a body of JSON.
+
+/// Maximum bytes of a body. JSON may need six bytes for a byte of text.
+pub(super) const MAX_BODY_BYTES: usize = 32 << 20;
+
+/// Maximum bytes of a header's line.
+const MAX_LINE_BYTES: u64 = 1024;
+
+/// Bytes of a skipped body that are kept.
+const START_BYTES: u64 = 1024;
+
+/// Maximum headers of a frame.
+const MAX_HEADERS: usize = 16;
+
+/// The header that every frame has.
+const LENGTH: &str = "content-length";
+
+/// A frame that was read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Body(Vec<u8>),
+    /// A body was too long, and skipped.
+    TooLong {
+        length: u64,
+        /// Its first bytes, at most [`START_BYTES`].
+        start: Vec<u8>,
+    },
+}
+
+/// Reads a frame; `None` at the end of the input. Fails if the input ends within a frame or is no frame: the beginning of the next
+/// one is then unknown.
+pub(super) fn framing_read(input: &mut impl BufRead) -> Result<Option<Frame>> {
+    let mut length = None;
+    for index in 0.. {
+        let Some(line) = read_line(input)? else {
+            return if index == 0 { Ok(None) } else { Err(cut()) };
+        };
+        if line.is_empty() {
+            break;
+        }
+        let wrong = || unreadable(format!("expected a header such as Content-Length: 2, found {}", quoted(&line)));
+        if index >= MAX_HEADERS {
+            return Err(unreadable(format!("expected at most {MAX_HEADERS} headers, found more")));
+        }
+        let (name, value) = line.split_once(':').ok_or_else(wrong)?;
+        if name.eq_ignore_ascii_case(LENGTH) {
+            length = Some(value.trim().parse::<u64>().map_err(|_| wrong())?);
+        }
+    }
+    let length = length.ok_or_else(|| unreadable("expected the header Content-Length, found none".into()))?;
+    if length > MAX_BODY_BYTES as u64 {
+        let mut start = Vec::new();
+        let kept = input.take(START_BYTES).read_to_end(&mut start).map_err(failed)? as u64;
+        let skipped = copy(&mut input.take(length - kept), &mut sink()).map_err(failed)?;
+        return if kept + skipped == length { Ok(Some(Frame::TooLong { length, start })) } else { Err(cut()) };
+    }
+    // grows with what arrives
+    let mut body = Vec::new();
+    let read = input.take(length).read_to_end(&mut body).map_err(failed)?;
+    if read as u64 == length { Ok(Some(Frame::Body(body))) } else { Err(cut()) }
+}
+
+/// Writes a frame.
+pub(super) fn framing_write(output: &mut impl Write, body: &[u8]) -> std::io::Result<()> {
+    write!(output, "Content-Length: {}\r\n\r\n", body.len())?;
+    output.write_all(body)?;
+    output.flush()
+}
+
+/// Reads a line without its end; `None` at the end of the input.
+fn read_line(input: &mut impl BufRead) -> Result<Option<String>> {
+    let mut line = Vec::new();
+    input.take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(failed)?;
+    match line.strip_suffix(b"\n") {
+        Some(line) => Ok(Some(String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(line)).into_owned())),
+        None if line.is_empty() => Ok(None),
+        None if line.len() as u64 == MAX_LINE_BYTES => {
+            let found = quoted(&String::from_utf8_lossy(&line));
+            Err(unreadable(format!("expected a header of less than {MAX_LINE_BYTES} bytes, found {found}")))
+        }
+        None => Err(cut()),
+    }
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::io("standard input")(error)
+}
+
+fn cut() -> Error {
+    unreadable("expected a whole message, found the end of the input".into())
+}
+
+fn unreadable(why: String) -> Error {
+    Error::Unreadable { field: None, why: format!("standard input: {why}") }
+}
+
+// Messages for the client.
+
+/// Reports that are remembered, so that they are not repeated.
+const REPORTS: usize = 64;
+
+/// Maximum bytes of a report.
+const REPORT_BYTES: usize = 1000;
+
+/// The destination of a report, in addition to stderr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A message that the editor shows to the user.
+    Message,
+    /// An entry in the editor's log.
+    Log,
+}
+
+/// Messages that wait to be sent.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    /// Encoding of positions, as negotiated.
+    pub(super) encoding: PositionEncoding,
+    messages: Vec<Value>,
+    reported: BTreeSet<String>,
+}
+
+/// Returns the text of a report.
+fn reported(message: &str) -> String {
+    format!("weir: {}", clip(&printable(message), REPORT_BYTES))
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
+    }
+
+    /// Takes the messages.
+    pub(super) fn take(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.messages)
+    }
+
+    /// Answers a request.
+    pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
+        self.messages.push(response(id, result));
+    }
+
+    /// Answers a request with completions.
+    pub(super) fn complete(&mut self, documents: &Documents, request: &WaitingRequest, items: &[CompletionItem]) {
+        let WaitingRequest { id, kind, uri, cursor, .. } = request;
+        self.respond(id, kind.result(documents.text(uri), *cursor, self.encoding, items));
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn fail(&mut self, id: Option<&RequestId>, code: ErrorCode, message: &str) {
+        self.messages.push(failure(id, code, message));
+    }
+
+    /// Answers requests whose text has changed.
+    pub(super) fn overtaken(&mut self, requests: impl IntoIterator<Item = WaitingRequest>) {
+        for request in requests {
+            self.fail(Some(&request.id), ErrorCode::ContentModified, "the document changed");
+        }
+    }
+
+    /// Reports a problem, even if it was reported before.
+    pub(super) fn report_again(&mut self, place: Place, severity: Severity, message: &str) {
+        self.reported.remove(&reported(message));
+        self.report(place, severity, message);
+    }
+
+    /// Reports a problem or its end, unless it was reported before.
+    pub(super) fn report(&mut self, place: Place, severity: Severity, message: &str) {
+        let message = reported(message);
+        if self.reported.contains(&message) {
+            return;
+        }
+        // The log of a fuzzer would fill the disk.
+        if !cfg!(fuzzing) {
+            // `eprintln!` would panic if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{message}");
+        }
+        self.messages.push(match place {
+            Place::Message => show_message(severity, &message),
+            Place::Log => log_message(severity, &message),
+        });
+        if self.reported.len() >= REPORTS {
+            self.reported.clear();
+        }
+        self.reported.insert(message);
+    }
+
+    /// Lets reports be repeated.
+    pub(super) fn forget_reports(&mut self) {
+        self.reported.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_cannot_be_read_is_reported() {
+        let wrong = |body: &str| match parse(body.as_bytes()) {
+            Input::Wrong { id, code, .. } => (id, code as i32),
+            other => panic!("{body}: {other:?}"),
+        };
+        assert_eq!(wrong("{\"id\": 1,"), (None, -32700));
+        assert_eq!(wrong("\u{0}"), (None, -32700));
+        assert_eq!(wrong("[]"), (None, -32600));
+        assert_eq!(wrong("{\"id\": 7, \"method\": 8}"), (Some(7.into()), -32600));
+        let changes = |body: &str| matches!(parse(body.as_bytes()), Input::Wrong { may_change: true, .. });
+        assert!(changes("{") && changes("[]") && changes(r#"{"method" : "textDocument/didChange", "#));
+        assert!(!changes(r#"{"method":"textDocument/didOpen", "#) && !changes(r#"{"id": 7, "method": 8}"#));
+        assert!(changes(r#"{"params": "a \"method\": \"exit\""#), "a method within a text");
+        assert!(matches!(parse(b"{\"method\": \"exit\"}"), Input::Message(Message::Notification(_))));
+        assert!(matches!(parse(b"{\"method\": \"x\", \"id\": \"a\"}"), Input::Message(Message::Request(_))));
+    }
+
+    #[test]
+    fn the_end_of_the_input_ends_the_messages() {
+        let mut messages = read(&b"Content-Length: 2\r\n\r\n[]Content"[..]).unwrap();
+        assert!(matches!(messages.blocking_recv(), Some(Input::Wrong { .. })));
+        assert!(matches!(messages.blocking_recv(), Some(Input::Broken(_))));
+        assert!(messages.blocking_recv().is_none());
+        assert!(read(&b""[..]).unwrap().blocking_recv().is_none());
+    }
+
+    fn all(mut input: &[u8]) -> (Vec<Frame>, Option<String>) {
+        let mut frames = Vec::new();
+        loop {
+            match framing_read(&mut input) {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => return (frames, None),
+                Err(error) => return (frames, Some(error.to_string())),
+            }
+        }
+    }
+
+    #[test]
+    fn frames_are_read_as_they_are_written() {
+        let mut written = Vec::new();
+        for body in ["{}", "", "é"] {
+            framing_write(&mut written, body.as_bytes()).unwrap();
+        }
+        let more = b"content-type: x\ncontent-length:  2 \n\n[]";
+        let body = |text: &str| Frame::Body(text.as_bytes().to_vec());
+        assert_eq!(all(&[&written[..], more].concat()), (vec![body("{}"), body(""), body("é"), body("[]")], None));
+    }
+
+    #[test]
+    fn a_body_that_is_too_long_is_skipped() {
+        let length = MAX_BODY_BYTES + 1;
+        let mut input = format!("Content-Length: {length}\r\n\r\n").into_bytes();
+        input.resize(input.len() + length, b' ');
+        framing_write(&mut input, b"{}").unwrap();
+        let too_long = Frame::TooLong { length: length as u64, start: vec![b' '; START_BYTES as usize] };
+        assert_eq!(all(&input), (vec![too_long, Frame::Body(b"{}".to_vec())], None));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_an_error_that_shows_it() {
+        for (input, expected) in [
+            ("Content-Length: 3\r\n\r\n{}", "the end of the input"),
+            ("Content-Length: 99999999999\r\n\r\n{}", "the end of the input"),
+            ("Content-Length: 2\r\n", "the end of the input"),
+            ("Content-Len", "the end of the input"),
+            ("\r\n{}", "expected the header Content-Length"),
+            ("GET / HTTP/1.1\r\n\r\n", "found \"GET / HTTP/1.1\""),
+            ("Content-Length: -1\r\n\r\n", "found \"Content-Length: -1\""),
+            (&"a: b\n".repeat(17), "at most 16 headers"),
+            (&"a".repeat(2000), "less than 1024 bytes, found \"aaaa"),
+        ] {
+            let (frames, error) = all(input.as_bytes());
+            let error = error.unwrap();
+            assert!(frames.is_empty() && error.contains(expected), "{input:?}: {error}");
+        }
+    }
 }

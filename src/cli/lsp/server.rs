@@ -1,23 +1,19 @@
 //! The language server: takes the client's messages and the sessions' events, one at a time.
 
-use super::{
-    channels::{CHANGE, Input},
-    completion::{CompletionKind, WaitingRequest},
-    documents::{Documents, Refusal},
-    outbox::{Outbox, Place},
+use crate::cli::lsp::{
+    documents::{Documents, PositionEncoding, Refusal},
     protocol::{
-        CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, InitializeParams, OpenParams, Severity,
+        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, InitializeParams, Input,
+        OpenParams, Outbox, Place, Severity,
     },
-    session::SessionEvent,
-    sessions::Sessions,
-    text::PositionEncoding,
+    sessions::{CompletionKind, SessionEvent, Sessions, WaitingRequest},
 };
-use crate::error::{Error, Result};
 use lsp_server::{ErrorCode, Message, Notification, Request};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::{sync::mpsc, time::sleep_until};
+use weir_kernels::error::{Error, Result};
 
 /// Documents are sent whole once, then by their changes.
 const INCREMENTAL: u8 = 2;

@@ -5,32 +5,42 @@
 //! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at
 //! once.
 
-use super::{
-    completion::{WaitingRequest, context},
-    documents::Documents,
-    outbox::{Outbox, Place},
-    protocol::Severity,
-    session::{CompletionOptions, Session, SessionEvent, SessionNews},
+use crate::cli::lsp::{
+    documents::{DocumentText, Documents, PositionEncoding},
+    protocol::{Outbox, Place, Severity, TextRange},
 };
-use crate::error::Error;
 use lsp_server::RequestId;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    task::AbortHandle,
+};
 use weir_client::connection::Client;
-use weir_proto::v1::{EditFailure, document_closed::Reason as CloseReason, edit_response::Event as EditEvent};
+use weir_engine::completion::is_word_character;
+use weir_kernels::error::Error;
+use weir_proto::v1::{
+    CompleteDocument, CompletionItem, EditFailure, EditRequest, OpenDocument, SpliceDocument, TextSplice, Until,
+    document_closed::Reason as CloseReason, edit_request::Action as EditAction, edit_response::Event as EditEvent,
+};
 
 /// Maximum open sessions. Opening another ends the least recently used one that has no requests: a user types in one document at a
 /// time.
 const MAX_SESSIONS: usize = 8;
+
 /// Maximum requests that wait for such a session. The answers to further ones are empty.
 const MAX_QUEUED: usize = 256;
+
 /// Sessions that may end before the answer to a request. Then its answer is empty.
 const ATTEMPTS: usize = 4;
+
 /// Pause after a session failed to open, before the next attempt.
 const PAUSE: Duration = Duration::from_secs(1);
+
 /// Maximum time for the server to answer a request while requests of other documents wait for a session.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -337,5 +347,661 @@ impl Sessions {
     }
 }
 
+// The answers to requests for completions.
+
+/// Maximum characters of the word before the cursor that an item repeats.
+const MAX_WORD: usize = 64;
+
+/// The kind of items: text.
+const TEXT: u8 = 1;
+
+/// The request that a client sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CompletionKind {
+    /// `textDocument/completion`: a menu.
+    List,
+    /// `textDocument/inlineCompletion`: text at the cursor.
+    Inline,
+}
+
+/// A request that waits for its completions. Its text cannot change while it waits, because a change ends the request.
+#[derive(Debug, Clone)]
+pub(super) struct WaitingRequest {
+    pub(super) id: RequestId,
+    pub(super) kind: CompletionKind,
+    pub(super) uri: String,
+    /// Byte offset of the cursor.
+    pub(super) cursor: usize,
+    /// Sessions that ended before its answer.
+    pub(super) attempts: usize,
+    /// The time at which its session sent it last. `None` before that.
+    pub(super) sent_at: Option<Instant>,
+}
+
+impl CompletionKind {
+    /// Returns the result of a request of this kind. `text` is `None` if the document is closed or exceeds a limit.
+    pub(super) fn result(
+        self,
+        text: Option<&DocumentText>,
+        cursor: usize,
+        encoding: PositionEncoding,
+        items: &[CompletionItem],
+    ) -> Value {
+        let items: Vec<Value> = match (self, text) {
+            (_, None) => Vec::new(),
+            (Self::Inline, Some(text)) => items.iter().map(|item| inline(text, cursor, encoding, item)).collect(),
+            (Self::List, Some(text)) => {
+                items.iter().enumerate().map(|(rank, item)| listed(text, cursor, encoding, rank, item)).collect()
+            }
+        };
+        match self {
+            Self::List => json!({ "isIncomplete": true, "items": items }),
+            Self::Inline => json!({ "items": items }),
+        }
+    }
+}
+
+fn inline(text: &DocumentText, cursor: usize, encoding: PositionEncoding, item: &CompletionItem) -> Value {
+    let at = text.position(cursor, encoding);
+    json!({ "insertText": item.text, "range": TextRange { start: at, end: at } })
+}
+
+/// Returns a menu item. It replaces the word before the cursor with that word plus the completion, because editors filter
+/// items by that word.
+fn listed(text: &DocumentText, cursor: usize, encoding: PositionEncoding, rank: usize, item: &CompletionItem) -> Value {
+    let word = word_before(text.text(), cursor);
+    let whole = format!("{word}{}", item.text);
+    let start = text.position(cursor - word.len(), encoding);
+    let end = text.position(cursor, encoding);
+    let label = whole.replace('\n', "⏎");
+    let mut listed = json!({
+        "label": label,
+        "kind": TEXT,
+        "detail": format!("{:.1} %", item.logprob.exp() * 100.0),
+        "sortText": format!("{rank:04}"),
+        "textEdit": { "range": TextRange { start, end }, "newText": whole },
+    });
+    // Set only if needed: without `filterText`, editors filter by the label, and Neovim completes from the start of the
+    // edit.
+    if label != whole {
+        listed["filterText"] = whole.into();
+    }
+    listed
+}
+
+/// Returns the part of a word that ends at the cursor. Words have the characters that completions up to the end of a word have.
+fn word_before(text: &str, cursor: usize) -> &str {
+    let before = text.get(..cursor).unwrap_or_default();
+    let word = before.chars().rev().take_while(|&character| is_word_character(character));
+    let length: usize = word.take(MAX_WORD).map(char::len_utf8).sum();
+    &before[before.len() - length..]
+}
+
+/// Returns the part of the text before the cursor that the model reads: its last `limit` bytes, or at least half as many. It begins
+/// at the same place while the cursor moves within half of `limit`, so that states can be reused.
+pub(super) fn context(text: &str, cursor: usize, limit: usize) -> &str {
+    let before = text.get(..cursor).unwrap_or_default();
+    let Some(excess) = before.len().checked_sub(limit) else { return before };
+    let step = (limit / 2).max(1);
+    let mut start = excess.next_multiple_of(step).min(before.len());
+    while !before.is_char_boundary(start) {
+        start += 1;
+    }
+    &before[start..]
+}
+
+// The editing session of one document: a stream of the server's editing service.
+//
+// The session's text is the document's text up to the furthest cursor of its requests, or the end of that text if it is long. The
+// server reads nothing after a request's cursor, so requests before that cursor leave the text as it is. A session opens when its
+// document first asks for completions.
+
+/// Messages of a session that wait to be sent.
+const WAITING_MESSAGES: usize = 64;
+
+/// Options of requests for completions.
+#[derive(Debug, Clone)]
+pub(super) struct CompletionOptions {
+    /// Name of the model. May be `None` if exactly one can answer the call.
+    pub(super) model: Option<String>,
+    pub(super) count: u32,
+    pub(super) until: Until,
+    pub(super) max_chars: u32,
+}
+
+/// An event of a session.
+#[derive(Debug)]
+pub(super) struct SessionEvent {
+    pub(super) uri: Arc<str>,
+    /// Number of the session.
+    pub(super) session: u64,
+    pub(super) news: SessionNews,
+}
+
+/// The content of a session's event.
+#[derive(Debug)]
+pub(super) enum SessionNews {
+    Event(EditEvent),
+    /// The stream ended, with an error if the call failed.
+    Ended(Option<Error>),
+}
+
+/// A session. Dropping it ends the stream, which cancels its requests.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Number of the session.
+    pub(super) number: u64,
+    /// True once the server has taken a message.
+    pub(super) is_open: bool,
+    /// The requests in progress by their ids on the wire.
+    pub(super) waiting: BTreeMap<u64, WaitingRequest>,
+    /// The requests that wait to be sent, because the model reads another text for those in progress. In order.
+    pub(super) deferred: Vec<WaitingRequest>,
+    /// Number of its latest request, counted over all documents.
+    pub(super) used: u64,
+    requests: mpsc::Sender<EditRequest>,
+    reader: AbortHandle,
+    text: String,
+    revision: u64,
+    last_id: u64,
+}
+
+/// The session cannot send: the server is not reading its messages.
+#[derive(Debug)]
+pub(super) struct Stuck;
+
+impl Session {
+    /// Opens session `number` for a document. Must run within a runtime.
+    pub(super) fn open(
+        client: Client,
+        options: &CompletionOptions,
+        uri: &str,
+        number: u64,
+        events: mpsc::Sender<SessionEvent>,
+    ) -> Self {
+        let (requests, receiver) = mpsc::channel(WAITING_MESSAGES);
+        let open = OpenDocument { model: options.model.clone(), ..OpenDocument::default() };
+        // Never fails: the channel is empty.
+        let _ = requests.try_send(EditRequest { action: Some(EditAction::Open(open)) });
+        let uri = Arc::from(uri);
+        let reader = tokio::spawn(async move {
+            let report = async |news| {
+                let event = SessionEvent { uri: Arc::clone(&uri), session: number, news };
+                events.send(event).await.is_ok()
+            };
+            let error = match client.edit(receiver).await {
+                Err(error) => Some(error),
+                Ok(mut stream) => loop {
+                    match stream.next().await {
+                        Ok(Some(message)) => {
+                            if let Some(event) = message.event
+                                && !report(SessionNews::Event(event)).await
+                            {
+                                return;
+                            }
+                        }
+                        Ok(None) => break None,
+                        Err(error) => break Some(error),
+                    }
+                },
+            };
+            report(SessionNews::Ended(error)).await;
+        });
+        Self {
+            number,
+            is_open: false,
+            waiting: BTreeMap::new(),
+            deferred: Vec::new(),
+            used: 0,
+            requests,
+            reader: reader.abort_handle(),
+            text: String::new(),
+            revision: 0,
+            last_id: 0,
+        }
+    }
+
+    /// Asks for the completions of a request at the end of `text`. If the text continues that of the requests in progress, they
+    /// become stale and can be sent again. If it is another text, the request is deferred until they have ended. Fails if the
+    /// server is not reading; the request is in `waiting` even then.
+    pub(super) fn complete(
+        &mut self,
+        options: &CompletionOptions,
+        text: &str,
+        request: WaitingRequest,
+    ) -> Result<(), Stuck> {
+        let change = change(&self.text, text);
+        if !self.waiting.is_empty() && (matches!(change, Change::Other(_)) || !self.deferred.is_empty()) {
+            self.deferred.push(request);
+            return Ok(());
+        }
+        self.last_id += 1;
+        let id = self.last_id;
+        self.waiting.insert(id, WaitingRequest { sent_at: Some(Instant::now()), ..request });
+        if let Change::Longer(splice) | Change::Other(splice) = change {
+            text.clone_into(&mut self.text);
+            self.splice(vec![splice])?;
+        }
+        self.send(EditAction::Complete(CompleteDocument {
+            id,
+            cursor_byte: text.len() as u64,
+            count: Some(options.count),
+            until: Some(options.until.into()),
+            max_chars: Some(options.max_chars),
+        }))
+    }
+
+    /// Returns the time at which the oldest request in progress was sent.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.waiting.values().filter_map(|request| request.sent_at).min()
+    }
+
+    /// Takes the deferred requests if none is in progress.
+    pub(super) fn take_deferred(&mut self) -> Vec<WaitingRequest> {
+        if self.waiting.is_empty() { std::mem::take(&mut self.deferred) } else { Vec::new() }
+    }
+
+    /// Takes all requests.
+    pub(super) fn take_all(&mut self) -> Vec<WaitingRequest> {
+        let deferred = std::mem::take(&mut self.deferred);
+        std::mem::take(&mut self.waiting).into_values().chain(deferred).collect()
+    }
+
+    /// Cancels the work of all requests in progress. Those that still wait become stale. Fails if the server is not reading.
+    pub(super) fn cancel(&mut self) -> Result<(), Stuck> {
+        self.splice(Vec::new())
+    }
+
+    fn splice(&mut self, splices: Vec<TextSplice>) -> Result<(), Stuck> {
+        self.revision += 1;
+        self.send(EditAction::Splice(SpliceDocument { revision: self.revision, splices }))
+    }
+
+    /// Queues a message. Fails if the queue is full. A call that has ended takes no message: its end is reported as an event, which
+    /// says why, and the requests wait until then.
+    fn send(&self, action: EditAction) -> Result<(), Stuck> {
+        match self.requests.try_send(EditRequest { action: Some(action) }) {
+            Err(TrySendError::Full(_)) => Err(Stuck),
+            Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// What a request needs of the session's text.
+#[derive(Debug, PartialEq)]
+enum Change {
+    /// The session's text begins with that of the request.
+    None,
+    /// The text of the request begins with the session's.
+    Longer(TextSplice),
+    Other(TextSplice),
+}
+
+/// Returns the change after which a session's text begins with that of a request.
+fn change(session: &str, request: &str) -> Change {
+    let pairs = session.bytes().zip(request.bytes());
+    let mut common = pairs.take_while(|(one, other)| one == other).count();
+    if common == request.len() {
+        return Change::None;
+    }
+    // A character may begin with the bytes of another.
+    while !(session.is_char_boundary(common) && request.is_char_boundary(common)) {
+        common -= 1;
+    }
+    let text = request.get(common..).unwrap_or_default().to_owned();
+    let splice = TextSplice { start_byte: common as u64, end_byte: session.len() as u64, text };
+    if common == session.len() { Change::Longer(splice) } else { Change::Other(splice) }
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::cli::lsp::{
+        documents::DocumentLimits,
+        sessions::{
+            CompletionKind,
+            tests::PositionEncoding::{Utf8, Utf16},
+        },
+    };
+    use serde_json::Value;
+    use weir_client::connection::Client;
+    use weir_proto::v1::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until};
+    use weir_server::Listener;
+
+    fn items() -> Vec<CompletionItem> {
+        let item = |text: &str, logprob| CompletionItem { text: text.into(), logprob, ..CompletionItem::default() };
+        vec![item("er", -0.5), item("e\n", -1.0)]
+    }
+
+    #[test]
+    fn items_replace_the_word_before_the_cursor() {
+        let text = DocumentText::new("a\n😀 l'é".into());
+        let cursor = text.text().len();
+        let result = CompletionKind::List.result(Some(&text), cursor, Utf16, &items());
+        let expected = json!({
+            "label": "l'éer", "kind": 1, "detail": "60.7 %", "sortText": "0000",
+            "textEdit": {
+                "range": { "start": { "line": 1, "character": 3 }, "end": { "line": 1, "character": 6 } },
+                "newText": "l'éer",
+            },
+        });
+        assert_eq!((&result["isIncomplete"], &result["items"][0]), (&true.into(), &expected));
+        assert_eq!(result["items"][1]["filterText"], "l'ée\n");
+        assert_eq!((&result["items"][1]["label"], &result["items"][1]["sortText"]), (&"l'ée⏎".into(), &"0001".into()));
+        let result = CompletionKind::Inline.result(Some(&text), cursor, Utf8, &items());
+        let at = json!({ "line": 1, "character": 9 });
+        assert_eq!(result["items"][1], json!({ "insertText": "e\n", "range": { "start": at, "end": at } }));
+        let gone = CompletionKind::List.result(None, cursor, Utf16, &items());
+        assert_eq!(gone, json!({ "isIncomplete": true, "items": [] }));
+    }
+
+    #[test]
+    fn a_word_has_letters_digits_and_apostrophes() {
+        for (text, word) in [("a b2_c", "b2_c"), ("it's", "it's"), ("it’s", "it’s"), ("a ", ""), ("a-é", "é"), ("", "")]
+        {
+            assert_eq!(word_before(text, text.len()), word);
+        }
+        assert_eq!(word_before("abc", 1), "a");
+        assert_eq!(word_before(&"a".repeat(100), 100).len(), MAX_WORD);
+    }
+
+    #[test]
+    fn a_context_begins_at_few_places() {
+        let text = "é".repeat(100);
+        assert_eq!(context(&text, 16, 16), &text[..16]);
+        let mut starts = std::collections::BTreeSet::new();
+        for cursor in (0..=200).step_by(2) {
+            let context = context(&text, cursor, 16);
+            assert!(context.len() <= 16 && (cursor < 16 || context.len() >= 7), "{cursor}: {}", context.len());
+            starts.insert(cursor - context.len());
+        }
+        assert_eq!(starts.len(), 24, "{starts:?}");
+        assert_eq!(context("abc", 3, 1), "c");
+        assert_eq!(context("abc", 3, 0), "");
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_is_an_error_and_the_end_of_the_call_is_not() {
+        let (requests, receiver) = mpsc::channel(1);
+        let mut session = Session {
+            number: 1,
+            is_open: false,
+            waiting: BTreeMap::new(),
+            deferred: Vec::new(),
+            used: 0,
+            requests,
+            reader: tokio::spawn(async {}).abort_handle(),
+            text: String::new(),
+            revision: 0,
+            last_id: 0,
+        };
+        assert!(session.cancel().is_ok());
+        assert!(session.cancel().is_err());
+        drop(receiver);
+        assert!(session.cancel().is_ok());
+    }
+
+    #[test]
+    fn a_change_replaces_the_shortest_end_in_whole_characters() {
+        let splice = |start_byte, end_byte, text: &str| TextSplice { start_byte, end_byte, text: text.into() };
+        assert_eq!(change("", ""), Change::None);
+        assert_eq!(change("añ", "añ"), Change::None);
+        assert_eq!(change("añb", "añ"), Change::None);
+        assert_eq!(change("", "a"), Change::Longer(splice(0, 0, "a")));
+        assert_eq!(change("añ", "añb"), Change::Longer(splice(3, 3, "b")));
+        assert_eq!(change("abc", "abd"), Change::Other(splice(2, 3, "d")));
+        assert_eq!(change("abcd", "bc"), Change::Other(splice(0, 4, "bc")));
+        // é and ñ begin with the same byte
+        assert_eq!(change("aéb", "añb"), Change::Other(splice(1, 4, "ñb")));
+    }
+
+    const URI: &str = "a";
+
+    /// The sessions of documents of 105 bytes, of which the model reads 16, and a server that answers what a test writes.
+    struct Editor {
+        sessions: Sessions,
+        documents: Documents,
+        out: Outbox,
+    }
+
+    impl Editor {
+        fn new() -> Self {
+            Self::with(&[URI])
+        }
+
+        /// Opens these documents.
+        fn with(uris: &[&str]) -> Self {
+            let client = Client::of_channel(Listener::in_process().1, "this process");
+            let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
+            let mut documents = Documents::new(DocumentLimits::default());
+            for uri in uris {
+                assert!(documents.open((*uri).into(), "0123456".repeat(15)).is_ok());
+            }
+            Self { sessions: Sessions::new(client, options, 16, mpsc::channel(1).0), documents, out: Outbox::new() }
+        }
+
+        /// Asks for completions. The request's id is its cursor.
+        fn complete(&mut self, cursor: u8) {
+            self.complete_in(URI, cursor);
+        }
+
+        fn complete_in(&mut self, uri: &str, cursor: u8) {
+            let id = i32::from(cursor).into();
+            let kind = CompletionKind::Inline;
+            let request =
+                WaitingRequest { id, kind, uri: uri.into(), cursor: cursor.into(), attempts: 0, sent_at: None };
+            self.sessions.complete(&self.documents, request, &mut self.out);
+        }
+
+        fn cancel(&mut self, cursor: u8) {
+            assert!(self.sessions.cancel(&i32::from(cursor).into(), &self.documents, &mut self.out));
+        }
+
+        fn take(&mut self, news: SessionNews) {
+            self.take_of(URI, news);
+        }
+
+        fn take_of(&mut self, uri: &str, news: SessionNews) {
+            let session = self.sessions.open[uri].number;
+            let event = SessionEvent { uri: uri.into(), session, news };
+            self.sessions.take(event, &self.documents, &mut self.out);
+            self.sessions.send_queued(&self.documents, &mut self.out);
+        }
+
+        fn answer(&mut self, wire_id: u64) {
+            self.answer_of(URI, wire_id);
+        }
+
+        fn answer_of(&mut self, uri: &str, wire_id: u64) {
+            let items = vec![CompletionItem { text: "x".into(), ..CompletionItem::default() }];
+            let found = DocumentCompletions { id: wire_id, items, ..DocumentCompletions::default() };
+            self.take_of(uri, SessionNews::Event(EditEvent::Completions(found)));
+        }
+
+        fn stale(&mut self, wire_id: u64) {
+            self.take(SessionNews::Event(EditEvent::Stale(StaleRequest { id: wire_id })));
+        }
+
+        /// Returns the requests in progress: their ids on the wire and their cursors.
+        fn in_progress(&self) -> Vec<(u64, usize)> {
+            let session = &self.sessions.open[URI];
+            session.waiting.iter().map(|(wire_id, request)| (*wire_id, request.cursor)).collect()
+        }
+
+        /// Returns the answers: each request's id, and how many completions it got. Reports have no id.
+        fn answers(&mut self) -> Vec<(Option<u64>, usize)> {
+            let count = |message: &Value| message["result"]["items"].as_array().map_or(0, Vec::len);
+            self.out.take().iter().map(|message| (message["id"].as_u64(), count(message))).collect()
+        }
+    }
+
+    fn within_a_runtime(test: impl FnOnce()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _guard = runtime.enter();
+        test();
+    }
+
+    #[test]
+    fn requests_at_several_cursors_are_all_answered() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            for cursor in [9, 12, 3, 90, 91] {
+                editor.complete(cursor);
+            }
+            assert_eq!(editor.in_progress(), [(1, 9), (2, 12), (3, 3)], "other texts wait");
+            editor.stale(1);
+            editor.answer(2);
+            editor.answer(3);
+            assert_eq!(editor.in_progress(), [(4, 90), (5, 91)]);
+            editor.stale(4);
+            editor.answer(5);
+            assert_eq!(editor.in_progress(), [(6, 9)], "deferred requests keep their order");
+            editor.complete(80);
+            editor.cancel(9);
+            assert_eq!(editor.in_progress(), [(7, 90)]);
+            editor.cancel(80);
+            editor.answer(7);
+            assert_eq!(editor.in_progress(), []);
+            assert_eq!(editor.answers(), [12, 3, 91, 90].map(|id| (Some(id), 1)));
+        });
+    }
+
+    #[test]
+    fn cancelling_a_request_costs_others_no_attempt() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            editor.complete(9);
+            for _ in 0..2 * ATTEMPTS {
+                let (kept, _) = editor.in_progress()[0];
+                editor.complete(5);
+                editor.cancel(5);
+                editor.stale(kept);
+            }
+            let (kept, _) = editor.in_progress()[0];
+            editor.answer(kept);
+            assert_eq!(editor.answers(), [(Some(9), 1)]);
+        });
+    }
+
+    #[test]
+    fn a_request_whose_sessions_end_is_answered_and_reported() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            editor.complete(9);
+            for attempt in 1..=ATTEMPTS {
+                assert_eq!((editor.in_progress(), editor.sessions.is_paused()), (vec![(1, 9)], false), "{attempt}");
+                editor.take(SessionNews::Event(EditEvent::Applied(DocumentApplied::default())));
+                editor.take(SessionNews::Ended(Some(Error::Internal("broken".into()))));
+            }
+            assert_eq!(editor.answers(), [(None, 0), (Some(9), 0)], "the error is reported once");
+            editor.complete(9);
+            assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
+        });
+    }
+
+    /// The URIs of documents for two more sessions than may be open.
+    const URIS: [&str; MAX_SESSIONS + 2] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+
+    #[test]
+    fn a_request_waits_while_all_sessions_have_requests() {
+        within_a_runtime(|| {
+            let mut editor = Editor::with(&URIS);
+            for (uri, cursor) in URIS.into_iter().zip(1..) {
+                editor.complete_in(uri, cursor);
+            }
+            editor.complete_in("i", 20);
+            let open = |editor: &Editor| editor.sessions.open.keys().cloned().collect::<String>();
+            assert_eq!((open(&editor), editor.answers()), ("abcdefgh".into(), vec![]), "no request loses its session");
+            editor.complete_in("d", 21);
+            editor.answer_of("d", 1);
+            assert_eq!(open(&editor), "abcdefgh", "another request of d is in progress");
+            editor.answer_of("c", 1);
+            assert_eq!(open(&editor), "abdefghi");
+            assert_eq!(editor.sessions.open["i"].waiting.len(), 1);
+            assert_eq!(editor.sessions.open["i"].deferred.len() + editor.sessions.queued.len(), 2);
+            editor.cancel(10);
+            assert!(editor.sessions.queued.is_empty());
+            editor.complete_in("j", 22);
+            editor.complete_in("c", 23);
+            assert_eq!(editor.sessions.overtake("j").len(), 1);
+            // A session that is given up leaves room, too.
+            editor.take_of("b", SessionNews::Ended(Some(Error::Internal("broken".into()))));
+            assert_eq!(open(&editor), "adefghi");
+            assert_eq!(editor.answers(), [(Some(4), 1), (Some(3), 1), (None, 0), (Some(2), 0), (Some(23), 0)]);
+            editor.complete_in("j", 24);
+            assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
+            assert_eq!(editor.sessions.close_all().len(), 8);
+        });
+    }
+
+    #[test]
+    fn a_session_that_is_not_answered_ends_for_requests_that_wait() {
+        within_a_runtime(|| {
+            let mut editor = Editor::with(&URIS);
+            for (uri, cursor) in URIS.into_iter().take(MAX_SESSIONS).zip(1..) {
+                editor.complete_in(uri, cursor);
+            }
+            // The requests of b and d are too old.
+            for uri in ["b", "d"] {
+                let requests = editor.sessions.open.get_mut(uri).unwrap().waiting.values_mut();
+                requests.for_each(|request| request.sent_at = request.sent_at.map(|at| at - ANSWER_TIMEOUT));
+            }
+            let open = |editor: &Editor| editor.sessions.open.keys().cloned().collect::<String>();
+            editor.sessions.send_queued(&editor.documents, &mut editor.out);
+            assert_eq!(
+                (editor.sessions.timeout(), open(&editor)),
+                (None, "abcdefgh".into()),
+                "no request waits for them"
+            );
+            editor.complete_in("i", 9);
+            assert!(editor.sessions.timeout().unwrap() <= Instant::now());
+            editor.sessions.send_queued(&editor.documents, &mut editor.out);
+            assert_eq!(open(&editor), "acdefghi");
+            editor.complete_in("j", 10);
+            editor.sessions.send_queued(&editor.documents, &mut editor.out);
+            assert_eq!(open(&editor), "acefghij");
+            assert_eq!(editor.answers(), [(None, 0), (Some(2), 0), (Some(4), 0)], "the user is told once");
+            editor.complete_in("b", 11);
+            editor.sessions.send_queued(&editor.documents, &mut editor.out);
+            assert_eq!(open(&editor), "acefghij");
+            let in_time = editor.sessions.timeout().unwrap() - Instant::now();
+            assert!(in_time > ANSWER_TIMEOUT / 2, "{in_time:?}");
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_session_is_no_attempt_of_a_queued_request() {
+        within_a_runtime(|| {
+            let mut editor = Editor::new();
+            editor.complete(9);
+            let queued = WaitingRequest { id: 5.into(), attempts: 0, ..editor.sessions.open[URI].waiting[&1].clone() };
+            editor.sessions.queued.push(queued);
+            editor.take(SessionNews::Ended(None));
+            let requests = editor.sessions.open[URI].waiting.values();
+            assert_eq!(requests.map(|request| request.attempts).collect::<Vec<_>>(), [1, 0]);
+        });
+    }
+
+    #[test]
+    fn the_queue_is_limited() {
+        within_a_runtime(|| {
+            let mut editor = Editor::with(&URIS);
+            for uri in &URIS[..MAX_SESSIONS] {
+                editor.complete_in(uri, 1);
+            }
+            for _ in 0..MAX_QUEUED {
+                editor.complete_in("i", 2);
+            }
+            assert_eq!(editor.answers(), []);
+            editor.complete_in("j", 3);
+            assert_eq!(editor.answers(), [(Some(3), 0)]);
+            assert_eq!(editor.sessions.close("i").len(), MAX_QUEUED);
+        });
+    }
+}

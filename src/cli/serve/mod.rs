@@ -1,48 +1,57 @@
 //! `weir serve`: reserves its ports, loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are
 //! grouped by topic in the submodules.
 
-mod access;
-mod announcement;
-mod engine;
-mod file_limit;
-mod listeners;
-mod loading;
-mod log;
-mod log_writer;
 mod models;
-mod operations;
 mod ports;
-mod reload;
-mod signals;
-mod systemd;
-mod transport;
 
-use super::{color::ColorChoice, network::runtime, output};
-use crate::{
-    config::{Checks, Origins, ServeConfig},
-    error::{Error, Result, printable},
-    kernels::heap,
-    serve::{Engines, Listener, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
+use crate::cli::{
+    network::runtime,
+    output::{self, ColorChoice},
+    serve::{
+        models::{CheckpointLoader, admin, load_all},
+        ports::{ADMIN, HTTP, Listeners, OptionalPort, PortState, ReservedPort},
+    },
 };
-use announcement::Addresses;
-use listeners::Listeners;
-use loading::{CheckpointLoader, admin, load_all};
-use log_writer::LogWriter;
-use ports::{OptionalPort, PortState, ReservedPort};
-use reload::Reloader;
-use std::{path::PathBuf, pin::pin, sync::Arc, thread, time::Duration};
+use std::{
+    io::{self, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder};
+use tracing_subscriber::EnvFilter;
 use weir_client::command_line::FlagOrigins;
+use weir_kernels::{
+    error::{Error, Result, printable},
+    memory,
+};
+use weir_server::{
+    Engines, Listener, Monitor, Traces,
+    config::{Announce, Checks, CredentialFiles, LiveCredentials, Operations, Origins, ServeConfig},
+    run::{ServerParts, run as serve},
+    serve_admin_port,
+};
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);
+
 /// How long clients may take to read the error that ends their streams, after a second signal.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
+
 /// Time from the drain limit to the forced end of the process: longer than each wait of the shutdown, shorter than all together.
 const END_TIME: Duration = Duration::from_secs(3);
+
 /// How long a worker without a step may take to end.
 const WORKER_NOTICE: Duration = Duration::from_millis(100);
+
 /// How long the runtime may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -54,15 +63,15 @@ pub struct Args {
     #[command(flatten)]
     models: models::ModelsArgs,
     #[command(flatten)]
-    engine: engine::EngineArgs,
+    engine: models::EngineArgs,
     #[command(flatten)]
-    transport: transport::TransportArgs,
+    transport: ports::TransportArgs,
     #[command(flatten)]
-    operations: operations::OperationsArgs,
+    operations: OperationsArgs,
     #[command(flatten)]
-    access: access::AccessArgs,
+    access: ports::AccessArgs,
     #[command(flatten)]
-    log: log::LogArgs,
+    log: LogArgs,
     /// TOML file with settings, named like these flags. Flags and environment variables override it.
     #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
     config: Option<PathBuf>,
@@ -139,7 +148,7 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
         }
     }
     // Before other threads start, because a thread keeps its heap.
-    heap::return_large_blocks();
+    memory::return_large_blocks();
     let writer = LogWriter::start();
     let result = args.validate(&writer, color, checks).and_then(|settings| {
         if args.check_config {
@@ -157,9 +166,9 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
 async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
     let no_handler = |error| Error::Internal(format!("signal handlers cannot be installed: {error}"));
-    let signals = signals::signals().map_err(no_handler)?;
+    let signals = self::signals().map_err(no_handler)?;
     let addresses = [Some(settings.listen), settings.http_listen, settings.operations.admin_listen];
-    file_limit::raise_for(settings.transport.connections * addresses.into_iter().flatten().count());
+    ports::raise_for(settings.transport.connections * addresses.into_iter().flatten().count());
     let engines = Engines::default();
     let files = settings.credential_files.clone();
     let live = settings.transport.access.credentials.clone();
@@ -190,7 +199,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
-        () = signals::received(signals.clone(), 1) => exit_now("signal while loading models", 0, writer),
+        () = received(signals.clone(), 1) => exit_now("signal while loading models", 0, writer),
     };
     loaded.unwrap_or_else(|_| Err(Error::Internal("loading a model panicked".into())))?;
 
@@ -212,17 +221,17 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let shutdown = {
         let signals = signals.clone();
         async {
-            signals::received(signals, 1).await;
-            systemd::stopping();
+            received(signals, 1).await;
+            stopping();
         }
     };
     tokio::spawn(limit_shutdown(signals.clone(), settings.transport.drain + END_TIME, engines.clone()));
     // Both ports are bound: the system accepts connections from now on.
-    systemd::ready(&engines.names());
+    ready(&engines.names());
     let mut serving = pin!(serve(listener, offer, shutdown, settings.transport));
     let served = tokio::select! {
         served = &mut serving => served,
-        () = signals::received(signals, 2) => {
+        () = received(signals, 2) => {
             force_shutdown.cancel();
             // Streams end with an error that clients can read. Whether they do makes no difference.
             let _ = timeout(FLUSH_TIME, serving).await;
@@ -240,7 +249,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
 /// the log is written. The exit code is 1 if a worker still runs.
 #[expect(clippy::disallowed_methods, reason = "the thread has nothing else to wait for")]
 async fn limit_shutdown(signals: watch::Receiver<usize>, limit: Duration, engines: Engines) {
-    signals::received(signals, 1).await;
+    received(signals, 1).await;
     let ended = thread::Builder::new().name("weir-shutdown".into()).spawn(move || {
         thread::sleep(limit.saturating_sub(WORKER_NOTICE));
         tracing::warn!("the shutdown takes too long: ending at once");
@@ -263,4 +272,435 @@ fn exit_now(why: &str, code: i32, writer: &LogWriter) -> ! {
 #[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
 fn exit(code: i32) -> ! {
     std::process::exit(code)
+}
+
+// The last lines of a start: where the server is reached.
+
+/// Addresses of a server, and whether the first two use TLS.
+struct Addresses {
+    grpc: SocketAddr,
+    http: PortState,
+    admin: PortState,
+    tls: bool,
+}
+
+impl Addresses {
+    /// Prints one line for each port. A terminal makes the addresses clickable. A port that is off has the flag that opens it.
+    fn print(&self, log: Announce) {
+        self.lines().iter().for_each(|line| log.print(format_args!("{line}")));
+    }
+
+    fn lines(&self) -> [String; 3] {
+        let scheme = if self.tls { "https" } else { "http" };
+        [
+            format!("gRPC        {}", url(scheme, self.grpc, "")),
+            format!("playground  {}", optional(&self.http, scheme, "/", "--http-listen", HTTP)),
+            format!("metrics     {}", optional(&self.admin, "http", "/metrics", "--admin-listen", ADMIN)),
+        ]
+    }
+}
+
+fn optional(port: &PortState, scheme: &str, path: &str, flag: &str, default: SocketAddr) -> String {
+    let usual = default.port();
+    match port {
+        PortState::Open(address) => url(scheme, *address, path),
+        PortState::Unset => format!("off; `{flag} localhost:{usual}` turns it on"),
+        PortState::Unprotected => {
+            format!("off, because this port supports neither keys nor TLS; `{flag} localhost:{usual}` turns it on")
+        }
+        PortState::Failed(why) => format!("off: {why}; `{flag} localhost:0` selects a free port"),
+    }
+}
+
+/// Returns a URL that works on this machine. An unspecified address becomes loopback, and the original follows the URL.
+fn url(scheme: &str, address: SocketAddr, path: &str) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let reachable = SocketAddr::new(ip, address.port());
+    let all = if reachable == address { String::new() } else { format!(" (listens on {address})") };
+    format!("{scheme}://{reachable}{path}{all}")
+}
+
+// Log level and format.
+
+/// Flags of the log.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Log")]
+struct LogArgs {
+    /// Log filter: a level, or `target=level` directives separated by commas. The log goes to stderr.
+    #[arg(long, value_name = "FILTER", env = "WEIR_LOG", default_value = "info")]
+    log: String,
+    /// Log format: text or json.
+    #[arg(long, value_name = "FORMAT", env = "WEIR_LOG_FORMAT", default_value = "text")]
+    log_format: String,
+}
+
+impl LogArgs {
+    /// Starts the log, with `writer` as its way to stderr. Called first, so that later checks can log.
+    fn start(&self, writer: &LogWriter, color: ColorChoice, checks: &mut Checks) -> Announce {
+        let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
+            checks.reject("--log", &self.log, format!("a level such as info, or target=level directives ({error})"));
+            EnvFilter::default()
+        });
+        let log = tracing_subscriber::fmt().with_ansi(color.is_on(&std::io::stderr())).with_env_filter(filter);
+        let writer = writer.clone();
+        let log = log.with_writer(move || writer.clone()).log_internal_errors(false);
+        // The standard library would write to stderr itself, which may block.
+        std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+        // A log that is already running stays in place.
+        match self.log_format.as_str() {
+            "text" => {
+                let _ = log.try_init();
+            }
+            "json" => {
+                let _ = log.json().try_init();
+                return Announce::Event;
+            }
+            other => checks.reject("--log-format", other, "one of text, json"),
+        }
+        Announce::Line
+    }
+}
+
+// The log's way to stderr: a thread writes the lines that all others queue, so that logging never waits and never fails.
+//
+// A pipe that nobody reads, a closed one, or a full disk costs log lines, which are counted, and nothing else.
+
+/// Maximum lines that wait to be written; more are dropped.
+const MAX_QUEUED_LINES: usize = 4096;
+
+/// Maximum time that the process waits for queued lines, before it announces its addresses and before it ends.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Interval between checks that all lines are written.
+const FINISH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Queues log lines for the thread that writes them. Never blocks and never returns an error.
+#[derive(Clone)]
+struct LogWriter {
+    queue: NonBlocking,
+    lines: Arc<LineCounts>,
+}
+
+/// Lines since the log started.
+#[derive(Default)]
+struct LineCounts {
+    logged: AtomicU64,
+    written: AtomicU64,
+    /// Lines that stderr did not take.
+    failed: AtomicU64,
+}
+
+impl LogWriter {
+    /// Starts the thread, which runs until the process ends.
+    fn start() -> Self {
+        let lines = Arc::<LineCounts>::default();
+        let stderr = CountingWriter { stderr: io::stderr(), lines: Arc::clone(&lines) };
+        let builder =
+            NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES).thread_name("log");
+        let (queue, guard) = builder.finish(stderr);
+        // Dropping the guard may write to stdout, which may block. `finish` waits for the lines instead.
+        std::mem::forget(guard);
+        Self { queue, lines }
+    }
+
+    /// Returns the number of lines dropped so far: the queue was full, or stderr did not take them.
+    fn dropped_lines(&self) -> u64 {
+        self.lines.failed.load(Ordering::Relaxed).saturating_add(self.queue.error_counter().dropped_lines() as u64)
+    }
+
+    /// Waits until all lines are written or dropped, at most a second.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the writing thread never waits for this thread, which has nothing else to do"
+    )]
+    fn finish(&self) {
+        let started = Instant::now();
+        let finished = || {
+            let written = self.lines.written.load(Ordering::Relaxed);
+            written.saturating_add(self.dropped_lines()) >= self.lines.logged.load(Ordering::Relaxed)
+        };
+        while !finished() && started.elapsed() < FINISH_TIMEOUT {
+            std::thread::sleep(FINISH_INTERVAL);
+        }
+    }
+}
+
+impl Write for LogWriter {
+    /// Queues a whole line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.lines.logged.fetch_add(1, Ordering::Relaxed);
+        self.queue.write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes to stderr, and counts the lines that it took. Never returns an error.
+struct CountingWriter {
+    stderr: io::Stderr,
+    lines: Arc<LineCounts>,
+}
+
+impl Write for CountingWriter {
+    /// Writes a whole line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let count = if self.stderr.write_all(line).is_ok() { &self.lines.written } else { &self.lines.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+// Monitoring and administration of the server.
+
+/// Flags of operations.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Operations")]
+struct OperationsArgs {
+    /// Address of the admin port, which serves metrics, health and version over plain HTTP without authentication: prefer a
+    /// loopback address. Default: 127.0.0.1:9090 if no address is given for any port, and the server has neither keys nor TLS;
+    /// otherwise no admin port.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_ADMIN_LISTEN")]
+    admin_listen: Option<String>,
+    /// Seconds that one step of a model may take before the server counts as hung and liveness fails.
+    #[arg(long, value_name = "N", env = "WEIR_HANG_SECONDS", default_value = "60")]
+    hang_seconds: String,
+    /// File with the token (16 to 1024 visible ASCII characters) for the service weir.v1.Admin, which loads models from --models
+    /// and unloads them. Default: no such service.
+    #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
+    admin_token_file: Option<PathBuf>,
+    /// Maximum models in memory, draining ones included, when one is loaded at run time.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_MODELS", default_value = "16")]
+    max_models: String,
+    /// gRPC endpoint of an OTLP collector, such as http://127.0.0.1:4317, that receives spans of calls. Spans contain no text.
+    #[arg(long, value_name = "URL", env = "WEIR_OTLP")]
+    otlp: Option<String>,
+    /// Sampling ratio, 0 to 1, of traces that begin at this server. The caller decides about traces that it began.
+    #[arg(long, value_name = "PART", env = "WEIR_OTLP_PART", default_value = "1")]
+    otlp_part: String,
+}
+
+impl OperationsArgs {
+    /// Parses the settings. `models` is the folder that models can be loaded from at run time.
+    fn settings(&self, admin_listen: Option<SocketAddr>, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
+        let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
+        let otlp_part = self.otlp_part.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+        if otlp_part.is_none() {
+            checks.reject("--otlp-part", &self.otlp_part, "a number from 0 to 1");
+        }
+        match &self.otlp {
+            // The value may have a password, which must not be printed.
+            Some(url) if url.contains('@') => {
+                checks.reject("--otlp", "…@…", "a URL without a user and a password (weir sends none)");
+            }
+            Some(url) if !url.starts_with("http://") => {
+                checks.reject("--otlp", url, "a URL such as http://127.0.0.1:4317");
+            }
+            _ => {}
+        }
+        Operations {
+            admin_listen,
+            hang: Duration::from_secs(hang),
+            admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
+            models,
+            max_models: checks.number("--max-models", &self.max_models, 1..=1024),
+            otlp: self.otlp.clone(),
+            otlp_part: otlp_part.unwrap_or(1.0),
+        }
+    }
+}
+
+// Reads certificates and keys again at each SIGHUP.
+
+/// Maximum time for reading the files, for example from a network that hangs.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Replaces the credentials of a running server.
+struct Reloader {
+    files: CredentialFiles,
+    /// The credentials in use.
+    live: LiveCredentials,
+    /// Its metrics count the reloads.
+    engines: Engines,
+}
+
+impl Reloader {
+    /// Reloads at each SIGHUP from now on. Signals that arrive during a reload cause one more.
+    #[cfg(unix)]
+    fn start(self) -> std::io::Result<()> {
+        use tokio::signal::unix::SignalKind;
+        use tokio::signal::unix::signal;
+        let mut hangups = signal(SignalKind::hangup())?;
+        tokio::spawn(async move {
+            while hangups.recv().await.is_some() {
+                self.reload().await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Does nothing: other systems have no such signal.
+    #[cfg(not(unix))]
+    fn start(self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// Reads all files and replaces all credentials together. After any error the old ones stay in use.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "only a signal causes a reload"))]
+    async fn reload(&self) {
+        if self.files.is_empty() {
+            tracing::info!("SIGHUP: the settings name no certificates and keys to read again");
+            return;
+        }
+        let files = self.files.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let mut checks = Checks::default();
+            let credentials = files.read(&mut checks);
+            checks.finish().map(|()| credentials)
+        });
+        let read: Result<_> = match tokio::time::timeout(READ_TIMEOUT, read).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(_)) => Err(Error::Internal("reading the files panicked".into())),
+            Err(_) => Err(Error::Setting(format!("the files were not read within {READ_TIMEOUT:?}"))),
+        };
+        let succeeded = read.is_ok();
+        match read {
+            Ok(credentials) => {
+                tracing::info!(keys = ?credentials.keys, tls = credentials.tls.is_some(), "reloaded certificates and keys");
+                self.live.replace(credentials);
+            }
+            Err(error) => {
+                let error = error.to_string().replace('\n', ";");
+                tracing::error!(error, "certificates and keys were not reloaded: the old ones stay in use");
+            }
+        }
+        // Last, so that an observer of the metric finds the new credentials in use.
+        self.engines.metrics().count_credential_reload(succeeded);
+    }
+}
+
+// Signals that shut the server down.
+
+/// Counts shutdown signals: SIGTERM and Ctrl-C.
+#[cfg(unix)]
+fn signals() -> std::io::Result<watch::Receiver<usize>> {
+    use tokio::signal::unix::SignalKind;
+    use tokio::signal::unix::signal;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (count, counted) = watch::channel(0);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            count.send_modify(|count| *count += 1);
+        }
+    });
+    Ok(counted)
+}
+
+/// Counts shutdown signals: Ctrl-C.
+#[cfg(not(unix))]
+fn signals() -> std::io::Result<watch::Receiver<usize>> {
+    let (count, counted) = watch::channel(0);
+    tokio::spawn(async move {
+        while tokio::signal::ctrl_c().await.is_ok() {
+            count.send_modify(|count| *count += 1);
+        }
+    });
+    Ok(counted)
+}
+
+/// Waits until `count` signals have arrived.
+async fn received(mut signals: watch::Receiver<usize>, count: usize) {
+    if signals.wait_for(|seen| *seen >= count).await.is_err() {
+        // The counting task is gone, so no signal will arrive.
+        std::future::pending().await
+    }
+}
+
+// Reports the state of the server to the service manager: `Type=notify` of a systemd unit.
+
+/// Reports that the server accepts calls to these models.
+#[cfg(unix)]
+fn ready(models: &[String]) {
+    use sd_notify::NotifyState;
+    let status = format!("serving {}", weir_kernels::error::printable(&models.join(", ")));
+    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+/// Reports that the server shuts down.
+#[cfg(unix)]
+fn stopping() {
+    notify(&[sd_notify::NotifyState::Stopping]);
+}
+
+/// Sends the states to the socket that `NOTIFY_SOCKET` names. Does nothing without that variable, as outside of systemd.
+#[cfg(unix)]
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd is not notified: the socket in NOTIFY_SOCKET cannot be written");
+    }
+}
+
+/// Does nothing: other systems have no systemd.
+#[cfg(not(unix))]
+fn ready(_: &[String]) {}
+
+/// Does nothing: other systems have no systemd.
+#[cfg(not(unix))]
+fn stopping() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_urls_that_a_browser_opens() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let all = Addresses {
+            grpc: address("0.0.0.0:50051"),
+            http: PortState::Open(address("[::]:8000")),
+            admin: PortState::Open(address("192.0.2.1:9090")),
+            tls: true,
+        };
+        let expected = [
+            "gRPC        https://127.0.0.1:50051 (listens on 0.0.0.0:50051)",
+            "playground  https://[::1]:8000/ (listens on [::]:8000)",
+            "metrics     http://192.0.2.1:9090/metrics",
+        ];
+        assert_eq!(all.lines(), expected);
+    }
+
+    #[test]
+    fn lines_of_closed_ports_have_the_reason_and_the_flag() {
+        let lines = |http: PortState, admin: PortState| {
+            let grpc = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+            Addresses { grpc, http, admin, tls: false }.lines()
+        };
+        let expected = [
+            "gRPC        http://127.0.0.1:1",
+            "playground  off; `--http-listen localhost:8000` turns it on",
+            "metrics     off; `--admin-listen localhost:9090` turns it on",
+        ];
+        assert_eq!(lines(PortState::Unset, PortState::Unset), expected);
+        let expected = [
+            "gRPC        http://127.0.0.1:1",
+            "playground  off: another program uses 127.0.0.1:8000; `--http-listen localhost:0` selects a free port",
+            "metrics     off, because this port supports neither keys nor TLS; `--admin-listen localhost:9090` turns it on",
+        ];
+        let taken = PortState::Failed("another program uses 127.0.0.1:8000".into());
+        assert_eq!(lines(taken, PortState::Unprotected), expected);
+    }
 }

@@ -1,13 +1,26 @@
 //! Models to serve, and their resources.
 
-use crate::{
-    cli::local_models,
-    config::{Checks, ServedCheckpoint},
-    error::quoted,
-    family::{checkpoint::CheckpointSource, load},
-    kernels::Dtype,
+use crate::cli::{model, serve::ports::MAX_COUNT};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
 };
-use std::path::{Path, PathBuf};
+use weir_engine::{Limits, speculation::Speculation};
+use weir_kernels::{
+    Dtype,
+    error::{Error, Result, quoted},
+};
+use weir_models::{
+    checkpoint::CheckpointSource,
+    contract::{MAX_BOUNDARY_WAIT, Model, unpooled_name},
+    load,
+};
+use weir_server::{
+    AdminConfig, Engines, ModelLoader,
+    config::{AdminToken, Checks, ServeConfig, ServedCheckpoint},
+};
 
 /// The folder of checkpoints that is served if no flag names a model.
 const DEFAULT_FOLDER: &str = "models";
@@ -94,7 +107,7 @@ impl ModelsArgs {
                 );
                 continue;
             }
-            match local_models::find(&folder) {
+            match model::find(&folder) {
                 Ok(source) => {
                     source.folder().into_iter().for_each(|folder| checks.checkpoint("--model", folder));
                     let name = name.unwrap_or_else(|| source.name());
@@ -153,9 +166,237 @@ fn name_and_folder(argument: &Path) -> (Option<String>, PathBuf) {
     }
 }
 
+// Limits of each model's engine.
+
+/// Maximum symbols per step. A running step cannot be interrupted, so it must be short compared with any limit in seconds.
+const MAX_CHUNK: usize = 4096;
+
+/// Default size of a model's segment cache, at most a quarter of its key-value memory. More would let a client with one address
+/// take hundreds of megabytes.
+const CACHE_BYTES: usize = 128 << 20;
+
+/// Flags of the engine.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Scheduling and memory")]
+pub(super) struct EngineArgs {
+    /// Maximum running requests per model.
+    #[arg(long, value_name = "N", env = "WEIR_ROWS", default_value_t = Limits::default().rows.to_string())]
+    rows: String,
+    /// Maximum queued requests per model.
+    #[arg(long, value_name = "N", env = "WEIR_QUEUE", default_value_t = Limits::default().queue.to_string())]
+    queue: String,
+    /// Maximum symbols in the prompts of all queued requests of a model.
+    #[arg(long, value_name = "N", env = "WEIR_QUEUED_SYMBOLS", default_value_t = Limits::default().queued_symbols.to_string())]
+    queued_symbols: String,
+    /// Maximum symbols that one request may feed to its model in total: its text, the context that its windows repeat, and what
+    /// it generates.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_REQUEST_WORK", default_value_t = Limits::default().request_work.to_string())]
+    max_request_work: String,
+    /// Seconds that a request may run, from its first row to its end; 0: no limit.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_REQUEST_SECONDS", default_value_t = Limits::default().request_time.as_secs().to_string())]
+    max_request_seconds: String,
+    /// Maximum prompt symbols per step, 1 to 4096. Running streams and the end of draining wait for a step to finish.
+    #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
+    chunk: String,
+    /// Target duration of a step that processes prompts while other requests generate. The step takes as many prompt symbols as
+    /// fit, between 16 and --chunk. 0: no target.
+    #[arg(long, value_name = "N", env = "WEIR_STEP_MILLISECONDS", default_value_t = Limits::default().step.as_millis().to_string())]
+    step_milliseconds: String,
+    /// Maximum steps that a row waits after its segment closed, to share the segment step with other rows.
+    #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
+    boundary_wait: String,
+    /// Guess characters that are checked in one step: `auto` as far as that is expected to save time, `off`, or the most characters
+    /// to guess at a time, 1 to 16. The generated text does not depend on it. A request may override it.
+    #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", default_value_t = Limits::default().speculation.to_string())]
+    speculate: String,
+    /// Maximum events that wait for a slow client before its row pauses.
+    #[arg(long, value_name = "N", env = "WEIR_EVENTS", default_value_t = Limits::default().events.to_string())]
+    events: String,
+    /// Seconds that a client may read nothing, while events are ready, before its request ends; at least 1.
+    #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value_t = Limits::default().stall.as_secs().to_string())]
+    stall_seconds: String,
+    /// Part of each model's key-value memory for the segment cache, which later requests with the same prefix reuse; 0 disables
+    /// it. Default: 128 MiB, or a quarter if that is less.
+    #[arg(long, value_name = "SIZE", env = "WEIR_CACHE_MEMORY")]
+    cache_memory: Option<String>,
+    /// Memory for the document cache of each summarization model; 0 disables it. Default: a quarter of its key-value memory.
+    #[arg(long, value_name = "SIZE", env = "WEIR_DOCUMENT_MEMORY")]
+    document_memory: Option<String>,
+    /// Seconds that an unused document stays in the document cache; at least 1.
+    #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_SECONDS", default_value_t = Limits::default().document_keep.as_secs().to_string())]
+    document_seconds: String,
+    /// Time budget for timing each model's steps at load, which reports need to estimate the gain of pooling; 0 disables it.
+    /// Steps are never timed while requests run.
+    #[arg(long, value_name = "N", env = "WEIR_CALIBRATION_MILLISECONDS", default_value_t = Limits::default().calibration.as_millis().to_string())]
+    calibration_milliseconds: String,
+}
+
+impl EngineArgs {
+    /// Parses the limits, for models with `memory` bytes of key-value memory.
+    pub(super) fn limits(&self, memory: usize, checks: &mut Checks) -> Limits {
+        let cache = self.cache_memory.as_ref();
+        let documents = self.document_memory.as_ref();
+        let keep = checks.number("--document-seconds", &self.document_seconds, 1..=86_400 * 30);
+        let step = checks.number("--step-milliseconds", &self.step_milliseconds, 0..=60_000);
+        let calibration = checks.number("--calibration-milliseconds", &self.calibration_milliseconds, 0..=600_000);
+        let request_time = checks.number("--max-request-seconds", &self.max_request_seconds, 0..=86_400 * 365);
+        Limits {
+            rows: checks.number("--rows", &self.rows, 1..=4096),
+            queue: checks.number("--queue", &self.queue, 1..=MAX_COUNT),
+            queued_symbols: checks.number("--queued-symbols", &self.queued_symbols, 1..=1 << 40),
+            request_work: checks.number("--max-request-work", &self.max_request_work, 1..=1 << 40),
+            request_time: Duration::from_secs(request_time as u64),
+            chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
+            boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
+            speculation: speculation(&self.speculate, checks),
+            stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
+            step: Duration::from_millis(step as u64),
+            events: checks.number("--events", &self.events, 16..=1 << 16),
+            cache_bytes: cache
+                .map_or(CACHE_BYTES.min(memory / 4), |size| checks.bytes("--cache-memory", size, 0..=memory)),
+            document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
+            document_keep: Duration::from_secs(keep as u64),
+            calibration: Duration::from_millis(calibration as u64),
+        }
+    }
+}
+
+fn speculation(value: &str, checks: &mut Checks) -> Speculation {
+    Speculation::parse(value).unwrap_or_else(|| {
+        checks.reject("--speculate", value, Speculation::EXPECTED);
+        Speculation::Off
+    })
+}
+
+// Loads the models before the server listens, and logs each step.
+
+/// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.
+pub(super) struct CheckpointLoader(pub(super) load::Settings);
+
+impl ModelLoader for CheckpointLoader {
+    fn memory_needed(&self, folder: &Path) -> Result<usize> {
+        load::needs(&folder.into(), &self.0)
+    }
+
+    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
+        load::load_as(&folder.into(), name, &self.0)
+    }
+}
+
+/// Loads every model and starts its engine, and then the unpooled twins. A checkpoint of the models folder that cannot be served is
+/// logged and left out. Fails if a named checkpoint or a twin cannot be served, or if no checkpoint can.
+pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
+    let mut first_failure = None;
+    for checkpoint in &settings.checkpoints {
+        match caught(|| launch(checkpoint, settings, loader, engines)) {
+            Ok(()) => {}
+            Err(error) if checkpoint.named => return Err(error),
+            Err(error) => {
+                let ServedCheckpoint { name, source, .. } = checkpoint;
+                tracing::error!(model = name, folder = %source, %error, "not served: the checkpoint cannot be loaded");
+                engines.metrics().count_skipped_checkpoint();
+                first_failure.get_or_insert(error);
+            }
+        }
+    }
+    let served = engines.names();
+    if let Some(error) = first_failure.filter(|_| served.is_empty()) {
+        return Err(error);
+    }
+    if settings.unpooled_twins {
+        // Last, so that a twin never takes the name of a checkpoint.
+        for checkpoint in settings.checkpoints.iter().filter(|checkpoint| served.contains(&checkpoint.name)) {
+            launch_twin(checkpoint, settings, loader, engines)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs `work` and turns a panic into an error, so that a checkpoint on which loading panics does not keep the others from being
+/// served. A panic drops everything that `work` has built.
+fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let panicked = |_| Err(Error::Internal("loading the model panicked; the log has the location".into()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
+}
+
+fn launch(
+    checkpoint: &ServedCheckpoint,
+    settings: &ServeConfig,
+    loader: &CheckpointLoader,
+    engines: &Engines,
+) -> Result<()> {
+    let ServedCheckpoint { name, source, .. } = checkpoint;
+    let folder = source.folder().map(PathBuf::from);
+    engines.add(engines.launch(load_model(source, name, &loader.0)?, settings.engine, folder)?)?;
+    Ok(())
+}
+
+/// Serves a model a second time without its pooling, if it has an unpooled twin.
+fn launch_twin(
+    checkpoint: &ServedCheckpoint,
+    settings: &ServeConfig,
+    loader: &CheckpointLoader,
+    engines: &Engines,
+) -> Result<()> {
+    let ServedCheckpoint { name, source, .. } = checkpoint;
+    if load::has_unpooled_baseline(source)? {
+        let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
+        let twin = load_model(source, &unpooled_name(name), &unpooled)?;
+        // Without its folder: a reload of this name would load the model with its pooling.
+        engines.add(engines.launch(twin, settings.engine, None)?)?;
+    }
+    Ok(())
+}
+
+fn load_model(source: &CheckpointSource, name: &str, settings: &load::Settings) -> Result<Arc<dyn Model>> {
+    tracing::info!(model = name, from = %source, "loading");
+    let began = Instant::now();
+    let model = load::load_as(source, name, settings)?;
+    tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps, and timing them");
+    Ok(model)
+}
+
+pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {
+    AdminConfig {
+        token,
+        loader: Arc::clone(loader) as _,
+        models_folder: settings.operations.models.clone(),
+        max_generations: settings.operations.max_models,
+        limits: settings.engine,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn the_segment_cache_is_small_by_default() {
+        let cache_bytes = |args: &[&str], memory| {
+            let flags = Flags::try_parse_from([&["weir"], args].concat()).unwrap();
+            let mut checks = Checks::default();
+            let limits = flags.engine.limits(memory, &mut checks);
+            checks.finish().unwrap();
+            limits.cache_bytes
+        };
+        assert_eq!(cache_bytes(&[], 2 << 30), 128 << 20);
+        assert_eq!(cache_bytes(&[], 64 << 20), 16 << 20);
+        assert_eq!(cache_bytes(&["--cache-memory", "1GiB"], 2 << 30), 1 << 30);
+    }
+
+    #[test]
+    fn a_panic_is_an_error_of_its_checkpoint() {
+        let error = caught(|| -> Result<()> { panic!("a defect") }).unwrap_err();
+        assert!(matches!(&error, Error::Internal(why) if why.contains("panicked")), "{error}");
+        assert_eq!(caught(|| Ok(1)).unwrap(), 1);
+    }
 
     #[test]
     fn a_model_can_have_a_name() {

@@ -1,15 +1,15 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
-use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches};
-use crate::{
-    error::Result,
-    kernels::{
-        Dtype,
-        linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-    },
-    report::machine::Machine,
+use crate::report::{
+    kernels::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches},
+    machine::Machine,
 };
 use std::hint::black_box;
+use weir_kernels::{
+    Dtype,
+    error::Result,
+    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
+};
 use weir_measure::stats::Quantiles;
 
 /// Shape of a weight matrix.
@@ -26,8 +26,10 @@ pub(super) const SHAPES: [MatrixShape; 4] = [
     MatrixShape { inputs: 512, outputs: 512 },
     MatrixShape { inputs: 512, outputs: 1536 },
 ];
+
 /// Shape that is also measured with GELU.
 const ACTIVATED: MatrixShape = SHAPES[0];
+
 /// Rows of decoding steps, and of a prefill chunk.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 512];
 

@@ -1,23 +1,27 @@
 //! Plan, timing and result of a kernel benchmark.
 
-use crate::{
-    error::{Error, Result},
-    kernels::Dtype,
-    report::{check_range, machine::Machine, quantiles},
-};
+use crate::report::{check_range, machine::Machine, quantiles};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use weir_kernels::{
+    Dtype,
+    error::{Error, Result},
+};
 use weir_measure::stats::Quantiles;
 
 /// Maximum size of the matrices in memory, in units of 10⁶ bytes.
 pub const MAX_MEGABYTES: usize = 1 << 16;
+
 const MEGABYTE: usize = 1_000_000;
+
 /// Maximum seconds of one measurement.
 pub const MAX_SECONDS: f64 = 60.0;
 
 const MIN_SAMPLES: usize = 11;
+
 /// Maximum samples, all of which are kept in memory.
 const MAX_SAMPLES: usize = 1 << 20;
+
 /// Minimum time of a batch of calls, so that the cost of reading the clock is negligible.
 const SAMPLE: Duration = Duration::from_micros(200);
 

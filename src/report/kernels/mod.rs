@@ -7,13 +7,9 @@ mod matrix;
 mod measurement;
 mod single;
 
-pub use measurement::{KernelMeasurement, KernelPlan, MAX_MEGABYTES, MAX_SECONDS};
-
-use super::machine::Machine;
-use crate::{
-    error::Result,
-    kernels::{CacheDtype, Dtype},
-};
+pub use crate::report::kernels::measurement::{KernelMeasurement, KernelPlan, MAX_MEGABYTES, MAX_SECONDS};
+use crate::report::machine::Machine;
+use weir_kernels::{CacheDtype, Dtype, error::Result};
 
 /// Measures all kernels, with matrices, keys and values in each of `dtypes`. Fails if the plan is invalid or memory runs out.
 pub fn measure(dtypes: &[Dtype], plan: KernelPlan, machine: &Machine) -> Result<Vec<KernelMeasurement>> {

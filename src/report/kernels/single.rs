@@ -1,29 +1,34 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
-use super::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches, time_each};
-use crate::{
-    error::Result,
-    kernels::{
-        CacheDtype,
-        attention::{
-            AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
-            attend, write,
-        },
-        memory::Arena,
-        pages::{Page, PagePool},
-        rowwise::{LayerNorm, add_layer_norm},
-    },
-    report::machine::Machine,
+use crate::report::{
+    kernels::measurement::{KernelMeasurement, KernelPlan, KernelWork, time_batches, time_each},
+    machine::Machine,
 };
 use std::hint::black_box;
+use weir_kernels::{
+    CacheDtype,
+    attention::{
+        AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
+        attend, write,
+    },
+    error::Result,
+    memory::Arena,
+    pages::{Page, PagePool},
+    rowwise::{LayerNorm, add_layer_norm},
+};
 
 /// Keys that a query attends to.
 pub(super) const KEYS: [usize; 3] = [128, 512, 2048];
+
 /// Widths of a normalized row.
 pub(super) const WIDTHS: [usize; 2] = [512, 2048];
+
 const HEADS: usize = 8;
+
 const HEAD_DIM: usize = 64;
+
 const WIDTH: usize = HEADS * HEAD_DIM;
+
 /// Bytes that are mapped at a time for distances.
 const ARENA: usize = 4 << 20;
 

@@ -14,17 +14,18 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    decode::{
+    engine::{
+        DocumentEvent, DocumentSource, Event, Events, Handle, Job, Limits, Terms,
         beam::{BeamSearch, Hypothesis, RowMove, SearchStep},
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        document::PoolingChoice,
         options::{Details, FinishReason, Generate, Sampling, Score},
         summary::{ByteRange, EncodedDocument, Summarize, SummaryResult, ValidSummarize},
     },
-    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Job, Limits, Terms},
     error::{Code, Error, Result},
-    family::load::{Settings, load},
     kernels::Dtype,
+    models::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise, PoolingChoice},
+        load::{Settings, load},
+    },
 };
 
 const CACHE: usize = 64 << 20;

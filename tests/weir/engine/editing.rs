@@ -16,21 +16,18 @@ use std::{
 };
 use tokio::runtime::Runtime;
 use weir::{
-    decode::{
-        completion::{CompletionEnd, CompletionRules},
-        contract::{BoundaryOptions, Model, SequenceRow, advance},
+    engine::{
+        Event, Handle, Job, Limits, Terms,
+        completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
         edited_text::Splice,
-        next_symbol::{Distribution, Lookahead, NextDistributions, NextSymbol},
+        editing::{EditSession, MAX_SCORED_BYTES},
+        observer::{EngineEvent, Observer},
         options::{EmittedSymbol, Score},
         session::{Session, SessionProgress},
     },
-    engine::{
-        Event, Handle, Job, Limits, Terms,
-        editing::{EditSession, MAX_SCORED_BYTES},
-        observer::{EngineEvent, Observer},
-    },
     error::Error,
     kernels::Dtype,
+    models::contract::{BoundaryOptions, Model, SequenceRow, advance},
 };
 
 const TEXT_BYTES: usize = 2000;

@@ -10,16 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    decode::{
-        contract::Model,
-        options::FinishReason,
-        usage::{Timing, Usage},
-    },
     engine::{
         Event, Events, Handle, Job, Limits, Phase,
         observer::{EngineEvent, Observer},
+        options::FinishReason,
     },
     error::{Code, Error, Result},
+    models::{
+        contract::Model,
+        usage::{Timing, Usage},
+    },
 };
 
 fn limits(rows: usize, queue: usize) -> Limits {

@@ -21,19 +21,19 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
-        session::{Session, SessionProgress},
-        usage::{LevelCounts, Usage},
-    },
     engine::{
         Event, Handle, Job, Limits,
         cache::{Capacity, Key, SegmentCache},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
+        session::{Session, SessionProgress},
     },
     error::{Code, Error, Result},
-    family::load::{Settings, load},
     kernels::Dtype,
+    models::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
+        load::{Settings, load},
+        usage::{LevelCounts, Usage},
+    },
 };
 
 /// State from which a session resumes after it lost its row.

@@ -17,15 +17,16 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    decode::{
-        boundary_wait::{count_step, is_due},
-        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want},
+    engine::{
+        Event, Events, Handle, Job, Limits, Terms,
         options::{Details, Generate, Score, WindowOptions},
         session::Session,
     },
-    engine::{Event, Events, Handle, Job, Limits, Terms},
     error::{Code, Error, Result},
-    family::load::{Settings, load},
+    models::{
+        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want, count_step, is_due},
+        load::{Settings, load},
+    },
 };
 
 fn plain(prompt: usize, max_chars: usize) -> Job {

@@ -7,16 +7,18 @@ use crate::engine::toy_model::{
 use proptest::{collection::vec, prelude::*};
 use std::{thread, time::Duration};
 use weir::{
-    decode::{
-        contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, advance},
+    engine::{
+        Events, Job, Limits,
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
-        sampling::{logprobs::LogprobOptions, sampler::Sampler},
+        sampling::{LogprobOptions, Sampler},
         session::{Session, SessionProgress},
-        speculation::{DraftBudget, Speculation, guess_rates::GuessRates},
+        speculation::{DraftBudget, GuessRates, Speculation},
+    },
+    error::Error,
+    models::{
+        contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, advance},
         usage::Usage,
     },
-    engine::{Events, Job, Limits},
-    error::Error,
 };
 
 /// Returns the expected output for the symbol at `position` of a text.
@@ -398,7 +400,7 @@ proptest! {
         prop_assert_eq!(without_drafts(output), alone(Job::Generate(request), 9));
         // and continues as one that was fed them alone
         let text: Vec<u32> = session.text().after(0).unwrap().to_vec();
-        row.set(&[1], weir::decode::contract::Want::Last);
+        row.set(&[1], weir::models::contract::Want::Last);
         advance(&*toy as &dyn Model, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
         let expected = logits_after(&[text, vec![1]].concat());
         prop_assert_eq!(&row.logits[..], &expected[..]);

@@ -9,19 +9,20 @@ use std::{
     time::Duration,
 };
 use weir::{
-    decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
-        },
-        cost::Cost,
+    engine::{
+        Event, Events, Handle, Job, Limits,
         options::{Details, Generate, Sampling, Score, Stopping},
         session::Session,
+    },
+    error::{Error, Result},
+    models::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
+        },
+        text::{TextNormaliser, Vocabulary},
         usage::Timing,
     },
-    engine::{Event, Events, Handle, Job, Limits},
-    error::{Error, Result},
-    text::{TextNormaliser, Vocabulary},
 };
 
 /// Number of symbols that can be sampled: 0 to 3. Symbol 0 ends a segment.
@@ -459,9 +460,9 @@ pub(super) fn varied(seed: u64) -> Job {
 /// Everything that a job emitted, in one comparable value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobOutput {
-    pub(super) characters: Vec<weir::decode::options::EmittedSymbol>,
-    pub(super) reason: weir::decode::options::FinishReason,
-    pub(super) usage: weir::decode::usage::Usage,
+    pub(super) characters: Vec<weir::engine::options::EmittedSymbol>,
+    pub(super) reason: weir::engine::options::FinishReason,
+    pub(super) usage: weir::models::usage::Usage,
 }
 
 /// Runs a job without an engine.

@@ -35,11 +35,15 @@ use tonic::{
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
-    config::{Access, AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, TransportConfig},
-    decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts, serve_admin_port},
+    models::contract::Model,
+    server::{
+        AdminConfig, Engines, ModelLoader, Monitor,
+        config::{Access, AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, TransportConfig},
+        run::ServerParts,
+        serve_admin_port,
+    },
 };
 use weir_proto::v1::{
     self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,

@@ -14,9 +14,9 @@ use tokio_stream::{StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Code, Status, Streaming, transport::Channel};
 use tonic_types::StatusExt;
 use weir::{
-    config::TransportConfig,
     engine::{Handle, Limits, Phase},
-    family::load::load,
+    models::load::load,
+    server::config::TransportConfig,
 };
 use weir_proto::v1::{
     CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,

@@ -45,9 +45,11 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest,
 };
 use weir::{
-    config::{Access, Credentials, Keys, TlsFiles, TransportConfig},
     engine::Limits,
-    serve::REQUEST_ID,
+    server::{
+        REQUEST_ID,
+        config::{Access, Credentials, Keys, TlsFiles, TransportConfig},
+    },
 };
 use weir_proto::{
     inference::{ModelInferRequest, ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},

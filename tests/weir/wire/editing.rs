@@ -24,8 +24,8 @@ use tungstenite::{
     protocol::frame::coding::CloseCode,
 };
 use weir::{
-    config::{Access, Checks, Credentials, EditingConfig, Keys, TransportConfig},
     engine::Limits,
+    server::config::{Access, Checks, Credentials, EditingConfig, Keys, TransportConfig},
 };
 use weir_proto::v1::{
     self, EditRequest, EditResponse, Until, document_closed::Reason, edit_request::Action, edit_response::Event,

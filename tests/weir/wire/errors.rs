@@ -11,7 +11,7 @@ use prost::Message;
 use std::{net::SocketAddr, time::Duration};
 use tokio::time::timeout;
 use tonic::{Code, Status};
-use weir::{config::TransportConfig, engine::Limits};
+use weir::{engine::Limits, server::config::TransportConfig};
 use weir_proto::{
     inference::{ModelInferRequest, model_infer_request::InferInputTensor},
     v1::{self, GenerateRequest, logit_bias::Symbol},

@@ -8,21 +8,22 @@ use std::{
     time::Duration,
 };
 use weir::{
-    decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
-            SymbolBoundary, Want, state_mut,
-        },
-        cost::Cost,
-    },
     error::Result,
-    text::{TextNormaliser, Vocabulary},
+    models::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+            StepStatus, SymbolBoundary, Want, state_mut,
+        },
+        text::{TextNormaliser, Vocabulary},
+    },
 };
 
 /// Symbols of the vocabulary. The first ends a segment.
 pub(super) const SYMBOLS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "é", "!"];
+
 /// Feeding this symbol panics; it is never generated.
 const PANIC: u32 = 7;
+
 /// Maximum symbols of a sequence.
 pub(super) const MAX_SYMBOLS: usize = 2000;
 
@@ -37,8 +38,10 @@ pub(super) enum Kind {
 
 /// Symbols of `Kind::Text8`.
 const LETTERS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "f", "g"];
+
 /// A request of at least this many symbols can be held while it is submitted.
 pub(super) const HELD_SYMBOLS: usize = 1800;
+
 /// Maximum time that a request is held, so that a test fails in the end.
 const HELD_TIME: Duration = Duration::from_secs(15);
 

@@ -22,15 +22,13 @@ use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Code, Request, Status};
 use weir::{
-    config::TransportConfig,
-    decode::{
-        boundary::levels,
-        contract::{BoundaryOptions, Model, SymbolBoundary},
-    },
     engine::{Handle, Limits},
-    family::load::{Settings, load},
     kernels::Dtype,
-    serve::{Engines, ServerParts},
+    models::{
+        contract::{BoundaryOptions, Model, SymbolBoundary, levels},
+        load::{Settings, load},
+    },
+    server::{Engines, config::TransportConfig, run::ServerParts},
 };
 use weir_proto::{
     inference::{ModelConfigRequest, ModelInferRequest, grpc_inference_service_client::GrpcInferenceServiceClient},

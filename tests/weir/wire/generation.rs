@@ -19,11 +19,9 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 use weir::{
-    config::TransportConfig,
-    decode::{contract::Model, speculation::Speculation},
-    engine::{Handle, Limits},
-    family::load::load,
-    serve::{Engines, REQUEST_ID, ServerParts},
+    engine::{Handle, Limits, speculation::Speculation},
+    models::{contract::Model, load::load},
+    server::{Engines, REQUEST_ID, config::TransportConfig, run::ServerParts},
 };
 use weir_proto::{
     inference::{
@@ -37,7 +35,7 @@ use weir_proto::{
         generation_client::GenerationClient,
         logit_bias::Symbol,
         models_client::ModelsClient,
-        score_response::{Event, Event as Scored},
+        score_response::{Event as Scored, Event},
         summarization_client::SummarizationClient,
         summarize_request::Part,
     },

@@ -20,11 +20,14 @@ use tokio::{
 };
 use tonic::transport::Channel;
 use weir::{
-    config::{Access, Credentials, Keys, TransportConfig},
-    decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
-    serve::{Engines, ServerParts, run},
+    models::contract::Model,
+    server::{
+        Engines,
+        config::{Access, Credentials, Keys, TransportConfig},
+        run::{ServerParts, run},
+    },
 };
 use weir_proto::v1::{
     self, GenerateRequest, SummarizeOptions, SummarizeRequest, generation_client::GenerationClient,

@@ -13,8 +13,8 @@ use tokio::{
     time::timeout,
 };
 use weir::{
-    config::{Access, Checks, Credentials, Keys, TransportConfig},
     engine::Limits,
+    server::config::{Access, Checks, Credentials, Keys, TransportConfig},
 };
 
 #[tokio::test]

@@ -31,11 +31,10 @@ use tonic::{
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
-    config::TransportConfig,
-    decode::contract::Model,
     engine::{Handle, Limits, Load, Phase},
     kernels::Dtype,
-    serve::{Engines, Monitor, ServerParts, Traces},
+    models::contract::Model,
+    server::{Engines, Monitor, Traces, config::TransportConfig, run::ServerParts},
 };
 use weir_proto::v1::{self, GenerateRequest, generate_response::Event, generation_client::GenerationClient};
 

@@ -21,10 +21,12 @@ use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use weir::{
-    config::TransportConfig,
-    decode::contract::Model,
     engine::{Handle, Limits},
-    family::load::{Settings, load},
+    models::{
+        contract::Model,
+        load::{Settings, load},
+    },
+    server::config::TransportConfig,
 };
 use weir_proto::v1::{
     self, ScoreResponse, codec_client::CodecClient, compress_request::Part, compress_response::Event as Compressed,

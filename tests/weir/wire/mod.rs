@@ -17,7 +17,7 @@ mod other_calls;
 mod overload;
 mod summaries;
 
-use fake_model::{Fake, Kind};
+use crate::wire::fake_model::{Fake, Kind};
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -31,11 +31,14 @@ use tonic::{
 };
 use tonic_types::{ErrorDetails, StatusExt};
 use weir::{
-    config::TransportConfig,
-    decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
-    serve::{Engines, ServerParts, run},
+    models::contract::Model,
+    server::{
+        Engines,
+        config::TransportConfig,
+        run::{ServerParts, run},
+    },
 };
 use weir_proto::v1::{
     self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,

@@ -20,10 +20,12 @@ use tonic::{
 };
 use tonic_types::StatusExt;
 use weir::{
-    config::{Access, Credentials, Keys, TransportConfig},
-    decode::contract::Model,
     engine::{Handle, Limits},
-    serve::Engines,
+    models::contract::Model,
+    server::{
+        Engines,
+        config::{Access, Credentials, Keys, TransportConfig},
+    },
 };
 use weir_proto::{
     inference as oip,

@@ -29,15 +29,16 @@ use tokio_stream::StreamExt;
 use tonic::{Code, Status, codec::CompressionEncoding, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
-    config::TransportConfig,
-    decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        evaluate::{WindowScore, score_window, windows},
+    engine::{
+        Handle, Job, Limits,
         options::{Generate, WindowOptions},
+        score::{WindowScore, score_window, windows},
     },
-    engine::{Handle, Job, Limits},
-    family::load::{Settings, load},
-    serve::Engines,
+    models::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+        load::{Settings, load},
+    },
+    server::{Engines, config::TransportConfig},
 };
 use weir_proto::{
     inference::{

@@ -31,12 +31,14 @@ use tonic::{
     transport::Channel,
 };
 use weir::{
-    config::{AdminToken, TransportConfig},
-    decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    family::load::load,
-    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts},
+    models::{contract::Model, load::load},
+    server::{
+        AdminConfig, Engines, ModelLoader, Monitor,
+        config::{AdminToken, TransportConfig},
+        run::ServerParts,
+    },
 };
 use weir_proto::{
     inference::{

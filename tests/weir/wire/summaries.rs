@@ -21,15 +21,17 @@ use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, IntoStreamingRequest, Request, Status, Streaming, transport::Channel};
 use weir::{
-    config::{Access, Credentials, Keys, TransportConfig},
-    decode::{
+    engine::{
+        Handle, Limits,
         beam::{BeamSearch, RowMove, SearchStep},
-        contract::Model,
         summary::Summarize,
     },
-    engine::{Handle, Limits},
-    family::load::load,
-    serve::{Engines, ServerParts},
+    models::{contract::Model, load::load},
+    server::{
+        Engines,
+        config::{Access, Credentials, Keys, TransportConfig},
+        run::ServerParts,
+    },
 };
 use weir_proto::v1::{
     self, DocumentChunk, LongDocuments, SummarizeOptions, SummarizeRequest, SummarizeResponse,

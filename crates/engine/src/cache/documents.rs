@@ -1,0 +1,451 @@
+//! The document cache: encoded documents for later requests of the same tenant, found by their id.
+//!
+//! A document is dropped when no request has used it for a while, or when others need memory. The tenant whose documents have
+//! the most bytes then loses its least recently used one, so that a tenant within an equal part of the cache loses none.
+
+use crate::{accounting, summary::EncodedDocument};
+use lru::LruCache;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+use weir_models::contract::{Document, PageUse, State};
+
+#[derive(Clone)]
+pub(crate) struct CachedDocument {
+    pub(crate) document: Arc<dyn Document>,
+    pub(crate) encoded: Arc<EncodedDocument>,
+    /// Its tokens: a request that was preempted may have to encode it again.
+    pub(crate) ids: Arc<[u32]>,
+    /// True if it was encoded with hard pooling.
+    pub(crate) hard: bool,
+}
+
+/// Contents and totals of a document cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DocumentCacheUsage {
+    /// Documents held.
+    pub entries: usize,
+    /// Bytes of the documents held.
+    pub bytes: usize,
+    /// Requests whose document was found.
+    pub hits: u64,
+    /// Requests whose document was not found.
+    pub misses: u64,
+    /// Documents dropped for the memory of others.
+    pub evictions: u64,
+}
+
+pub(crate) struct DocumentCache {
+    /// Maximum bytes; 0: off.
+    capacity: usize,
+    /// How long a document is kept that no request uses.
+    keep: Duration,
+    entries: Mutex<Entries>,
+}
+
+struct Entries {
+    /// Documents by id. The byte limit bounds it, not the number of entries.
+    lru: LruCache<String, StoredDocument>,
+    /// Bytes of each tenant's documents.
+    tenant_bytes: HashMap<Arc<str>, usize>,
+    usage: DocumentCacheUsage,
+}
+
+struct StoredDocument {
+    cached: CachedDocument,
+    tenant: Arc<str>,
+    bytes: usize,
+    used_at: Instant,
+}
+
+impl CachedDocument {
+    fn bytes(&self) -> usize {
+        let own_bytes = self.document.own_bytes() + self.encoded.own_bytes() + size_of_val(&*self.ids);
+        self.document.bytes() + own_bytes
+    }
+
+    /// Returns true if no request uses it, so that dropping it frees its pages.
+    fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.document) == 1
+    }
+}
+
+impl DocumentCache {
+    pub(crate) fn new(capacity: usize, keep: Duration) -> Self {
+        let entries =
+            Entries { lru: LruCache::unbounded(), tenant_bytes: HashMap::new(), usage: DocumentCacheUsage::default() };
+        Self { capacity, keep, entries: Mutex::new(entries) }
+    }
+
+    /// Stores a document and returns its id; `None` if it is larger than the cache, or than what other tenants leave of it.
+    pub(crate) fn insert(&self, tenant: &Arc<str>, cached: CachedDocument, now: Instant) -> Option<String> {
+        let bytes = cached.bytes();
+        if bytes > self.capacity {
+            return None;
+        }
+        let mut entries = self.lock();
+        let free = self.capacity.saturating_sub(entries.usage.bytes);
+        for victim in entries.victims_for(tenant, bytes, free)? {
+            entries.evict(&victim);
+        }
+        // 122 random bits: other tenants cannot guess an id
+        let id = Uuid::new_v4().simple().to_string();
+        accounting::add(&mut entries.usage.bytes, bytes);
+        accounting::add(entries.tenant_bytes.entry(Arc::clone(tenant)).or_default(), bytes);
+        entries.lru.put(id.clone(), StoredDocument { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
+        Some(id)
+    }
+
+    /// Returns the document of a new request and counts a hit or a miss. A document of another tenant is not found.
+    pub(crate) fn find(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
+        let found = self.get(tenant, id, now);
+        let usage = &mut self.lock().usage;
+        *(if found.is_some() { &mut usage.hits } else { &mut usage.misses }) += 1;
+        found
+    }
+
+    /// Returns the document of a request that starts or resumes, without counting.
+    pub(crate) fn get(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
+        let mut entries = self.lock();
+        entries.expire(now, self.keep);
+        // a request of another tenant does not count as a use
+        entries.lru.peek(id).filter(|entry| *entry.tenant == *tenant)?;
+        let entry = entries.lru.get_mut(id)?;
+        entry.used_at = now;
+        Some(entry.cached.clone())
+    }
+
+    /// Drops expired documents. Returns when the next one expires.
+    pub(crate) fn expire(&self, now: Instant) -> Option<Instant> {
+        let mut entries = self.lock();
+        entries.expire(now, self.keep);
+        entries.lru.peek_lru().and_then(|(_, entry)| entry.used_at.checked_add(self.keep))
+    }
+
+    /// Evicts a document that no request uses. Returns false if there is none.
+    pub(crate) fn evict(&self) -> bool {
+        let mut entries = self.lock();
+        entries.unused_victim().is_some_and(|id| entries.evict(&id))
+    }
+
+    /// Returns the bytes of pages that only the cache refers to.
+    pub(crate) fn evictable_bytes(&self) -> usize {
+        let entries = self.lock();
+        let unused = entries.lru.iter().map(|(_, entry)| &entry.cached).filter(|cached| cached.is_unused());
+        unused.map(|cached| cached.document.bytes()).sum()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    pub(crate) fn usage(&self) -> DocumentCacheUsage {
+        let entries = self.lock();
+        DocumentCacheUsage { entries: entries.lru.len(), ..entries.usage }
+    }
+
+    /// Locks the entries. Drops them if a panic may have left them inconsistent.
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(|poisoned| {
+            self.entries.clear_poison();
+            let mut entries = poisoned.into_inner();
+            entries.clear();
+            entries
+        })
+    }
+}
+
+impl Entries {
+    fn clear(&mut self) {
+        self.lru.clear();
+        self.tenant_bytes.clear();
+        self.usage.bytes = 0;
+    }
+
+    fn bytes_of(&self, tenant: &str) -> usize {
+        self.tenant_bytes.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Returns the documents to evict so that a new one of `bytes` bytes fits, when `free` bytes are free. Each is the least recently
+    /// used document of the tenant that then holds the most bytes. Returns `None` if no document is left, or if that tenant holds less
+    /// than `tenant` would with the new one.
+    fn victims_for(&self, tenant: &str, bytes: usize, mut free: usize) -> Option<Vec<String>> {
+        let mut evicted: HashMap<&str, usize> = HashMap::new();
+        let mut left: Vec<_> = self.lru.iter().rev().collect();
+        let mut victims = Vec::new();
+        while free < bytes {
+            // bytes of a tenant once the victims are gone and the new document is stored
+            let held = |other: &str| {
+                let own = if other == tenant { bytes } else { 0 };
+                self.bytes_of(other).saturating_add(own).saturating_sub(evicted.get(other).copied().unwrap_or(0))
+            };
+            let (place, largest) = largest_holder(left.iter().map(|(_, entry)| held(&entry.tenant)))?;
+            if largest < held(tenant) {
+                return None;
+            }
+            let (id, entry) = left.remove(place);
+            free = free.saturating_add(entry.bytes);
+            accounting::add(evicted.entry(&*entry.tenant).or_default(), entry.bytes);
+            victims.push(id.clone());
+        }
+        Some(victims)
+    }
+
+    /// Returns the least recently used document that no request uses, of the tenant with the most bytes among theirs.
+    fn unused_victim(&self) -> Option<String> {
+        let unused: Vec<_> = self.lru.iter().rev().filter(|(_, entry)| entry.cached.is_unused()).collect();
+        let (place, _) = largest_holder(unused.iter().map(|(_, entry)| self.bytes_of(&entry.tenant)))?;
+        Some(unused[place].0.clone())
+    }
+
+    fn evict(&mut self, id: &str) -> bool {
+        let Some(entry) = self.lru.pop(id) else { return false };
+        self.subtract(&entry);
+        self.usage.evictions += 1;
+        true
+    }
+
+    /// Subtracts the bytes of an entry that was removed.
+    fn subtract(&mut self, entry: &StoredDocument) {
+        accounting::subtract(&mut self.usage.bytes, entry.bytes);
+        let mut left = self.bytes_of(&entry.tenant);
+        accounting::subtract(&mut left, entry.bytes);
+        if left == 0 {
+            self.tenant_bytes.remove(&entry.tenant);
+        } else {
+            self.tenant_bytes.insert(Arc::clone(&entry.tenant), left);
+        }
+    }
+
+    fn expire(&mut self, now: Instant, keep: Duration) {
+        let expired = |entry: &StoredDocument| now.saturating_duration_since(entry.used_at) >= keep;
+        while self.lru.peek_lru().is_some_and(|(_, entry)| expired(entry)) {
+            if let Some((_, entry)) = self.lru.pop_lru() {
+                self.subtract(&entry);
+            }
+        }
+    }
+}
+
+/// Returns the first place of the largest number, with the number.
+fn largest_holder(bytes: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
+    bytes.enumerate().reduce(|most, next| if next.1 > most.1 { next } else { most })
+}
+
+#[derive(Debug, Default)]
+pub(super) struct PageAccounting {
+    pages: HashMap<usize, CountedPage>,
+    /// Bytes of all distinct pages of entries.
+    pub(super) bytes: usize,
+    /// Bytes of the distinct pages that only short-lived states refer to.
+    pub(super) short_lived_bytes: usize,
+}
+
+#[derive(Debug)]
+struct CountedPage {
+    /// Entries that refer to it.
+    entries: usize,
+    /// Short-lived states that refer to it.
+    short_lived: usize,
+    /// References that these entries and states hold.
+    references: usize,
+    bytes: usize,
+}
+
+impl PageAccounting {
+    pub(super) fn add(&mut self, state: &dyn State) {
+        self.count(state, |page, bytes, short_lived_bytes| {
+            accounting::add(&mut page.entries, 1);
+            if page.entries == 1 {
+                accounting::add(bytes, page.bytes);
+                if page.short_lived > 0 {
+                    accounting::subtract(short_lived_bytes, page.bytes);
+                }
+            }
+        });
+    }
+
+    /// Adds the pages of a short-lived state. Its own part of the memory is counted separately: the accounts of tenants add up
+    /// what their entries add to [`bytes`](Self::bytes).
+    pub(super) fn add_short_lived(&mut self, state: &dyn State) {
+        self.count(state, |page, _, short_lived_bytes| {
+            accounting::add(&mut page.short_lived, 1);
+            if page.short_lived == 1 && page.entries == 0 {
+                accounting::add(short_lived_bytes, page.bytes);
+            }
+        });
+    }
+
+    fn count(&mut self, state: &dyn State, mut each: impl FnMut(&mut CountedPage, &mut usize, &mut usize)) {
+        let Self { pages, bytes: entry_bytes, short_lived_bytes } = self;
+        state.pages(&mut |PageUse { id, bytes, own, .. }| {
+            let new = || CountedPage { entries: 0, short_lived: 0, references: 0, bytes };
+            let page = pages.entry(id).or_insert_with(new);
+            accounting::add(&mut page.references, own);
+            each(page, entry_bytes, short_lived_bytes);
+        });
+    }
+
+    /// Subtracts the pages of an entry that is about to be dropped. Returns the bytes that dropping it frees: those of pages
+    /// that no other entry and no running row refers to.
+    pub(super) fn remove(&mut self, state: &dyn State) -> usize {
+        self.discount(state, |page, bytes, short_lived_bytes| {
+            accounting::subtract(&mut page.entries, 1);
+            if page.entries == 0 {
+                accounting::subtract(bytes, page.bytes);
+                if page.short_lived > 0 {
+                    accounting::add(short_lived_bytes, page.bytes);
+                }
+            }
+        })
+    }
+
+    /// Subtracts the pages of a short-lived state as [`remove`](Self::remove) does.
+    pub(super) fn remove_short_lived(&mut self, state: &dyn State) -> usize {
+        self.discount(state, |page, _, short_lived_bytes| {
+            accounting::subtract(&mut page.short_lived, 1);
+            if page.short_lived == 0 && page.entries == 0 {
+                accounting::subtract(short_lived_bytes, page.bytes);
+            }
+        })
+    }
+
+    fn discount(&mut self, state: &dyn State, mut each: impl FnMut(&mut CountedPage, &mut usize, &mut usize)) -> usize {
+        let Self { pages, bytes, short_lived_bytes } = self;
+        let mut freed = 0;
+        state.pages(&mut |PageUse { id, references, own, .. }| {
+            let Some(page) = pages.get_mut(&id) else { return };
+            accounting::subtract(&mut page.references, own);
+            each(page, bytes, short_lived_bytes);
+            if page.entries == 0 && page.short_lived == 0 {
+                freed += if references == own { page.bytes } else { 0 };
+                pages.remove(&id);
+            }
+        });
+        freed
+    }
+
+    /// Returns the bytes of pages that only `entries` refer to. These must be all counted entries and short-lived states.
+    pub(super) fn evictable_bytes<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
+        let mut evictable = 0;
+        let mut shared = HashSet::new();
+        for state in entries {
+            state.pages(&mut |PageUse { id, references, bytes, .. }| {
+                let Some(page) = self.pages.get(&id) else { return };
+                if page.references == references && (page.entries + page.short_lived == 1 || shared.insert(id)) {
+                    evictable += bytes;
+                }
+            });
+        }
+        evictable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_models::contract::{LayerTime, PoolingChoice};
+
+    struct FakeDocument(usize);
+
+    impl Document for FakeDocument {
+        fn tokens(&self) -> usize {
+            1
+        }
+        fn vectors(&self) -> usize {
+            1
+        }
+        fn bytes(&self) -> usize {
+            self.0
+        }
+        fn unpooled_bytes(&self) -> usize {
+            self.0
+        }
+        fn own_bytes(&self) -> usize {
+            0
+        }
+        fn choices(&self) -> &[PoolingChoice] {
+            &[]
+        }
+        fn timings(&self) -> &[LayerTime] {
+            &[]
+        }
+        fn memory_ns(&self) -> u64 {
+            0
+        }
+    }
+
+    fn cached(bytes: usize) -> CachedDocument {
+        let document: Arc<dyn Document> = Arc::new(FakeDocument(bytes));
+        let encoded = Arc::new(EncodedDocument::new(&*document, Vec::new(), false));
+        CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
+    }
+
+    #[test]
+    fn a_document_belongs_to_its_tenant_until_it_expires() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let id = cache.insert(&"a".into(), cached(1000), start).unwrap();
+        assert_eq!(id.len(), 32);
+        assert!(cache.find("a", &id, after(6)).is_some() && cache.find("b", &id, after(6)).is_none());
+        // it expires after its last use
+        assert!(cache.find("a", &id, after(12)).is_some());
+        assert_eq!(cache.expire(after(20)), Some(after(22)));
+        assert_eq!(cache.expire(after(22)), None);
+        let expected = DocumentCacheUsage { entries: 0, bytes: 0, hits: 2, misses: 1, evictions: 0 };
+        assert_eq!(cache.usage(), expected);
+    }
+
+    #[test]
+    fn the_least_recently_used_document_is_evicted() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let first = cache.insert(&"a".into(), cached(4000), start).unwrap();
+        let second = cache.insert(&"a".into(), cached(4000), after(1)).unwrap();
+        assert!(cache.find("a", &first, after(2)).is_some());
+        let third = cache.insert(&"a".into(), cached(4000), after(3)).unwrap();
+        assert!(cache.find("a", &second, after(4)).is_none() && cache.find("a", &third, after(4)).is_some());
+        assert_eq!(cache.insert(&"a".into(), cached(20_000), after(5)), None, "larger than the cache");
+        assert_eq!((cache.usage().entries, cache.evictable_bytes()), (2, 8000));
+        let used = cache.find("a", &first, after(6)).unwrap();
+        assert_eq!(cache.evictable_bytes(), 4000, "a document in use is not evictable");
+        assert!(cache.evict() && !cache.evict(), "evicting a document in use frees nothing");
+        drop(used);
+        assert!(cache.evict() && !cache.evict());
+        assert_eq!(cache.usage().bytes, 0);
+    }
+
+    #[test]
+    fn a_tenant_keeps_its_documents_while_another_stores_many() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(1000));
+        let now = Instant::now();
+        let insert = |tenant: &str, bytes| cache.insert(&tenant.into(), cached(bytes), now);
+        let quiet = [insert("quiet", 2000).unwrap(), insert("quiet", 2000).unwrap()];
+        for _ in 0..50 {
+            assert!(insert("busy", 1500).is_some());
+        }
+        for id in &quiet {
+            assert!(cache.find("quiet", id, now).is_some());
+        }
+        let before = cache.usage();
+        assert_eq!(insert("busy", 7000), None, "larger than what the other tenant leaves");
+        assert_eq!(cache.usage(), before, "a document that is not stored evicts none");
+        // the tenant that holds more than an equal part gives way
+        let newest = insert("quiet", 5000).unwrap();
+        assert!(cache.find("quiet", &newest, now).is_some());
+        for _ in 0..50 {
+            assert!(insert("busy", 4000).is_some());
+        }
+        assert!(cache.find("quiet", &newest, now).is_some());
+        assert!(quiet.iter().all(|id| cache.find("quiet", id, now).is_none()));
+        // so does it when requests need memory
+        let held = |tenant: &str| cache.lock().bytes_of(tenant);
+        assert!(held("quiet") > held("busy") && cache.evict());
+        assert_eq!((held("quiet"), cache.usage().entries), (0, 1));
+    }
+}

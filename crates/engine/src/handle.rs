@@ -1,0 +1,345 @@
+//! The handle of an engine: submit a request, read its events, drop the receiver to cancel.
+
+use crate::{
+    api::{Events, Job, Limits, Load, Terms, open_session},
+    batch::Inner,
+    cache::{DocumentCacheUsage, SegmentCacheUsage},
+    calibration::{self, Calibrated},
+    clock,
+    document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
+    observer::{Counters, EngineEvent, Observer},
+    request::{EventSender, Request, RequestKind, TextRequest},
+    scheduler::{Demand, PRIORITIES},
+    state::Phase,
+    summary::Summarize,
+    text_window::TextView,
+    worker::{self, WorkerTask},
+};
+use std::{
+    ops::ControlFlow,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use weir_kernels::error::{Error, Result, clip};
+use weir_models::contract::{self, BoundaryOptions, Card, KvMemory, Model};
+
+/// Maximum bytes of an unknown document id that an error message repeats.
+const MAX_ID_BYTES: usize = 64;
+
+/// A running engine. Clones share it; dropping the last one stops the worker and joins its thread.
+///
+/// ```
+/// # use weir_engine::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+/// use std::time::{Duration, Instant};
+/// use weir_engine::{
+///     decode::options::{FinishReason, Generate},
+///     engine::{Event, Handle, Job, Limits},
+/// };
+///
+/// # let source = CheckpointSource::default();
+/// # let model = load_as(&source, &source.name(), &Settings::default())?;
+/// let engine = Handle::start(model, Limits { rows: 2, ..Limits::default() })?;
+/// let mut request = Generate::from_text("the river ", engine.card())?;
+/// request.stopping.max_chars = 8;
+/// let deadline = Instant::now() + Duration::from_secs(60);
+/// let mut events = engine.submit(Job::Generate(request), Some(deadline))?;
+/// let mut last = None;
+/// // Asynchronous programs call `recv().await`.
+/// while let Some(event) = events.blocking_recv() {
+///     last = Some(event?);
+/// }
+/// let Some(Event::Finished { reason, usage, .. }) = last else { panic!("{last:?}") };
+/// assert_eq!((reason, usage.generated_chars), (FinishReason::MaxChars, 8));
+/// # Ok::<(), weir_engine::error::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Handle(Arc<WorkerThread>);
+
+/// The worker thread. Dropping it closes the engine and joins the thread.
+struct WorkerThread {
+    inner: Arc<Inner>,
+    /// `None` while it is being joined, and if the worker is a task.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    /// Starts a worker thread for `model`. Fails if the operating system refuses a thread.
+    pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
+        Self::start_with(model, limits, Arc::new(()))
+    }
+
+    /// Starts a worker thread for `model` that reports to `observer`. Fails if the operating system refuses a thread.
+    pub fn start_with(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Self> {
+        let inner = Arc::new(Inner::new(model, limits, observer));
+        let worker_inner = Arc::clone(&inner);
+        let builder = thread::Builder::new().name(format!("weir-{}", inner.model.card().name));
+        let thread = builder.spawn(move || worker::run(worker_inner));
+        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the worker thread: {error}")))?;
+        Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
+    }
+
+    /// Creates an engine whose worker is a task that reports to `observer`. Requests wait until the caller runs it.
+    pub fn with_task(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> (Self, WorkerTask) {
+        let inner = Arc::new(Inner::new(model, limits, observer));
+        let task = WorkerTask::new(Arc::clone(&inner));
+        (Self(Arc::new(WorkerThread { inner, thread: None })), task)
+    }
+
+    /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has passed or cannot
+    /// be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out of range. Also
+    /// fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
+    /// [`Score::validate`](crate::decode::options::Score::validate) do.
+    pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
+        let mut events = self.submit_together(vec![job], &terms.into())?;
+        events.pop().ok_or_else(|| Error::Internal("a request has no events".into()))
+    }
+
+    /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit)
+    /// does; the requests are then cancelled.
+    pub(crate) fn submit_together(&self, jobs: Vec<Job>, terms: &Terms) -> Result<Vec<Events>> {
+        let Inner { model, limits, segment_cache, .. } = self.inner();
+        let mut requests = Vec::with_capacity(jobs.len());
+        let mut all_events = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let arrived = check_terms(terms)?;
+            let session = open_session(job, &**model, limits)?;
+            let key = || segment_cache.key(&terms.tenant, session.boundaries(), model.card());
+            let cache_key = if terms.use_once { None } else { key() };
+            let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
+            let (event_sender, events) = EventSender::open(limits.events)?;
+            let kind = RequestKind::Text(TextRequest { session, cache_key });
+            let request = Request::new(kind, event_sender, arrived, terms);
+            let demand = request.demand(&**model, cached);
+            requests.push((request, demand));
+            all_events.push(events);
+        }
+        self.enqueue_all(requests, terms).map(|()| all_events)
+    }
+
+    /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
+    pub fn upload(&self) -> (DocumentUpload, IncomingDocument) {
+        document_request::open(&self.inner().state.wake_signal)
+    }
+
+    /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
+    /// [`Summarize::plan`] do, for an unknown document id, and if the model does not summarize.
+    pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
+        let terms = terms.into();
+        let Inner { model, limits, document_cache, .. } = self.inner();
+        let arrived = check_terms(&terms)?;
+        let card = model.card();
+        let Some(reader) = model.document_encoder() else {
+            let found = format!("a model that continues text (use Generate): {}", card.shape);
+            return Err(Error::WrongKind {
+                call: "Summarize",
+                model: card.name.clone(),
+                wanted: "reads documents",
+                found,
+            });
+        };
+        let mut plan = request.plan(card, reader.limits(), limits.rows)?;
+        if plan.hard == Some(true) {
+            // fails if the model cannot pool hard
+            reader.open_hard()?;
+        }
+        let (inbox, id) = match source {
+            DocumentSource::Uploading(IncomingDocument(inbox)) => (inbox, None),
+            DocumentSource::Cached(id) => {
+                let Some(cached) = document_cache.find(&terms.tenant, &id, arrived) else {
+                    return Err(Error::UnknownDocument { id: clip(&id, MAX_ID_BYTES) });
+                };
+                if let Some(found) = plan.hard.replace(cached.hard).filter(|found| *found != cached.hard) {
+                    let bound = format!("{}, as the document was read", cached.hard);
+                    return Err(Error::BadOption { field: "options.hard_topk", found: found.to_string(), bound });
+                }
+                let byte_ranges = cached.encoded.byte_ranges.clone();
+                (Arc::new(Inbox::complete(cached.ids.to_vec(), byte_ranges, cached.encoded.cut)), Some(id))
+            }
+        };
+        let cached = if id.is_some() { usize::MAX } else { 0 };
+        let summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
+        let work = summary.max_work();
+        if work > limits.request_work {
+            let document_alone = summary.max_tokens() > limits.request_work;
+            let field = if document_alone { "chunk" } else { "options.beam_size" };
+            return Err(Error::TooMuchWork { field, work, limit: limits.request_work });
+        }
+        let needed = summary.max_bytes(&**model, reader);
+        let limit = model.memory().limit;
+        if needed > limit {
+            let document_alone = reader.bytes_for(summary.max_tokens()) > limit;
+            let field = if document_alone { "chunk" } else { "options.beam_size" };
+            return Err(Error::NeverFits { field, needed, limit });
+        }
+        let (event_sender, events) = EventSender::open(limits.events)?;
+        let kind = RequestKind::Document(Box::new(summary));
+        let request = Request::new(kind, event_sender, arrived, &terms);
+        let demand = request.demand(&**model, cached);
+        self.enqueue_all(vec![(request, demand)], &terms).map(|()| events)
+    }
+
+    /// Queues requests, and reports each one that is queued, even if a later one fails.
+    fn enqueue_all(&self, requests: Vec<(Request, Demand)>, terms: &Terms) -> Result<()> {
+        let inner = self.inner();
+        let arrived = requests.first().map(|(request, _)| request.timer.arrived);
+        let time_limit =
+            terms.deadline.zip(arrived).map(|(deadline, arrived)| deadline.saturating_duration_since(arrived));
+        let (count, result) = inner.state.enqueue_all(requests, terms.priority, terms.continues, time_limit);
+        (0..count).for_each(|_| inner.measurements.record(EngineEvent::Accepted));
+        result
+    }
+
+    /// Times the model's steps for about `budget` at most, and stores the result, unless a result is known that is not
+    /// [doubtful](super::calibration::TimingTable::doubt). Requests that start afterwards get an estimate of their time without
+    /// pooling.
+    ///
+    /// Blocks the calling thread. Calls `go_on` after each step; `Break` stops the calibration, which may be tried again.
+    /// The caller makes sure that nothing else runs meanwhile: timings of a busy machine are worthless.
+    pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
+        let Inner { model, limits, calibration, .. } = self.inner();
+        calibration.measure(|| calibration::measure(&**model, limits.rows, budget, &mut go_on))
+    }
+
+    /// Returns the calibration, or why it failed; `None` until it is decided.
+    pub fn calibration(&self) -> Option<Calibrated> {
+        self.inner().calibration.get()
+    }
+
+    /// Returns the limits of documents, if the model reads documents.
+    pub fn document_limits(&self) -> Option<&contract::DocumentLimits> {
+        self.inner().model.document_encoder().map(|reader| reader.limits())
+    }
+
+    /// Returns the model's card.
+    pub fn card(&self) -> &Card {
+        self.inner().model.card()
+    }
+
+    /// Returns the engine's limits.
+    pub fn limits(&self) -> Limits {
+        self.inner().limits
+    }
+
+    /// Rejects new requests from now on. Queued and running requests go on.
+    pub fn drain(&self) {
+        self.inner().lock_state().advance_to(Phase::Draining);
+    }
+
+    /// Closes the engine: its worker finishes the step that it runs, ends all requests, and ends.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// Returns true if the worker thread has ended, or if the worker is a task.
+    pub fn has_ended(&self) -> bool {
+        self.0.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Returns the phase of the engine's life.
+    pub fn phase(&self) -> Phase {
+        self.inner().lock_state().phase
+    }
+
+    /// Waits until the worker breaks; forever if it never does. The future holds no handle.
+    pub fn wait_until_broken(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut broken = self.inner().broken.subscribe();
+        async move {
+            if broken.wait_for(|broken| *broken).await.is_err() {
+                // the sender is dropped: the engine ended without breaking
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Returns the number of queued and running requests and their memory.
+    pub fn load(&self) -> Load {
+        let Inner { model, segment_cache, document_cache, .. } = self.inner();
+        let counters = self.counters();
+        let cached = segment_cache.evictable_bytes() + document_cache.evictable_bytes();
+        let bytes = model.memory().in_use.saturating_sub(cached);
+        Load { queued: counters.waiting, running: counters.running, bytes }
+    }
+
+    /// Returns how many of a text's symbols the segment cache holds for a request with default options.
+    pub(crate) fn cached_symbols(&self, text: TextView<'_>, terms: &Terms) -> usize {
+        let Inner { model, segment_cache, .. } = self.inner();
+        let key = segment_cache.key(&terms.tenant, &BoundaryOptions::default(), model.card());
+        segment_cache.known(key.as_ref(), text)
+    }
+
+    /// Returns the number of queued and running requests.
+    pub(crate) fn requests(&self) -> usize {
+        let state = self.inner().lock_state();
+        state.scheduler.running + state.scheduler.waiting()
+    }
+
+    /// Returns the model's key-value memory.
+    pub fn memory(&self) -> KvMemory {
+        self.inner().model.memory()
+    }
+
+    /// Returns the engine's totals since it started.
+    pub fn counters(&self) -> Counters {
+        let counters = self.inner().measurements.totals();
+        let state = self.inner().lock_state();
+        Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..counters }
+    }
+
+    /// Returns the contents and totals of the segment cache.
+    pub fn segment_cache_usage(&self) -> SegmentCacheUsage {
+        self.inner().segment_cache.usage()
+    }
+
+    /// Returns the contents and totals of the document cache.
+    pub fn document_cache_usage(&self) -> DocumentCacheUsage {
+        self.inner().document_cache.usage()
+    }
+
+    /// Returns how long the worker has been in its current round of the loop; `None` while it sleeps. A round contains at
+    /// most one step, so a very long one means that the worker hangs.
+    pub fn busy_for(&self) -> Option<Duration> {
+        self.inner().heartbeat.busy_for(clock::now())
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.0.inner
+    }
+}
+
+impl WorkerThread {
+    fn close(&self) {
+        self.inner.state.close();
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.close();
+        // the worker itself may drop the last handle, and a thread that joins itself blocks forever
+        let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
+        if let Some(thread) = other {
+            // a panic was logged where it happened
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Rejects a priority out of range.
+pub(crate) fn check_priority(priority: i32) -> Result<()> {
+    if PRIORITIES.contains(&priority) {
+        return Ok(());
+    }
+    let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
+    Err(Error::BadOption { field: "priority", found: priority.to_string(), bound })
+}
+
+/// Rejects an expired deadline or a priority out of range. Returns the time of arrival.
+fn check_terms(terms: &Terms) -> Result<Instant> {
+    let arrived = clock::now();
+    check_priority(terms.priority)?;
+    if terms.deadline.is_some_and(|deadline| deadline <= arrived) {
+        return Err(Error::Deadline { stage: "before it was queued" });
+    }
+    Ok(arrived)
+}

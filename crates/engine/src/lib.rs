@@ -1,0 +1,56 @@
+//! The engine of [weir](https://docs.rs/weir): a queue, a scheduler, caches, and the worker thread that steps many sequences together
+//! on one device.
+//!
+//! In the order in which a request meets them:
+//!
+//! - `api`: what callers and the engine exchange: limits, jobs, terms, events
+//! - [`options`]: what a request may ask for, within which bounds
+//! - `handle`: starts the worker, validates and queues requests, reports the engine's state
+//! - `state`: the locked state: the queue, the measured rates, the phase, and the signal that wakes the worker
+//! - `worker`: the loop of the worker thread: end, admit, plan, step
+//! - `scheduler`: which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors
+//! - `request`, `document_request`: a running text or summary: its status, timing and event channel
+//! - `batch`: the running rows, and one step of them
+//! - [`session`]: one sequence: feeds the prompt, samples, stops; [`sampling`], [`beam`], [`speculation`] are its policies
+//! - [`cache`]: the segment cache (beginnings of texts) and the document cache (encoded documents)
+//! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
+//! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
+//! - [`score`], [`summary`], [`codec`]: what runs on top: scores of texts, summaries of documents, compression
+//! - [`calibration`], [`step_times`]: step times, measured at load and while serving
+//! - [`observer`]: totals since start, and callbacks while the engine runs
+//! - [`clock`]: the clock of engine and server, which a simulation replaces; [`accounting`]: checked arithmetic of memory
+
+pub mod accounting;
+mod api;
+mod batch;
+pub mod beam;
+pub mod cache;
+pub mod calibration;
+pub mod clock;
+pub mod codec;
+pub mod completion;
+mod document_request;
+pub mod edited_text;
+pub mod editing;
+mod handle;
+pub mod observer;
+pub mod options;
+mod request;
+pub mod sampling;
+mod scheduler;
+pub mod score;
+pub mod session;
+pub mod speculation;
+mod state;
+pub mod step_times;
+pub mod summary;
+pub mod text_window;
+mod worker;
+
+pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms};
+pub use document_request::{DocumentSource, DocumentUpload, IncomingDocument};
+pub use handle::Handle;
+pub use observer::Counters;
+pub use scheduler::PRIORITIES;
+pub use state::Phase;
+pub use worker::WorkerTask;

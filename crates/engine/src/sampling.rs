@@ -1,0 +1,808 @@
+//! Choosing symbols: the [`Sampler`], stop strings, and reported log-probabilities.
+
+use crate::options::{OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length};
+use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
+use weir_kernels::{
+    distribution::{LogSoftmax, logit_of},
+    error::{Error, Result},
+};
+use weir_models::{
+    contract::Card,
+    random::{Purpose, uniform},
+    text::{StreamDetokenizer, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
+};
+
+// Chooses the next symbol from the logits of one position.
+//
+// The order is the one that `Sampling` documents: bias, repetition penalty, temperature, `top_k`, `top_p`, `min_p`,
+// draw. Each cut works on the symbols that the previous cut kept. The draw walks the remaining symbols by id, so an option
+// that cuts nothing changes nothing. All arithmetic is in `f64` and in one order: a choice depends on the logits, the
+// options, the symbols seen and the position only.
+//
+// Hot path: nothing here allocates after the first choice.
+
+/// The sampler of one sequence, with the symbols that the sequence contains.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    sampling: Sampling,
+    banned: Vec<u32>,
+    /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
+    seen: Vec<bool>,
+    /// (vocab): logits, then weights: probabilities up to a common factor, 0 if cut.
+    weights: Vec<f64>,
+    /// (vocab): ids by falling logit, for cuts that need them sorted.
+    ranking: Vec<u32>,
+}
+
+impl Sampler {
+    /// Creates a sampler for sequences over `vocabulary` symbols.
+    pub fn new(sampling: Sampling, vocabulary: usize) -> Self {
+        let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
+        Self { sampling, banned: Vec::new(), seen, weights: Vec::new(), ranking: Vec::new() }
+    }
+
+    /// Replaces the set of banned symbols, whose probability is 0 from now on.
+    pub fn ban(&mut self, symbols: impl IntoIterator<Item = u32>) {
+        self.banned.clear();
+        self.banned.extend(symbols);
+    }
+
+    /// Records a symbol of the sequence for the repetition penalty.
+    pub fn see(&mut self, symbol: u32) {
+        if let Some(seen) = self.seen.get_mut(symbol as usize) {
+            *seen = true;
+        }
+    }
+
+    /// Chooses the symbol at `position` of the sequence from the logits (vocab) before it. Fails with
+    /// [`Error::Internal`] if a logit is NaN or +∞, or every symbol is impossible.
+    pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
+        self.adjust(logits);
+        // banned logits must be valid, too
+        let is_valid = logits.iter().all(|logit| *logit < f32::INFINITY);
+        let best = argmax(&self.weights).filter(|_| is_valid);
+        let Some(best) = best else {
+            return Err(Error::Internal(format!(
+                "the logits for position {position} contain NaN or infinity, or leave no possible symbol"
+            )));
+        };
+        if self.sampling.temperature == 0.0 {
+            return Ok(best as u32);
+        }
+        self.cut_to_top_k();
+        self.weigh(best);
+        self.cut_to_top_p();
+        self.cut_to_min_p();
+        Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
+    }
+
+    /// Applies bans, bias, then penalty.
+    fn adjust(&mut self, logits: &[f32]) {
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|&logit| f64::from(logit)));
+        for &symbol in &self.banned {
+            if let Some(logit) = self.weights.get_mut(symbol as usize) {
+                *logit = f64::NEG_INFINITY;
+            }
+        }
+        for &(symbol, bias) in &self.sampling.logit_bias {
+            if let Some(logit) = self.weights.get_mut(symbol as usize) {
+                *logit += f64::from(bias);
+            }
+        }
+        let penalty = f64::from(self.sampling.repetition_penalty);
+        for (logit, _) in self.weights.iter_mut().zip(&self.seen).filter(|(_, seen)| **seen) {
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+    }
+
+    /// Keeps the k largest logits; equals by lowest id.
+    fn cut_to_top_k(&mut self) {
+        let kept = self.sampling.top_k;
+        if kept == 0 || kept >= self.weights.len() {
+            return;
+        }
+        let Self { weights, ranking, .. } = self;
+        ranking.clear();
+        ranking.extend(0..weights.len() as u32);
+        ranking.select_nth_unstable_by(kept, |&a, &b| better(weights, a, b));
+        for &symbol in &ranking[kept..] {
+            weights[symbol as usize] = f64::NEG_INFINITY;
+        }
+    }
+
+    /// Turns logits into weights at the temperature; the best symbol's weight is 1.
+    fn weigh(&mut self, best: usize) {
+        let peak = self.weights[best];
+        let temperature = f64::from(self.sampling.temperature);
+        for weight in &mut self.weights {
+            *weight = ((*weight - peak) / temperature).exp();
+        }
+    }
+
+    /// Keeps the smallest set of most probable symbols that reaches `top_p`; equals by lowest id.
+    fn cut_to_top_p(&mut self) {
+        if self.sampling.top_p >= 1.0 {
+            return;
+        }
+        let Self { weights, ranking, .. } = self;
+        ranking.clear();
+        ranking.extend((0..weights.len() as u32).filter(|&symbol| weights[symbol as usize] > 0.0));
+        ranking.sort_unstable_by(|&a, &b| better(weights, a, b));
+        let total: f64 = ranking.iter().map(|&symbol| weights[symbol as usize]).sum();
+        let wanted = f64::from(self.sampling.top_p) * total;
+        let mut reached = 0.0;
+        for &symbol in ranking.iter() {
+            let weight = &mut weights[symbol as usize];
+            if reached >= wanted {
+                *weight = 0.0;
+            } else {
+                reached += *weight;
+            }
+        }
+    }
+
+    fn cut_to_min_p(&mut self) {
+        let min = f64::from(self.sampling.min_p);
+        // the most probable symbol weighs 1
+        for weight in self.weights.iter_mut().filter(|weight| **weight < min) {
+            *weight = 0.0;
+        }
+    }
+
+    /// Returns the first symbol at which the weights, summed by id, exceed `share` of the total.
+    fn draw(&self, share: f32) -> Option<u32> {
+        let wanted = f64::from(share) * self.weights.iter().sum::<f64>();
+        let mut reached = 0.0;
+        let drawn = self.weights.iter().position(|weight| {
+            reached += weight;
+            reached > wanted
+        });
+        drawn.map(|symbol| symbol as u32)
+    }
+}
+
+/// Orders the most probable symbol first; equals by lower id.
+fn better(weights: &[f64], a: u32, b: u32) -> Ordering {
+    weights[b as usize].total_cmp(&weights[a as usize]).then(a.cmp(&b))
+}
+
+/// Returns the lowest index of the largest value; none if a value is NaN or all are −∞.
+fn argmax(values: &[f64]) -> Option<usize> {
+    let mut best = None;
+    let mut peak = f64::NEG_INFINITY;
+    for (index, &value) in values.iter().enumerate() {
+        if value.is_nan() {
+            return None;
+        }
+        if value > peak {
+            best = Some(index);
+            peak = value;
+        }
+    }
+    best
+}
+
+/// Log-probabilities reported for each symbol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogprobOptions {
+    /// True: the symbol's own log-probability.
+    pub logprobs: bool,
+    /// Number of most probable symbols reported for its position.
+    pub top: usize,
+}
+
+/// Log-probabilities of one symbol.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SymbolLogprobs {
+    /// Its own.
+    pub logprob: Option<f32>,
+    /// The most probable symbols at its position, best first; equals by lower id.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl LogprobOptions {
+    /// True if logits are needed.
+    pub fn any(self) -> bool {
+        self.logprobs || self.top > 0
+    }
+
+    /// Computes the log-probabilities of the symbol at a position from the position's logits (vocab). Fails with
+    /// [`Error::Internal`] if the logits contain NaN or infinity, are all −∞, or have no entry for the symbol.
+    pub fn compute(self, symbol: u32, logits: &[f32]) -> Result<SymbolLogprobs> {
+        if !self.any() {
+            return Ok(SymbolLogprobs::default());
+        }
+        let softmax = LogSoftmax::new(logits)?;
+        let logit = logit_of(symbol, logits)?;
+        let alternative = |symbol: u32| (symbol, softmax.logprob(logits[symbol as usize]));
+        let top = best(logits, self.top).into_iter().map(alternative).collect();
+        Ok(SymbolLogprobs { logprob: self.logprobs.then(|| softmax.logprob(logit)), top })
+    }
+}
+
+/// Returns the `count` symbols of largest logits, best first. Insertion into a short list: `count` is small.
+fn best(logits: &[f32], count: usize) -> Vec<u32> {
+    let mut best: Vec<u32> = Vec::with_capacity(count + 1);
+    if count == 0 {
+        return best;
+    }
+    for (symbol, logit) in logits.iter().enumerate() {
+        // equals go behind lower ids
+        let index = best.partition_point(|&other| logits[other as usize].total_cmp(logit) != Ordering::Less);
+        if index < count {
+            best.insert(index, symbol as u32);
+            best.truncate(count);
+        }
+    }
+    best
+}
+
+/// Maximum bytes of a stop string. No valid one is longer.
+const STOP_BYTES: usize = OptionLimits::STOP_SYMBOLS * BYTES_PER_SYMBOL;
+
+/// The stop strings that the model can generate, in the order of the request. The others never match and are left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct StopStrings {
+    /// The strings as the request states them.
+    pub texts: Vec<String>,
+    /// The same strings as [`encode_stop`](crate::text::Vocabulary::encode_stop) returns them.
+    pub encoded: Vec<Vec<u32>>,
+}
+
+impl StopStrings {
+    /// Checks and encodes stop strings. Fails if there are too many, or if one is empty or too long before or after normalising.
+    pub fn new(texts: Vec<String>, card: &Card) -> Result<Self> {
+        check_stop_count(texts.len())?;
+        // Checked first: a stop string of megabytes would be encoded only to be rejected.
+        for (field, text) in STOP_FIELDS.into_iter().zip(&texts) {
+            if text.len() > STOP_BYTES {
+                return Err(Error::TooLong { field, length: text.len(), limit: STOP_BYTES, unit: "bytes", why: None });
+            }
+            check_stop_length(field, card.vocabulary.stop_length(text))?;
+        }
+        let mut stop = Self::default();
+        for (field, text) in STOP_FIELDS.into_iter().zip(texts) {
+            if let Some(encoded) = card.vocabulary.encode_stop(&text) {
+                check_stop_length(field, encoded.len())?;
+                stop.encoded.push(encoded);
+                stop.texts.push(text);
+            }
+        }
+        Ok(stop)
+    }
+}
+
+// Matches stop strings over symbols while the symbols come.
+//
+// Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth,
+// Morris and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may become part of
+// a stop string are *withheld* until they cannot, so none is emitted in part. Prompts are not searched.
+//
+// The units of a pattern are symbols. In a model of tokens they are the bytes of the text, because one text has many spellings in
+// tokens, and a stop string may begin or end inside a token.
+
+/// The stop strings of one generation.
+#[derive(Debug, Clone)]
+pub struct StopMatcher {
+    patterns: Vec<Pattern>,
+    /// A stop string that is complete before this many symbols does not count.
+    min_chars: usize,
+    generated: usize,
+    /// True if the symbols are bytes of tokens' text. A token may have no text, so missing bytes do not count missing tokens.
+    is_text: bool,
+}
+
+/// A stop string that the text now ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopMatch {
+    /// Index of the stop string.
+    pub index: usize,
+    /// Its length in symbols, which are the last of the text.
+    pub length: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Pattern {
+    symbols: Vec<u32>,
+    /// For each prefix length: the length of the longest shorter prefix that ends it.
+    borders: Vec<usize>,
+    /// Length of the longest prefix that ends the text.
+    matched: usize,
+}
+
+impl StopMatcher {
+    /// Creates a matcher for the strings of `stop`, none of which is empty.
+    pub fn new(stop: Vec<Vec<u32>>, min_chars: usize) -> Self {
+        Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0, is_text: false }
+    }
+
+    /// Takes the next symbol and returns the stop string that it completes. The earliest start wins, then the lowest index.
+    pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
+        self.generated += 1;
+        let mut best: Option<StopMatch> = None;
+        for (index, pattern) in self.patterns.iter_mut().enumerate() {
+            pattern.push(symbol);
+            let length = pattern.symbols.len();
+            let complete = pattern.matched == length && self.generated >= self.min_chars;
+            if complete && best.is_none_or(|other| length > other.length) {
+                best = Some(StopMatch { index, length });
+            }
+        }
+        best
+    }
+
+    /// Takes the text of the next token and returns the stop string that it completes first, with the number of the text's bytes up
+    /// to its end. If several end there, the earliest start wins, then the lowest index.
+    pub fn push_text(&mut self, text: &str) -> Option<(StopMatch, usize)> {
+        self.generated += 1;
+        self.is_text = true;
+        for (end, byte) in (1..).zip(text.bytes()) {
+            let mut best: Option<StopMatch> = None;
+            for (index, pattern) in self.patterns.iter_mut().enumerate() {
+                pattern.push(byte.into());
+                let length = pattern.symbols.len();
+                let complete = pattern.matched == length && self.generated >= self.min_chars;
+                if complete && best.is_none_or(|other| length > other.length) {
+                    best = Some(StopMatch { index, length });
+                }
+            }
+            if let Some(best) = best {
+                return Some((best, end));
+            }
+        }
+        None
+    }
+
+    /// Number of last units that may begin a stop string that will count.
+    pub fn withheld(&self) -> usize {
+        let min_chars = if self.is_text { 0 } else { self.min_chars };
+        let longest = |pattern| longest_open(pattern, self.generated, min_chars);
+        self.patterns.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+/// Returns the length of the longest incomplete prefix at the text's end whose completion would not be too early to count.
+fn longest_open(pattern: &Pattern, generated: usize, min_chars: usize) -> usize {
+    let length = pattern.symbols.len();
+    let mut matched = pattern.matched;
+    while matched > 0 && (matched == length || generated + (length - matched) < min_chars) {
+        matched = pattern.borders[matched];
+    }
+    matched
+}
+
+impl Pattern {
+    fn new(symbols: Vec<u32>) -> Self {
+        let mut borders = vec![0; symbols.len() + 1];
+        let mut border = 0;
+        for end in 1..symbols.len() {
+            while border > 0 && symbols[border] != symbols[end] {
+                border = borders[border];
+            }
+            border += usize::from(symbols[border] == symbols[end]);
+            borders[end + 1] = border;
+        }
+        Self { symbols, borders, matched: 0 }
+    }
+
+    fn push(&mut self, symbol: u32) {
+        if self.matched == self.symbols.len() {
+            // the match came too early to count; a later one may begin within it
+            self.matched = self.borders[self.matched];
+        }
+        while self.matched > 0 && self.symbols[self.matched] != symbol {
+            self.matched = self.borders[self.matched];
+        }
+        self.matched += usize::from(self.symbols[self.matched] == symbol);
+    }
+}
+
+// The text of sampled tokens that are not yet emitted: which bytes each of them completes.
+
+/// The text of the held tokens of a generation.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenText {
+    stream: StreamDetokenizer,
+    /// Bytes that each held token completes, oldest first.
+    lengths: VecDeque<usize>,
+}
+
+impl TokenText {
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self { stream: StreamDetokenizer::new(vocabulary), lengths: VecDeque::new() }
+    }
+
+    /// Adds a token and returns the text that it completes.
+    pub(crate) fn push(&mut self, token: u32) -> &str {
+        let text = self.stream.push(token);
+        self.lengths.push_back(text.len());
+        text
+    }
+
+    /// Returns the bytes of the held tokens before the latest one.
+    pub(crate) fn before_latest(&self) -> usize {
+        self.lengths.iter().rev().skip(1).sum()
+    }
+
+    /// Returns how many held tokens the first `bytes` bytes need, and the bytes that belong to them of the last one's text if these
+    /// are not all. A token that completes no text belongs to what follows it.
+    pub(crate) fn position(&self, bytes: usize) -> (usize, Option<usize>) {
+        let mut before = 0;
+        for (index, &length) in self.lengths.iter().enumerate() {
+            if before == bytes {
+                return (index, None);
+            }
+            if before + length > bytes {
+                return (index + 1, Some(bytes - before));
+            }
+            before += length;
+        }
+        (self.lengths.len(), None)
+    }
+
+    /// Returns how many of the last held tokens the last `bytes` bytes need, with the tokens that begin their first code point.
+    pub(crate) fn symbols_of_last(&self, bytes: usize) -> usize {
+        let mut covered = 0;
+        let mut count = 0;
+        for &length in self.lengths.iter().rev() {
+            // an unfinished code point may become part of a stop string, too
+            if covered >= bytes && length > 0 {
+                break;
+            }
+            covered += length;
+            count += 1;
+        }
+        count
+    }
+
+    /// Drops the first `count` tokens, which were emitted.
+    pub(crate) fn release(&mut self, count: usize) {
+        self.lengths.drain(..count.min(self.lengths.len()));
+    }
+}
+
+#[cfg(test)]
+mod logprobs_tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*};
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_naive_implementation(
+            logits in vec(prop_oneof![(-3i32..3).prop_map(|value| value as f32), -30.0f32..30.0], 1..20),
+            top in 0usize..25, symbol in 0usize..20,
+        ) {
+            let symbol = symbol % logits.len();
+            let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let logprob = |logit: f32| (f64::from(logit).exp() / total).ln() as f32;
+            let mut ranking: Vec<usize> = (0..logits.len()).collect();
+            ranking.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap());
+            ranking.truncate(top);
+            let logprobs = LogprobOptions { logprobs: true, top }.compute(symbol as u32, &logits).unwrap();
+            prop_assert!((logprobs.logprob.unwrap() - logprob(logits[symbol])).abs() < 1e-5);
+            prop_assert_eq!(logprobs.top.iter().map(|t| t.0 as usize).collect::<Vec<_>>(), ranking);
+            for (symbol, reported) in logprobs.top {
+                prop_assert!((reported - logprob(logits[symbol as usize])).abs() < 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn reports_only_what_is_requested() {
+        let logits = [0.0, 1.0];
+        assert_eq!(LogprobOptions { logprobs: false, top: 0 }.compute(0, &logits).unwrap(), SymbolLogprobs::default());
+        let reported = LogprobOptions { logprobs: false, top: 1 }.compute(0, &logits).unwrap();
+        assert_eq!((reported.logprob, reported.top.len()), (None, 1));
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let reported = LogprobOptions { logprobs: true, top: 0 }.compute(1, &[3e38, 3e38, -3e38]).unwrap();
+        assert_eq!(reported.logprob, Some(-std::f32::consts::LN_2));
+    }
+
+    #[test]
+    fn rejects_logits_that_are_no_distribution() {
+        for logits in [[f32::NAN, 0.0], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+            let reported = LogprobOptions { logprobs: true, top: 0 }.compute(0, &logits);
+            assert!(matches!(reported, Err(Error::Internal(_))), "{logits:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod sampler_tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*};
+
+    /// Naive implementation: copies, sorts and filters lists, and normalises probabilities each time.
+    fn naive(sampling: &Sampling, seen: &[u32], logits: &[f32], position: usize) -> u32 {
+        let mut logits: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
+        for (symbol, bias) in &sampling.logit_bias {
+            logits[*symbol as usize] += f64::from(*bias);
+        }
+        for (symbol, logit) in logits.iter_mut().enumerate() {
+            if seen.contains(&(symbol as u32)) {
+                let penalty = f64::from(sampling.repetition_penalty);
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        let mut ranking: Vec<(usize, f64)> = logits.into_iter().enumerate().collect();
+        ranking.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+        if sampling.temperature == 0.0 {
+            return ranking[0].0 as u32;
+        }
+        if sampling.top_k > 0 {
+            ranking.truncate(sampling.top_k);
+        }
+        let peak = ranking[0].1;
+        for (_, logit) in &mut ranking {
+            *logit = ((*logit - peak) / f64::from(sampling.temperature)).exp();
+        }
+        if sampling.top_p < 1.0 {
+            let total: f64 = ranking.iter().map(|(_, weight)| weight).sum();
+            let wanted = f64::from(sampling.top_p) * total;
+            let kept = (1..=ranking.len()).find(|&kept| ranking[..kept].iter().map(|r| r.1).sum::<f64>() >= wanted);
+            ranking.truncate(kept.unwrap_or(ranking.len()));
+        }
+        let max = ranking[0].1;
+        ranking.retain(|(_, weight)| *weight >= f64::from(sampling.min_p) * max);
+        ranking.sort_by_key(|(symbol, _)| *symbol);
+        let total: f64 = ranking.iter().map(|(_, weight)| weight).sum();
+        let wanted = f64::from(uniform(sampling.seed, Purpose::Sampling, position)) * total;
+        let mut reached = 0.0;
+        for (symbol, weight) in ranking {
+            reached += weight;
+            if reached > wanted {
+                return symbol as u32;
+            }
+        }
+        unreachable!("the weights reach their sum")
+    }
+
+    fn sampling() -> impl Strategy<Value = Sampling> {
+        let numbers = (
+            prop_oneof![Just(0.0f32), Just(1.0), 0.05f32..3.0],
+            0usize..12,
+            prop_oneof![Just(1.0f32), 0.01f32..1.0],
+            prop_oneof![Just(0.0f32), 0.0f32..1.0],
+            prop_oneof![Just(1.0f32), 0.5f32..2.0],
+        );
+        (numbers, any::<u64>(), vec((0u32..8, -3.0f32..3.0), 0..3)).prop_map(|(numbers, seed, logit_bias)| {
+            let (temperature, top_k, top_p, min_p, repetition_penalty) = numbers;
+            Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, logit_bias }
+        })
+    }
+
+    /// Few values, so that some are equal.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let logit = prop_oneof![(-4i32..4).prop_map(|value| value as f32), -6.0f32..6.0, Just(f32::NEG_INFINITY)];
+        vec(logit, 7).prop_map(|logits| [logits, vec![0.5]].concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn chooses_as_the_naive_implementation(
+            sampling in sampling(), seen in vec(0u32..8, 0..5), rows in vec((logits(), 0usize..10_000), 1..4),
+        ) {
+            let mut sampler = Sampler::new(sampling.clone(), 8);
+            seen.iter().for_each(|&symbol| sampler.see(symbol));
+            for (logits, position) in rows {
+                let expected = naive(&sampling, &seen, &logits, position);
+                prop_assert_eq!(sampler.choose(&logits, position).unwrap(), expected);
+            }
+        }
+
+        #[test]
+        fn options_that_cut_nothing_change_nothing(logits in vec(-5.0f32..5.0, 8), seed: u64, position in 0usize..1000) {
+            let plain = Sampling { seed, ..Sampling::default() };
+            let loose = Sampling { top_k: 8, min_p: 1e-9, ..plain.clone() };
+            let chosen = |sampling| Sampler::new(sampling, 8).choose(&logits, position).unwrap();
+            prop_assert_eq!(chosen(plain), chosen(loose));
+        }
+
+        #[test]
+        fn a_single_candidate_is_the_most_probable_symbol(logits in logits(), seed: u64) {
+            let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+            let expected = Sampler::new(greedy, 8).choose(&logits, 3).unwrap();
+            for narrow in [
+                Sampling { top_k: 1, seed, ..Sampling::default() },
+                Sampling { top_p: f32::MIN_POSITIVE, seed, ..Sampling::default() },
+                Sampling { top_k: 1, temperature: 1e-40, seed, ..Sampling::default() },
+            ] {
+                prop_assert_eq!(Sampler::new(narrow, 8).choose(&logits, 3).unwrap(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+        let mut sampler = Sampler::new(Sampling { seed: 11, ..Sampling::default() }, 3);
+        let mut counts = [0; 3];
+        for position in 0..20_000 {
+            counts[sampler.choose(&logits, position).unwrap() as usize] += 1;
+        }
+        for (count, expected) in counts.into_iter().zip([10_000, 6_000, 4_000]) {
+            assert!(i32::abs(count - expected) < 300, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn rejects_logits_that_are_no_distribution() {
+        let mut sampler = Sampler::new(Sampling::default(), 2);
+        for logits in [[f32::NAN, 0.0], [0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+            assert!(matches!(sampler.choose(&logits, 0), Err(Error::Internal(_))), "{logits:?}");
+        }
+    }
+
+    #[test]
+    fn a_bias_can_forbid_and_force() {
+        let bias = |bias| Sampling { logit_bias: vec![(1, bias)], ..Sampling::default() };
+        let mut forbidden = Sampler::new(bias(-1000.0), 3);
+        let mut forced = Sampler::new(bias(1000.0), 3);
+        for position in 0..200 {
+            assert_ne!(forbidden.choose(&[0.0, 9.0, 0.0], position).unwrap(), 1);
+            assert_eq!(forced.choose(&[9.0, 0.0, 9.0], position).unwrap(), 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod stop_strings_tests {
+    use super::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
+
+    fn stop(texts: &[&str]) -> Result<StopStrings> {
+        let symbols = ["e", "n", "o", " ", "c"];
+        let card = Card::for_tests(Vocabulary::from_symbols(&symbols, TextNormaliser::Text8).unwrap());
+        StopStrings::new(texts.iter().map(|&text| text.to_owned()).collect(), &card)
+    }
+
+    #[test]
+    fn strings_that_never_match_are_left_out() {
+        let kept = stop(&["\n\n", "C", "q", "e  n"]).unwrap();
+        assert_eq!((kept.texts, kept.encoded), (vec!["C".into(), "e  n".into()], vec![vec![4], vec![0, 3, 1]]));
+    }
+
+    #[test]
+    fn limits_hold_before_and_after_normalising() {
+        let long = "q".repeat(257);
+        let spaces = " ".repeat(257);
+        let ones = "1".repeat(100);
+        for (texts, start) in [
+            (vec!["q"; 17], "stopping.stop: expected at most 16, found 17"),
+            (vec!["c", ""], "stopping.stop[1]: expected 1 to 256 characters, found 0"),
+            (vec!["c", &long], "stopping.stop[1]: expected 1 to 256 characters, found 257"),
+            (vec![&spaces], "stopping.stop[0]: expected 1 to 256 characters, found 257"),
+            (vec!["q", &ones], "stopping.stop[1]: expected 1 to 256 characters, found 401"),
+        ] {
+            let error = stop(&texts).unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+        let bytes = stop(&[&"\n".repeat(STOP_BYTES + 1)]).unwrap_err().to_string();
+        assert!(bytes.ends_with("expected at most 8192 bytes, found 8193"), "{bytes}");
+    }
+}
+
+#[cfg(test)]
+mod stops_tests {
+    use super::*;
+    use proptest::{collection::vec, prelude::*};
+
+    /// Searches the whole text for every symbol.
+    struct NaiveStops {
+        stop: Vec<Vec<u32>>,
+        min_chars: usize,
+        text: Vec<u32>,
+    }
+
+    impl NaiveStops {
+        fn push(&mut self, symbol: u32) -> Option<StopMatch> {
+            self.text.push(symbol);
+            if self.text.len() < self.min_chars {
+                return None;
+            }
+            // by start, then by index: the first hit wins
+            (0..self.text.len()).find_map(|start| {
+                let index = self.stop.iter().position(|stop| *stop == self.text[start..])?;
+                Some(StopMatch { index, length: self.text.len() - start })
+            })
+        }
+
+        fn withheld(&self) -> usize {
+            let may_become = |start: usize, stop: &Vec<u32>| {
+                let end = &self.text[start..];
+                stop.len() > end.len() && stop.starts_with(end) && start + stop.len() >= self.min_chars
+            };
+            let start = (0..self.text.len()).find(|&start| self.stop.iter().any(|stop| may_become(start, stop)));
+            start.map_or(0, |start| self.text.len() - start)
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+
+        #[test]
+        fn matches_and_withholds_as_the_naive_implementation(
+            stop in vec(vec(0u32..2, 1..7), 0..5), min_chars in 0usize..25, text in vec(0u32..2, 1..60),
+        ) {
+            let mut stops = StopMatcher::new(stop.clone(), min_chars);
+            let mut naive = NaiveStops { stop, min_chars, text: Vec::new() };
+            let mut emitted = 0;
+            for symbol in text {
+                let found = stops.push(symbol);
+                prop_assert_eq!(found, naive.push(symbol));
+                if let Some(found) = found {
+                    prop_assert!(emitted <= naive.text.len() - found.length, "part of a stop string was emitted");
+                    break;
+                }
+                prop_assert_eq!(stops.withheld(), naive.withheld());
+                let free = naive.text.len() - stops.withheld();
+                prop_assert!(free >= emitted, "emitted symbols cannot be withheld");
+                emitted = free;
+            }
+        }
+    }
+
+    fn first_match(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, StopMatch)> {
+        let symbols = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let mut stops = StopMatcher::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
+        symbols(text).into_iter().enumerate().find_map(|(index, symbol)| Some((index, stops.push(symbol)?)))
+    }
+
+    #[test]
+    fn a_stop_string_may_begin_and_end_inside_a_token() {
+        let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let mut stops = StopMatcher::new(vec![bytes("b\nc")], 0);
+        assert_eq!((stops.push_text("ab"), stops.withheld()), (None, 1));
+        assert_eq!((stops.push_text(""), stops.withheld()), (None, 1));
+        assert_eq!(stops.push_text("\ncd"), Some((StopMatch { index: 0, length: 3 }, 2)));
+        // The bytes of a character may come in tokens of which only the last has text.
+        let mut stops = StopMatcher::new(vec![bytes("a€")], 5);
+        assert_eq!((stops.push_text("a"), stops.withheld()), (None, 1));
+        assert!((0..2).all(|_| stops.push_text("").is_none() && stops.withheld() == 1));
+        assert_eq!((stops.push_text(""), stops.withheld()), (None, 1));
+        assert_eq!(stops.push_text("€"), Some((StopMatch { index: 0, length: 4 }, 3)));
+        let mut stops = StopMatcher::new(vec![bytes("a")], 2);
+        assert_eq!((stops.push_text("a"), stops.withheld()), (None, 0));
+        assert_eq!(stops.push_text("xa"), Some((StopMatch { index: 0, length: 1 }, 2)));
+    }
+
+    #[test]
+    fn the_earliest_start_wins_then_the_lowest_index() {
+        assert_eq!(first_match(&["d", "cd", "cd"], 0, "abcd"), Some((3, StopMatch { index: 1, length: 2 })));
+    }
+
+    #[test]
+    fn a_stop_string_that_comes_too_early_does_not_count() {
+        assert_eq!(first_match(&["ab"], 3, "ab"), None);
+        assert_eq!(first_match(&["ab"], 3, "xab"), Some((2, StopMatch { index: 0, length: 2 })));
+        // the second may overlap the first
+        assert_eq!(first_match(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(lengths: &[usize]) -> TokenText {
+        let vocabulary = Vocabulary::byte_level(weir_models::text::TextNormaliser::None);
+        TokenText { lengths: lengths.iter().copied().collect(), ..TokenText::new(Arc::new(vocabulary)) }
+    }
+
+    #[test]
+    fn bytes_are_mapped_to_tokens() {
+        let text = held(&[2, 0, 3, 1]);
+        assert_eq!(
+            [0, 1, 2, 3, 5, 6].map(|bytes| text.position(bytes)),
+            [(0, None), (1, Some(1)), (1, None), (3, Some(1)), (3, None), (4, None)]
+        );
+        assert_eq!([0, 1, 2, 4, 5].map(|bytes| text.symbols_of_last(bytes)), [0, 1, 3, 3, 4]);
+        assert_eq!(held(&[2, 0, 0]).symbols_of_last(0), 2);
+    }
+}

@@ -1,0 +1,365 @@
+//! The queue: waiting requests by tenant, and whose turn it is, by deficit round robin on work done.
+//!
+//! Tenants with waiting requests stand in a ring. Each has a balance of work, from which the work of its requests is
+//! subtracted. Every tenant gets a quantum back whenever each competing tenant could have done a quantum of work; and at
+//! once if no waiting tenant has a positive balance. A tenant saves up more than a quantum only while it waits. A turn
+//! admits one request of a tenant with a positive balance.
+//!
+//! Over time tenants do the same work, for any number and length of requests. A tenant that did more than others is
+//! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
+//! forgotten unless its balance is below a quantum.
+
+use crate::{
+    accounting,
+    scheduler::{Demand, Rank, Waiting},
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+/// Maximum tenants without requests whose debt of work is kept.
+const MAX_DEBTORS: usize = 256;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueuedStatus {
+    /// It can be admitted.
+    Ready,
+    /// It waits for its client or upload and is passed over.
+    OnHold,
+    /// It has ended and leaves the queue.
+    Ended,
+}
+
+/// Requests that wait and have not run yet. Preempted ones do not keep the requests of others out of the queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct NewRequests {
+    pub(super) requests: usize,
+    pub(super) symbols: usize,
+}
+
+impl NewRequests {
+    fn add(&mut self, rank: Rank, symbols: usize) {
+        if rank.is_new {
+            accounting::add(&mut self.requests, 1);
+            accounting::add(&mut self.symbols, symbols);
+        }
+    }
+
+    fn subtract(&mut self, rank: Rank, symbols: usize) {
+        if rank.is_new {
+            accounting::subtract(&mut self.requests, 1);
+            accounting::subtract(&mut self.symbols, symbols);
+        }
+    }
+}
+
+/// All tenants with waiting or running requests.
+#[derive(Debug)]
+pub(super) struct Tenants<T> {
+    /// Tenants with requests, and tenants that owe work.
+    all: BTreeMap<Arc<str>, Tenant<T>>,
+    /// Tenants with waiting requests, in the order of their turns.
+    ring: VecDeque<Arc<str>>,
+    /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes; or until
+    /// its running requests have overdrawn its balance and another waiting tenant has not.
+    turn: Option<Arc<str>>,
+    /// Initial balance of a tenant, and the work that it gets back at a time.
+    quantum: i64,
+    /// Work done in competition for which no quantum was given back yet.
+    unpaid: i64,
+    /// Tenants with requests.
+    present: usize,
+    /// Tenants with a request that runs or can be admitted.
+    competing: usize,
+    /// Waiting requests.
+    pub(super) waiting: usize,
+    pub(super) new: NewRequests,
+}
+
+#[derive(Debug)]
+struct Tenant<T> {
+    waiting: BTreeMap<Rank, Waiting<T>>,
+    new: NewRequests,
+    running: usize,
+    share: TenantShare,
+}
+
+/// What a tenant has at present.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TenantShare {
+    /// Rows of its running requests.
+    pub(super) rows: usize,
+    /// Bytes of its running requests.
+    pub(super) bytes: usize,
+    /// Work that it may do before others; negative if it has done more.
+    pub(super) balance: i64,
+}
+
+impl<T> Tenants<T> {
+    pub(super) fn new(quantum: u64) -> Self {
+        Self {
+            all: BTreeMap::new(),
+            ring: VecDeque::new(),
+            turn: None,
+            quantum: i64::try_from(quantum.max(1)).unwrap_or(i64::MAX),
+            unpaid: 0,
+            present: 0,
+            competing: 0,
+            waiting: 0,
+            new: NewRequests::default(),
+        }
+    }
+
+    /// Returns the number of a tenant's waiting requests, preempted ones included.
+    pub(super) fn waiting_of(&self, tenant: &str) -> usize {
+        self.all.get(tenant).map_or(0, |tenant| tenant.waiting.len())
+    }
+
+    /// Returns a tenant's requests that wait and have not run yet.
+    pub(super) fn new_of(&self, tenant: &str) -> NewRequests {
+        self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
+    }
+
+    /// Returns the ranks and demands of a tenant's waiting requests.
+    pub(super) fn demands_of(&mut self, tenant: &str) -> impl Iterator<Item = (Rank, &mut Demand)> {
+        let tenant = self.all.get_mut(tenant).into_iter();
+        let waiting = tenant.flat_map(|tenant| tenant.waiting.iter_mut());
+        waiting.map(|(rank, waiting)| (*rank, &mut waiting.demand))
+    }
+
+    /// Returns the demands of a tenant's waiting requests that go before `rank`, without those on hold.
+    pub(super) fn before(&self, tenant: &str, rank: Rank) -> impl Iterator<Item = &Demand> {
+        let tenant = self.all.get(tenant).into_iter();
+        let requests = tenant.flat_map(move |tenant| tenant.waiting.range(..rank));
+        requests.filter(|(_, waiting)| !waiting.on_hold).map(|(_, waiting)| &waiting.demand)
+    }
+
+    pub(super) fn requests(&self) -> impl Iterator<Item = &T> {
+        self.all.values().flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.request)
+    }
+
+    pub(super) fn add(&mut self, rank: Rank, waiting: Waiting<T>) {
+        let name = Arc::clone(&waiting.demand.tenant);
+        let symbols = waiting.demand.symbols;
+        let tenant = self.all.entry(Arc::clone(&name)).or_insert_with(|| Tenant {
+            waiting: BTreeMap::new(),
+            new: NewRequests::default(),
+            running: 0,
+            share: TenantShare { balance: self.quantum, ..TenantShare::default() },
+        });
+        if tenant.waiting.is_empty() {
+            self.ring.push_back(name);
+        }
+        tenant.new.add(rank, symbols);
+        tenant.waiting.insert(rank, waiting);
+        accounting::add(&mut self.waiting, 1);
+        self.new.add(rank, symbols);
+        self.recount();
+    }
+
+    /// Returns what a tenant has at present.
+    pub(super) fn share_of(&self, name: &str) -> TenantShare {
+        self.all.get(name).map(|tenant| tenant.share).unwrap_or_default()
+    }
+
+    /// Returns the number of tenants with a request that runs or can be admitted.
+    pub(super) fn competing(&self) -> usize {
+        self.competing
+    }
+
+    /// Records that the running requests of a tenant need `after` bytes instead of `before`.
+    pub(super) fn resize(&mut self, name: &str, before: usize, after: usize) {
+        if let Some(tenant) = self.all.get_mut(name) {
+            accounting::replace(&mut tenant.share.bytes, before, after);
+        }
+    }
+
+    /// Returns the demand of the request whose turn it is.
+    pub(super) fn next(&mut self) -> Option<&Demand> {
+        let name = self.turn.take().filter(|name| self.keeps_turn(name)).or_else(|| self.choose())?;
+        let tenant = self.all.get(&name)?;
+        self.turn = Some(name);
+        tenant.first().map(|(_, waiting)| &waiting.demand)
+    }
+
+    /// Returns the first demand of each tenant that may run, in the order of their turns.
+    pub(super) fn next_demands(&self) -> impl Iterator<Item = &Demand> {
+        let others = self.ring.iter().filter(|name| self.turn.as_ref() != Some(name));
+        let tenants = self.turn.iter().chain(others).filter_map(|name| self.all.get(name));
+        let can_run = tenants.filter(|tenant| tenant.can_run());
+        can_run.filter_map(|tenant| tenant.first().map(|(_, waiting)| &waiting.demand))
+    }
+
+    /// Makes the next turn that of a tenant.
+    pub(super) fn give_turn(&mut self, name: Arc<str>) {
+        self.turn = Some(name);
+    }
+
+    /// Removes the request whose turn it is, and counts it as running.
+    pub(super) fn take(&mut self) -> Option<(Rank, Waiting<T>)> {
+        self.next()?;
+        let name = self.turn.take()?;
+        let tenant = self.all.get(&name)?;
+        let rank = tenant.first().map(|(rank, _)| *rank)?;
+        let waiting = self.remove(&name, rank)?;
+        if let Some(tenant) = self.all.get_mut(&name) {
+            accounting::add(&mut tenant.running, 1);
+            accounting::add(&mut tenant.share.rows, waiting.demand.rows);
+            accounting::add(&mut tenant.share.bytes, waiting.demand.bytes);
+        }
+        // the next turn is another tenant's
+        if let Some(index) = self.ring.iter().position(|other| *other == name) {
+            self.ring.remove(index);
+            self.ring.push_back(name);
+        }
+        self.recount();
+        Some((rank, waiting))
+    }
+
+    /// Subtracts work that a running request did from its tenant's balance. Work is free while no other tenant competes.
+    pub(super) fn charge(&mut self, tenant: &str, work: u64) {
+        if self.competing < 2 {
+            return;
+        }
+        let work = i64::try_from(work).unwrap_or(i64::MAX);
+        if let Some(tenant) = self.all.get_mut(tenant) {
+            tenant.share.balance = tenant.share.balance.saturating_sub(work);
+        }
+        self.unpaid = self.unpaid.saturating_add(work);
+        let round = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
+        if self.unpaid >= round {
+            self.pay(self.unpaid / round);
+            self.unpaid %= round;
+        }
+    }
+
+    /// Records that a running request of the tenant runs no longer, and what it held.
+    pub(super) fn leave(&mut self, name: &str, rows: usize, bytes: usize) {
+        if let Some(tenant) = self.all.get_mut(name) {
+            accounting::subtract(&mut tenant.running, 1);
+            accounting::subtract(&mut tenant.share.rows, rows);
+            accounting::subtract(&mut tenant.share.bytes, bytes);
+        }
+        self.forget(name);
+    }
+
+    /// Polls every waiting request. Passes those that have ended to `ended`.
+    pub(super) fn poll(&mut self, mut poll: impl FnMut(&mut T) -> QueuedStatus, mut ended: impl FnMut(T)) {
+        let mut leaving = Vec::new();
+        for (name, tenant) in &mut self.all {
+            for (rank, waiting) in &mut tenant.waiting {
+                let status = poll(&mut waiting.request);
+                waiting.on_hold = status == QueuedStatus::OnHold;
+                if status == QueuedStatus::Ended {
+                    leaving.push((Arc::clone(name), *rank));
+                }
+            }
+        }
+        for (name, rank) in leaving {
+            if let Some(waiting) = self.remove(&name, rank) {
+                ended(waiting.request);
+            }
+            self.forget(&name);
+        }
+        self.recount();
+    }
+
+    /// Removes all tenants and returns the waiting requests.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = T> {
+        let empty = Self { quantum: self.quantum, ..Self::new(1) };
+        let all = std::mem::replace(self, empty).all;
+        all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.request)
+    }
+
+    fn keeps_turn(&self, name: &Arc<str>) -> bool {
+        let Some(tenant) = self.all.get(name).filter(|tenant| tenant.first().is_some()) else { return false };
+        let can_run = |other: &Arc<str>| self.all.get(other).is_some_and(Tenant::can_run);
+        tenant.share.balance > 0 || !self.ring.iter().any(can_run)
+    }
+
+    /// Returns the ring's first tenant with a request to admit and a positive balance. If none is positive, pays all first.
+    fn choose(&mut self) -> Option<Arc<str>> {
+        let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
+        let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.share.balance)).max()?;
+        if best <= 0 {
+            self.pay(best.saturating_neg() / self.quantum + 1);
+        }
+        let can_run = |name: &&Arc<str>| self.all.get(*name).is_some_and(Tenant::can_run);
+        self.ring.iter().find(can_run).cloned()
+    }
+
+    /// Gives every tenant `quanta` quanta. Forgets tenants without requests that owe nothing any more.
+    fn pay(&mut self, quanta: i64) {
+        let quantum = self.quantum;
+        let pay = quantum.saturating_mul(quanta);
+        self.all.retain(|_, tenant| {
+            let max = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.share.balance) };
+            tenant.share.balance = tenant.share.balance.saturating_add(pay).min(max);
+            tenant.share.balance < quantum || tenant.is_present()
+        });
+    }
+
+    fn remove(&mut self, name: &str, rank: Rank) -> Option<Waiting<T>> {
+        let tenant = self.all.get_mut(name)?;
+        let waiting = tenant.waiting.remove(&rank)?;
+        tenant.new.subtract(rank, waiting.demand.symbols);
+        accounting::subtract(&mut self.waiting, 1);
+        self.new.subtract(rank, waiting.demand.symbols);
+        if tenant.waiting.is_empty() {
+            self.ring.retain(|other| **other != *name);
+        }
+        Some(waiting)
+    }
+
+    /// Forgets a tenant that has no requests and owes nothing.
+    fn forget(&mut self, name: &str) {
+        self.recount();
+        let quantum = self.quantum;
+        if self.all.get(name).is_some_and(|tenant| !tenant.is_present() && tenant.share.balance >= quantum) {
+            self.all.remove(name);
+        }
+        // without competition nothing is owed; and many names of one client must not make the map grow without limit
+        if self.present == 0 || self.all.len() - self.present > MAX_DEBTORS {
+            self.all.retain(|_, tenant| tenant.is_present());
+        }
+    }
+
+    fn recount(&mut self) {
+        self.present = self.all.values().filter(|tenant| tenant.is_present()).count();
+        self.competing = self.all.values().filter(|tenant| tenant.running > 0 || tenant.first().is_some()).count();
+    }
+
+    /// Returns the number of waiting requests of the tenant that has most.
+    #[cfg(test)]
+    pub(super) fn longest_queue(&self) -> usize {
+        self.all.values().map(|tenant| tenant.waiting.len()).max().unwrap_or(0)
+    }
+
+    /// Returns the number of tenants with requests.
+    #[cfg(test)]
+    pub(super) fn present(&self) -> usize {
+        self.present
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.ring.is_empty() && (self.waiting, self.new.requests, self.new.symbols) == (0, 0, 0)
+    }
+}
+
+impl<T> Tenant<T> {
+    fn is_present(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// Returns true if it has a request to admit and a positive balance.
+    fn can_run(&self) -> bool {
+        self.share.balance > 0 && self.first().is_some()
+    }
+
+    /// Returns the first waiting request that is not on hold.
+    fn first(&self) -> Option<(&Rank, &Waiting<T>)> {
+        self.waiting.iter().find(|(_, waiting)| !waiting.on_hold)
+    }
+}

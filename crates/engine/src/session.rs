@@ -1,0 +1,1364 @@
+//! A session runs one request from its first symbol to its last: it sets the row's feed and takes the results of each step.
+//!
+//! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side.
+//! [`Session::run`] (`run_alone`) shows the loop for one session alone: call [`feed`](Session::feed), run a step, call
+//! [`absorb`](Session::absorb) and [`take_output`](Session::take_output), and repeat until the session is finished.
+//!
+//! A session can lose its row ([`rewind`](Session::rewind)) and continue with another one, from its first symbol or from a
+//! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
+//! counted twice. If a model's state depends only on the last symbols that it was fed, a generating session drops the
+//! symbols that no replay needs, and a replay starts after them ([`resume`](Session::resume)). The session's memory is then
+//! bounded, however long the text becomes.
+
+use crate::{
+    codec::{self, Code, Coded, coder::BlockCoder},
+    completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
+    options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad},
+    sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
+    score::{ScoringWindow, max_fed_symbols, window},
+    speculation::{DraftBudget, Drafter, GuessRates, Speculation},
+    text_window::{ForkedText, TextView, TextWindow},
+};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+use weir_kernels::{
+    distribution::log_probability,
+    error::{Error, Result},
+};
+use weir_models::{
+    contract::{
+        self, BoundaryMode, BoundaryOptions, Card, Exactness, Model, ReplayStart, SequenceRow, State, SymbolBoundary,
+        SymbolSlices, Want, advance,
+    },
+    ngrams::NgramTable,
+    text::SpecialSymbols,
+    usage::{LevelCounts, Usage},
+};
+
+/// Number of symbols that must be added before a trim runs. Trimming fewer would cost more than it frees.
+const MIN_HELD: usize = 1024;
+
+/// One request from its first symbol to its last.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// The prompt or the text to score, then the sampled symbols.
+    prompt: Prompt,
+    /// Samples the symbols that follow the prompt; `None` if the session scores a text.
+    generation: Option<Generator>,
+    boundaries: BoundaryOptions,
+    speculation: Speculation,
+    /// N-grams that drafts may come from.
+    ngrams: Option<Arc<NgramTable>>,
+    /// `None` until a symbol is sampled with speculation.
+    drafter: Option<Drafter>,
+    /// Symbols emitted and not yet taken.
+    output: Vec<EmittedSymbol>,
+    /// The coded block, once all of its symbols are coded.
+    coded: Option<Coded>,
+    /// The distributions after the text, if they are wanted.
+    distributions: Option<DistributionsSoFar>,
+    usage: Usage,
+    /// Length of the row's state in the present sequence: the symbols that it was fed, or that a cached state or a replay start
+    /// stands for. Less than [`seen`](Self::seen) during a replay.
+    row_len: usize,
+    /// The largest `row_len` so far: a row is fed the symbols before it for a second time.
+    computed: usize,
+    lost_row: bool,
+    /// The position from which another row is fed, if that is not the beginning.
+    replay_start: Option<ReplayStart>,
+    /// Number of held symbols at which the next trim runs.
+    trim_at: usize,
+    vocabulary: usize,
+    max_symbols: usize,
+    /// True if the model's numbers depend on how symbols were split into steps, so a replay takes the same steps again.
+    repeats_steps: bool,
+}
+
+/// What a session needs next, after a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionProgress {
+    /// Symbols of the prompt, or symbols that an earlier row was fed, are still to be fed.
+    Prefilling,
+    /// A sampled symbol is to be fed.
+    Decoding,
+    /// The session needs no further feed.
+    Finished(FinishReason),
+}
+
+impl Session {
+    fn new(
+        mut prompt: Prompt,
+        generation: Option<Generator>,
+        boundaries: BoundaryOptions,
+        card: &Card,
+        max_symbols: usize,
+    ) -> Result<Self> {
+        if let Some(logits) = &card.first_logits {
+            prompt.begin(logits)?;
+        }
+        Ok(Self {
+            prompt,
+            generation,
+            boundaries,
+            speculation: Speculation::Off,
+            ngrams: card.ngrams.clone(),
+            drafter: None,
+            output: Vec::new(),
+            coded: None,
+            distributions: None,
+            usage: Usage::default(),
+            row_len: 0,
+            computed: 0,
+            lost_row: false,
+            replay_start: None,
+            trim_at: MIN_HELD,
+            vocabulary: card.vocabulary.len(),
+            max_symbols,
+            repeats_steps: card.exactness != Exactness::Bitwise,
+        })
+    }
+
+    /// Boundary options of the present sequence, for [`Model::begin`](super::contract::Model::begin).
+    pub fn boundaries(&self) -> &BoundaryOptions {
+        &self.boundaries
+    }
+
+    /// Length of the prompt, or of the text to score.
+    pub fn prompt_symbols(&self) -> usize {
+        self.prompt.len
+    }
+
+    /// Number of prompt symbols and symbols sampled since, and of the symbols of a resumed text.
+    pub fn text_symbols(&self) -> usize {
+        // a block that is decompressed holds the symbols that are known
+        self.prompt.symbols.text().len().max(self.prompt.len) + self.resumed_ahead()
+    }
+
+    /// Number of symbols of the resumed text that are not yet part of the present sequence.
+    pub fn resumed_ahead(&self) -> usize {
+        self.generation.as_ref().map_or(0, |generation| generation.resumed.remaining())
+    }
+
+    /// The position from which another row is fed; no row is fed the symbols before it.
+    pub fn replay_position(&self) -> usize {
+        self.replay_start.map_or(0, |start| start.symbol)
+    }
+
+    /// Number of symbols of the text held in memory.
+    pub fn held_symbols(&self) -> usize {
+        self.prompt.symbols.held().len()
+    }
+
+    /// Maximum symbols of one of its sequences.
+    pub fn max_symbols(&self) -> usize {
+        self.max_symbols
+    }
+
+    /// Maximum symbols that its rows are fed in total if none is lost: the prompt or all windows, and the symbols that are added.
+    pub fn max_work(&self) -> usize {
+        let appends = self.generation.is_some() || self.distributions.is_some();
+        if appends { self.max_symbols } else { self.prompt.work() }
+    }
+
+    /// Number of known symbols of the present sequence: of the text, or of the present window.
+    pub fn sequence_symbols(&self) -> usize {
+        self.prompt.end() - self.prompt.start()
+    }
+
+    /// Number of [`sequence_symbols`](Self::sequence_symbols) that the row was not yet fed.
+    pub fn remaining_symbols(&self) -> usize {
+        self.sequence_symbols().saturating_sub(self.row_len)
+    }
+
+    /// The part of the text that is held in memory: the prompt, then the sampled symbols. The row was fed a prefix of the text.
+    /// Empty for a text that is scored in windows, because the row of a window is not fed the text before it.
+    pub fn text(&self) -> TextView<'_> {
+        if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.symbols.text() }
+    }
+
+    /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state covers them. Symbols emitted with
+    /// log-probabilities or boundaries must be fed once, and so must the last symbol of the prompt or of the text to score.
+    pub fn cacheable_prefix(&self) -> usize {
+        if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
+    }
+
+    /// Continues with a row whose state covers the first `len` symbols and has closed `segments` segments of each level. Fails if
+    /// `len` exceeds [`cacheable_prefix`](Self::cacheable_prefix).
+    pub fn start_at(&mut self, len: usize, segments: LevelCounts) -> Result<()> {
+        let limit = self.cacheable_prefix();
+        if len > limit {
+            return Err(Error::Internal(format!("a session cannot skip {len} symbols, the limit is {limit}")));
+        }
+        // never true in a windowed evaluation, whose limit is 0
+        if !self.prompt.is_done() && len > self.prompt.fed {
+            self.prompt.skip(len, &mut self.output);
+            self.usage.prompt_chars = len;
+            self.usage.prompt_segments = segments.level(0);
+            self.usage.levels = segments;
+        }
+        if !self.lost_row {
+            self.usage.cached_chars = len;
+        }
+        self.row_len = len;
+        Ok(())
+    }
+
+    /// Continues with a fresh row because the previous one was lost. The output stays the same.
+    pub fn rewind(&mut self) {
+        self.drop_draft();
+        self.row_len = self.replay_position();
+        self.lost_row = true;
+    }
+
+    /// Prepares a fresh row's state for the replay, which need not start at the beginning of the text. Fails with
+    /// [`Error::Internal`] if another model created the state.
+    pub fn resume(&self, state: &mut dyn State) -> Result<()> {
+        self.replay_start.map_or(Ok(()), |start| state.resume(start))
+    }
+
+    /// True if the next feed is a chunk of the prompt or of a replay.
+    pub fn is_prefilling(&self) -> bool {
+        self.is_replaying() || !(self.prompt.is_done() || self.prompt.is_decompressing())
+    }
+
+    /// Number of symbols of the present sequence whose results were taken.
+    fn seen(&self) -> usize {
+        match &self.generation {
+            Some(generation) if self.prompt.is_done() => {
+                self.prompt.symbols.text().len() - usize::from(generation.latest.is_some())
+            }
+            _ => self.prompt.fed - self.prompt.start(),
+        }
+    }
+
+    /// True if the next feed repeats symbols that an earlier row was fed.
+    pub fn is_replaying(&self) -> bool {
+        self.row_len < self.seen()
+    }
+
+    /// True if the next feed repeats work. A resumed text is replayed, but fed for the first time.
+    pub fn is_repeating(&self) -> bool {
+        self.is_replaying() && self.row_len < self.computed
+    }
+
+    /// True if the session generates; false if it scores a text.
+    pub fn is_generating(&self) -> bool {
+        self.generation.is_some()
+    }
+
+    /// True if the session computes the distribution after a text.
+    pub fn wants_distribution(&self) -> bool {
+        self.distributions.is_some()
+    }
+
+    /// True if the session knows the distribution after its text, and has appended the next symbol, which is not fed yet.
+    pub fn looks_ahead(&self) -> bool {
+        self.remaining_symbols() == 1 && self.distributions.as_ref().is_some_and(DistributionsSoFar::has_any)
+    }
+
+    /// Number of sampled symbols, or of scored ones.
+    pub fn output_symbols(&self) -> usize {
+        self.generation.as_ref().map_or(self.prompt.settled, Generator::sampled)
+    }
+
+    /// The symbols and segments processed until now.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Sets the row's feed: at most `chunk` symbols of the prompt or of a replay, or one sampled symbol with the draft after it.
+    pub fn feed(&self, row: &mut SequenceRow, chunk: usize) {
+        if self.is_replaying() {
+            let start = self.prompt.start();
+            let end = self.seen().min(self.row_len + chunk.max(1));
+            let step = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
+            return row.set(self.prompt.get(start + self.row_len..start + step.end), step.want);
+        }
+        match &self.generation {
+            Some(generation) if self.prompt.is_done() => {
+                generation.feed(row);
+                self.feed_draft(row);
+            }
+            _ => self.prompt.feed(row, chunk),
+        }
+    }
+
+    /// Takes the results of the row's feed; the row must be ready. At the end of a window, restarts the row's state for the next.
+    /// Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
+    pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
+        row.check_step(self.row_len, self.vocabulary)?;
+        let is_replaying = self.is_replaying();
+        self.row_len += row.positions();
+        self.computed = self.computed.max(self.row_len);
+        if row.feed[..] == [contract::END] {
+            self.prompt.end_segment();
+        }
+        if self.generation.as_ref().is_some_and(Generator::is_traced) {
+            self.prompt.agree(row.state.agreed());
+        }
+        if is_replaying {
+            return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
+        }
+        if !self.prompt.is_done() {
+            let start = self.prompt.start();
+            let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
+            self.usage.prompt_segments += segments.level(0);
+            self.usage.levels += segments;
+            self.usage.prompt_chars = self.prompt.settled.min(self.prompt.given);
+            if ends_window {
+                self.boundaries.offset += self.prompt.start() - start;
+                self.row_len = 0;
+                row.state.restart(self.boundaries.offset);
+            }
+            if !self.prompt.is_done() {
+                let decodes = self.prompt.is_decompressing();
+                return Ok(if decodes { SessionProgress::Decoding } else { SessionProgress::Prefilling });
+            }
+            self.coded = self.prompt.finish_code()?;
+        } else if self.generation.is_some() {
+            return self.absorb_generated(row);
+        }
+        self.sample(row, 0)
+    }
+
+    /// Drops the symbols that no row will be fed again. Does nothing until [`MIN_HELD`] symbols were added since the last trim.
+    fn trim(&mut self, state: &dyn State) {
+        if self.prompt.symbols.held().len() < self.trim_at {
+            return;
+        }
+        if let Some(start) = state.replay_start() {
+            self.prompt.symbols.drop_before(start.cut_position());
+            self.replay_start = Some(start);
+        }
+        self.trim_at = MIN_HELD + self.prompt.symbols.held().len();
+    }
+
+    /// Returns the symbols emitted since the last call, in order.
+    pub fn take_output(&mut self) -> Vec<EmittedSymbol> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// Returns the block of a [`Code`](super::codec::Code) request, once it is finished.
+    pub fn take_coded(&mut self) -> Option<Coded> {
+        self.coded.take()
+    }
+
+    /// Returns the distributions of a [`NextSymbol`](super::next_symbol::NextSymbol) request, once it is finished.
+    pub fn take_distributions(&mut self) -> Option<NextDistributions> {
+        self.distributions.take().map(DistributionsSoFar::finish)
+    }
+
+    /// True if [`take_output`](Self::take_output) would return symbols.
+    pub fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Emits the symbols that the generator withholds, because they may belong to a stop string or wait for their boundary. Meant
+    /// for a session that ends by another cause, such as a deadline. The last symbol may lack its boundary.
+    pub fn flush(&mut self) {
+        if let Some(generation) = &mut self.generation {
+            generation.flush(&mut self.output);
+        }
+    }
+}
+
+impl Session {
+    /// Creates a session that generates. Fails as [`Generate::validate`] does.
+    pub fn generate(request: Generate, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let (text, ends_text) = request.resumed_text(card);
+        let resumed = ResumedSymbols::new(text, ends_text);
+        // an earlier run has emitted the prompt before the resumed text
+        let echo = request.details.echo && request.resumed.is_empty();
+        let Generate { prompt, sampling, stopping, details, boundaries, speculation, .. } = request;
+        let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
+        let mode = boundaries.mode.or(card.boundary_modes.first().copied());
+        let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
+        let mut generation = Generator::new(sampling, stopping, &details, card, control);
+        generation.resumed = resumed;
+        generation.see(&prompt);
+        let output = PromptOutput {
+            symbols: echo,
+            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
+            boundaries: details.boundaries,
+            last_logits: true,
+        };
+        // other models' numbers depend on how symbols are split into steps
+        let can_speculate = card.speculates && card.exactness == Exactness::Bitwise;
+        let speculation = speculation.filter(|_| can_speculate).unwrap_or_default();
+        let session = Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)?;
+        Ok(Self { speculation, ..session })
+    }
+
+    /// Creates a session that scores a text. Fails as [`Score::validate`] does.
+    pub fn score(request: Score, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let Score { symbols, logprobs, top, boundaries, windows } = request;
+        let logprobs = LogprobOptions { logprobs, top };
+        let output = PromptOutput { symbols: true, logprobs, boundaries: true, last_logits: false };
+        let prompt = Prompt::new(symbols, windows, output);
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, boundaries, card, max_symbols)
+    }
+
+    /// Creates a session that computes the distributions after a text. Fails as [`NextSymbol::validate`] does.
+    pub fn next_symbol(request: NextSymbol, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let output = PromptOutput {
+            symbols: false,
+            logprobs: LogprobOptions { logprobs: false, top: 0 },
+            boundaries: false,
+            last_logits: true,
+        };
+        let prompt = Prompt::new(request.symbols, None, output);
+        let room = card.max_symbols.saturating_sub(prompt.longest());
+        let ahead = request.lookahead.max_symbols.min(room);
+        let lookahead = Lookahead { max_symbols: ahead, ..request.lookahead };
+        let max_symbols = prompt.longest() + ahead;
+        let session = Self::new(prompt, None, request.boundaries, card, max_symbols)?;
+        Ok(Self { distributions: Some(DistributionsSoFar::new(lookahead)), ..session })
+    }
+
+    /// Creates a session that compresses or decompresses a block. Fails as [`Code::validate`] does, and for damaged data.
+    pub fn code(request: Code, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let windows = request.windows;
+        let (len, symbols, coder) = request.begin(card)?;
+        let prompt = Prompt::coded(len, symbols, windows, coder, card.first_logits.as_deref())?;
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, codec::coder::boundaries(), card, max_symbols)
+    }
+}
+
+impl Session {
+    /// Drafts symbols after the sampled one, as far as they fit into `budget`. The next feed then has them all. Returns their
+    /// number. `rates` are those that the model's texts share: a text starts with them, and its guesses are recorded there.
+    pub fn draft(&mut self, budget: &mut DraftBudget, rates: &mut GuessRates) -> usize {
+        self.drop_draft();
+        let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);
+        // the model reads the position after the last drafted symbol when that one is accepted
+        let room = self.max_symbols.saturating_sub(self.row_len + 1);
+        if self.speculation == Speculation::Off || limit.min(room) == 0 || self.is_prefilling() {
+            return 0;
+        }
+        let drafter = self.drafter.get_or_insert_with(|| {
+            Drafter::new(self.speculation, self.max_symbols, self.vocabulary, self.ngrams.clone(), rates.clone())
+        });
+        drafter.draft(self.prompt.symbols.text(), limit.min(room), budget, rates);
+        drafter.drafted().len()
+    }
+
+    /// Drops the draft: the next feed has the sampled symbol alone.
+    pub fn drop_draft(&mut self) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.clear();
+        }
+    }
+
+    /// Returns true if the row's next or present feed has a draft.
+    pub fn has_draft(&self) -> bool {
+        !self.draft_symbols().is_empty()
+    }
+
+    fn draft_symbols(&self) -> &[u32] {
+        self.drafter.as_ref().map_or(&[], Drafter::drafted)
+    }
+
+    /// Appends the draft to the sampled symbol.
+    fn feed_draft(&self, row: &mut SequenceRow) {
+        let draft = self.draft_symbols();
+        if !draft.is_empty() {
+            row.feed.extend_from_slice(draft);
+            row.want = Want::All;
+        }
+    }
+
+    /// Takes the results of the sampled symbol that was fed, then of the drafted symbols after it while each equals the one that is
+    /// sampled there. Takes the others back from the row.
+    fn absorb_generated(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
+        let fed = row.feed.len();
+        let mut taken = 0;
+        let progress = loop {
+            let later = fed - taken - 1;
+            taken += 1;
+            let progress = self.absorb_symbol(row, later)?;
+            let latest = self.generation.as_ref().and_then(Generator::latest_item);
+            let is_accepted = progress == SessionProgress::Decoding
+                && latest.is_some_and(|latest| row.feed.get(taken) == Some(&latest));
+            if !is_accepted {
+                break progress;
+            }
+        };
+        row.take_back(taken)?;
+        self.row_len -= fed - taken;
+        self.computed = self.row_len;
+        self.usage.levels = row.state.level_segments();
+        self.usage.drafted_chars += self.draft_symbols().len();
+        self.usage.accepted_chars += taken - 1;
+        self.drop_draft();
+        Ok(progress)
+    }
+
+    /// Takes the results of the fed symbol that `later` others follow, and samples the symbol after it.
+    fn absorb_symbol(&mut self, row: &SequenceRow, later: usize) -> Result<SessionProgress> {
+        let Some(generation) = &mut self.generation else { return self.sample(row, later) };
+        let (symbols, rest) = row.decisions.split_at(row.decisions.len().saturating_sub(later));
+        let closed_later = rest.iter().filter(|decision| decision.boundary).count();
+        let segments = row.state.segments().saturating_sub(closed_later);
+        self.usage.generated_segments = segments.saturating_sub(self.usage.prompt_segments);
+        let decision = symbols.last().copied().filter(|_| row.positions() > 0);
+        if let Some((drafter, decision)) = self.drafter.as_mut().zip(decision)
+            && let Some(&symbol) = row.feed.get(symbols.len() - 1)
+        {
+            drafter.record_boundary(symbol, decision.boundary);
+        }
+        if let Some(reason) = generation.absorb(decision, self.usage.generated_segments, &mut self.output) {
+            return Ok(SessionProgress::Finished(reason));
+        }
+        self.trim(&*row.state);
+        self.sample(row, later)
+    }
+
+    /// Samples the symbol after the fed one that `later` others follow. Or keeps the distribution there, or finishes a scored text.
+    fn sample(&mut self, row: &SequenceRow, later: usize) -> Result<SessionProgress> {
+        if self.generation.is_none() && self.distributions.is_none() {
+            return Ok(SessionProgress::Finished(FinishReason::End));
+        }
+        let end = row.logits.len().checked_sub(later * self.vocabulary);
+        let bounds = end.and_then(|end| Some(end.checked_sub(self.vocabulary)?..end));
+        let Some(logits) = bounds.and_then(|bounds| row.logits.get(bounds)) else {
+            return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
+        };
+        if let Some(distributions) = &mut self.distributions {
+            let boundary = row.decisions.last().copied();
+            let Some(next) = distributions.push(Distribution { logits: logits.to_vec(), boundary })? else {
+                return Ok(SessionProgress::Finished(FinishReason::End));
+            };
+            self.prompt.append(next);
+            return Ok(SessionProgress::Prefilling);
+        }
+        let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
+        let position = row.state.len() - later;
+        if generation.resumes_at_once() {
+            self.prompt.symbols.extend(generation.take_resumed(position));
+            self.count_generated();
+            return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
+        }
+        let opens_segment = row.state.boundary_before(position) == position;
+        let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
+        if let Some(item) = generation.latest_item() {
+            self.prompt.symbols.extend([item]);
+        }
+        self.count_generated();
+        Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
+    }
+
+    fn count_generated(&mut self) {
+        if let Some(generation) = &self.generation {
+            self.usage.generated_chars = generation.chars;
+            self.usage.resumed_chars = generation.resumed.taken();
+            self.usage.nxt_steps = generation.nxt_steps();
+        }
+    }
+}
+
+// Sampled symbols: chosen, held back while they may belong to a stop string or wait for their boundary, emitted, and counted
+// until a rule ends the generation.
+//
+// Every sampled symbol is fed, including the last one, so its boundary and the sequence's final state are known. A stop
+// string, `max_chars` and the longest context take effect when a symbol is sampled, `max_segments` when it was fed. If
+// several take effect with one symbol, the order is: stop string, `max_segments` (the text is complete, not cut),
+// `max_chars`, longest context.
+//
+// A model may also choose `ControlSymbols`. The end-of-text mark is emitted as the last symbol, and neither fed nor
+// counted. The segment-end mark is not part of the text: it is not emitted, counted, or passed to penalty and stop strings.
+// Its draw is numbered like any other, and the symbol before it gets its boundary.
+
+/// The sampled part of a sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct Generator {
+    sampler: Sampler,
+    stops: StopMatcher,
+    limits: GenerationLimits,
+    logprobs: LogprobOptions,
+    /// True if symbols are emitted with their boundaries, hence one step later.
+    with_boundaries: bool,
+    include_stop: bool,
+    /// Sampled symbols that are not yet emitted, oldest first.
+    held: VecDeque<EmittedSymbol>,
+    /// The text of the held symbols, in a model of tokens.
+    token_text: Option<TokenText>,
+    /// The symbol that was sampled and not yet fed.
+    pub(crate) latest: Option<u32>,
+    /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
+    latest_is_held: bool,
+    /// Number of sampled symbols, and of resumed ones.
+    pub(crate) chars: usize,
+    /// Why the generation ends once `latest` is fed.
+    reason: Option<FinishReason>,
+    control: Option<ControlSymbols>,
+    /// The end-of-text marks, or the end byte, of a model without other marks.
+    ends: Vec<u32>,
+    /// True if the symbols of `ends` are never chosen.
+    ignore_end: bool,
+    /// The symbols that are taken before any is sampled.
+    pub(crate) resumed: ResumedSymbols,
+}
+
+/// Marks that a model may choose in addition to the symbols of a text, and their state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ControlSymbols {
+    specials: SpecialSymbols,
+    /// True if the model's marks end segments; false if its predictor does.
+    ends_segments: bool,
+    ends_text: bool,
+    chosen: usize,
+    /// True if the last choice was a segment-end mark, which is to be fed next.
+    is_ending: bool,
+}
+
+impl ControlSymbols {
+    /// Returns the control symbols of a model with `specials` in boundary mode `mode`.
+    pub(crate) fn new(
+        specials: Option<SpecialSymbols>,
+        mode: Option<BoundaryMode>,
+        stopping: &Stopping,
+    ) -> Option<Self> {
+        let ends_segments = mode == Some(BoundaryMode::Nxt);
+        let ends_text = !stopping.ignore_end;
+        specials.map(|specials| Self { specials, ends_segments, ends_text, chosen: 0, is_ending: false })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct GenerationLimits {
+    max_chars: usize,
+    min_chars: usize,
+    max_segments: Option<usize>,
+    /// Maximum symbols of the sequence, prompt included.
+    max_symbols: usize,
+}
+
+impl Generator {
+    /// Creates the generation of a request to the model of `card`.
+    pub(crate) fn new(
+        sampling: Sampling,
+        stopping: Stopping,
+        details: &Details,
+        card: &Card,
+        control: Option<ControlSymbols>,
+    ) -> Self {
+        let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end } = stopping;
+        Self {
+            sampler: Sampler::new(sampling, card.vocabulary.len()),
+            stops: StopMatcher::new(stop, min_chars),
+            limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
+            control,
+            ends: card.vocabulary.end_marks().collect(),
+            ignore_end,
+            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
+            with_boundaries: details.boundaries,
+            include_stop,
+            held: VecDeque::new(),
+            token_text: card.vocabulary.is_subword().then(|| TokenText::new(card.vocabulary.clone())),
+            latest: None,
+            latest_is_held: false,
+            chars: 0,
+            reason: None,
+            resumed: ResumedSymbols::default(),
+        }
+    }
+
+    /// Records the prompt for the repetition penalty.
+    pub(crate) fn see(&mut self, prompt: &[u32]) {
+        prompt.iter().for_each(|&symbol| self.sampler.see(symbol));
+    }
+
+    /// The latest symbol as it is fed: with an explicit open boundary if only marks end segments.
+    pub(crate) fn latest_item(&self) -> Option<u32> {
+        let traced = self.is_traced();
+        self.latest.map(|symbol| if traced { contract::item(symbol, false) } else { symbol })
+    }
+
+    /// Number of symbols that this run sampled.
+    pub(crate) fn sampled(&self) -> usize {
+        self.chars - self.resumed.taken()
+    }
+
+    /// True if the rest of a resumed text is taken at once: its boundaries depend on the text alone.
+    pub(crate) fn resumes_at_once(&self) -> bool {
+        self.resumed.remaining() > 0 && !self.is_traced()
+    }
+
+    /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
+    pub(crate) fn take_resumed(&mut self, position: usize) -> Vec<u32> {
+        let mut symbols = Vec::with_capacity(self.resumed.remaining());
+        while self.reason.is_none()
+            && let Some(symbol) = self.resumed.take()
+        {
+            self.take(symbol, position + symbols.len());
+            symbols.push(symbol);
+        }
+        self.resumed.clear();
+        symbols
+    }
+
+    /// Takes a symbol of the resumed text as sampled at `position`, and as emitted.
+    fn take(&mut self, symbol: u32, position: usize) {
+        self.count(symbol, position);
+        self.latest_is_held = false;
+        if let Some(text) = &mut self.token_text {
+            text.release(1);
+        }
+    }
+
+    /// Counts a symbol that now stands at `position`, and sets the reason if the generation ends with it.
+    fn count(&mut self, symbol: u32, position: usize) {
+        self.sampler.see(symbol);
+        self.chars += 1;
+        self.latest = Some(symbol);
+        self.latest_is_held = true;
+        let stop = self.match_stop(symbol);
+        self.reason = match stop {
+            Some(index) => Some(FinishReason::Stop(index)),
+            None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
+            None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
+            None => None,
+        };
+    }
+
+    /// Number of segments that the model ended with its mark.
+    pub(crate) fn nxt_steps(&self) -> usize {
+        self.control.map_or(0, |control| control.chosen)
+    }
+
+    /// True if only the model's mark ends segments.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.control.is_some_and(|control| control.ends_segments)
+    }
+
+    /// Maximum symbols that a draft after the latest symbol may have: as many as may still be sampled. None are drafted in a model
+    /// whose marks end segments, because these are not part of a text.
+    pub(crate) fn draft_limit(&self) -> usize {
+        let may_draft = self.latest.is_some() && self.reason.is_none() && !self.is_traced();
+        if may_draft { self.limits.max_chars.saturating_sub(self.chars) } else { 0 }
+    }
+
+    /// Sets the row's feed to the latest symbol or to the mark after it; before the first symbol of an empty prompt, to the
+    /// control item that requests its logits. Wants no logits if the symbol is the last.
+    pub(crate) fn feed(&self, row: &mut SequenceRow) {
+        let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
+        let control =
+            if self.control.is_some_and(|control| control.is_ending) { contract::END } else { contract::BEGIN };
+        row.set(&[self.latest_item().unwrap_or(control)], want);
+    }
+
+    /// Records that the latest symbol was fed: its boundary `decision` (none for a control item), and the number of segments
+    /// that sampled symbols have closed. Returns why the generation ends, if it does.
+    pub(crate) fn absorb(
+        &mut self,
+        decision: Option<SymbolBoundary>,
+        segments: usize,
+        output: &mut Vec<EmittedSymbol>,
+    ) -> Option<FinishReason> {
+        self.latest = None;
+        if let Some(control) = &mut self.control {
+            control.is_ending = false;
+        }
+        let latest = self.held.back_mut().filter(|_| self.with_boundaries && self.latest_is_held);
+        if let Some((symbol, decision)) = latest.zip(decision) {
+            symbol.decision = Some(decision);
+        }
+        let enough = self.limits.max_segments.is_some_and(|max| segments >= max);
+        if enough && !matches!(self.reason, Some(FinishReason::Stop(_))) {
+            self.reason = Some(FinishReason::MaxSegments);
+        }
+        if self.reason.is_some() {
+            self.flush(output);
+        }
+        self.reason.clone()
+    }
+
+    /// Samples the symbol at `position` from the logits (vocab) before it. `opens_segment` is true if no symbol of its segment
+    /// was fed. Returns why the generation ends without another symbol, if it does.
+    pub(crate) fn sample(
+        &mut self,
+        logits: &[f32],
+        position: usize,
+        opens_segment: bool,
+        output: &mut Vec<EmittedSymbol>,
+    ) -> Result<Option<FinishReason>> {
+        if self.limits.max_chars == 0 {
+            return Ok(Some(FinishReason::MaxChars));
+        }
+        if position >= self.limits.max_symbols {
+            return Ok(Some(FinishReason::MaxContext));
+        }
+        let symbol = self.choose(logits, position, opens_segment)?;
+        if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
+            return self.end_segment(symbol, logits, output).map(|()| None);
+        }
+        if let Some(resumed) = self.resumed.take() {
+            self.take(resumed, position);
+            return Ok(None);
+        }
+        if self.resumed.has_ended() {
+            return Ok(Some(FinishReason::EndOfText));
+        }
+        let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
+        if is_end {
+            self.flush(output);
+            let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
+            // an end byte and some tokens have a text, which is not part of the answer
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: Some(0) });
+            return Ok(Some(FinishReason::EndOfText));
+        }
+        let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
+        self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
+        self.count(symbol, position);
+        self.release(output);
+        Ok(None)
+    }
+
+    /// Searches the stop strings for one that the latest symbol completes, and removes from the held symbols what does not belong
+    /// to the answer. Returns the index of the stop string.
+    fn match_stop(&mut self, symbol: u32) -> Option<usize> {
+        let Some(text) = &mut self.token_text else {
+            let stop = self.stops.push(symbol)?;
+            if !self.include_stop {
+                self.held.truncate(self.held.len().saturating_sub(stop.length));
+                self.latest_is_held = false;
+            }
+            return Some(stop.index);
+        };
+        let (stop, end) = self.stops.push_text(text.push(symbol))?;
+        let end = text.before_latest() + end;
+        let kept = if self.include_stop { end } else { end.saturating_sub(stop.length) };
+        let (symbols, cut) = text.position(kept);
+        self.latest_is_held = symbols == self.held.len();
+        self.held.truncate(symbols);
+        if let (Some(last), Some(cut)) = (self.held.back_mut(), cut) {
+            last.cut = Some(cut);
+        }
+        Some(stop.index)
+    }
+
+    /// Number of last held symbols that may belong to a stop string.
+    fn withheld(&self) -> usize {
+        let units = self.stops.withheld();
+        self.token_text.as_ref().map_or(units, |text| text.symbols_of_last(units))
+    }
+
+    /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
+    fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
+        let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.control else {
+            let banned = self.ignore_end || self.chars < self.limits.min_chars;
+            self.sampler.ban(self.ends.iter().copied().filter(|_| banned));
+            return self.sampler.choose(logits, position);
+        };
+        // a segment has at least one symbol
+        let nxt = (opens_segment || !ends_segments).then_some(specials.segment_end);
+        let end = (!ends_text || self.chars < self.limits.min_chars).then_some(specials.end);
+        self.sampler.ban(specials.never_sampled().into_iter().chain(nxt).chain(end));
+        self.sampler.choose(logits, position + chosen)
+    }
+
+    /// Ends the segment with the latest symbol, because the model chose the segment-end `mark`.
+    fn end_segment(&mut self, mark: u32, logits: &[f32], output: &mut Vec<EmittedSymbol>) -> Result<()> {
+        if let Some(control) = &mut self.control {
+            control.chosen += 1;
+            control.is_ending = true;
+        }
+        let latest = self.held.back_mut().filter(|_| self.with_boundaries && self.latest_is_held);
+        if let Some(decision) = latest.and_then(|symbol| symbol.decision.as_mut()) {
+            decision.boundary = true;
+            decision.end_logprob = Some(log_probability(logits, mark)? as f32);
+        }
+        self.latest_is_held = false;
+        self.release(output);
+        Ok(())
+    }
+
+    pub(crate) fn flush(&mut self, output: &mut Vec<EmittedSymbol>) {
+        output.extend(self.held.drain(..));
+    }
+
+    /// Emits the held symbols that can no longer belong to a stop string and do not wait for a boundary.
+    fn release(&mut self, output: &mut Vec<EmittedSymbol>) {
+        let withheld = if self.reason.is_some() { 0 } else { self.withheld() };
+        let undecided = usize::from(self.with_boundaries && self.latest_is_held);
+        let free = self.held.len().saturating_sub(withheld.max(undecided));
+        output.extend(self.held.drain(..free));
+        if let Some(text) = &mut self.token_text {
+            text.release(free);
+        }
+    }
+}
+
+// A request's symbols: the prompt or the text to score, then the symbols sampled since. Prompt symbols are fed in chunks
+// and emitted if the request wants them. Sampled symbols have their boundaries if marks end segments (`trace`).
+//
+// Each sequence is fed a `FeedRange`: the whole text or, in a windowed evaluation, one window after another. The first
+// symbols of a window are context that an earlier window has emitted.
+//
+// A chunk's last logits give the next chunk's first log-probabilities, which are kept; logits never outlive their chunk.
+
+/// Maximum symbols of an echoed prompt that need not be fed. The engine emits them all at once, each with space for details.
+/// The limit on a request's waiting events does not cover them.
+const MAX_ECHO_SKIPPED: usize = 1024;
+
+/// The symbols of a request on their way into the model.
+#[derive(Debug, Clone)]
+pub(crate) struct Prompt {
+    /// The prompt, then the sampled symbols, as far back as they may be fed again.
+    pub(crate) symbols: TextWindow,
+    /// Length of the prompt, with the symbols that were appended to it.
+    pub(crate) len: usize,
+    /// Length of the prompt as it was given.
+    pub(crate) given: usize,
+    /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
+    agreed: usize,
+    windows: Option<WindowOptions>,
+    window_index: usize,
+    /// The symbols fed to the present sequence.
+    range: FeedRange,
+    /// The next prompt symbol to feed. The present sequence was fed all symbols from `range.start` to here.
+    pub(crate) fed: usize,
+    /// Number of prompt symbols that are done: fed, and emitted if wanted.
+    pub(crate) settled: usize,
+    output: PromptOutput,
+    /// Log-probabilities of the next symbol to emit; empty for the first symbol.
+    next: SymbolLogprobs,
+    /// Compresses or decompresses the text.
+    coder: Option<BlockCoder>,
+}
+
+/// The prompt symbols fed to one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FeedRange {
+    /// The first symbol fed.
+    start: usize,
+    /// The first symbol emitted; its logits predict the next one.
+    emit_from: usize,
+    /// One past the last symbol fed.
+    end: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChunkOutcome {
+    /// Segments that ended in it by level of chunking, not counting context.
+    pub(crate) segments: LevelCounts,
+    /// True if the next chunk starts a new sequence.
+    pub(crate) ends_window: bool,
+}
+
+/// A step of a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReplayStep {
+    /// One past the last symbol fed.
+    pub(crate) end: usize,
+    pub(crate) want: Want,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptOutput {
+    /// True if prompt symbols are emitted at all.
+    pub(crate) symbols: bool,
+    pub(crate) logprobs: LogprobOptions,
+    pub(crate) boundaries: bool,
+    /// True if the logits after the last symbol are needed, because a generated symbol follows.
+    pub(crate) last_logits: bool,
+}
+
+impl Prompt {
+    pub(crate) fn new(text: impl Into<ForkedText>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
+        let text = text.into();
+        let len = text.len();
+        Self::with_len(text, len, windows, output)
+    }
+
+    fn with_len(text: ForkedText, len: usize, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
+        let range = FeedRange { start: 0, emit_from: 0, end: len };
+        let mut prompt = Self {
+            symbols: TextWindow::new(text),
+            len,
+            given: len,
+            agreed: 0,
+            windows,
+            window_index: 0,
+            range,
+            fed: 0,
+            settled: 0,
+            output,
+            next: SymbolLogprobs::default(),
+            coder: None,
+        };
+        // a single symbol has no windows; it is fed as one sequence
+        prompt.range = prompt.window(0).unwrap_or(range);
+        prompt
+    }
+
+    /// Creates the text of a block of `len` symbols. A coder that decompresses adds the symbols one by one. `logits` (V) predict the
+    /// first symbol; without them all symbols are equally probable. Fails as [`BlockCoder::code`] does.
+    pub(crate) fn coded(
+        len: usize,
+        symbols: Vec<u32>,
+        windows: WindowOptions,
+        mut coder: BlockCoder,
+        logits: Option<&[f32]>,
+    ) -> Result<Self> {
+        let first = coder.code(symbols.first().copied(), logits)?;
+        let output = PromptOutput {
+            symbols: false,
+            logprobs: LogprobOptions { logprobs: false, top: 0 },
+            boundaries: false,
+            last_logits: false,
+        };
+        let known = if coder.is_decoder() { vec![first] } else { symbols };
+        Ok(Self { coder: Some(coder), ..Self::with_len(known.into(), len, Some(windows), output) })
+    }
+
+    /// True if the next feed is the symbol that was decompressed last.
+    pub(crate) fn is_decompressing(&self) -> bool {
+        let decompresses = self.coder.as_ref().is_some_and(BlockCoder::is_decoder);
+        decompresses && self.fed >= self.range.emit_from && self.fed + 1 == self.symbols.len()
+    }
+
+    /// Codes the symbols after those of a chunk, which begins at `start`; decompressed ones become part of the text.
+    fn code(&mut self, start: usize, row: &SequenceRow) -> Result<()> {
+        let Some(coder) = &mut self.coder else { return Ok(()) };
+        let Some(vocabulary) = row.logits.len().checked_div(row.feed.len()).filter(|size| *size > 0) else {
+            return Ok(());
+        };
+        for (next, logits) in (start + 1..self.len).zip(row.logits.chunks_exact(vocabulary)) {
+            let known = self.symbols.get(next..next + 1).and_then(|next| next.get(0));
+            let symbol = coder.code(known, Some(logits))?;
+            if known.is_none() {
+                self.symbols.extend([symbol]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the coded block, once, when all symbols are coded. Fails as [`BlockCoder::finish`] does.
+    pub(crate) fn finish_code(&mut self) -> Result<Option<Coded>> {
+        let symbols = self.symbols.held();
+        self.coder.take().map(|coder| coder.finish(symbols)).transpose()
+    }
+
+    /// Appends a symbol to the prompt, which has no windows.
+    pub(crate) fn append(&mut self, symbol: u32) {
+        self.symbols.extend([symbol]);
+        self.len += 1;
+        self.range.end = self.len;
+    }
+
+    fn window(&self, index: usize) -> Option<FeedRange> {
+        let ScoringWindow { start, scored, end } = window(self.len, self.windows?, index)?;
+        Some(FeedRange { start, emit_from: scored - 1, end: end - 1 })
+    }
+
+    /// Maximum prompt symbols fed to one sequence.
+    pub(crate) fn longest(&self) -> usize {
+        self.windows.map_or(self.len, |windows| windows.length.min(self.len))
+    }
+
+    /// Maximum prompt symbols fed to all sequences together.
+    pub(crate) fn work(&self) -> usize {
+        self.windows.map_or(self.len, |windows| max_fed_symbols(self.len, windows))
+    }
+
+    /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.
+    pub(crate) fn get(&self, positions: Range<usize>) -> SymbolSlices<'_> {
+        self.symbols.get(positions).unwrap_or_default()
+    }
+
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    /// The first symbol of the present sequence.
+    pub(crate) fn start(&self) -> usize {
+        self.range.start
+    }
+
+    /// One past the last known symbol of the present sequence.
+    pub(crate) fn end(&self) -> usize {
+        if self.is_windowed() { self.range.end.min(self.symbols.len()) } else { self.symbols.len() }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.settled >= self.len
+    }
+
+    /// Records that a mark ended a segment with the last symbol.
+    pub(crate) fn end_segment(&mut self) {
+        let len = self.symbols.len();
+        if let Some([last]) = self.symbols.get_mut(len.saturating_sub(1)..len) {
+            *last = contract::item(contract::symbol(*last), true);
+        }
+    }
+
+    /// Records that the first `agreed` symbols have the predictor's boundaries: they become plain symbols, as in a prompt.
+    pub(crate) fn agree(&mut self, agreed: usize) {
+        let more = self.agreed..agreed.min(self.symbols.len()).max(self.agreed);
+        if let Some(items) = self.symbols.get_mut(more.clone()) {
+            items.iter_mut().for_each(|item| *item = contract::symbol(*item));
+            self.agreed = more.end;
+        }
+    }
+
+    /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
+    /// Fails as [`LogprobOptions::compute`] does.
+    pub(crate) fn begin(&mut self, logits: &[f32]) -> Result<()> {
+        if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
+            self.next = self.output.logprobs.compute(first, logits)?;
+        }
+        Ok(())
+    }
+
+    fn symbol_at(&self, position: usize) -> Option<u32> {
+        self.get(position..position + 1).get(0)
+    }
+
+    /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once.
+    /// Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
+    pub(crate) fn skippable(&self) -> usize {
+        let all_but_last = self.len.saturating_sub(1);
+        match self.windows {
+            None if !self.output.symbols => self.fed.max(all_but_last),
+            None if self.output.boundaries || self.output.logprobs.any() => self.fed,
+            None => self.fed.max(all_but_last.min(MAX_ECHO_SKIPPED)),
+            // only the first sequence begins as the text does
+            Some(_) => 0,
+        }
+    }
+
+    /// Returns the next step of a replay, which may feed the symbols `fed..end`. If `repeats`, it is a step that the first row took:
+    /// that one stopped at the end of the given prompt, and then took the sampled or appended symbols one by one.
+    pub(crate) fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> ReplayStep {
+        match self.given.checked_sub(fed) {
+            _ if !repeats => ReplayStep { end, want: Want::Nothing },
+            Some(1..) if end < self.given => ReplayStep { end, want: Want::Nothing },
+            Some(1..) => ReplayStep { end: self.given, want: Want::Last },
+            _ => ReplayStep { end: fed + 1, want: Want::Last },
+        }
+    }
+
+    /// Counts the first `len` symbols, at most [`skippable`](Self::skippable), as fed, and emits them if wanted.
+    pub(crate) fn skip(&mut self, len: usize, output: &mut Vec<EmittedSymbol>) {
+        let skipped = self.fed..len.max(self.fed);
+        self.fed = skipped.end;
+        self.settled = skipped.end;
+        if self.output.symbols {
+            output.extend(self.get(skipped).iter().map(EmittedSymbol::plain));
+        }
+    }
+
+    /// Sets the row's feed to the next chunk. Context and emitted symbols are never in one chunk.
+    pub(crate) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
+        let FeedRange { emit_from, end, .. } = self.range;
+        let context = self.fed < emit_from;
+        let end = if context { emit_from } else { end }.min(self.fed + chunk.max(1)).min(self.symbols.len());
+        let want = if context {
+            Want::Nothing
+        } else if self.coder.is_some() || (self.output.symbols && self.output.logprobs.any()) {
+            Want::All
+        } else if self.output.last_logits && end == self.len {
+            Want::Last
+        } else {
+            Want::Nothing
+        };
+        row.set(self.get(self.fed..end), want);
+    }
+
+    /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols.
+    pub(crate) fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
+        let chunk = self.fed..self.fed + row.feed.len();
+        let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == &row.feed) else {
+            return Err(Error::Internal(format!("the row was fed other symbols than the text has at {chunk:?}")));
+        };
+        let context = chunk.end <= self.range.emit_from;
+        self.fed = chunk.end;
+        self.settled = self.settled.max(self.fed);
+        let mut segments = LevelCounts::default();
+        if !context {
+            row.decisions.iter().for_each(|decision| segments.add(decision.closed_levels()));
+        }
+        if self.output.symbols && !context {
+            let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
+            for (index, (symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
+                let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
+                let decision = self.output.boundaries.then_some(decision);
+                output.push(EmittedSymbol { symbol, logprob, decision, top, cut: None });
+                let following = self.symbol_at(chunk.start + index + 1);
+                if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
+                    let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
+                    self.next = self.output.logprobs.compute(following, logits)?;
+                }
+            }
+        }
+        if !context {
+            self.code(chunk.start, row)?;
+        }
+        let ends_window = self.fed == self.range.end && self.end_window(output);
+        Ok(ChunkOutcome { segments, ends_window })
+    }
+
+    /// Moves to the next window and returns true, if there is one. The symbol after the last window is never fed, so it is
+    /// emitted without a boundary.
+    fn end_window(&mut self, output: &mut Vec<EmittedSymbol>) -> bool {
+        if self.windows.is_none() {
+            return false;
+        }
+        if let Some(range) = self.window(self.window_index + 1) {
+            self.window_index += 1;
+            self.range = range;
+            self.fed = range.start;
+            return true;
+        }
+        if let Some(symbol) = self.symbol_at(self.range.end).filter(|_| self.output.symbols) {
+            let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
+        }
+        self.settled = self.len;
+        false
+    }
+}
+
+// The text after which a generation resumes: symbols that an earlier run of the same request has emitted.
+//
+// They are taken as if they had been sampled just now: they count for limits, penalty and stop strings, and are neither drawn nor
+// emitted. Every draw has a number that depends on its position only, so the symbols after them are those of the earlier run.
+// If all boundaries depend on the text alone, the whole text is taken at once and fed in chunks, like a replay. If the model
+// ends segments with marks, these are drawn again: the text is then taken symbol by symbol.
+
+/// The symbols that are still to be taken.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ResumedSymbols {
+    symbols: VecDeque<u32>,
+    /// True if the model's end mark or end byte follows them.
+    ends_text: bool,
+    /// Number of symbols that were taken.
+    taken: usize,
+}
+
+impl ResumedSymbols {
+    /// Creates the resumed text; `ends_text` is true if the model's end mark or end byte follows the symbols.
+    pub(crate) fn new(symbols: &[u32], ends_text: bool) -> Self {
+        Self { symbols: symbols.iter().copied().collect(), ends_text, taken: 0 }
+    }
+
+    /// Returns the next symbol, if one is left.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let symbol = self.symbols.pop_front()?;
+        self.taken += 1;
+        Some(symbol)
+    }
+
+    /// Number of symbols that were taken.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Number of symbols that are still to be taken.
+    pub(crate) fn remaining(&self) -> usize {
+        self.symbols.len()
+    }
+
+    /// True if all symbols were taken, and the end mark or end byte follows.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ends_text && self.symbols.is_empty()
+    }
+
+    /// Drops the symbols that are left, because the generation ended before them.
+    pub(crate) fn clear(&mut self) {
+        self.symbols.clear();
+    }
+}
+
+impl Generate {
+    /// Returns the resumed text, and true if the model's end mark or end byte follows it.
+    pub(crate) fn resumed_text(&self, card: &Card) -> (&[u32], bool) {
+        match self.resumed.split_last() {
+            Some((last, text)) if card.vocabulary.ends_text(*last) => (text, true),
+            _ => (&self.resumed, false),
+        }
+    }
+
+    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with
+    /// [`Error::BadOption`](crate::error::Error::BadOption), which names the field.
+    pub fn check_resumed_length(&self, field: &'static str, card: &Card) -> Result<()> {
+        let (text, _) = self.resumed_text(card);
+        let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));
+        if text.len() <= limit {
+            return Ok(());
+        }
+        let bound = format!("at most {limit} characters (max_chars, and the room after the prompt)");
+        Err(bad(field, format!("{} characters", text.len()), bound))
+    }
+
+    /// Checks the resumed text against the limits, the vocabulary and where the text may end. Fails with an error that names the
+    /// field.
+    pub(crate) fn validate_resumed(&self, card: &Card) -> Result<()> {
+        self.check_resumed_length("resume_text", card)?;
+        let (text, ends_text) = self.resumed_text(card);
+        self.check_resumed_end(text.len(), ends_text)?;
+        card.vocabulary.check_text("resume_text", text)
+    }
+
+    /// Checks that a resumed text does not end where no stream of these options ends. Only ids can contain the end.
+    fn check_resumed_end(&self, length: usize, ends_text: bool) -> Result<()> {
+        if !ends_text {
+            return Ok(());
+        }
+        let field = "resume_ids";
+        if self.stopping.ignore_end {
+            return Err(bad(field, "one at the end", "no id that ends the text (ignore_eos)".into()));
+        }
+        let min = self.stopping.min_chars;
+        if length < min {
+            return Err(bad(field, length, format!("at least {min} ids before the end of the text (min_chars)")));
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Runs the session alone and passes symbols to `emit` as they come. Returns the first error of a step or of `emit`.
+    pub fn run(
+        mut self,
+        model: &dyn Model,
+        chunk: usize,
+        emit: &mut dyn FnMut(Vec<EmittedSymbol>) -> Result<()>,
+    ) -> Result<(FinishReason, Usage)> {
+        let mut row = SequenceRow::new(model.begin(self.boundaries().clone())?);
+        let mut scratch = model.scratch();
+        loop {
+            self.feed(&mut row, chunk);
+            advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
+            let progress = self.absorb(&mut row)?;
+            if self.has_output() {
+                emit(self.take_output())?;
+            }
+            if let SessionProgress::Finished(reason) = progress {
+                return Ok((reason, self.usage()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod resumed_tests {
+    use super::*;
+
+    #[test]
+    fn an_end_mark_counts_after_the_last_symbol() {
+        let mut text = ResumedSymbols::new(&[3, 4], true);
+        assert!(!text.has_ended() && !ResumedSymbols::default().has_ended());
+        assert_eq!((text.take(), text.remaining(), text.taken()), (Some(3), 1, 1));
+        assert_eq!((text.take(), text.has_ended(), text.take(), text.taken()), (Some(4), true, None, 2));
+        let mut stopped = ResumedSymbols::new(&[3, 4], false);
+        stopped.clear();
+        assert_eq!((stopped.take(), stopped.taken(), stopped.has_ended()), (None, 0, false));
+    }
+}

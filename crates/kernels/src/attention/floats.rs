@@ -1,0 +1,467 @@
+//! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
+
+use crate::{
+    LANES,
+    attention::{
+        POSITIONS, PageLayout,
+        queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work},
+        scales_bytes,
+    },
+    dtype::LoadAsF32,
+    isa::{Simd, WIDTH},
+    memory::{Pod, cast},
+    rowwise::{add_up, exp},
+};
+use std::{marker::PhantomData, ops::Range};
+
+impl<L: LoadAsF32> Stored for FloatStorage<L> {
+    type Number = L;
+    const PREFETCH_PAGES: usize = 1;
+
+    #[inline(always)]
+    fn products<S: Simd, const B: usize>(
+        simd: S,
+        queries: &[Query<'_>; B],
+        columns: Columns<'_, L>,
+    ) -> [[f32; POSITIONS]; B] {
+        let dim = queries[0].numbers.len();
+        assert!(queries.iter().all(|query| query.numbers.len() == dim) && dim * POSITIONS <= columns.numbers.len());
+        let mut sums = [[simd.splat(0.0); POSITIONS / WIDTH]; B];
+        let mut next = columns.numbers.as_ptr();
+        for row in 0..dim {
+            for v in 0..POSITIONS / WIDTH {
+                // SAFETY: the vector is within row `row` of the columns, as checked above.
+                let column = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
+                for (query, sums) in queries.iter().zip(&mut sums) {
+                    // SAFETY: each query has `dim` numbers, as checked above.
+                    let factor = simd.splat(*unsafe { query.numbers.get_unchecked(row) });
+                    sums[v] = simd.madd(factor, column, sums[v]);
+                }
+            }
+            next = next.wrapping_add(POSITIONS);
+        }
+        let mut products = [[0f32; POSITIONS]; B];
+        for (products, sums) in products.iter_mut().zip(sums) {
+            for (v, sum) in sums.into_iter().enumerate() {
+                simd.store(sum, &mut products[v * WIDTH..]);
+            }
+        }
+        products
+    }
+
+    #[inline(always)]
+    fn add_run<S: Simd>(
+        self,
+        simd: S,
+        head: &AttentionHead<'_>,
+        span: &Span<'_>,
+        run: &Run,
+        work: &mut Work,
+        outs: &mut [&mut [f32]],
+    ) {
+        let list = run.rows.list();
+        let values = run_values::<L>(head, span, run);
+        let part = Part { span, run, values: &values[..run.pages.len()], weights: &work.scores };
+        let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
+        let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;
+        for rows in tiles {
+            part.add_rows(simd, rows, prefetch, outs);
+            prefetch = false;
+        }
+        for row in rest {
+            part.add_rows(simd, &[*row], prefetch, outs);
+            prefetch = false;
+        }
+    }
+}
+
+/// Outputs of `B` query rows, (head_dim) each.
+type Outs<'a, const B: usize> = [&'a mut [f32]; B];
+
+/// Values of a run, and the weights of all rows.
+struct Part<'a, L> {
+    span: &'a Span<'a>,
+    run: &'a Run,
+    /// (positions, head_dim) for each page.
+    values: &'a [Columns<'a, L>],
+    weights: &'a [Products],
+}
+
+impl<L: LoadAsF32> Part<'_, L> {
+    /// Adds Σ weights · values to the outputs of some of the run's rows. Fetches the values from memory if `prefetch`.
+    #[inline(always)]
+    fn add_rows<S: Simd, const B: usize>(&self, simd: S, rows: &[usize; B], prefetch: bool, outs: &mut [&mut [f32]]) {
+        let Self { span, run, values, weights } = *self;
+        let Ok(outs) = outs.get_disjoint_mut(*rows) else { return };
+        let mut outs: Outs<'_, B> = outs.map(|out| &mut **out);
+        for (index, (columns, page)) in values.iter().zip(run.pages.clone()).enumerate() {
+            if prefetch && let Some(columns) = values.get(index + FloatStorage::<L>::PREFETCH_PAGES) {
+                columns.prefetch(simd);
+            }
+            let values = columns.numbers;
+            let in_page = |keys: usize| keys.saturating_sub(page * POSITIONS).min(POSITIONS);
+            let from = rows.map(|row| in_page(span.from[row]));
+            let to = rows.map(|row| in_page(span.to[row]));
+            let weights = rows.map(|row| &weights[row][page * POSITIONS..][..POSITIONS]);
+            // all rows share these keys; some rows also attend to keys before or after them
+            let start = from.into_iter().max().unwrap_or(0);
+            let common = start..to.into_iter().min().unwrap_or(0).max(start);
+            for row in 0..B {
+                add_unshared::<S, L>(simd, weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
+            }
+            if !common.is_empty() {
+                let values = &values[common.start * outs[0].len()..];
+                add_values::<S, L, B>(simd, weights.map(|weights| &weights[common.clone()]), values, &mut outs);
+            }
+            for row in 0..B {
+                add_unshared::<S, L>(simd, weights[row], values, common.end.max(from[row])..to[row], outs[row]);
+            }
+        }
+    }
+}
+
+/// Adds Σ weights · values of the keys of a page that only one row attends to.
+#[inline(always)]
+fn add_unshared<S: Simd, L: LoadAsF32>(
+    simd: S,
+    weights: &[f32],
+    values: &[L],
+    keys: Range<usize>,
+    mut out: &mut [f32],
+) {
+    if !keys.is_empty() {
+        let values = &values[keys.start * out.len()..];
+        add_values::<S, L, 1>(simd, [&weights[keys]], values, std::array::from_mut(&mut out));
+    }
+}
+
+/// Adds Σ weights · values to the outputs of `B` rows. Each output number is one sum over the positions, in order.
+#[inline(always)]
+fn add_values<S: Simd, L: LoadAsF32, const B: usize>(
+    simd: S,
+    weights: [&[f32]; B],
+    values: &[L],
+    outs: &mut Outs<'_, B>,
+) {
+    let head_dim = outs[0].len();
+    assert!(weights.iter().all(|row| row.len() == weights[0].len() && row.len() * head_dim <= values.len()));
+    let mut done = 0;
+    if B == 1 {
+        while done + 4 * WIDTH <= head_dim {
+            add_columns::<S, L, B, 4>(simd, weights, values, outs, done);
+            done += 4 * WIDTH;
+        }
+    }
+    while done + 2 * WIDTH <= head_dim {
+        add_columns::<S, L, B, 2>(simd, weights, values, outs, done);
+        done += 2 * WIDTH;
+    }
+    while done + WIDTH <= head_dim {
+        add_columns::<S, L, B, 1>(simd, weights, values, outs, done);
+        done += WIDTH;
+    }
+    // the numbers that do not fill a vector, in the same order
+    for (out, weights) in outs.iter_mut().zip(weights).filter(|_| done < head_dim) {
+        for (&weight, values) in weights.iter().zip(values.chunks_exact(head_dim)) {
+            for (out, &value) in out[done..].iter_mut().zip(&values[done..]) {
+                *out = S::madd1(weight, L::to_f32(value), *out);
+            }
+        }
+    }
+}
+
+/// Adds Σ weights · values to `W` vectors of the outputs, from number `done` on.
+#[inline(always)]
+fn add_columns<S: Simd, L: LoadAsF32, const B: usize, const W: usize>(
+    simd: S,
+    weights: [&[f32]; B],
+    values: &[L],
+    outs: &mut Outs<'_, B>,
+    done: usize,
+) {
+    let head_dim = outs[0].len();
+    let positions = weights[0].len();
+    assert!(done + W * WIDTH <= head_dim && positions * head_dim <= values.len());
+    assert!(weights.iter().all(|row| row.len() == positions));
+    let mut sums = [[simd.splat(0.0); W]; B];
+    for (sums, out) in sums.iter_mut().zip(&*outs) {
+        for (v, sum) in sums.iter_mut().enumerate() {
+            *sum = simd.load(&out[done + v * WIDTH..]);
+        }
+    }
+    let mut next = values.as_ptr().wrapping_add(done);
+    for position in 0..positions {
+        for v in 0..W {
+            // SAFETY: the vector is within the numbers of the position, as checked above.
+            let values = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
+            for (weights, sums) in weights.iter().zip(&mut sums) {
+                // SAFETY: each row has `positions` weights, as checked above.
+                let weight = simd.splat(*unsafe { weights.get_unchecked(position) });
+                sums[v] = simd.madd(weight, values, sums[v]);
+            }
+        }
+        next = next.wrapping_add(head_dim);
+    }
+    for (sums, out) in sums.iter().zip(outs) {
+        for (v, &sum) in sums.iter().enumerate() {
+            simd.store(sum, &mut out[done + v * WIDTH..]);
+        }
+    }
+}
+
+// Softmax over scores that arrive span by span, with a running maximum.
+
+pub(super) struct Softmax {
+    /// Largest score so far.
+    max: f32,
+    /// Sum of the weights so far, relative to the weight of the largest score.
+    total: f32,
+    /// True if a score was NaN or +∞.
+    invalid: bool,
+}
+
+impl Softmax {
+    /// Returns the softmax over no scores. With a `sink`, it begins with a key of score zero whose value is zero: weights then sum
+    /// to less than one ("softmax1").
+    pub(super) const fn new(sink: bool) -> Self {
+        let empty = Self { max: f32::NEG_INFINITY, total: 0.0, invalid: false };
+        if sink { Self { max: 0.0, total: 1.0, invalid: false } } else { empty }
+    }
+
+    /// Replaces scores with weights. Scales down `out`, the weighted values so far, if the largest score grows.
+    #[inline(always)]
+    pub(super) fn push_span<S: Simd>(&mut self, scores: &mut [f32], out: &mut [f32]) {
+        let max = largest(scores);
+        if max > self.max {
+            let factor = exp::<S>(self.max - max);
+            self.max = max;
+            self.total *= factor;
+            for out in out {
+                *out *= factor;
+            }
+        }
+        let mut sums = [0f32; LANES];
+        for scores in scores.chunks_exact_mut(LANES) {
+            for (score, sum) in scores.iter_mut().zip(&mut sums) {
+                // `exp` would return a finite number for these
+                self.invalid |= score.is_nan() | (*score == f32::INFINITY);
+                // a masked key has weight zero
+                *score = if *score > f32::NEG_INFINITY { exp::<S>(*score - self.max) } else { 0.0 };
+                *sum += *score;
+            }
+        }
+        self.total += add_up(sums);
+    }
+
+    /// Divides the weighted values by the sum of the weights.
+    #[inline(always)]
+    pub(super) fn finish(&self, out: &mut [f32]) {
+        let factor = if self.invalid { f32::NAN } else { 1.0 / self.total };
+        for out in out {
+            *out *= factor;
+        }
+    }
+}
+
+/// Returns the largest score; the number of scores is a multiple of [`LANES`].
+#[inline(always)]
+pub(super) fn largest(scores: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for scores in scores.chunks_exact(LANES) {
+        for (lane, &score) in lanes.iter_mut().zip(scores) {
+            *lane = larger(*lane, score);
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+// Storage formats of keys, values and distances, and the operations that each format implements.
+
+/// Rows that vectors multiply together.
+pub(super) const VECTOR_ROWS: usize = 3;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Storage format of keys, values and distances.
+pub(super) trait Stored: Copy {
+    /// Type of a stored number.
+    type Number: Pod;
+    /// Pages to prefetch ahead: a few KiB.
+    const PREFETCH_PAGES: usize;
+
+    /// Multiplies `B` queries with a page's keys, or with as many distances. Each product is one ordered sum over a query's
+    /// numbers.
+    fn products<S: Simd, const B: usize>(
+        simd: S,
+        queries: &[Query<'_>; B],
+        columns: Columns<'_, Self::Number>,
+    ) -> [[f32; POSITIONS]; B];
+
+    /// Multiplies all queries of a job with all its columns.
+    #[inline(always)]
+    fn multiply<S: Simd>(self, simd: S, job: &Job<'_, Self::Number>, out: &mut [Products], _sums: &mut TileSums) {
+        multiply_vectors::<S, Self>(simd, job, out);
+    }
+
+    /// Prepares a row's weights of a span for `add_run`.
+    #[inline(always)]
+    fn prepare_weights<S: Simd>(
+        self,
+        _simd: S,
+        _head: &AttentionHead<'_>,
+        _span: &Span<'_>,
+        _row: usize,
+        _work: &mut Work,
+    ) {
+    }
+
+    /// Adds Σ weights · values of a run to the sums of its rows.
+    fn add_run<S: Simd>(
+        self,
+        simd: S,
+        head: &AttentionHead<'_>,
+        span: &Span<'_>,
+        run: &Run,
+        work: &mut Work,
+        outs: &mut [&mut [f32]],
+    );
+
+    /// Adds a row's sums of a span to its output.
+    #[inline(always)]
+    fn finish_sums(self, _row: usize, _work: &Work, _out: &mut [f32]) {}
+}
+
+/// f32 or bf16, multiplied as f32.
+#[derive(Clone, Copy)]
+pub(super) struct FloatStorage<L>(pub(super) PhantomData<L>);
+
+/// int8, with a scale for each key and each value.
+#[derive(Clone, Copy)]
+pub(super) struct Int8Storage;
+
+/// [`POSITIONS`] keys, values or distances of one head.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'a, T> {
+    pub(super) numbers: &'a [T],
+    /// (POSITIONS) for int8, otherwise empty.
+    pub(super) scales: &'a [f32],
+}
+
+impl<'a, T: Pod> Columns<'a, T> {
+    /// Returns empty columns.
+    pub(super) const fn empty() -> Self {
+        Self { numbers: &[], scales: &[] }
+    }
+
+    #[inline(always)]
+    pub(super) fn new(numbers: &'a [u8], scales: &'a [u8]) -> Self {
+        Self { numbers: cast(numbers), scales: cast(scales) }
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, simd: S) {
+        self.numbers.chunks(LINE / size_of::<T>()).for_each(|line| simd.prefetch(line.as_ptr().cast()));
+        self.prefetch_scales(simd);
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch_scales<S: Simd>(&self, simd: S) {
+        self.scales.chunks(LINE / size_of::<f32>()).for_each(|line| simd.prefetch(line.as_ptr().cast()));
+    }
+}
+
+/// Keys and values of one head in a page.
+pub(super) struct PageHead<'a, T> {
+    pub(super) keys: Columns<'a, T>,
+    pub(super) values: Columns<'a, T>,
+}
+
+impl<'a, T: Pod> PageHead<'a, T> {
+    /// Returns a head of a page.
+    #[inline(always)]
+    pub(super) fn new(head: &AttentionHead<'_>, page: &'a [u8]) -> Self {
+        let layout: &PageLayout = head.layout;
+        let bytes = &page[layout.head_offset(head.layer, head.head)..][..layout.head_bytes()];
+        let (keys, rest) = bytes.split_at(layout.keys_bytes());
+        let (values, rest) = rest.split_at(layout.keys_bytes());
+        let (key_scales, value_scales) = rest.split_at(scales_bytes(layout.dtype));
+        Self { keys: Columns::new(keys, key_scales), values: Columns::new(values, value_scales) }
+    }
+}
+
+/// Returns the values of a run's pages.
+#[inline(always)]
+pub(super) fn run_values<'a, T: Pod>(
+    head: &AttentionHead<'_>,
+    span: &Span<'a>,
+    run: &Run,
+) -> [Columns<'a, T>; MAX_COLUMNS] {
+    let list = run.rows.list();
+    let mut values = [Columns::empty(); MAX_COLUMNS];
+    for (values, page) in values.iter_mut().zip(run.pages.clone()) {
+        *values = PageHead::new(head, span.bytes(list.rows()[0], page)).values;
+    }
+    values
+}
+
+/// Queries of some rows, and columns that all of them are multiplied with.
+pub(super) struct Job<'a, T> {
+    /// Indices of the rows.
+    pub(super) rows: &'a [usize],
+    /// One query for each of `rows`.
+    pub(super) queries: &'a [Query<'a>],
+    /// At most [`MAX_COLUMNS`].
+    pub(super) columns: &'a [Columns<'a, T>],
+    /// For each row of the call, the index of its product with the first column.
+    pub(super) first: &'a [usize; ROW_TILE],
+    /// True if the columns may have to be fetched from memory.
+    pub(super) prefetch: bool,
+}
+
+/// Multiplies all queries of a job with all its columns, with vectors.
+#[inline(always)]
+pub(super) fn multiply_vectors<S: Simd, N: Stored>(simd: S, job: &Job<'_, N::Number>, out: &mut [Products]) {
+    let (row_tiles, rest) = job.rows.as_chunks::<VECTOR_ROWS>();
+    let (query_tiles, rest_queries) = job.queries.as_chunks::<VECTOR_ROWS>();
+    let mut prefetch = job.prefetch;
+    for (rows, queries) in row_tiles.iter().zip(query_tiles) {
+        multiply_tile::<S, N, VECTOR_ROWS>(simd, job, rows, queries, prefetch, out);
+        prefetch = false;
+    }
+    for (row, query) in rest.iter().zip(rest_queries) {
+        multiply_tile::<S, N, 1>(simd, job, &[*row], &[*query], prefetch, out);
+        prefetch = false;
+    }
+}
+
+#[inline(always)]
+fn multiply_tile<S: Simd, N: Stored, const B: usize>(
+    simd: S,
+    job: &Job<'_, N::Number>,
+    rows: &[usize; B],
+    queries: &[Query<'_>; B],
+    prefetch: bool,
+    out: &mut [Products],
+) {
+    if prefetch {
+        job.columns.iter().take(N::PREFETCH_PAGES).skip(1).for_each(|columns| columns.prefetch(simd));
+    }
+    for (index, &columns) in job.columns.iter().enumerate() {
+        if prefetch && let Some(columns) = job.columns.get(index + N::PREFETCH_PAGES) {
+            columns.prefetch(simd);
+        }
+        let products = N::products::<S, B>(simd, queries, columns);
+        for (&row, products) in rows.iter().zip(&products) {
+            out[row][job.first[row] + index * POSITIONS..][..POSITIONS].copy_from_slice(products);
+        }
+    }
+}

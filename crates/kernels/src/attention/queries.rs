@@ -1,0 +1,569 @@
+//! The inputs of attention: queries in the form in which they are multiplied with keys, the pages that each row attends to, tables
+//! of distances, the runs of pages that rows share, and each thread's memory.
+
+use crate::{
+    CacheDtype, Compute,
+    attention::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes},
+    dtype::{inverse_of, scale_of, to_bf16},
+    error::Result,
+    linear::QuantizedRows,
+    memory::{Aligned, Arena, Region, cast_mut},
+    pages::Page,
+};
+use std::{
+    cell::RefCell,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
+
+/// Query of one head for its keys, or for its distances.
+#[derive(Clone, Copy, Default)]
+pub struct Query<'a> {
+    /// (head_dim)
+    pub(super) numbers: &'a [f32],
+    /// int8 values, (head_dim/4), padded with zeros; empty if keys are floats.
+    pub(super) cells: &'a [[i8; 4]],
+    pub(super) scale: f32,
+    pub(super) sum: i32,
+}
+
+/// A query in one or more variants. Rotary schemes rotate a key by its index in its block of positions. A query then needs
+/// one variant per block of keys, rotated by its distance from the start of that block.
+#[derive(Clone, Copy, Default)]
+pub struct QueryVariants<'a> {
+    buffer: Option<&'a QueryBuffer>,
+    /// Index of the variant for the query's own block.
+    own: usize,
+    /// Step from the index of a variant to that for the previous block.
+    stride: usize,
+    count: usize,
+}
+
+impl<'a> QueryVariants<'a> {
+    /// Creates `count` variants: that for the query's own block at index `own`, each for an earlier block `stride` further.
+    pub fn new(buffer: &'a QueryBuffer, own: usize, stride: usize, count: usize) -> Self {
+        Self { buffer: Some(buffer), own, stride, count }
+    }
+
+    /// Creates a query with one variant for all keys.
+    pub fn single(buffer: &'a QueryBuffer, index: usize) -> Self {
+        Self::new(buffer, index, 0, 1)
+    }
+
+    /// Returns the variant for keys `blocks_back` blocks before the query. Unspecified for blocks outside its window.
+    pub(super) fn get(&self, blocks_back: usize) -> Query<'a> {
+        let variant = blocks_back.min(self.count.saturating_sub(1));
+        self.buffer.map_or(Query::default(), |buffer| buffer.get(self.own + variant * self.stride))
+    }
+}
+
+/// Queries of all rows and heads of a step. The memory is reused between steps.
+#[derive(Default)]
+pub struct QueryBuffer {
+    numbers: Vec<f32>,
+    bytes: QuantizedRows,
+    /// Sum of the bytes of each query.
+    sums: Vec<i32>,
+    head_dim: usize,
+}
+
+impl QueryBuffer {
+    /// Returns `len` unspecified values to be overwritten.
+    pub fn values_mut(&mut self, len: usize) -> &mut [f32] {
+        self.numbers.resize(len, 0.0);
+        &mut self.numbers
+    }
+
+    /// Prepares the written values for keys of type `dtype`: quantizes them if keys are int8.
+    pub fn finish(&mut self, compute: &Compute, dtype: CacheDtype, head_dim: usize) {
+        self.head_dim = head_dim;
+        let numbers = if dtype == CacheDtype::Int8 { &self.numbers[..] } else { &[] };
+        self.bytes.fill(compute, numbers, head_dim);
+        let sum = |query| self.bytes.row(query).as_flattened().iter().map(|&byte| i32::from(byte)).sum::<i32>();
+        self.sums.clear();
+        self.sums.extend((0..numbers.len() / head_dim).map(sum));
+    }
+
+    /// Returns the query at an index of (rows, heads), or an empty query if none was written.
+    pub fn get(&self, index: usize) -> Query<'_> {
+        let dim = self.head_dim;
+        let numbers = self.numbers.get(index * dim..(index + 1) * dim).unwrap_or(&[]);
+        let cells = self.bytes.row(index);
+        let scale = self.bytes.scales().get(index).copied().unwrap_or(0.0);
+        Query { numbers, cells, scale, sum: self.sums.get(index).copied().unwrap_or(0) }
+    }
+}
+
+/// Maximum query rows of one call. They share their passes over pages and distances.
+pub const ROW_TILE: usize = 16;
+
+/// One head of one layer: where its keys and values lie in a page, and the terms of its scores.
+#[derive(Clone, Copy)]
+pub struct AttentionHead<'a> {
+    /// Layout of the pages.
+    pub layout: &'a PageLayout,
+    /// Index of the layer.
+    pub layer: usize,
+    /// Index of the head.
+    pub head: usize,
+    /// Positions for which one variant of a query is valid, a multiple of [`POSITIONS`]; `usize::MAX` for a single variant.
+    pub block: usize,
+    /// Encodings of relative distances, if the position scheme has any.
+    pub distances: Option<&'a DistanceTable>,
+    /// Bias that is added to every scaled score.
+    pub bias: Bias<'a>,
+    /// Factor of every score.
+    pub scale: f32,
+    /// True if the softmax has one more key, of score zero and value zero: weights then sum to less than one.
+    pub sink: bool,
+}
+
+impl<'a> AttentionHead<'a> {
+    /// Returns a head with scale 1/√head_dim and without distances, bias and query variants.
+    pub fn new(layout: &'a PageLayout, layer: usize, head: usize) -> Self {
+        Self {
+            layout,
+            layer,
+            head,
+            block: usize::MAX,
+            distances: None,
+            bias: Bias::None,
+            scale: 1.0 / (layout.head_dim as f32).sqrt(),
+            sink: false,
+        }
+    }
+}
+
+/// Term that is added to the scaled scores of one head, a function of the distance between query and key.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Bias<'a> {
+    /// No bias.
+    #[default]
+    None,
+    /// −slope · distance (ALiBi).
+    Slope(f32),
+    /// Bias per distance (T5's buckets). Larger distances use the last entry. Never empty.
+    Table(&'a [f32]),
+}
+
+impl Bias<'_> {
+    /// Adds the bias to the `scores` of consecutive keys from position `first` on, for a query at `position`. The scores of
+    /// keys after the query become unspecified.
+    #[inline(always)]
+    pub(super) fn add(self, scores: &mut [f32], position: usize, first: usize) {
+        let distance = |lane: usize| position.saturating_sub(first + lane);
+        match self {
+            Self::None => {}
+            Self::Slope(slope) => {
+                for (lane, score) in scores.iter_mut().enumerate() {
+                    *score -= slope * distance(lane) as f32;
+                }
+            }
+            Self::Table(table) => {
+                let last = table.len() - 1;
+                for (lane, score) in scores.iter_mut().enumerate() {
+                    *score += table[distance(lane).min(last)];
+                }
+            }
+        }
+    }
+}
+
+/// Cached keys and values of a sequence.
+#[derive(Clone, Copy, Default)]
+pub struct KeyPages<'a> {
+    /// Consecutive pages, from position `start` on.
+    pub pages: &'a [Page],
+    /// Position of the first key of the first page, a multiple of [`POSITIONS`].
+    pub start: usize,
+    /// True if the pages were read a moment ago, so that prefetching is unnecessary.
+    pub recently_read: bool,
+}
+
+impl<'a> KeyPages<'a> {
+    /// Returns the page that begins at `position`, a multiple of [`POSITIONS`]. Panics if it is missing.
+    #[inline(always)]
+    pub(super) fn page(&self, position: usize) -> &'a Page {
+        &self.pages[(position - self.start) / POSITIONS]
+    }
+
+    /// Returns true if both have the same page at the later of their two start positions.
+    pub fn share_with(&self, other: &Self) -> bool {
+        let position = self.start.max(other.start);
+        let id = |keys: &Self| keys.pages.get((position - keys.start) / POSITIONS).map(Page::id);
+        id(self).is_some_and(|page| Some(page) == id(other))
+    }
+}
+
+/// One query of attention.
+#[derive(Clone, Copy, Default)]
+pub struct QueryRow<'a> {
+    /// Keys and values of its sequence.
+    pub keys: KeyPages<'a>,
+    /// Position of the first key that it attends to.
+    pub first_key: usize,
+    /// Position of the query, which is also the last key that it attends to.
+    pub position: usize,
+    /// Query for the keys, bias included.
+    pub content: QueryVariants<'a>,
+    /// Query for the distances, bias included; unused if the head has none.
+    pub distance: Query<'a>,
+}
+
+/// Distances in a block of a [`DistanceTable`].
+pub(super) const BLOCK: usize = 512;
+
+/// Chunks of [`POSITIONS`] distances in a block.
+const CHUNKS: usize = BLOCK / POSITIONS;
+
+/// Encodings R_d of every distance d ≥ 0 of one layer. Blocks of them are computed once, when a sequence first needs them.
+///
+/// They are stored like keys (int8 with one scale per distance and head), in chunks of [`POSITIONS`] distances, so that a
+/// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines both.
+pub struct DistanceTable {
+    dtype: CacheDtype,
+    heads: usize,
+    head_dim: usize,
+    arena: Arc<Arena>,
+    /// Each block: (heads, chunks), a chunk like the keys of one head of a page. Distances decrease as positions increase.
+    blocks: Vec<OnceLock<Region>>,
+}
+
+impl DistanceTable {
+    /// Creates an empty table for sequences of up to `positions` positions and keys of type `dtype`.
+    pub fn new(dtype: CacheDtype, heads: usize, head_dim: usize, positions: usize, arena: Arc<Arena>) -> Self {
+        let blocks = (0..positions.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect();
+        Self { dtype, heads, head_dim, arena, blocks }
+    }
+
+    /// Computes the blocks that a query at `position` needs. `fill` returns R_d, (distances, heads, head_dim), for a
+    /// range of distances. Fails if memory runs out.
+    pub fn cover(&self, position: usize, fill: impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<()> {
+        for (index, block) in self.blocks.iter().enumerate().take(position / BLOCK + 1) {
+            if block.get().is_none() {
+                // if two threads compute it at the same time, one of the equal blocks is dropped
+                let _ = block.set(self.block(index, &fill)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&self, index: usize, fill: &impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<Region> {
+        let rows = fill(index * BLOCK..(index + 1) * BLOCK);
+        let columns_bytes = columns_bytes(self.dtype, self.head_dim);
+        let chunk_bytes = self.chunk_bytes();
+        let mut region = self.arena.allocate(self.heads * CHUNKS * chunk_bytes)?;
+        for (distance, row) in rows.chunks_exact(self.heads * self.head_dim).enumerate() {
+            let chunk = CHUNKS - 1 - distance / POSITIONS;
+            let slot = POSITIONS - 1 - distance % POSITIONS;
+            for (head, row) in row.chunks_exact(self.head_dim).enumerate() {
+                let bytes = &mut region.bytes_mut()[(head * CHUNKS + chunk) * chunk_bytes..][..chunk_bytes];
+                let (columns, scales) = bytes.split_at_mut(columns_bytes);
+                match self.dtype {
+                    CacheDtype::F32 => write_key::<_, _, 1>(cast_mut(columns), slot, row, |x| x),
+                    CacheDtype::Bf16 => write_key::<_, _, 1>(cast_mut(columns), slot, row, to_bf16),
+                    CacheDtype::Int8 => {
+                        let scale = scale_of(row);
+                        write_key_bytes(cast_mut(columns), slot, row, inverse_of(scale));
+                        cast_mut(scales)[slot] = scale;
+                    }
+                }
+            }
+        }
+        Ok(region)
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        columns_bytes(self.dtype, self.head_dim) + scales_bytes(self.dtype)
+    }
+
+    /// Returns one head's encodings of distances from `chunk` · POSITIONS on, in decreasing order, and their scales.
+    #[inline(always)]
+    pub(super) fn chunk(&self, head: usize, chunk: usize) -> (&[u8], &[u8]) {
+        let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], Region::bytes);
+        let size = self.chunk_bytes();
+        let bytes = &block[(head * CHUNKS + CHUNKS - 1 - chunk % CHUNKS) * size..][..size];
+        bytes.split_at(columns_bytes(self.dtype, self.head_dim))
+    }
+}
+
+/// Number of keys in a span. The scores of one span are held at a time, so that keys and values are read as two streams. Spans
+/// start at multiples of it, so that the order of summation depends on positions alone.
+pub(super) const SPAN: usize = 16 * POSITIONS;
+
+/// Maximum columns of a span's keys, or of the distances to them, which need one column more.
+pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
+
+/// Products of a row with the keys of a span, or with the distances to them.
+pub(super) type Products = Aligned<[f32; MAX_COLUMNS * POSITIONS]>;
+
+/// A set of rows of one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct RowSet(u16);
+
+const _: () = assert!(ROW_TILE <= u16::BITS as usize);
+
+impl RowSet {
+    #[inline(always)]
+    pub(super) fn insert(&mut self, row: usize) {
+        self.0 |= 1 << row;
+    }
+
+    #[inline(always)]
+    pub(super) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline(always)]
+    fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    #[inline(always)]
+    fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let row = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+            rest &= rest - 1;
+            Some(row)
+        })
+    }
+
+    /// Returns the rows in increasing order.
+    #[inline(always)]
+    pub(super) fn list(self) -> RowList {
+        let mut list = RowList { rows: [0; ROW_TILE], len: 0 };
+        for row in self.iter() {
+            list.rows[list.len] = row;
+            list.len += 1;
+        }
+        list
+    }
+}
+
+/// The rows of a set, in increasing order.
+pub(super) struct RowList {
+    rows: [usize; ROW_TILE],
+    len: usize,
+}
+
+impl RowList {
+    #[inline(always)]
+    pub(super) fn rows(&self) -> &[usize] {
+        &self.rows[..self.len]
+    }
+}
+
+/// The keys of a span that each row of a call attends to.
+pub(super) struct Span<'a> {
+    pub(super) rows: &'a [QueryRow<'a>],
+    /// Position of its first key.
+    pub(super) first: usize,
+    /// Index of each row's first key in the span.
+    pub(super) from: [usize; ROW_TILE],
+    /// Index after each row's last key in the span. Not larger than `from` if the row has no keys in the span.
+    pub(super) to: [usize; ROW_TILE],
+    /// Rows with keys in the span.
+    pub(super) active: RowSet,
+}
+
+impl<'a> Span<'a> {
+    /// Returns the span that begins at `first`.
+    #[inline(always)]
+    pub(super) fn new(rows: &'a [QueryRow<'a>], first: usize) -> Self {
+        let mut span = Self { rows, first, from: [0; ROW_TILE], to: [0; ROW_TILE], active: RowSet::default() };
+        for (index, row) in rows.iter().enumerate() {
+            span.from[index] = row.first_key.saturating_sub(first).min(SPAN);
+            span.to[index] = (row.position + 1).saturating_sub(first).min(SPAN);
+            if span.from[index] < span.to[index] {
+                span.active.insert(index);
+            }
+        }
+        span
+    }
+
+    /// Returns the pages of the span that hold keys of a row, as indices.
+    #[inline(always)]
+    pub(super) fn pages(&self, row: usize) -> Range<usize> {
+        self.from[row] / POSITIONS..self.to[row].div_ceil(POSITIONS)
+    }
+
+    /// Returns the bytes of a row's page.
+    #[inline(always)]
+    pub(super) fn bytes(&self, row: usize, page: usize) -> &'a [u8] {
+        self.rows[row].keys.page(self.first + page * POSITIONS).bytes()
+    }
+
+    #[inline(always)]
+    fn page_id(&self, row: usize, page: usize) -> usize {
+        self.rows[row].keys.page(self.first + page * POSITIONS).id()
+    }
+
+    /// Splits the pages of all rows into runs. Each page of each row is in one run.
+    #[inline(always)]
+    pub(super) fn split(&self, runs: &mut Runs) {
+        let Runs { found, pending } = runs;
+        found.clear();
+        pending.clear();
+        pending.push((self.active, 0));
+        while let Some((rows, from)) = pending.pop() {
+            let mut start = usize::MAX;
+            let mut left = RowSet::default();
+            for row in rows.iter().filter(|&row| self.pages(row).end > from) {
+                left.insert(row);
+                start = start.min(self.pages(row).start.max(from));
+            }
+            if left.is_empty() {
+                continue;
+            }
+            let begins_later = |row: usize| self.pages(row).start > start;
+            let Some(leader) = left.iter().find(|&row| !begins_later(row)) else { continue };
+            let mut same = RowSet::default();
+            let mut later = RowSet::default();
+            // the run ends where one of its rows ends or differs, and where another row may join
+            let mut end = usize::MAX;
+            for row in left.iter() {
+                if begins_later(row) {
+                    later.insert(row);
+                    end = end.min(self.pages(row).start);
+                } else if self.page_id(row, start) == self.page_id(leader, start) {
+                    same.insert(row);
+                    end = end.min(self.pages(row).end);
+                }
+            }
+            let is_shared =
+                |page: &usize| same.iter().all(|row| self.page_id(row, *page) == self.page_id(leader, *page));
+            let end = start + 1 + (start + 1..end).take_while(is_shared).count();
+            found.push(Run { rows: same, pages: start..end });
+            let others = left.without(same).without(later);
+            if !others.is_empty() {
+                pending.push((others, start));
+            }
+            // processed next, so that a sequence's pages are read one after another
+            pending.push((same.union(later), end));
+        }
+    }
+}
+
+/// Consecutive pages of a span that some rows share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) rows: RowSet,
+    /// Indices of pages in the span.
+    pub(super) pages: Range<usize>,
+}
+
+/// The runs of a span. The memory is reused, and never grows.
+#[derive(Default)]
+pub(super) struct Runs {
+    pub(super) found: Vec<Run>,
+    /// Sets of rows that still need runs, each with its first page.
+    pending: Vec<(RowSet, usize)>,
+}
+
+impl Runs {
+    /// Returns memory for as many runs as a span can have, one for each page of each row.
+    pub(super) fn new() -> Self {
+        // pending sets have no row in common
+        Self { found: Vec::with_capacity(ROW_TILE * MAX_COLUMNS), pending: Vec::with_capacity(ROW_TILE + 1) }
+    }
+}
+
+/// Memory of one call. It has a fixed size, except for one sum for each number of a head.
+pub(super) struct Work {
+    /// Each row's scores of a span, then its weights: (rows, [`SPAN`]), and some unused numbers.
+    pub(super) scores: Vec<Products>,
+    /// Each row's products with distances: (rows, [`SPAN`] + [`POSITIONS`]).
+    pub(super) distances: Vec<Products>,
+    /// Each row's weights of a span as integers: (rows, [`SPAN`]).
+    pub(super) weights: Vec<Aligned<[i16; SPAN]>>,
+    /// The upper and the lower bytes of the weights of a run's rows: (rows, [`SPAN`]) each.
+    pub(super) weight_bytes: [Vec<Aligned<[u8; SPAN]>>; 2],
+    /// The unit of each row's integer weights.
+    pub(super) units: [f32; ROW_TILE],
+    /// Each row's sums of weighted int8 values: (rows, head_dim).
+    pub(super) sums: Vec<i32>,
+    /// Sums of products on tiles.
+    pub(super) tile_sums: TileSums,
+    /// The runs of the span.
+    pub(super) runs: Runs,
+}
+
+/// Integer sums of tiles: (columns, rows, [`POSITIONS`]).
+pub(super) type TileSums = Vec<Aligned<[[i32; POSITIONS]; ROW_TILE]>>;
+
+impl Work {
+    fn new() -> Self {
+        Self {
+            scores: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
+            distances: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
+            weights: vec![Aligned([0; SPAN]); ROW_TILE],
+            weight_bytes: [0, 1].map(|_| vec![Aligned([0; SPAN]); ROW_TILE]),
+            units: [0.0; ROW_TILE],
+            sums: Vec::new(),
+            tile_sums: vec![Aligned([[0; POSITIONS]; ROW_TILE]); MAX_COLUMNS],
+            runs: Runs::new(),
+        }
+    }
+
+    /// Calls `body` with this thread's memory.
+    pub(super) fn with(body: impl FnOnce(&mut Self)) {
+        thread_local! {
+            static WORK: RefCell<Work> = RefCell::new(Work::new());
+        }
+        WORK.with_borrow_mut(body);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::PagePool;
+
+    /// Returns keys from position `start` on, a page for each of `pages`.
+    fn keys(pages: &[Page], start: usize) -> KeyPages<'_> {
+        KeyPages { pages, start, recently_read: false }
+    }
+
+    fn share(first: KeyPages<'_>, second: KeyPages<'_>) -> bool {
+        let shared = first.share_with(&second);
+        assert_eq!(second.share_with(&first), shared, "the order changes the answer");
+        shared
+    }
+
+    #[test]
+    fn sequences_share_pages_if_they_have_the_same_first_common_page() {
+        let pool = PagePool::new(1 << 20);
+        let page = || pool.allocate(64).unwrap();
+        let [common, second, third, other] = [page(), page(), page(), page()];
+        let list = |pages: &[&Page]| pages.iter().map(|&page| page.clone()).collect::<Vec<_>>();
+        // A fork has its parent's pages up to where it continued on its own, and any length.
+        let long = list(&[&common, &second, &third]);
+        assert!(share(keys(&long, 0), keys(&long, 0)));
+        assert!(share(keys(&long, 0), keys(&list(&[&common]), 0)));
+        assert!(share(keys(&long, 0), keys(&list(&[&common, &other]), 0)));
+        // Sequences of different texts.
+        assert!(!share(keys(&long, 0), keys(&list(&[&other, &second, &third]), 0)));
+        // A page at another position has other keys.
+        assert!(!share(keys(&long, 0), keys(&long, POSITIONS)));
+    }
+
+    #[test]
+    fn a_window_that_has_moved_on_shares_the_pages_that_both_still_have() {
+        let pool = PagePool::new(1 << 20);
+        let page = || pool.allocate(64).unwrap();
+        let pages = [page(), page(), page()];
+        assert!(share(keys(&pages, 0), keys(&pages[1..], POSITIONS)));
+        assert!(share(keys(&pages[1..], POSITIONS), keys(&pages[2..], 2 * POSITIONS)));
+        assert!(!share(keys(&pages, 0), keys(&[page(), page()], POSITIONS)), "other pages at the same positions");
+        // The first ends before the second begins, or has no keys at all.
+        assert!(!share(keys(&pages[..1], 0), keys(&pages[1..], POSITIONS)));
+        assert!(!share(keys(&pages, 0), KeyPages::default()));
+        assert!(!share(KeyPages::default(), KeyPages::default()));
+    }
+}

@@ -1,0 +1,647 @@
+//! The closed list of errors, one variant per rule.
+//!
+//! Every variant has one [`Code`]; only `serve/status.rs` maps codes to the wire. A message names what was wrong, where, the
+//! value found and the limit. This module is independent of any transport.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+/// The kind of an error, numbered like gRPC's status codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// The request breaks a rule that does not depend on the server's state.
+    InvalidArgument = 3,
+    /// No model or document has that name.
+    NotFound = 5,
+    /// The method does not exist.
+    Unimplemented = 12,
+    /// The request is well formed, but not for this model.
+    FailedPrecondition = 9,
+    /// A limit on shared resources is reached; trying again later may work.
+    ResourceExhausted = 8,
+    /// The client has no valid credentials.
+    Unauthenticated = 16,
+    /// The request's deadline has passed.
+    DeadlineExceeded = 4,
+    /// The client disconnected.
+    Cancelled = 1,
+    /// The client is not allowed to do this.
+    PermissionDenied = 7,
+    /// A message is longer than the server accepts.
+    OutOfRange = 11,
+    /// The server is shutting down, or the model's worker is broken.
+    Unavailable = 14,
+    /// A broken invariant: a bug in weir.
+    Internal = 13,
+}
+
+impl Code {
+    /// Returns the name of the code as gRPC writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "INVALID_ARGUMENT",
+            Self::NotFound => "NOT_FOUND",
+            Self::Unimplemented => "UNIMPLEMENTED",
+            Self::FailedPrecondition => "FAILED_PRECONDITION",
+            Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Self::Unauthenticated => "UNAUTHENTICATED",
+            Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Self::Cancelled => "CANCELLED",
+            Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::OutOfRange => "OUT_OF_RANGE",
+            Self::Unavailable => "UNAVAILABLE",
+            Self::Internal => "INTERNAL",
+        }
+    }
+}
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// All errors. Only fields that their message does not explain have a comment.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message shows what its fields are")]
+pub enum Error {
+    /// No model is served under that name.
+    #[error("model: expected one of {}, found {name:?}", known.join(", "))]
+    UnknownModel { name: String, known: Vec<String> },
+    /// No service of this server has that method.
+    #[error("unknown method {path:?}: no service of this server has it")]
+    UnknownMethod {
+        /// The requested path: `/package.Service/Method`.
+        path: String,
+    },
+    /// The document cache holds no such document of this client.
+    #[error("unknown or expired document id {id:?}")]
+    UnknownDocument { id: String },
+    /// A symbol outside of the model's vocabulary.
+    #[error("{field}: expected symbols of the model's vocabulary, found {found} at {unit} {offset}")]
+    UnknownSymbol {
+        /// The request's field, e.g. `prompt`.
+        field: &'static str,
+        /// The symbol, printable: `'\u{e9}'`, or `id 31 (the vocabulary has 27 symbols)`.
+        found: String,
+        offset: usize,
+        /// The unit of `offset`, which begins at 0: `character`, `index` or `token`.
+        unit: &'static str,
+    },
+    /// An option outside of its limits. `bound` describes the values that are allowed: `1 to 64`, `one of a, b`.
+    #[error("{field}: expected {bound}, found {found}")]
+    BadOption {
+        /// The option, dotted as on the wire: `sampling.temperature`.
+        field: &'static str,
+        found: String,
+        bound: String,
+    },
+    /// Malformed input, such as invalid JSON.
+    #[error("{why}")]
+    Unreadable {
+        /// The position in the request, if known.
+        field: Option<String>,
+        why: String,
+    },
+    /// An error in an item of a list. The field names in `error` are relative to the item.
+    #[error("{list}[{index}].{error}")]
+    InItem { list: &'static str, index: usize, error: Box<Self> },
+    /// Two options that exclude each other.
+    #[error("{first} and {second} exclude each other: give one")]
+    Exclusive { first: &'static str, second: &'static str },
+    /// An input that is longer than a limit.
+    #[error("{field}: expected at most {limit} {unit}{}, found {length}", reason(*why))]
+    TooLong {
+        field: &'static str,
+        length: usize,
+        limit: usize,
+        /// The unit: `characters`, `bytes`.
+        unit: &'static str,
+        /// The reason for the limit, if the model sets it; none for a setting.
+        why: Option<&'static str>,
+    },
+    /// An input longer than a limit, of unknown length because it was not read to its end.
+    #[error("{field}: expected at most {limit} {unit}{}, found more", reason(*why))]
+    LongerThan {
+        field: &'static str,
+        limit: usize,
+        /// The unit: `characters`, `bytes`.
+        unit: &'static str,
+        why: Option<&'static str>,
+    },
+    /// A message longer than the server accepts, compressed or not.
+    #[error("{what}: expected at most {limit} bytes, found more")]
+    Oversized {
+        /// The part: `the message`, `the body`.
+        what: &'static str,
+        limit: usize,
+    },
+    /// A call or an option that this kind of model does not support.
+    #[error("{}", wrong_kind(call, model, wanted, found))]
+    WrongKind { call: &'static str, model: String, wanted: &'static str, found: String },
+    /// A call without a valid API key.
+    #[error("unauthenticated: {why}")]
+    Unauthenticated {
+        /// The problem; never includes the credentials.
+        why: &'static str,
+    },
+    /// The queue is full.
+    #[error("the queue is full: at most {limit} {what} may wait")]
+    QueueFull {
+        what: &'static str,
+        limit: usize,
+        /// Time after which a retry may succeed.
+        retry: Duration,
+    },
+    /// A limit on things in progress at the same time is reached.
+    #[error("too many {what}: {limit} are allowed at the same time")]
+    TooMany {
+        what: &'static str,
+        limit: usize,
+        /// Time after which a retry may succeed.
+        retry: Duration,
+    },
+    /// A request that cannot run even alone. A retry fails, too; a smaller request may succeed.
+    #[error(
+        "{field}: expected a request that needs at most {limit} bytes of key-value memory, found one that can need {needed}"
+    )]
+    NeverFits {
+        /// The field that makes it too large: the prompt or text, or the limit of generated symbols.
+        field: &'static str,
+        needed: usize,
+        limit: usize,
+    },
+    /// A request that would feed more symbols than one request may. A retry fails, too; a smaller request may succeed.
+    #[error(
+        "{field}: expected a request that feeds at most {limit} symbols to the model, found one that can feed {work}"
+    )]
+    TooMuchWork {
+        /// The field that makes it too large.
+        field: &'static str,
+        /// Maximum symbols that it feeds, repeated context and generated symbols included.
+        work: usize,
+        limit: usize,
+    },
+    /// The key-value memory ran out.
+    #[error("key-value memory: {needed} bytes needed, the limit is {limit}")]
+    OutOfPages { needed: usize, limit: usize },
+    /// The system has not enough memory for another model.
+    #[error("the model may need {needed} bytes of memory; {available} are available")]
+    NoMemory { needed: usize, available: usize },
+    /// The maximum number of models is in memory.
+    #[error("{limit} model generations are in memory (draining ones included), which is the limit")]
+    TooManyModels { limit: usize },
+    /// The call carries a wrong secret.
+    #[error("{what} is invalid")]
+    PermissionDenied {
+        /// The kind of secret.
+        what: &'static str,
+    },
+    /// The client does not read its response.
+    #[error("the client read nothing of its response for {limit:?}, which is the limit")]
+    Stalled { limit: Duration },
+    /// The deadline passed.
+    #[error("the deadline passed {stage}")]
+    Deadline {
+        /// The stage of the request: `in the queue`, `while decoding`.
+        stage: &'static str,
+    },
+    /// The request ran for as long as one request may.
+    #[error("the request ran for {limit:?}, which is the limit")]
+    RanTooLong { limit: Duration },
+    /// A request whose upload ended early.
+    #[error("the request is incomplete: {why}")]
+    Incomplete {
+        /// The kind of error that ended it.
+        code: Code,
+        why: String,
+    },
+    /// The client disconnected.
+    #[error("the client disconnected")]
+    Cancelled,
+    /// The server is shutting down.
+    #[error("the server is shutting down: it accepts no new requests and ends running ones at the drain limit")]
+    Draining {
+        /// Time after which to retry, on another server.
+        retry: Duration,
+    },
+    /// The model's worker has panicked too often, or could not start over.
+    #[error("the model's worker is broken: load the model again, or restart the server")]
+    Broken,
+    /// An invalid file: a checkpoint, the source of a conversion, or saved measurements.
+    #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
+    Checkpoint {
+        file: PathBuf,
+        /// The key, tensor or position in it.
+        key: String,
+        expected: String,
+        found: String,
+    },
+    /// A checkpoint whose outputs differ from those of the second implementation.
+    #[error("{model} is not verified: {difference}")]
+    Unverified {
+        model: String,
+        /// The first difference beyond the tolerance.
+        difference: String,
+    },
+    /// An error of the operating system.
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    /// Data that are not in the format of compressed data, or a text that differs from the one that was compressed.
+    #[error("{what}: expected {expected}, found {found}")]
+    Damaged {
+        /// The part: `the header`, `a block`.
+        what: &'static str,
+        expected: String,
+        found: String,
+    },
+    /// Compressed data of a model that computes other bits.
+    #[error("the data were compressed with {what} {found}; {model:?} has {expected}")]
+    CompressedWith {
+        /// The difference: `the dtype`.
+        what: &'static str,
+        found: String,
+        model: String,
+        expected: String,
+    },
+    /// A text to compress that the model can only read after normalising it.
+    #[error(
+        "text: expected symbols of the model's vocabulary, found {found} at character {offset}; with {option}, the text is \
+         rewritten by {normaliser} before it is compressed"
+    )]
+    NeedsNormaliser {
+        found: String,
+        offset: usize,
+        normaliser: &'static str,
+        /// The option that asks for it: `normalise`.
+        option: &'static str,
+    },
+    /// A remote server that rejected a call or did not answer.
+    #[error("{server}: {answer}")]
+    Remote {
+        server: String,
+        /// Its answer, or why there was none.
+        answer: String,
+    },
+    /// A remote server that refused a call because of a field of the request.
+    #[error("{server}: {field}{why}")]
+    Refused {
+        server: String,
+        field: String,
+        /// The rest of its message, which began with the field.
+        why: String,
+    },
+    /// An invalid setting of this program.
+    #[error("{0}")]
+    Setting(String),
+    /// A broken invariant: a bug in weir.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// Returns the kind of the error.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
+            Self::UnknownMethod { .. } => Code::Unimplemented,
+            Self::UnknownSymbol { .. }
+            | Self::BadOption { .. }
+            | Self::Unreadable { .. }
+            | Self::Exclusive { .. }
+            | Self::TooLong { .. }
+            | Self::LongerThan { .. }
+            | Self::NeverFits { .. }
+            | Self::TooMuchWork { .. }
+            | Self::Damaged { .. }
+            | Self::NeedsNormaliser { .. }
+            | Self::Setting(_) => Code::InvalidArgument,
+            Self::WrongKind { .. }
+            | Self::CompressedWith { .. }
+            | Self::Checkpoint { .. }
+            | Self::Unverified { .. }
+            | Self::Io { .. } => Code::FailedPrecondition,
+            Self::QueueFull { .. }
+            | Self::TooMany { .. }
+            | Self::OutOfPages { .. }
+            | Self::Stalled { .. }
+            | Self::NoMemory { .. }
+            | Self::TooManyModels { .. } => Code::ResourceExhausted,
+            Self::Unauthenticated { .. } => Code::Unauthenticated,
+            Self::PermissionDenied { .. } => Code::PermissionDenied,
+            Self::Deadline { .. } | Self::RanTooLong { .. } => Code::DeadlineExceeded,
+            Self::Cancelled => Code::Cancelled,
+            Self::Incomplete { code, .. } => *code,
+            Self::InItem { error, .. } => error.code(),
+            Self::Oversized { .. } => Code::OutOfRange,
+            Self::Draining { .. } | Self::Broken | Self::Remote { .. } | Self::Refused { .. } => Code::Unavailable,
+            Self::Internal(_) => Code::Internal,
+        }
+    }
+
+    /// Creates a [`BadOption`](Self::BadOption) error.
+    pub fn bad_option(field: &'static str, found: impl Into<String>, bound: impl Into<String>) -> Self {
+        Self::BadOption { field, found: found.into(), bound: bound.into() }
+    }
+
+    /// Adds the reason for the limit to an error about a length.
+    pub fn because(mut self, reason: Option<&'static str>) -> Self {
+        if let Self::TooLong { why, .. } | Self::LongerThan { why, .. } = &mut self {
+            *why = reason;
+        }
+        self
+    }
+
+    /// Returns a function that turns an I/O error about `path` into [`Io`](Self::Io).
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+
+    /// Creates a [`Checkpoint`](Self::Checkpoint) error.
+    pub fn checkpoint(
+        file: impl Into<PathBuf>,
+        key: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Self {
+        Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
+    }
+}
+
+/// Formats the reason for a limit.
+fn reason(why: Option<&str>) -> String {
+    why.map(|why| format!(" ({why})")).unwrap_or_default()
+}
+
+// Rewrites serde's messages about JSON in the terms of JSON instead of Rust.
+
+/// Maximum bytes of a found value that a message quotes.
+pub const QUOTED: usize = 200;
+
+/// serde's names of expected values, and ours.
+const EXPECTED: &[(&str, &str)] = &[
+    ("i64", "a whole number"),
+    ("i32", "a whole number from -2147483648 to 2147483647"),
+    ("f64", "a number"),
+    ("f32", "a number"),
+    ("a boolean", "true or false"),
+    ("a sequence", "a list"),
+    ("a map", "an object"),
+    ("map with a single key", "an object with one key"),
+];
+
+/// serde's names of whole numbers of at least 0, and the largest of each.
+const NATURALS: &[(&str, u64)] = &[
+    ("u8", u8::MAX as u64),
+    ("u16", u16::MAX as u64),
+    ("u32", u32::MAX as u64),
+    ("u64", u64::MAX),
+    ("usize", usize::MAX as u64),
+];
+
+/// An error in a JSON text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch<'a> {
+    /// The path of the key, such as `layers[0].size`; empty for the whole text.
+    pub key: String,
+    /// The expected value, in words.
+    pub expected: String,
+    /// The value found, at most [`QUOTED`] bytes.
+    pub found: String,
+    /// The line and the column, if `found` does not name them.
+    place: &'a str,
+}
+
+impl fmt::Display for Mismatch<'_> {
+    /// Writes what was expected and found, and where.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { expected, found, place, .. } = self;
+        write!(out, "expected {expected}, found {found}")?;
+        match place.strip_prefix(" at ") {
+            Some(place) => write!(out, " ({place})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Splits serde's message from the place at its end.
+pub fn split_place(message: &str) -> (&str, &str) {
+    message.rfind(" at line ").map_or((message, ""), |index| message.split_at(index))
+}
+
+/// Splits serde's message about the value at `path` into key, expectation and finding. A message of unknown form becomes the
+/// finding. `is_data` states that the syntax is right.
+pub fn mismatch<'a>(message: &'a str, mut path: Vec<&'a str>, is_data: bool) -> Mismatch<'a> {
+    let (message, place) = split_place(message);
+    let mut outside = place;
+    let quoted = |rest: &str| rest.split('`').next().map(str::len).unwrap_or_default();
+    let (field, expected, found) = if let Some(rest) = message.strip_prefix("missing field `") {
+        (&rest[..quoted(rest)], "a value".into(), "nothing".into())
+    } else if let Some(rest) = message.strip_prefix("duplicate field `") {
+        (&rest[..quoted(rest)], "one value".into(), "two".into())
+    } else if let Some(rest) = message.strip_prefix("unknown field `") {
+        let known = rest.split_once(", expected ").map_or("no such key", |(_, known)| known);
+        (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into())
+    } else if let Some((before, after)) = message.split_once(", expected ") {
+        let before =
+            ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
+        let found = finding(before);
+        ("", expectation(after, &found), found)
+    } else if let Some((expected, found)) =
+        message.strip_prefix("expected ").and_then(|own| own.rsplit_once(", found "))
+    {
+        ("", expected.to_owned(), found.to_owned())
+    } else {
+        outside = "";
+        let found = if is_data { format!("{message}{place}") } else { format!("a syntax error ({message}{place})") };
+        ("", "valid JSON".into(), found)
+    };
+    // serde's path sometimes ends with the unknown key and sometimes before it
+    let inside = path.last().is_some_and(|last| *last == field || last.ends_with(&format!(".{field}")));
+    if !inside {
+        path.push(field);
+    }
+    path.retain(|part| !part.is_empty());
+    Mismatch { key: path.join("."), expected, found: clip(&found, QUOTED), place: outside }
+}
+
+fn expectation(words: &str, found: &str) -> String {
+    if let Some((_, max)) = NATURALS.iter().find(|(serde, _)| *serde == words) {
+        let is_too_large = found.parse::<f64>().is_ok_and(|number| number > *max as f64);
+        let bound = if is_too_large { format!("at most {max}") } else { "at least 0".to_owned() };
+        return format!("a whole number of {bound}");
+    }
+    let is_object = words.starts_with("struct ") || words.starts_with("internally tagged enum ");
+    let known = EXPECTED.iter().find(|(serde, _)| *serde == words).map(|(_, own)| *own);
+    known.or(is_object.then_some("an object")).unwrap_or(words).to_owned()
+}
+
+fn finding(words: &str) -> String {
+    let quoted = ["integer `", "floating point `", "boolean `"];
+    let number = quoted.iter().find_map(|start| words.strip_prefix(start)?.strip_suffix('`'));
+    if let Some(text) = number.or_else(|| words.strip_prefix("string ")) {
+        return text.to_owned();
+    }
+    if let Some(name) = words.strip_prefix("unknown variant `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("{name:?}");
+    }
+    match (words, words.strip_prefix("invalid length ")) {
+        (_, Some(length)) => format!("a list of {length}"),
+        ("map", None) => "an object".into(),
+        ("sequence", None) => "a list".into(),
+        (other, None) => other.to_owned(),
+    }
+}
+
+// Texts of clients and files as messages show them.
+
+/// Makes a text safe to print: replaces each control character, and each character not allowed in XML, with U+FFFD. Names come
+/// from folders and files, so they may contain either.
+pub fn printable(text: &str) -> String {
+    let harmful = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+    text.chars().map(|c| if harmful(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// Maximum bytes of a client's text that [`quoted`] repeats.
+pub const QUOTED_BYTES: usize = 64;
+
+/// Quotes a client's text for an error message, truncated to [`QUOTED_BYTES`].
+pub fn quoted(text: &str) -> String {
+    format!("{:?}", clip(text, QUOTED_BYTES))
+}
+
+/// Truncates a text to at most `limit` bytes: messages quote input, which may be megabytes.
+pub fn clip(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let mut end = limit;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (beginning, _) = text.split_at(end);
+    format!("{beginning}…")
+}
+
+/// Returns true for the name of a field, such as `stopping.stop`, and false for that of a method or a command.
+pub fn is_field_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.".contains(c))
+}
+
+/// The names that one surface, such as the command line, has for what errors mention.
+#[derive(Debug, Clone, Copy)]
+pub struct Names {
+    /// A prefix of fields that the surface's names lack.
+    pub dropped: &'static str,
+    /// Fields of the gRPC API, dotted as on the wire, and the surface's names of those that differ.
+    pub fields: &'static [&'static [(&'static str, &'static str)]],
+    /// Methods of the gRPC API, and what the surface has in their place.
+    pub methods: &'static [(&'static str, &'static str)],
+}
+
+impl Names {
+    /// Returns the name of a field, or of the list for an element of a list.
+    pub fn field<'a>(&self, field: &'a str) -> &'a str {
+        let field = field.strip_prefix(self.dropped).unwrap_or(field);
+        let list = field.split_once('[').map_or(field, |(list, _)| list);
+        self.fields().find(|(name, _)| *name == list).map_or(field, |(_, own)| own)
+    }
+
+    /// Returns the name of a field or of a method.
+    pub fn name<'a>(&self, name: &'a str) -> &'a str {
+        self.method(name).unwrap_or_else(|| self.field(name))
+    }
+
+    /// Returns the surface's message of an error whose message `text` begins with `field`.
+    pub fn message(&self, field: Option<&str>, text: &str) -> String {
+        match field.and_then(|field| Some((field, text.strip_prefix(field)?))) {
+            Some((field, rest)) => format!("{}{}", self.field(field), self.text(rest)),
+            None => self.text(text),
+        }
+    }
+
+    /// Replaces names in parentheses: the method that was called or that should be, and the option on which a limit depends.
+    pub fn text(&self, text: &str) -> String {
+        let mut parts = text.split('(');
+        let mut named = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let own = ["for ", "use ", "the value of "].iter().find_map(|start| {
+                let (name, rest) = part.strip_prefix(start)?.split_once(')')?;
+                let option = || self.fields().find(|(field, _)| field.rsplit('.').next() == Some(name));
+                let own = self.method(name).or_else(|| option().map(|(_, own)| own))?;
+                Some(format!("{start}{own}){rest}"))
+            });
+            named.push('(');
+            named.push_str(own.as_deref().unwrap_or(part));
+        }
+        named
+    }
+
+    fn fields(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.fields.iter().flat_map(|table| *table).copied()
+    }
+
+    fn method(&self, name: &str) -> Option<&'static str> {
+        self.methods.iter().find(|(method, _)| *method == name).map(|(_, own)| *own)
+    }
+}
+
+/// Returns the message about a call or an option that a model does not support.
+fn wrong_kind(call: &str, model: &str, wanted: &str, found: &str) -> String {
+    if is_field_name(call) {
+        return format!("{call}: expected a model that {wanted}, found {model:?}, {found}");
+    }
+    format!("model: expected one that {wanted} (for {call}), found {model:?}, {found}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_follows_what_was_found() {
+        let shown = mismatch("invalid value: integer `70000`, expected u16 at line 2 column 5", vec!["a[0]"], true);
+        assert_eq!(shown.key, "a[0]");
+        assert_eq!(shown.to_string(), "expected a whole number of at most 65535, found 70000 (line 2 column 5)");
+        let own = mismatch("expected at most 2 strings, found 3 at line 1 column 7", vec!["stop"], true);
+        assert_eq!(own.to_string(), "expected at most 2 strings, found 3 (line 1 column 7)");
+        let missing = mismatch("missing field `id` at line 1 column 2", vec![""], true);
+        assert_eq!((missing.key.as_str(), missing.found.as_str()), ("id", "nothing"));
+        let syntax = mismatch("trailing comma at line 1 column 9", vec![""], false);
+        assert_eq!(syntax.to_string(), "expected valid JSON, found a syntax error (trailing comma at line 1 column 9)");
+    }
+
+    #[test]
+    fn a_wrong_model_is_named_with_the_call_or_the_option() {
+        let shown = |call| wrong_kind(call, "m", "pools", "a model that does not");
+        assert_eq!(
+            shown("Segment"),
+            "model: expected one that pools (for Segment), found \"m\", a model that does not"
+        );
+        assert_eq!(shown("a.b_c"), "a.b_c: expected a model that pools, found \"m\", a model that does not");
+    }
+
+    #[test]
+    fn a_surface_has_its_own_names() {
+        let names = Names {
+            dropped: "options.",
+            fields: &[&[("a.max_chars", "--max")], &[("stop", "--stop")]],
+            methods: &[("Generate", "weir generate")],
+        };
+        assert_eq!(
+            ["a.max_chars", "stop[3]", "options.beam", "x[1]"].map(|name| names.field(name)),
+            ["--max", "--stop", "beam", "x[1]"]
+        );
+        let message = |field, text| names.message(Some(field), text);
+        assert_eq!(message("b", "b: 0 to 3 (the value of max_chars)"), "b: 0 to 3 (the value of --max)");
+        assert_eq!(message("a.max_chars", "a.max_chars: 0 (x) (for Score)"), "--max: 0 (x) (for Score)");
+        assert_eq!(
+            message("m", "no field (use Generate): x (for Generate)"),
+            "no field (use weir generate): x (for weir generate)"
+        );
+        assert_eq!(names.text("((for Generate"), "((for Generate");
+    }
+
+    #[test]
+    fn control_characters_are_replaced_one_by_one() {
+        assert_eq!(printable("a name: größe <&> 模型"), "a name: größe <&> 模型");
+        assert_eq!(printable("\0\t\n\u{1b}[2J\u{7f}\u{9b}\u{fffe}\u{ffff}x"), "���\u{fffd}[2J����x");
+    }
+}

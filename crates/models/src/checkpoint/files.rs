@@ -1,0 +1,392 @@
+//! The files of a checkpoint's folder, which may come from anywhere: which of them are opened, what is wrong with others, and
+//! how new files replace them.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+use weir_kernels::error::{Error, Result};
+
+/// The file that every checkpoint has.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// Maximum names that a message lists.
+const LISTED: usize = 8;
+
+/// Maximum entries of a folder that are read for a message.
+const READ: usize = 1000;
+
+/// Endings of files that are not checkpoints, with a description and advice for each. `PATH` stands for the argument.
+const FOREIGN: [(&str, &str, &str); 7] = [
+    (".gguf", "a GGUF file", GGUF),
+    (
+        STATE,
+        "a training state",
+        "the file belongs to a run of weir's training, from which `python -m training.export --run PATH --out MODEL` writes a checkpoint",
+    ),
+    (".pt", "a PyTorch file", PYTORCH),
+    (".bin", "a PyTorch file", PYTORCH),
+    (
+        ".onnx",
+        "an ONNX file",
+        "weir does not read ONNX, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of models)",
+    ),
+    (".tar.gz", "an archive", "unpack the archive first"),
+    (WEIGHTS, "a file of weights", "give the folder of this file, which has a config.json as well"),
+];
+
+/// The end of the names of weights.
+const WEIGHTS: &str = ".safetensors";
+
+/// Advice about a folder that has weights only.
+const WEIGHTS_ALONE: &str = "the weights need the config.json that belongs to them: weir's (docs/checkpoints.md), or that of the \
+                             model on Hugging Face (docs/hugging-face.md)";
+
+/// The state of a run, which `models/training` writes.
+const STATE: &str = "state.pt";
+
+const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of \
+                    models)";
+
+const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints weir can convert";
+
+/// Checks that a folder exists and has a `config.json`. The error says what is there.
+pub fn check_folder(dir: &Path) -> Result<()> {
+    check(dir, format!("a checkpoint (a folder with a {CONFIG_FILE})"), true)
+}
+
+/// Checks that the source of a conversion is a folder with a `config.json`; `expected` describes it. The error says what is there.
+pub fn check_source(dir: &Path, expected: &str) -> Result<()> {
+    check(dir, expected.to_owned(), false)
+}
+
+/// Lists what a folder has, for a message.
+pub fn contents(dir: &Path) -> String {
+    match &*names(dir) {
+        [] => "the folder is empty".into(),
+        names => format!("the folder has {}", listed(names)),
+    }
+}
+
+/// Checks a folder as [`check_folder`] does. If `hints` is true, the error also has advice about files of [`FOREIGN`].
+fn check(dir: &Path, expected: String, hints: bool) -> Result<()> {
+    let wrong = |found: String| Err(Error::checkpoint(dir, "the folder", expected, found));
+    let foreign = |names: &[String]| foreign(names).filter(|_| hints);
+    let with_path = |advice: &str, path: &Path| advice.replace("PATH", &path.display().to_string());
+    if dir.is_file() {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return wrong(match foreign(&[name]) {
+            Some((STATE, kind, advice)) => format!("{kind}; {}", with_path(advice, parent(dir))),
+            Some((_, kind, advice)) => format!("{kind}; {}", with_path(advice, dir)),
+            None => "a file".into(),
+        });
+    }
+    if !dir.is_dir() {
+        return wrong("no folder of this name".into());
+    }
+    if dir.join(CONFIG_FILE).exists() {
+        return Ok(());
+    }
+    let names = names(dir);
+    if names.is_empty() {
+        return wrong("an empty folder".into());
+    }
+    let is_checkpoint = |name: &&String| dir.join(name).join(CONFIG_FILE).is_file();
+    let checkpoints: Vec<_> = names.iter().filter(is_checkpoint).cloned().collect();
+    if !checkpoints.is_empty() {
+        return wrong(format!("no {CONFIG_FILE}, but subfolders that are checkpoints: {}", listed(&checkpoints)));
+    }
+    let hint = match foreign(&names) {
+        Some((WEIGHTS, ..)) => format!("; {WEIGHTS_ALONE}"),
+        Some((.., advice)) => format!("; {}", with_path(advice, dir)),
+        None => String::new(),
+    };
+    wrong(format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names)))
+}
+
+/// Returns the folder of a file.
+pub(crate) fn parent(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Returns the first entry of [`FOREIGN`] that matches one of the files.
+fn foreign(names: &[String]) -> Option<(&'static str, &'static str, &'static str)> {
+    FOREIGN.into_iter().find(|(ending, ..)| names.iter().any(|name| name.ends_with(ending)))
+}
+
+/// Returns the names in a folder, sorted.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = dir.read_dir().into_iter().flatten().flatten().take(READ);
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn listed(names: &[String]) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let shown = names.iter().take(LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
+// Links within a checkpoint. A checkpoint is data: none of its files may be a link out of its folder.
+
+/// Fails with [`Error::Checkpoint`] if a file of the folder is somewhere else once all links are followed.
+pub fn check_inside(dir: &Path, file: &Path) -> Result<()> {
+    if is_inside(dir, file)? {
+        return Ok(());
+    }
+    Err(Error::checkpoint(file, "the file", "a file in this folder", "a link out of it"))
+}
+
+/// Returns true if a file of the folder is still there after all links are followed. Fails if either does not exist.
+pub(crate) fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
+    let target = file.canonicalize().map_err(Error::io(file))?;
+    Ok(target.starts_with(dir.canonicalize().map_err(Error::io(dir))?))
+}
+
+// Opens regular files only. A pipe in place of a file would block its reader for ever, and a device would never end.
+
+/// Opens a regular file to read, and returns its size in bytes too. Never blocks: the file is opened first, and its kind is
+/// read from the handle. Fails for anything but a regular file, with [`ErrorKind::InvalidInput`].
+pub fn open(path: &Path) -> std::io::Result<(File, u64)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    do_not_wait(&mut options);
+    let file = options.open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() {
+        return Ok((file, metadata.len()));
+    }
+    let found = if metadata.is_dir() { "a folder" } else { "a pipe or a device" };
+    Err(std::io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, found {found}")))
+}
+
+/// Opening a pipe must not wait for its writer. The flag has no effect on a regular file.
+#[cfg(unix)]
+fn do_not_wait(options: &mut OpenOptions) {
+    use std::os::unix::fs::OpenOptionsExt;
+    options.custom_flags(libc::O_NONBLOCK);
+}
+
+/// Does nothing: other systems have no pipes among their files.
+#[cfg(not(unix))]
+fn do_not_wait(_: &mut OpenOptions) {}
+
+/// A file under a temporary name, which is removed unless it is renamed.
+pub(crate) struct PartialFile {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl PartialFile {
+    /// Chooses the temporary name of `name` in the folder `dest`. The caller creates the file.
+    pub(crate) fn new(dest: &Path, name: &str) -> Self {
+        Self { path: dest.join(format!(".{name}{}", Self::own_ending())), renamed: false }
+    }
+
+    /// The ending of this process's temporary names.
+    fn own_ending() -> String {
+        format!(".{}.partial", std::process::id())
+    }
+
+    /// Returns true for a temporary name of this process.
+    pub(crate) fn is_own_name(name: &str) -> bool {
+        name.starts_with('.') && name.ends_with(&Self::own_ending())
+    }
+
+    /// Returns true for a temporary name. A process that was killed leaves such a file.
+    pub(crate) fn is_name(name: &str) -> bool {
+        name.starts_with('.') && name.ends_with(".partial")
+    }
+
+    /// Writes a file with these contents, and waits until they are on the disk.
+    pub(crate) fn write(dest: &Path, name: &str, contents: &[u8]) -> Result<Self> {
+        let partial = Self::new(dest, name);
+        let mut file = File::create(&partial.path).map_err(unwritable(dest))?;
+        file.write_all(contents).and_then(|()| file.sync_all()).map_err(Error::io(&partial.path))?;
+        Ok(partial)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn rename(&mut self, to: &Path) -> Result<()> {
+        fs::rename(&self.path, to).map_err(Error::io(to))?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // an error cannot be reported here; a leftover is recognised by its name
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Returns a function that turns an error of creating a file in `dest` into one that says what was to be written.
+pub(crate) fn unwritable(dest: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| Error::Setting(format!("{}: cannot write a checkpoint there: {error}", dest.display()))
+}
+
+/// Waits until the names in a folder are on the disk. Fails if the file system reports an error.
+#[cfg(unix)]
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
+}
+
+/// Does nothing: other systems cannot open a folder.
+#[cfg(not(unix))]
+pub fn sync_folder(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+// Placeholders in place of a file, which an error names.
+
+/// The first bytes of a Git LFS pointer.
+const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Description of a file in a repository that was cloned without Git LFS.
+pub(crate) const LFS_POINTER: &str = "a Git LFS pointer (`git lfs pull` fetches the file)";
+
+/// Description of a file that an interrupted download leaves.
+pub(crate) const ZEROS: &str = "only zeros (an interrupted download leaves such a file)";
+
+/// Description of such a file if only its first bytes were read.
+pub(crate) const ZEROS_AT_START: &str = "zeros at its start (an interrupted download leaves such a file)";
+
+/// Description of a file that a browser saved, or that a server sent in place of a missing one.
+pub(crate) const WEB_PAGE: &str = "a web page in HTML (`weir pull` downloads the files of a model)";
+
+/// Returns true for the beginning of a web page.
+pub fn is_web_page(bytes: &[u8]) -> bool {
+    let text = bytes.trim_ascii_start();
+    let begins = |mark: &[u8]| text.get(..mark.len()).is_some_and(|start| start.eq_ignore_ascii_case(mark));
+    begins(b"<html") || begins(b"<!doct")
+}
+
+/// Names what a file holds in place of its contents, if it is empty, only zeros, a Git LFS pointer, or a web page.
+pub(crate) fn placeholder(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [] => Some("an empty file"),
+        bytes if bytes.starts_with(LFS) => Some(LFS_POINTER),
+        bytes if is_web_page(bytes) => Some(WEB_PAGE),
+        bytes if bytes.iter().all(|byte| *byte == 0) => Some(ZEROS),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::fs::symlink, process::Command};
+
+    #[test]
+    fn files_of_other_programs_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = dir.path().display().to_string();
+        let found = |file: &str| {
+            std::fs::write(dir.path().join(file), "x").unwrap();
+            let message = check_folder(&dir.path().join(file)).unwrap_err().to_string();
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+            message.split_once(", found ").unwrap().1.to_owned()
+        };
+        let gguf = found("model.gguf");
+        assert!(gguf.starts_with("a GGUF file; weir does not read GGUF, but it reads folders"), "{gguf}");
+        assert!(found("best.pt").starts_with("a PyTorch file; `weir convert --help` lists"));
+        let state = found("state.pt");
+        assert!(state.contains(&format!("`python -m training.export --run {shown} --out MODEL`")), "{state}");
+        assert!(found("model.safetensors").starts_with("a file of weights; give the folder"));
+        assert_eq!(found("notes.txt"), "a file");
+        std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+        let alone = check_folder(dir.path()).unwrap_err().to_string();
+        let missing =
+            "found no config.json; the folder has model.safetensors; the weights need the config.json that belongs";
+        assert!(alone.contains(missing), "{alone}");
+        std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+        std::fs::write(dir.path().join("state.pt"), "").unwrap();
+        let run = check_folder(dir.path()).unwrap_err().to_string();
+        let line = format!("`python -m training.export --run {shown} --out MODEL` writes a checkpoint");
+        assert!(run.contains("a run of weir's training") && run.ends_with(&line), "{run}");
+    }
+
+    #[test]
+    fn long_folders_are_shortened() {
+        let dir = tempfile::tempdir().unwrap();
+        for index in 0..12 {
+            std::fs::write(dir.path().join(format!("part-{index:02}")), "").unwrap();
+        }
+        let error = check_folder(dir.path()).unwrap_err().to_string();
+        assert!(error.ends_with("part-06, part-07 and 4 more"), "{error}");
+    }
+
+    #[test]
+    fn links_may_not_leave_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("checkpoint");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("inner"), "").unwrap();
+        std::fs::write(dir.path().join("outer"), "").unwrap();
+        symlink("inner", folder.join("near")).unwrap();
+        symlink("../outer", folder.join("far")).unwrap();
+        assert!(check_inside(&folder, &folder.join("near")).is_ok());
+        let error = check_inside(&folder, &folder.join("far")).unwrap_err().to_string();
+        assert!(error.contains("far") && error.contains("a link out of it"), "{error}");
+        assert!(check_inside(&folder, &folder.join("none")).is_err());
+    }
+
+    #[test]
+    fn a_file_has_its_name_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || -> Vec<String> {
+            let entries = fs::read_dir(dir.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let mut partial = PartialFile::write(dir.path(), "a", b"contents").unwrap();
+        assert!(names().len() == 1 && PartialFile::is_name(&names()[0]), "{:?}", names());
+        partial.rename(&dir.path().join("a")).unwrap();
+        drop(partial);
+        assert_eq!(names(), ["a"]);
+        drop(PartialFile::write(dir.path(), "b", b"contents").unwrap());
+        assert_eq!(names(), ["a"]);
+        assert!(!PartialFile::is_name("a") && !PartialFile::is_name("ngrams.bin.partial"));
+    }
+
+    #[test]
+    fn placeholders_are_named() {
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n";
+        assert_eq!(placeholder(pointer), Some(LFS_POINTER));
+        assert_eq!(placeholder(b""), Some("an empty file"));
+        assert_eq!(placeholder(&[0; 9]), Some(ZEROS));
+        assert_eq!(placeholder(b"\n<!DOCTYPE html>"), Some(WEB_PAGE));
+        assert_eq!(placeholder(b"<!doctype html>"), Some(WEB_PAGE));
+        assert_eq!(placeholder(b"<HTML>"), Some(WEB_PAGE));
+        assert_eq!(placeholder(b"{}"), None);
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "abc").unwrap();
+        assert_eq!(open(&file).unwrap().1, 3);
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(open(&link).unwrap().1, 3);
+
+        let pipe = dir.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for (path, found) in
+            [(pipe.as_path(), "a pipe"), (dir.path(), "a folder"), (Path::new("/dev/zero"), "a device")]
+        {
+            let error = open(path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{}", path.display());
+            assert!(error.to_string().contains(found), "{error}");
+        }
+        assert_eq!(open(&dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+}

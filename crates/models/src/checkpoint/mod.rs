@@ -1,0 +1,84 @@
+//! Checkpoints on disk: format `weir/1` (docs/checkpoints.md).
+//!
+//! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
+//! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
+//! [`hugging_face`] reads one of another format), [`json`], [`files`] (which of them are opened, and how), [`weights`], [`writer`],
+//! [`ngrams`], [`source`] (a folder, or the program itself).
+
+pub mod config;
+pub mod files;
+pub mod hugging_face;
+pub mod json;
+pub mod source;
+pub mod weights;
+pub mod writer;
+
+pub use crate::checkpoint::{
+    config::{CONFIG_FILE, Config, VocabularyConfig, architecture},
+    source::CheckpointSource,
+    weights::{
+        FileDtype, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, Tensor, WEIGHTS_FILE, Weights, read_from, read_weights,
+        read_weights_with_progress,
+    },
+    writer::{Writer, WrittenCheckpoint},
+};
+
+/// A tensor that a checkpoint must hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How `weir init` fills it.
+    pub init: Init,
+    /// True if its numbers are trained, and so counted as parameters.
+    pub trained: bool,
+}
+
+impl TensorSpec {
+    /// Returns a trained tensor that `weir init` draws from a normal distribution.
+    pub fn normal(name: impl Into<String>, shape: Vec<usize>, mean: f32, deviation: f32) -> Self {
+        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true }
+    }
+
+    /// Returns a tensor that `weir init` fills with zeros.
+    pub fn zeros(name: impl Into<String>, shape: Vec<usize>) -> Self {
+        Self::normal(name, shape, 0.0, 0.0)
+    }
+
+    /// Returns a tensor that a file may have, and that the model does not use.
+    pub fn unused(name: impl Into<String>, shape: Vec<usize>) -> Self {
+        Self { trained: false, ..Self::zeros(name, shape) }
+    }
+
+    /// Returns true for a tensor of [`unused`](Self::unused).
+    pub(crate) fn is_unused(&self) -> bool {
+        !self.trained && self.init == Init::Normal(0.0, 0.0)
+    }
+
+    /// Number of its numbers; `usize::MAX` if that overflows.
+    pub fn numbers(&self) -> usize {
+        self.shape.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
+    }
+}
+
+/// How `weir init` fills a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Init {
+    /// Normally distributed, with this mean and standard deviation.
+    Normal(f32, f32),
+    /// These numbers.
+    Values(Vec<f32>),
+    /// Normally distributed around 0 with this standard deviation, except for these columns of the matrix.
+    Columns(f32, Vec<Column>),
+}
+
+/// A column of a matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    /// Its index.
+    pub index: usize,
+    /// Its numbers, one for each row.
+    pub values: Vec<f32>,
+}

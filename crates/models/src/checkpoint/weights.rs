@@ -1,0 +1,1336 @@
+//! Reads weights: exactly the specified tensors, every number finite, hashed on the way.
+//!
+//! In reading order: a tensor, in the number type of its file, so that a bf16 or int8 checkpoint does not take the memory of f32
+//! while it is loaded; the header of a safetensors file; matrices in int8; the files of the weights; their digest in
+//! `card.json`; the reader.
+
+use crate::checkpoint::{
+    TensorSpec,
+    files::{self, LFS_POINTER, WEB_PAGE, ZEROS_AT_START, check_inside, contents, is_inside, is_web_page, placeholder},
+    json::{self, UniqueMap},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs::File,
+    io::{ErrorKind, Read, Seek},
+    path::{Component, Path, PathBuf},
+};
+use weir_kernels::error::{Error, Result, clip};
+
+/// One tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    dtype: FileDtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    numbers: Numbers,
+}
+
+/// Numbers, row-major.
+#[derive(Debug, Clone, PartialEq)]
+enum Numbers {
+    F32(Vec<f32>),
+    /// Little-endian numbers of the tensor's type.
+    Bytes(Vec<u8>),
+    /// The integers of an I8 matrix, and a scale for each row.
+    Scaled {
+        bytes: Vec<u8>,
+        scales: Vec<f32>,
+    },
+}
+
+impl Tensor {
+    /// Creates a tensor of `numbers`, row-major.
+    pub fn f32(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
+        Self { dtype: FileDtype::F32, shape, numbers: Numbers::F32(numbers) }
+    }
+
+    /// Returns a tensor of this type, for `count` numbers that [`push`](Self::push) adds.
+    pub(crate) fn with_capacity(dtype: FileDtype, shape: Vec<usize>, count: usize) -> Self {
+        let numbers = match dtype {
+            FileDtype::F32 => Numbers::F32(Vec::with_capacity(count)),
+            FileDtype::F16 | FileDtype::Bf16 | FileDtype::U8 | FileDtype::Bool => {
+                Numbers::Bytes(Vec::with_capacity(dtype.bytes() * count))
+            }
+            FileDtype::I8 => Numbers::Scaled { bytes: Vec::with_capacity(count), scales: Vec::new() },
+        };
+        Self { dtype, shape, numbers }
+    }
+
+    /// Adds numbers of the file, and the same numbers in f32.
+    pub(crate) fn push(&mut self, bytes: &[u8], widened: &[f32]) {
+        match &mut self.numbers {
+            Numbers::F32(numbers) => numbers.extend_from_slice(widened),
+            Numbers::Bytes(stored) | Numbers::Scaled { bytes: stored, .. } => stored.extend_from_slice(bytes),
+        }
+    }
+
+    /// Sets the scales of the rows of an I8 matrix, after all its numbers were added. Without effect on other tensors.
+    pub(crate) fn set_scales(&mut self, new: Vec<f32>) {
+        if let Numbers::Scaled { scales, .. } = &mut self.numbers {
+            *scales = new;
+        }
+    }
+
+    /// The type of its numbers in the file.
+    pub fn dtype(&self) -> FileDtype {
+        self.dtype
+    }
+
+    /// Number of its numbers.
+    pub fn len(&self) -> usize {
+        match &self.numbers {
+            Numbers::F32(numbers) => numbers.len(),
+            Numbers::Bytes(bytes) | Numbers::Scaled { bytes, .. } => bytes.len() / self.dtype.bytes(),
+        }
+    }
+
+    /// Bytes of its numbers in the file, the scales of an I8 matrix included.
+    pub fn file_bytes(&self) -> usize {
+        let scales = match &self.numbers {
+            Numbers::Scaled { scales, .. } => size_of_val(scales.as_slice()),
+            Numbers::F32(_) | Numbers::Bytes(_) => 0,
+        };
+        self.dtype.bytes() * self.len() + scales
+    }
+
+    /// True if it has no numbers.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns its numbers in f32, row-major.
+    pub fn numbers(&self) -> Cow<'_, [f32]> {
+        match &self.numbers {
+            Numbers::F32(numbers) => Cow::Borrowed(numbers),
+            Numbers::Bytes(bytes) => Cow::Owned(widened(self.dtype, bytes)),
+            Numbers::Scaled { bytes, scales } => Cow::Owned(widen(bytes, scales)),
+        }
+    }
+
+    /// Returns true if the numbers of both are equal, in the same order. Allocates nothing if both have the same type (for I8: if
+    /// their integers and scales are equal too).
+    pub fn has_numbers_of(&self, other: &Self) -> bool {
+        match (&self.numbers, &other.numbers) {
+            (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,
+            (own @ Numbers::Scaled { .. }, others) if own == others => true,
+            _ => self.numbers() == other.numbers(),
+        }
+    }
+
+    /// Returns its numbers in f32, row-major.
+    pub fn into_numbers(self) -> Vec<f32> {
+        match self.numbers {
+            Numbers::F32(numbers) => numbers,
+            Numbers::Bytes(bytes) => widened(self.dtype, &bytes),
+            Numbers::Scaled { bytes, scales } => widen(&bytes, &scales),
+        }
+    }
+}
+
+fn widened(dtype: FileDtype, bytes: &[u8]) -> Vec<f32> {
+    let mut numbers = Vec::with_capacity(bytes.len() / dtype.bytes());
+    dtype.widen(bytes, &mut numbers);
+    numbers
+}
+
+// The header of a safetensors file: eight bytes of header length, then a JSON object; the numbers follow.
+
+/// Name of the header entry that is not a tensor.
+const METADATA: &str = "__metadata__";
+
+/// Bytes of the field with the header's length.
+pub(crate) const PREFIX: usize = 8;
+
+/// A checked header: tensors in the order of their numbers, without gaps, up to the end of the file.
+#[derive(Debug)]
+pub struct Header {
+    /// The tensors, in file order.
+    pub tensors: Vec<TensorEntry>,
+    /// The header's bytes, its length included: part of the file's hash.
+    pub bytes: Vec<u8>,
+}
+
+/// One tensor in a file.
+#[derive(Debug)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Type of its numbers.
+    pub dtype: FileDtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Number of its numbers.
+    pub numbers: usize,
+}
+
+/// Readable types of numbers; short ones are widened without loss. The numbers of an I8 matrix are integers, which its scales
+/// multiply ([`Tensor`](super::Tensor) has both).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileDtype {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// Integers from −127 to 127. Only tensors of two axes have this type.
+    I8,
+    /// Integers from 0 to 255. Only tensors that the model does not use have this type, such as the masks of GPT-2.
+    U8,
+    /// 0 or 1 in a byte. Only tensors that the model does not use have this type.
+    Bool,
+}
+
+/// The types of tensors that a model uses, for messages.
+pub(crate) const USED_DTYPES: &str = "dtype F32, F16, BF16 or I8";
+
+impl FileDtype {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I8 | Self::U8 | Self::Bool => 1,
+        }
+    }
+
+    /// The name in headers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::I8 => "I8",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::U8, Self::Bool]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+    }
+
+    /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.
+    pub fn narrow(self, numbers: &[f32], bytes: &mut Vec<u8>) {
+        match self {
+            Self::F32 => bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes())),
+            Self::F16 => bytes.extend(numbers.iter().flat_map(|&number| half::f16::from_f32(number).to_le_bytes())),
+            Self::Bf16 => bytes.extend(numbers.iter().flat_map(|&number| half::bf16::from_f32(number).to_le_bytes())),
+            Self::I8 => bytes.extend(numbers.iter().map(|&number| {
+                let integer = number.round_ties_even().clamp(-127.0, 127.0) as i8;
+                integer.cast_unsigned()
+            })),
+            Self::U8 | Self::Bool => {
+                bytes.extend(numbers.iter().map(|number| number.round_ties_even().clamp(0.0, 255.0) as u8));
+            }
+        }
+    }
+
+    /// Appends little-endian numbers as f32; leftover bytes are ignored.
+    pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
+        match self {
+            Self::F32 => numbers.extend(bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four))),
+            Self::F16 => numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::f16::from_le_bytes(two).to_f32())),
+            Self::Bf16 => {
+                numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::bf16::from_le_bytes(two).to_f32()))
+            }
+            Self::I8 => numbers.extend(bytes.iter().map(|byte| f32::from(byte.cast_signed()))),
+            Self::U8 | Self::Bool => numbers.extend(bytes.iter().map(|&byte| f32::from(byte))),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Info {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Header {
+    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes. Fails if the header is malformed or too
+    /// long, or if the tensors overlap, leave gaps or do not end with the file.
+    pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
+        let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
+        if size < PREFIX as u64 {
+            let found = if size == 0 { "an empty file".into() } else { format!("{size} bytes") };
+            return wrong("the file", format!("at least {PREFIX} bytes"), found);
+        }
+        let mut prefix = [0; PREFIX];
+        from.read_exact(&mut prefix).map_err(Error::io(file))?;
+        match &prefix {
+            b"version " => return wrong("the file", "safetensors".into(), LFS_POINTER.into()),
+            [0, 0, 0, 0, 0, 0, 0, 0] => return wrong("the file", "safetensors".into(), ZEROS_AT_START.into()),
+            start if is_web_page(start) => return wrong("the file", "safetensors".into(), WEB_PAGE.into()),
+            _ => {}
+        }
+        let length = u64::from_le_bytes(prefix);
+        let room = size - PREFIX as u64;
+        if length > room {
+            let expected = format!("at most the {room} bytes that follow it");
+            return wrong("header length", expected, format!("{length} bytes"));
+        }
+        if length > limit {
+            let expected = format!("at most {limit} bytes for these tensors");
+            return wrong("header length", expected, format!("{length} bytes"));
+        }
+        let mut bytes = prefix.to_vec();
+        from.take(length).read_to_end(&mut bytes).map_err(Error::io(file))?;
+        let text = bytes.get(PREFIX..).unwrap_or_default();
+        if text.len() as u64 != length {
+            return wrong("header", format!("{length} bytes"), format!("{} bytes", text.len()));
+        }
+        if text.first() != Some(&b'{') {
+            let found = format!("{:?}", text.first().map(|&byte| char::from(byte)));
+            return wrong("header", "a JSON object".into(), found);
+        }
+        let items: UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
+        let tensors = entries(items.0, file, room - length)?;
+        Ok(Self { tensors, bytes })
+    }
+}
+
+/// Sorts the tensors by offset and checks that they fill the `data` bytes after the header.
+fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Result<Vec<TensorEntry>> {
+    let mut placed = Vec::with_capacity(items.len());
+    for (name, item) in items {
+        if name != METADATA {
+            let info: Info = json::parse(item.get().as_bytes(), file, &name)?;
+            placed.push((info.data_offsets, entry(name, info, file)?));
+        }
+    }
+    // an empty tensor starts where the next one starts: the end decides
+    placed.sort_by_key(|(offsets, _)| *offsets);
+    let mut end = 0;
+    for ((from, to), entry) in &placed {
+        if *from != end {
+            let key = format!("{} data_offsets", entry.name);
+            let found = format!("{from} ({})", if *from < end { "they overlap" } else { "there is a gap" });
+            return Err(Error::checkpoint(file, key, format!("a start at {end}"), found));
+        }
+        end = *to;
+    }
+    if end != data {
+        let found = format!("{data} bytes ({})", if data < end { "truncated" } else { "trailing bytes" });
+        return Err(Error::checkpoint(file, "the file", format!("{end} bytes of numbers"), found));
+    }
+    Ok(placed.into_iter().map(|(_, entry)| entry).collect())
+}
+
+fn entry(name: String, info: Info, file: &Path) -> Result<TensorEntry> {
+    let Some(dtype) = FileDtype::parse(&info.dtype) else {
+        return Err(Error::checkpoint(file, name, USED_DTYPES, format!("dtype {:?}", info.dtype)));
+    };
+    if dtype == FileDtype::I8 && info.shape.len() != 2 {
+        return Err(Error::checkpoint(file, name, "two axes for dtype I8", format!("shape {:?}", info.shape)));
+    }
+    let product = info.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim));
+    let bytes = product.and_then(|numbers| numbers.checked_mul(dtype.bytes() as u64));
+    let (from, to) = info.data_offsets;
+    let found = to.checked_sub(from);
+    if bytes.is_none() || bytes != found {
+        let expected = match bytes {
+            Some(bytes) => format!("offsets {bytes} bytes apart for {} {:?}", dtype.name(), info.shape),
+            None => "a shape whose size fits into 64 bits".into(),
+        };
+        return Err(Error::checkpoint(file, name, expected, format!("shape {:?}, offsets [{from}, {to}]", info.shape)));
+    }
+    let narrow =
+        |wide: u64| usize::try_from(wide).map_err(|_| Error::checkpoint(file, &*name, "a size that fits", "more"));
+    let shape = info.shape.iter().map(|&dim| narrow(dim)).collect::<Result<_>>()?;
+    let numbers = narrow(product.unwrap_or_default())?;
+    Ok(TensorEntry { shape, numbers, dtype, name })
+}
+
+// Matrices in int8: `NAME` has type I8, and `NAME_scale` has an f32 scale for each of its rows. The names follow Hugging Face's
+// compressed-tensors. The value of an element is its integer times the scale of its row, computed in f32.
+
+/// Suffix of the name of a matrix's scales.
+const SUFFIX: &str = "_scale";
+
+/// The largest integer. The range is symmetric, as in the kernels, so −128 is refused.
+const MAX: f32 = 127.0;
+
+/// The largest scale whose product with [`MAX`] is finite.
+const MAX_SCALE: f32 = (f32::MAX / MAX).next_down();
+
+/// Returns the name of the scales of a matrix.
+pub(crate) fn scale_name(matrix: &str) -> String {
+    format!("{matrix}{SUFFIX}")
+}
+
+/// Returns the names of the scales that files may hold in addition to the tensors of `specs`: those of its matrices.
+pub(crate) fn possible_scales(specs: &[TensorSpec]) -> BTreeSet<String> {
+    let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
+    let mut scales: BTreeSet<String> = matrices.map(|spec| scale_name(&spec.name)).collect();
+    // A tensor of the model is never a scale.
+    for spec in specs {
+        scales.remove(&spec.name);
+    }
+    scales
+}
+
+/// Checks the scales in the headers of all files of a checkpoint, and returns their names. Fails unless each I8 matrix has
+/// scales of type F32, one for each row, and no other tensor has scales.
+pub(crate) fn check_scales<'a>(
+    files: impl Iterator<Item = (&'a Path, &'a Header)>,
+    specs: &HashMap<&str, &TensorSpec>,
+) -> Result<BTreeSet<String>> {
+    let entries = |(file, header): (&'a Path, &'a Header)| header.tensors.iter().map(move |entry| (file, entry));
+    let all: BTreeMap<&str, (&Path, &TensorEntry)> =
+        files.flat_map(entries).map(|(file, entry)| (entry.name.as_str(), (file, entry))).collect();
+    let mut scales = BTreeSet::new();
+    for (file, matrix) in all.values().filter(|(_, entry)| entry.dtype == FileDtype::I8) {
+        let name = scale_name(&matrix.name);
+        let found = all.get(name.as_str()).filter(|_| !specs.contains_key(name.as_str()));
+        check_entry(file, matrix, &name, found)?;
+        scales.insert(name);
+    }
+    match all.iter().find(|(name, _)| !specs.contains_key(*name) && !scales.contains(**name)) {
+        Some((name, (file, _))) => {
+            let expected = "no tensor of this name, because its matrix is not of type I8";
+            Err(Error::checkpoint(*file, *name, expected, "one"))
+        }
+        None => Ok(scales),
+    }
+}
+
+/// Checks type and shape of the scales `name` of a matrix in `file`.
+fn check_entry(file: &Path, matrix: &TensorEntry, name: &str, found: Option<&(&Path, &TensorEntry)>) -> Result<()> {
+    let shape = matrix.shape.get(..1).unwrap_or_default();
+    let expected = format!("the scales of {}: dtype F32, shape {shape:?}", matrix.name);
+    match found {
+        None => Err(Error::checkpoint(file, name, expected, "none")),
+        Some((file, scales)) if scales.dtype != FileDtype::F32 || scales.shape != shape => {
+            let found = format!("dtype {}, shape {:?}", scales.dtype.name(), scales.shape);
+            Err(Error::checkpoint(*file, name, expected, found))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Checks the numbers of scales. The error names the first one that is not positive, or so large that a number would not be finite.
+pub(crate) fn check_scale_numbers(file: &Path, name: &str, scales: &[f32]) -> Result<()> {
+    match scales.iter().position(|scale| !(*scale > 0.0 && *scale <= MAX_SCALE)) {
+        None => Ok(()),
+        Some(index) => {
+            let expected = format!("scales above 0 and at most {MAX_SCALE:e}");
+            Err(Error::checkpoint(file, name, expected, format!("{:e} at index {index}", scales[index])))
+        }
+    }
+}
+
+/// Checks that the integers of an I8 matrix, of which the first has index `first`, are in the symmetric range. The error names the
+/// first −128.
+pub(crate) fn check_range(file: &Path, name: &str, first: usize, integers: &[f32]) -> Result<()> {
+    match integers.iter().position(|integer| *integer < -MAX) {
+        None => Ok(()),
+        Some(index) => {
+            let found = format!("{} at index {}", integers[index], first + index);
+            Err(Error::checkpoint(file, name, "integers from -127 to 127", found))
+        }
+    }
+}
+
+/// Rounds a matrix, row-major, to int8. Returns the scales of its `rows`, and its integers. The scale of a row maps its largest
+/// magnitude to 127. Loading the matrix with `--dtype int8` gives the same integers, because the kernels round in the same way. A
+/// row whose magnitudes have no finite inverse becomes zeros with scale 1.
+pub(crate) fn quantize(numbers: &[f32], rows: usize) -> (Vec<f32>, Vec<u8>) {
+    let columns = (numbers.len() / rows.max(1)).max(1);
+    let mut scales = Vec::with_capacity(rows);
+    let mut bytes = Vec::with_capacity(numbers.len());
+    for row in numbers.chunks_exact(columns) {
+        let scale = (row.iter().fold(0.0_f32, |max, number| max.max(number.abs())) / MAX).min(MAX_SCALE);
+        let inverse = 1.0 / scale;
+        let (scale, inverse) = if inverse.is_finite() { (scale, inverse) } else { (1.0, 0.0) };
+        let scaled: Vec<f32> = row.iter().map(|number| number * inverse).collect();
+        FileDtype::I8.narrow(&scaled, &mut bytes);
+        scales.push(scale);
+    }
+    // A matrix without columns has scales too.
+    scales.resize(rows, 1.0);
+    (scales, bytes)
+}
+
+/// Multiplies the integers of a matrix, row-major, with the scales of its rows.
+pub(crate) fn widen(bytes: &[u8], scales: &[f32]) -> Vec<f32> {
+    let columns = (bytes.len() / scales.len().max(1)).max(1);
+    let mut numbers = Vec::with_capacity(bytes.len());
+    for (row, scale) in bytes.chunks_exact(columns).zip(scales) {
+        numbers.extend(row.iter().map(|byte| f32::from(byte.cast_signed()) * scale));
+    }
+    numbers
+}
+
+// The files of a checkpoint's weights: one, or several and an index (Hugging Face's convention).
+
+/// The only file of weights, if there is no index.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// The index of several files.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Weights as PyTorch pickles them, which conversions and the family `t5` read.
+pub const PICKLE_FILE: &str = "pytorch_model.bin";
+
+/// The index of several pickles.
+pub const PICKLE_INDEX_FILE: &str = "pytorch_model.bin.index.json";
+
+const MAX_INDEX_BYTES: u64 = 16 << 20;
+
+/// Bytes at the beginning of a file that show whether it is a placeholder.
+const BEGINNING: u64 = 64;
+
+/// The files that an index names.
+#[derive(Debug, Clone, Copy)]
+struct FileKind {
+    /// The ending of their names.
+    ending: &'static str,
+    /// The expectation of a name.
+    plain: &'static str,
+}
+
+const SAFETENSORS: FileKind =
+    FileKind { ending: ".safetensors", plain: "the plain name of a .safetensors file in this folder" };
+
+const PICKLES: FileKind = FileKind { ending: ".bin", plain: "the plain name of a .bin file in this folder" };
+
+/// One file of weights.
+#[derive(Debug)]
+pub struct Shard {
+    /// The file.
+    pub file: PathBuf,
+    /// Names of the tensors that it must hold.
+    pub names: BTreeSet<String>,
+    /// Names of the other tensors that it may hold: scales of int8 matrices, if there is no index to list them.
+    pub scales: BTreeSet<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Index {
+    #[serde(rename = "metadata")]
+    _metadata: Option<serde::de::IgnoredAny>,
+    weight_map: UniqueMap<String>,
+}
+
+impl Shard {
+    /// Returns the only file of a model with these tensors.
+    pub(crate) fn single(file: PathBuf, specs: &[TensorSpec]) -> Self {
+        Self { file, names: names(specs), scales: possible_scales(specs) }
+    }
+}
+
+/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails if
+/// there are no weights, or both one file and an index. Fails if the only file is a link out of the folder. Fails if the
+/// index does not name exactly these tensors and scales of int8 matrices, or names anything but plain files of the folder.
+pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
+    let single = dir.join(WEIGHTS_FILE);
+    let index = dir.join(INDEX_FILE);
+    match (single.exists(), index.exists()) {
+        (true, false) => {
+            check_inside(dir, &single)?;
+            Ok(vec![Shard::single(single, specs)])
+        }
+        (false, true) => indexed(dir, &index, specs),
+        (true, true) => {
+            Err(Error::checkpoint(single, "the file", format!("only one of {WEIGHTS_FILE} and {INDEX_FILE}"), "both"))
+        }
+        (false, false) => Err(missing(dir, single)),
+    }
+}
+
+/// The error for a folder without weights.
+fn missing(dir: &Path, single: PathBuf) -> Error {
+    let found = match [PICKLE_FILE, PICKLE_INDEX_FILE].iter().find(|name| dir.join(name).exists()) {
+        Some(name) => match placeholder(&beginning(&dir.join(name))) {
+            Some(instead) => format!("only {name}, which is {instead}"),
+            None => format!("only {name} (transformers can save it as safetensors)"),
+        },
+        None => format!("neither; {}", contents(dir)),
+    };
+    Error::checkpoint(single, "the file", format!("{WEIGHTS_FILE} or {INDEX_FILE}"), found)
+}
+
+/// Returns the first bytes of a file, for a message. A file that cannot be read has other bytes than any placeholder.
+fn beginning(file: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = files::open(file).and_then(|(opened, _)| opened.take(BEGINNING).read_to_end(&mut bytes));
+    if read.is_ok() { bytes } else { vec![1] }
+}
+
+/// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link
+/// out of the folder. Fails if the index cannot be read or names anything but plain files of the folder.
+pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let single = dir.join(WEIGHTS_FILE);
+    let index = dir.join(INDEX_FILE);
+    match (single.exists(), index.exists()) {
+        (true, _) => {
+            check_inside(dir, &single)?;
+            Ok(vec![single])
+        }
+        (false, true) => {
+            Ok(listed(dir, &index, read_index(&index)?, SAFETENSORS)?.into_iter().map(|shard| shard.file).collect())
+        }
+        (false, false) => Err(missing(dir, single)),
+    }
+}
+
+/// Returns the names of the files that an index, [`INDEX_FILE`] or [`PICKLE_INDEX_FILE`], names, sorted. The files need not exist.
+/// Fails if the index cannot be read, or names anything but plain files of its kind.
+pub fn indexed_files(dir: &Path, index: &str) -> Result<Vec<String>> {
+    let kind = if index == PICKLE_INDEX_FILE { PICKLES } else { SAFETENSORS };
+    let index = dir.join(index);
+    let checked = |(file, names): (String, BTreeSet<String>)| match is_plain(&file, kind) {
+        true => Ok(file),
+        false => Err(misnamed(&index, &file, &names, kind.plain)),
+    };
+    by_file(read_index(&index)?).into_iter().map(checked).collect()
+}
+
+/// Returns the pickles that the index of a folder names, in the order of their names, with the tensors that each must hold. Fails if
+/// the index cannot be read or names no tensor, or names anything but plain files of the folder.
+pub fn indexed_pickles(dir: &Path) -> Result<Vec<Shard>> {
+    let file = dir.join(PICKLE_INDEX_FILE);
+    let index = read_index(&file)?;
+    if index.weight_map.0.is_empty() {
+        return Err(Error::checkpoint(file, "weight_map", "names of tensors", "none"));
+    }
+    listed(dir, &file, index, PICKLES)
+}
+
+fn read_index(file: &Path) -> Result<Index> {
+    json::parse(&json::read_limited(file, MAX_INDEX_BYTES)?, file, "")
+}
+
+fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in index.weight_map.0 {
+        shards.entry(file).or_default().insert(name);
+    }
+    shards
+}
+
+/// The names of the tensors.
+fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
+    specs.iter().map(|spec| spec.name.clone()).collect()
+}
+
+fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
+    let map = read_index(index)?;
+    let scales = possible_scales(specs);
+    same_names(index, &names(specs), map.weight_map.0.keys().filter(|name| !scales.contains(*name)))?;
+    listed(dir, index, map, SAFETENSORS)
+}
+
+/// Returns the files that an index names. Fails if one is not a plain file of the folder.
+fn listed(dir: &Path, index: &Path, map: Index, kind: FileKind) -> Result<Vec<Shard>> {
+    let shard = |(file, names): (String, BTreeSet<String>)| {
+        let file = inside(dir, index, &file, &names, kind)?;
+        Ok(Shard { file, names, scales: BTreeSet::new() })
+    };
+    by_file(map).into_iter().map(shard).collect()
+}
+
+/// Checks that a file holds exactly the `expected` tensors. The error names the first missing tensor, or else the first
+/// superfluous one.
+pub fn same_names<'a>(
+    file: &Path,
+    expected: &BTreeSet<String>,
+    found: impl IntoIterator<Item = &'a String>,
+) -> Result<()> {
+    let found: BTreeSet<&String> = found.into_iter().collect();
+    let more = |count: usize| if count > 1 { format!(" ({} more of the kind)", count - 1) } else { String::new() };
+    let missing: Vec<_> = expected.iter().filter(|name| !found.contains(name)).collect();
+    if let Some(name) = missing.first() {
+        return Err(Error::checkpoint(file, name.as_str(), "a tensor", format!("none{}", more(missing.len()))));
+    }
+    let superfluous: Vec<_> = found.into_iter().filter(|name| !expected.contains(*name)).collect();
+    match superfluous.first() {
+        Some(name) => {
+            let found = format!("one{}", more(superfluous.len()));
+            Err(Error::checkpoint(file, name.as_str(), "no tensor of this name", found))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns the path of a file that an index names. The index is data: it must not reach out of the folder, nor through links.
+fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>, kind: FileKind) -> Result<PathBuf> {
+    let wrong = |expected: &str| Err(misnamed(index, file, names, expected));
+    if !is_plain(file, kind) {
+        return wrong(kind.plain);
+    }
+    let path = dir.join(file);
+    if !path.exists() {
+        return wrong("a file that the folder has");
+    }
+    if is_inside(dir, &path)? { Ok(path) } else { wrong("a file in this folder, not a link out of it") }
+}
+
+fn is_plain(file: &str, kind: FileKind) -> bool {
+    let mut components = Path::new(file).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == file);
+    plain && !file.contains(['/', '\\', '\0']) && file.ends_with(kind.ending)
+}
+
+/// The error for a file that an index must not name.
+fn misnamed(index: &Path, file: &str, names: &BTreeSet<String>, expected: &str) -> Error {
+    let key = names.first().map(|name| format!("weight_map.{name}")).unwrap_or_default();
+    Error::checkpoint(index, key, expected, format!("{file:?}"))
+}
+
+// `card.json`: facts about a checkpoint. The writer states the digest of the weights; the loader reads nothing else.
+
+/// The name of the file.
+pub const CARD_FILE: &str = "card.json";
+
+/// Maximum size of `card.json`.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Returns the text of a card that states the digest of the weights.
+pub(crate) fn card_text(sha256: &str) -> String {
+    format!("{}\n", serde_json::json!({ "sha256": sha256 }))
+}
+
+/// The part of a card that the loader reads. Other keys are for people and for the training tools.
+#[derive(Deserialize)]
+pub(crate) struct Card {
+    sha256: Option<String>,
+}
+
+/// Checks that the card of the checkpoint at `dir` states a digest, which [`check_digest`] then compares. Fails if there is no
+/// card, or it states no digest.
+pub(crate) fn require_digest(card: Option<Card>, dir: &Path) -> Result<()> {
+    let found = match card {
+        Some(Card { sha256: Some(_) }) => return Ok(()),
+        Some(Card { sha256: None }) => "nothing",
+        None => "no card",
+    };
+    Err(Error::checkpoint(
+        dir.join(CARD_FILE),
+        "sha256",
+        "the digest of the weights, which --require-sha256 asks for",
+        found,
+    ))
+}
+
+/// Compares the SHA-256 of the weights of the checkpoint at `dir` with the one in its card. A checkpoint without a card, or with
+/// a card that states no digest, passes. Fails if the digests differ.
+pub(crate) fn check_digest(card: Option<Card>, dir: &Path, sha256: &str) -> Result<()> {
+    match card.and_then(|card| card.sha256) {
+        Some(stated) if !stated.eq_ignore_ascii_case(sha256) => {
+            let expected = format!("{}, as {CARD_FILE} states", clip(&stated, 64));
+            Err(Error::checkpoint(dir, "sha256 of the weights", expected, sha256))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the card of the checkpoint in a folder, if it has one. Fails if it cannot be read.
+pub(crate) fn read_card(dir: &Path) -> Result<Option<Card>> {
+    let file = dir.join(CARD_FILE);
+    if !file.try_exists().map_err(Error::io(&file))? {
+        return Ok(None);
+    }
+    check_inside(dir, &file)?;
+    parse_card(&json::read_limited(&file, MAX_BYTES)?, &file).map(Some)
+}
+
+/// Parses a card; errors name `file`. Fails if a key has the wrong type.
+pub(crate) fn parse_card(text: &[u8], file: &Path) -> Result<Card> {
+    json::parse(text, file, "")
+}
+
+/// Bytes read at a time. They, and the same numbers in f32, are the only memory in addition to the weights.
+const CHUNK: usize = 1 << 20;
+
+/// Header bytes allowed for metadata and padding, and for each tensor in addition to its name.
+const HEADER_BYTES: u64 = 1 << 20;
+
+const HEADER_BYTES_A_TENSOR: u64 = 512;
+
+/// Most header bytes if the tensors are not known in advance.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+
+/// The tensors of a checkpoint, checked against their specifications.
+#[derive(Debug, Default)]
+pub struct Weights {
+    tensors: HashMap<String, Tensor>,
+}
+
+impl Weights {
+    /// Moves a tensor's numbers out, in f32 and row-major. Fails if the tensor was not read or was taken before.
+    pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.take_tensor(name).map(Tensor::into_numbers)
+    }
+
+    /// Moves a tensor out. Fails as [`take`](Self::take) does.
+    pub fn take_tensor(&mut self, name: &str) -> Result<Tensor> {
+        let missing = || Error::Internal(format!("tensor {name} was not read or was taken before"));
+        self.tensors.remove(name).ok_or_else(missing)
+    }
+
+    /// Collects the tensors of `specs`, whose numbers `numbers` returns.
+    pub fn collect(specs: Vec<TensorSpec>, mut numbers: impl FnMut(&TensorSpec) -> Result<Vec<f32>>) -> Result<Self> {
+        let mut weights = Self::default();
+        for spec in specs {
+            let numbers = numbers(&spec)?;
+            weights.insert(spec.name, Tensor::f32(spec.shape, numbers));
+        }
+        Ok(weights)
+    }
+
+    /// Returns a tensor, unless it was not read or was taken.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// Returns all tensors that were read and not taken, with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &Tensor)> {
+        self.tensors.iter()
+    }
+
+    /// Adds a tensor.
+    pub fn insert(&mut self, name: String, tensor: Tensor) {
+        self.tensors.insert(name, tensor);
+    }
+
+    /// Moves the scales of int8 matrices, which were read as tensors, into their matrices.
+    fn join_scales(&mut self) -> Result<()> {
+        let matrices = self.tensors.iter().filter(|(_, tensor)| tensor.dtype() == FileDtype::I8);
+        let names: Vec<String> = matrices.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let scales = self.take(&scale_name(&name))?;
+            if let Some(matrix) = self.tensors.get_mut(&name) {
+                matrix.set_scales(scales);
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// True if there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+}
+
+/// Reads the weights of the checkpoint in `dir`. Also returns the SHA-256 of their concatenated files, in hexadecimal.
+/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, and scales of those in int8, complete and
+/// finite, and have the digest that the card states.
+pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
+    read_weights_with_progress(dir, specs, &mut |_, _| {})
+}
+
+/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`. Fails as
+/// [`read_weights`] does.
+pub fn read_weights_with_progress(
+    dir: &Path,
+    specs: &[TensorSpec],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
+    let OpenShards { shards: opened, scales } = open_shards(dir, specs)?;
+    let total = opened.iter().map(|shard| shard.size).sum();
+    let mut reading = WeightsReader::new(total, scales, progress);
+    for OpenShard { file, mut from, header, .. } in opened {
+        reading.shard(&file, &mut from, header)?;
+    }
+    let (weights, sha256) = reading.finish()?;
+    check_digest(read_card(dir)?, dir, &sha256)?;
+    Ok((weights, sha256))
+}
+
+/// The SHA-256 of files, as if they were one file.
+#[derive(Default)]
+pub struct FilesDigest {
+    hash: Sha256,
+}
+
+impl FilesDigest {
+    /// Adds a whole open file, whose path errors name.
+    pub fn add(&mut self, mut from: File, file: &Path) -> Result<()> {
+        from.rewind().map_err(Error::io(file))?;
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            match from.read(&mut chunk).map_err(Error::io(file))? {
+                0 => return Ok(()),
+                read => self.hash.update(chunk.get(..read).unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Returns the digest, in hexadecimal. Fails if the card of the checkpoint in `dir` states another.
+    pub fn finish(self, dir: &Path) -> Result<String> {
+        let sha256 = hexadecimal(&self.hash.finalize());
+        check_digest(read_card(dir)?, dir, &sha256)?;
+        Ok(sha256)
+    }
+}
+
+/// Checks the headers of the weights in `dir`, but reads no numbers. Fails unless the files hold exactly these tensors.
+pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
+    open_shards(dir, specs).map(|_| ())
+}
+
+/// A file of weights whose header was read.
+struct OpenShard {
+    file: PathBuf,
+    from: File,
+    size: u64,
+    header: Header,
+}
+
+/// All files of the weights.
+struct OpenShards {
+    shards: Vec<OpenShard>,
+    /// Names of the scales of int8 matrices.
+    scales: BTreeSet<String>,
+}
+
+fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<OpenShards> {
+    let by_name = by_name(specs);
+    let open = |shard: Shard| {
+        let (mut from, size) = files::open(&shard.file).map_err(Error::io(&shard.file))?;
+        let header = header(&shard, &mut from, size, &by_name)?;
+        Ok(OpenShard { file: shard.file, from, size, header })
+    };
+    let shards: Vec<OpenShard> = shards(dir, specs)?.into_iter().map(open).collect::<Result<_>>()?;
+    let scales = check_scales(shards.iter().map(|shard| (&*shard.file, &shard.header)), &by_name)?;
+    Ok(OpenShards { shards, scales })
+}
+
+/// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Scales of int8 matrices
+/// are left out. Fails if there are no weights, or a header or the index cannot be read.
+pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
+    let mut shapes = BTreeMap::new();
+    let mut scales = Vec::new();
+    for file in weight_files(dir)? {
+        let (mut from, size) = files::open(&file).map_err(Error::io(&file))?;
+        let header = Header::read(&mut from, &file, size, MAX_HEADER_BYTES)?;
+        let matrices = header.tensors.iter().filter(|entry| entry.dtype == FileDtype::I8);
+        scales.extend(matrices.map(|entry| scale_name(&entry.name)));
+        shapes.extend(header.tensors.into_iter().map(|entry| (entry.name, entry.shape)));
+    }
+    scales.iter().for_each(|name| drop(shapes.remove(name)));
+    Ok(shapes)
+}
+
+/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`. Fails as
+/// [`read_weights`] does.
+pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
+    let shard = Shard::single(file.to_path_buf(), specs);
+    let by_name = by_name(specs);
+    let header = header(&shard, &mut from, size, &by_name)?;
+    let scales = check_scales(std::iter::once((file, &header)), &by_name)?;
+    let mut silent = |_, _| {};
+    let mut reading = WeightsReader::new(size, scales, &mut silent);
+    reading.shard(file, &mut from, header)?;
+    reading.finish()
+}
+
+fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
+    specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
+}
+
+/// Reads a shard's header. Checks that it lists the shard's tensors with their shapes, and that the tensors that the model uses have
+/// a usable type.
+fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
+    let names = shard.names.iter().chain(&shard.scales);
+    let names: u64 = names.map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
+    let header = Header::read(from, &shard.file, size, HEADER_BYTES + names)?;
+    let found = header.tensors.iter().map(|entry| &entry.name);
+    same_names(&shard.file, &shard.names, found.filter(|name| !shard.scales.contains(*name)))?;
+    for entry in &header.tensors {
+        let Some(spec) = specs.get(entry.name.as_str()) else { continue };
+        if spec.shape != entry.shape {
+            let expected = format!("shape {:?}", spec.shape);
+            return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
+        }
+        if !spec.is_unused() && matches!(entry.dtype, FileDtype::U8 | FileDtype::Bool) {
+            let found = format!("dtype {:?}", entry.dtype.name());
+            return Err(Error::checkpoint(&shard.file, &*entry.name, USED_DTYPES, found));
+        }
+    }
+    Ok(header)
+}
+
+/// Weights that are being read.
+struct WeightsReader<'a> {
+    weights: Weights,
+    /// Names of the scales of int8 matrices.
+    scales: BTreeSet<String>,
+    hash: Sha256,
+    done: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl<'a> WeightsReader<'a> {
+    fn new(total: u64, scales: BTreeSet<String>, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self { weights: Weights::default(), scales, hash: Sha256::new(), done: 0, total, progress }
+    }
+
+    fn finish(mut self) -> Result<(Weights, String)> {
+        self.weights.join_scales()?;
+        Ok((self.weights, hexadecimal(&self.hash.finalize())))
+    }
+
+    fn shard(&mut self, file: &Path, from: &mut impl Read, header: Header) -> Result<()> {
+        self.count(&header.bytes);
+        let mut chunk = vec![0; CHUNK];
+        for entry in header.tensors {
+            let tensor = self.tensor(file, from, &entry, &mut chunk)?;
+            if self.scales.contains(&entry.name) {
+                check_scale_numbers(file, &entry.name, &tensor.numbers())?;
+            }
+            self.weights.insert(entry.name, tensor);
+        }
+        match from.read(&mut [0]).map_err(Error::io(file))? {
+            0 => Ok(()),
+            _ => Err(Error::checkpoint(file, "the file", "an end", "more bytes: it grew while it was read")),
+        }
+    }
+
+    fn tensor(&mut self, file: &Path, from: &mut impl Read, entry: &TensorEntry, chunk: &mut [u8]) -> Result<Tensor> {
+        let width = entry.dtype.bytes();
+        let mut tensor = Tensor::with_capacity(entry.dtype, entry.shape.clone(), entry.numbers);
+        let mut widened = Vec::with_capacity(entry.numbers.min(CHUNK / width));
+        while tensor.len() < entry.numbers {
+            let bytes = ((entry.numbers - tensor.len()).min(CHUNK / width)) * width;
+            let bytes = chunk.get_mut(..bytes).unwrap_or_default();
+            from.read_exact(bytes).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => {
+                    let found = "the end of the file: it shrank while it was read";
+                    Error::checkpoint(file, &*entry.name, "all its numbers", found)
+                }
+                _ => Error::io(file)(error),
+            })?;
+            self.count(bytes);
+            widened.clear();
+            entry.dtype.widen(bytes, &mut widened);
+            match entry.dtype {
+                FileDtype::I8 => check_range(file, &entry.name, tensor.len(), &widened)?,
+                _ => check_finite(file, &entry.name, tensor.len(), &widened)?,
+            }
+            tensor.push(bytes, &widened);
+        }
+        Ok(tensor)
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        self.hash.update(bytes);
+        self.done += bytes.len() as u64;
+        (self.progress)(self.done, self.total);
+    }
+}
+
+/// Checks that a tensor's numbers, of which the first has index `first`, are finite. The error names the first number
+/// that is not finite.
+pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
+    match numbers.iter().position(|number| !number.is_finite()) {
+        None => Ok(()),
+        Some(index) => {
+            let found = format!("{} at index {}", numbers[index], first + index);
+            Err(Error::checkpoint(file, name, "finite numbers", found))
+        }
+    }
+}
+
+/// Formats bytes with two hexadecimal digits each.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{
+        Config, Tensor, Weights, Writer, read_from, read_weights,
+        weights::{check_headers, shapes_in},
+    };
+    use serde_json::{Value, json};
+    use std::{fs, sync::Arc};
+    use tempfile::TempDir;
+    use weir_kernels::{
+        Compute, Dtype, Isa, ThreadPool,
+        linear::{Epilogue, Linear, QuantizedRows, WeightArena},
+    };
+
+    const CONFIG: &[u8] = br#"{"format": "weir/1", "family": "x", "vocabulary": {"bytes": true}, "normaliser": "none",
+        "training_length": 8, "architecture": {}}"#;
+
+    const ROWS: usize = 5;
+
+    const COLUMNS: usize = 7;
+
+    /// A vector, a matrix whose numbers end unaligned, a tensor of three axes, and another matrix.
+    fn specs() -> Vec<TensorSpec> {
+        let shapes = [("b", vec![3]), ("odd.weight", vec![ROWS, COLUMNS]), ("taps", vec![2, 1, 2]), ("e", vec![2, 4])];
+        shapes.map(|(name, shape)| TensorSpec::zeros(name, shape)).into()
+    }
+
+    /// Numbers of very different magnitudes in each row of seven. The second row is zeros.
+    fn numbers(count: usize) -> Vec<f32> {
+        let number = |index: usize| match index / COLUMNS {
+            1 => 0.0,
+            row => ((index * 37 + 11) % 101) as f32 / 50.5 * 10_f32.powi(row as i32 * 9 - 18) - 0.3,
+        };
+        (0..count).map(number).collect()
+    }
+
+    /// Writes a checkpoint in int8.
+    fn written() -> TempDir {
+        let dir = TempDir::new().unwrap();
+        let config = Config::parse(CONFIG, dir.path()).unwrap();
+        let mut writer = Writer::create(dir.path(), &config, &specs(), FileDtype::I8, false).unwrap();
+        for spec in specs() {
+            writer.tensor(&spec.name, &numbers(spec.numbers())).unwrap();
+        }
+        writer.finish().unwrap();
+        dir
+    }
+
+    fn header_of(file: &[u8]) -> Value {
+        let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        serde_json::from_slice(&file[8..8 + length]).unwrap()
+    }
+
+    #[test]
+    fn written_matrices_are_read_with_their_scales() {
+        let dir = written();
+        let (mut weights, _) = read_weights(dir.path(), &specs()).unwrap();
+        assert_eq!(weights.len(), specs().len());
+        for spec in specs() {
+            let exact = numbers(spec.numbers());
+            let tensor = weights.take_tensor(&spec.name).unwrap();
+            if spec.shape.len() != 2 {
+                assert_eq!((tensor.dtype(), tensor.into_numbers()), (FileDtype::F32, exact));
+                continue;
+            }
+            assert_eq!((tensor.dtype(), &tensor.shape), (FileDtype::I8, &spec.shape));
+            assert_eq!(tensor.file_bytes(), spec.numbers() + 4 * spec.shape[0]);
+            let read = tensor.numbers();
+            for (row, exact) in read.chunks(spec.shape[1]).zip(exact.chunks(spec.shape[1])) {
+                let step = exact.iter().fold(0.0_f32, |max, number| max.max(number.abs())) / MAX;
+                let near = |(read, exact): (&f32, &f32)| (read - exact).abs() <= 0.5001 * step;
+                assert!(row.iter().zip(exact).all(near), "{row:?} {exact:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn written_numbers_of_four_bytes_are_aligned() {
+        let dir = written();
+        let header = header_of(&fs::read(dir.path().join("model.safetensors")).unwrap());
+        for (name, entry) in header.as_object().unwrap() {
+            let start = entry["data_offsets"][0].as_u64().unwrap();
+            assert!(entry["dtype"] == "I8" || start.is_multiple_of(4), "{name}: {entry}");
+        }
+        assert_eq!(header["odd.weight_scale"]["shape"], json!([ROWS]));
+    }
+
+    #[test]
+    fn the_kernels_round_a_loaded_matrix_to_the_stored_integers() {
+        let exact = numbers(ROWS * COLUMNS);
+        let (scales, bytes) = quantize(&exact, ROWS);
+        let widened = widen(&bytes, &scales);
+        // The kernels' integers, as products with the rows of an identity matrix.
+        let identity: Vec<f32> = (0..COLUMNS * COLUMNS).map(|cell| f32::from(cell % (COLUMNS + 1) == 0)).collect();
+        let compute = Compute { isa: Isa::detect(), pool: Arc::new(ThreadPool::new(1)) };
+        let served = |matrix: &[f32]| {
+            let linear = Linear::pack(&WeightArena::new(Dtype::Int8), matrix, &[], ROWS, COLUMNS).unwrap();
+            let mut columns = vec![0.0; COLUMNS * ROWS];
+            linear.apply(&compute, &identity, Epilogue::None, &mut QuantizedRows::default(), &mut columns);
+            let integer = |row: usize, column: usize| (columns[column * ROWS + row] / scales[row]).round() as i8;
+            (0..ROWS * COLUMNS).map(|cell| integer(cell / COLUMNS, cell % COLUMNS)).collect::<Vec<_>>()
+        };
+        let stored: Vec<i8> = bytes.iter().map(|byte| byte.cast_signed()).collect();
+        assert!(stored.chunks(COLUMNS).enumerate().all(|(row, all)| row == 1 || all.iter().any(|x| x.abs() == 127)));
+        assert_eq!(served(&exact), stored);
+        assert_eq!(served(&widened), stored);
+        assert_eq!(quantize(&widened, ROWS).1, bytes);
+    }
+
+    #[test]
+    fn rows_at_the_ends_of_the_range_are_finite() {
+        let tiny = f32::from_bits(1);
+        let (scales, bytes) = quantize(&[f32::MAX, -f32::MAX, tiny, 0.0], 2);
+        assert_eq!((bytes.as_slice(), scales[1]), (&[127, 129, 0, 0][..], 1.0));
+        check_scale_numbers(Path::new("x"), "x", &scales).unwrap();
+        assert!(widen(&bytes, &scales).iter().all(|number| number.is_finite()));
+        assert!((MAX_SCALE.next_up() * MAX).is_infinite());
+        assert_eq!(quantize(&[], 2), (vec![1.0; 2], vec![]));
+        assert_eq!(widen(&[], &[1.0; 2]), [0.0; 0]);
+    }
+
+    /// A tensor of a file: name, type, shape and numbers.
+    type Entry<'a> = (&'a str, &'a str, &'a [usize], &'a [u8]);
+
+    fn file(entries: &[Entry]) -> Vec<u8> {
+        let mut header = serde_json::Map::new();
+        let mut numbers = Vec::new();
+        for (name, dtype, shape, bytes) in entries {
+            let start = numbers.len();
+            numbers.extend_from_slice(bytes);
+            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, numbers.len()]});
+            header.insert((*name).to_owned(), entry);
+        }
+        let header = Value::Object(header).to_string();
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &numbers].concat()
+    }
+
+    fn read(entries: &[Entry]) -> Result<Weights> {
+        let specs = [TensorSpec::zeros("m", vec![2, 3]), TensorSpec::zeros("v", vec![2])];
+        let bytes = file(entries);
+        read_from(&*bytes, bytes.len() as u64, Path::new("f"), &specs).map(|(weights, _)| weights)
+    }
+
+    const INTEGERS: &[u8] = &[1, 255, 127, 129, 0, 2];
+
+    const V: Entry = ("v", "F32", &[2], &[0; 8]);
+
+    const M: Entry = ("m", "I8", &[2, 3], INTEGERS);
+
+    fn f32s(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn each_row_has_its_scale() {
+        let scales = f32s(&[0.5, 0.1]);
+        let expected = Tensor::f32(vec![2, 3], vec![0.5, -0.5, 63.5, -127.0 * 0.1, 0.0, 2.0 * 0.1]);
+        for entries in [[("m_scale", "F32", &[2][..], &scales[..]), V, M], [M, V, ("m_scale", "F32", &[2], &scales)]] {
+            let weights = read(&entries).unwrap();
+            let tensor = weights.get("m").unwrap();
+            assert!(
+                tensor.has_numbers_of(&expected) && expected.has_numbers_of(tensor) && tensor.has_numbers_of(tensor)
+            );
+            assert!(weights.get("m_scale").is_none());
+        }
+        let mut other = read(&[V, M, ("m_scale", "F32", &[2], &f32s(&[0.5, 0.2]))]).unwrap();
+        assert!(!other.take_tensor("m").unwrap().has_numbers_of(&expected));
+    }
+
+    #[test]
+    fn errors_name_the_tensor() {
+        let good = f32s(&[0.5, 0.1]);
+        let scale = |numbers: [f32; 2]| read(&[V, M, ("m_scale", "F32", &[2], &f32s(&numbers))]);
+        let narrow: Entry = ("m_scale", "BF16", &[2], &[0; 4]);
+        let range = "m_scale: expected scales above 0 and at most 2.6793884e36, found";
+        let cases = [
+            (read(&[V, M]), "m_scale: expected the scales of m: dtype F32, shape [2], found none"),
+            (read(&[V, M, narrow]), "shape [2], found dtype BF16, shape [2]"),
+            (read(&[V, M, ("m_scale", "F32", &[2, 1], &good)]), "shape [2], found dtype F32, shape [2, 1]"),
+            (read(&[V, M, ("m_scale", "F32", &[1], &good[..4])]), "shape [2], found dtype F32, shape [1]"),
+            (scale([0.5, 0.0]), &format!("{range} 0e0 at index 1")),
+            (scale([-1.0, 1.0]), &format!("{range} -1e0 at index 0")),
+            (scale([1.0, 3e36]), &format!("{range} 3e36 at index 1")),
+            (scale([f32::NAN, 1.0]), "m_scale: expected finite numbers, found NaN at index 0"),
+            (
+                read(&[V, ("m", "I8", &[2, 3], &[0, 0, 0, 0, 128, 0]), ("m_scale", "F32", &[2], &good)]),
+                "m: expected integers from -127 to 127, found -128 at index 4",
+            ),
+            (
+                read(&[V, ("m", "F32", &[2, 3], &[0; 24]), ("m_scale", "F32", &[2], &good)]),
+                "m_scale: expected no tensor of this name, because its matrix is not of type I8, found one",
+            ),
+            (read(&[M, ("v", "I8", &[2], &[0; 2])]), "v: expected two axes for dtype I8, found shape [2]"),
+            (read(&[V, M, ("v_scale", "F32", &[2], &good)]), "v_scale: expected no tensor of this name, found one"),
+            (read(&[V, ("m_scale", "F32", &[2], &good)]), "m: expected a tensor, found none"),
+        ];
+        for (read, expected) in cases {
+            let message = read.unwrap_err().to_string();
+            assert!(message.starts_with("f: ") && message.contains(expected), "{message}\nshould contain: {expected}");
+        }
+    }
+
+    #[test]
+    fn a_tensor_of_the_model_is_not_a_scale() {
+        let specs = [TensorSpec::zeros("m", vec![1, 1]), TensorSpec::zeros("m_scale", vec![1])];
+        assert!(possible_scales(&specs).is_empty());
+        let bytes = file(&[("m", "I8", &[1, 1], &[1]), ("m_scale", "F32", &[1], &f32s(&[1.0]))]);
+        let error = read_from(&*bytes, bytes.len() as u64, Path::new("f"), &specs).unwrap_err().to_string();
+        assert!(error.contains("m_scale: expected the scales of m"), "{error}");
+    }
+
+    #[test]
+    fn scales_may_be_in_another_shard() {
+        let specs = [TensorSpec::zeros("m", vec![2, 3]), TensorSpec::zeros("v", vec![2])];
+        let dir = TempDir::new().unwrap();
+        let scales = f32s(&[0.5, 0.1]);
+        let write = |name: &str, bytes: Vec<u8>| fs::write(dir.path().join(name), bytes).unwrap();
+        let index = |map: Value| write("model.safetensors.index.json", json!({ "weight_map": map }).to_string().into());
+        let names = json!({"m": "1.safetensors", "v": "2.safetensors", "m_scale": "2.safetensors"});
+        write("1.safetensors", file(&[M]));
+        write("2.safetensors", file(&[V, ("m_scale", "F32", &[2], &scales)]));
+        index(names.clone());
+        let (mut weights, _) = read_weights(dir.path(), &specs).unwrap();
+        assert_eq!(weights.take("m").unwrap()[..3], [0.5, -0.5, 63.5]);
+        check_headers(dir.path(), &specs).unwrap();
+        assert_eq!(shapes_in(dir.path()).unwrap().into_keys().collect::<Vec<_>>(), ["m", "v"]);
+
+        let refusal = || {
+            let error = read_weights(dir.path(), &specs).unwrap_err().to_string();
+            assert_eq!(check_headers(dir.path(), &specs).unwrap_err().to_string(), error);
+            error
+        };
+        index(json!({"m": "1.safetensors", "v": "2.safetensors"}));
+        assert!(refusal().contains("m_scale: expected no tensor of this name, found one"), "{}", refusal());
+        write("2.safetensors", file(&[V]));
+        assert!(refusal().contains("1.safetensors: m_scale: expected the scales of m"), "{}", refusal());
+        index(names);
+        assert!(refusal().contains("2.safetensors: m_scale: expected a tensor, found none"), "{}", refusal());
+        write("1.safetensors", file(&[("m", "F32", &[2, 3], &[0; 24])]));
+        write("2.safetensors", file(&[V, ("m_scale", "F32", &[2], &scales)]));
+        assert!(
+            refusal().contains("2.safetensors: m_scale: expected no tensor of this name, because"),
+            "{}",
+            refusal()
+        );
+    }
+
+    #[test]
+    fn numbers_are_stored_as_in_the_file_and_read_as_f32() {
+        for dtype in [FileDtype::F32, FileDtype::F16, FileDtype::Bf16] {
+            let numbers = [1.0, -2.5, 0.0, 96.0];
+            let mut bytes = Vec::new();
+            dtype.narrow(&numbers, &mut bytes);
+            let mut tensor = Tensor::with_capacity(dtype, vec![2, 2], numbers.len());
+            tensor.push(&bytes[..dtype.bytes()], &numbers[..1]);
+            tensor.push(&bytes[dtype.bytes()..], &numbers[1..]);
+            assert_eq!((tensor.len(), &*tensor.numbers()), (4, &numbers[..]));
+            let stored = match &tensor.numbers {
+                Numbers::F32(numbers) => 4 * numbers.capacity(),
+                Numbers::Bytes(bytes) | Numbers::Scaled { bytes, .. } => bytes.capacity(),
+            };
+            assert_eq!(stored, 4 * dtype.bytes());
+            assert!(tensor.has_numbers_of(&tensor) && tensor.has_numbers_of(&Tensor::f32(vec![4], numbers.into())));
+            assert!(!tensor.has_numbers_of(&Tensor::f32(vec![4], vec![1.0, -2.5, 0.0, 97.0])));
+            assert_eq!(tensor.into_numbers(), numbers);
+        }
+    }
+
+    #[test]
+    fn an_int8_matrix_takes_a_byte_for_each_number() {
+        let mut tensor = Tensor::with_capacity(FileDtype::I8, vec![2, 2], 4);
+        tensor.push(&[1, 255, 127, 0], &[1.0, -1.0, 127.0, 0.0]);
+        tensor.set_scales(vec![0.5, 2.0]);
+        assert!(matches!(&tensor.numbers, Numbers::Scaled { bytes, .. } if bytes.capacity() == 4));
+        assert_eq!((tensor.len(), tensor.file_bytes(), &*tensor.numbers()), (4, 12, &[0.5, -0.5, 254.0, 0.0][..]));
+        assert_eq!(tensor.into_numbers(), [0.5, -0.5, 254.0, 0.0]);
+    }
+}

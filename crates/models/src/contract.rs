@@ -1,0 +1,1452 @@
+//! The model trait: a model takes symbols, closes segments, and returns logits.
+//!
+//! The unit of work is a [`SequenceRow`]: one sequence, the symbols to feed next, and the results. There are three kinds of
+//! work, each batched over rows:
+//!
+//! 1. A *symbol step* feeds each row one symbol (decode) or many (a prefill chunk) and decides where segments end. Rows that
+//!    closed a segment are then [`Waiting`](StepStatus::Waiting), all others [`Unfinished`](StepStatus::Unfinished).
+//! 2. A *segment step* runs the middle stack over the segments just closed. Its rows are then unfinished.
+//! 3. A *finish step* computes the logits of unfinished rows, which are then [`Ready`](StepStatus::Ready).
+//!
+//! The caller chooses when waiting rows run ([`is_due`]). They finish together with rows that
+//! did not wait, so a step reads each weight once. A family without segments never waits. Pooling is not otherwise visible.
+//!
+//! The results of a row are the same, bit for bit, whatever other rows are in its steps and however its symbols are split into
+//! steps.
+
+use crate::{
+    ngrams::NgramTable,
+    random::{Purpose, uniform},
+    text::{StreamTokenizer, TokenSpan, Vocabulary},
+    usage::LevelCounts,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    any::Any,
+    fmt::{self, Display, Formatter},
+    ops::{AddAssign, Range, RangeInclusive},
+    sync::Arc,
+};
+use weir_kernels::{
+    Isa,
+    error::{Error, Result},
+};
+
+/// A loaded model. Weights are shared and never change; everything that changes is an argument.
+pub trait Model: Send + Sync {
+    /// The model's properties, as clients see them.
+    fn card(&self) -> &Card;
+
+    /// Returns the state of an empty sequence. Fails with `BadOption` for a boundary mode that the model lacks, and with
+    /// `WrongKind` if its rows begin from documents.
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
+
+    /// Returns working memory for one thread that runs steps.
+    fn scratch(&self) -> Scratch;
+
+    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has
+    /// its decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with `OutOfPages` if
+    /// the key-value pool is exhausted, and with `Internal` if a row is not ready, has an empty feed, or holds another
+    /// model's state. The rows of a failed step are lost: drop them.
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Skips others. Fails as a symbol step
+    /// does.
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Skips others. Fails as a symbol
+    /// step does.
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.
+    fn bytes_for(&self, symbols: usize) -> usize;
+
+    /// Maximum bytes of key-value memory taken by feeding `more` symbols to `state`: in all steps until the row is ready, and for
+    /// copies of shared pages. If `more` is 0, these are the bytes that symbols in flight still take.
+    fn growth(&self, state: &dyn State, more: usize) -> usize;
+
+    /// Bytes of key-value memory in use by all sequences, and the limit.
+    fn memory(&self) -> KvMemory;
+
+    /// Minimum cost of the last symbol of a sequence of `symbols` symbols and `segments` closed segments. If the last symbol ends
+    /// a segment, `segments` includes it.
+    fn cost(&self, symbols: usize, segments: usize) -> Cost;
+
+    /// The document encoder of an encoder-decoder model. Rows of such a model begin from documents only.
+    fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
+        None
+    }
+}
+
+/// One sequence in a step.
+pub struct SequenceRow {
+    /// The sequence.
+    pub state: Box<dyn State>,
+    /// Symbols of the next symbol step, at least one; [`item`]s for a model that writes marks.
+    pub feed: Vec<u32>,
+    /// The fed symbols for which logits are wanted.
+    pub want: Want,
+    /// Logits (wanted symbols, vocabulary), row-major; valid when the row is ready. Those after symbol t predict symbol t + 1.
+    pub logits: Vec<f32>,
+    /// One decision for each fed symbol, valid after the symbol step.
+    pub decisions: Vec<SymbolBoundary>,
+    /// The next step that the row needs.
+    pub status: StepStatus,
+    /// Symbol steps that ran while this feed waited for its segment step. The code that steps the rows counts them.
+    pub waited: usize,
+}
+
+impl SequenceRow {
+    /// Creates a ready row with an empty feed.
+    pub fn new(state: Box<dyn State>) -> Self {
+        Self {
+            state,
+            feed: Vec::new(),
+            want: Want::Last,
+            logits: Vec::new(),
+            decisions: Vec::new(),
+            status: StepStatus::Ready,
+            waited: 0,
+        }
+    }
+
+    /// Sets the next feed; the row must be ready.
+    pub fn set<'a>(&mut self, symbols: impl Into<SymbolSlices<'a>>, want: Want) {
+        self.waited = 0;
+        self.feed.clear();
+        symbols.into().slices().into_iter().for_each(|slice| self.feed.extend_from_slice(slice));
+        self.want = want;
+    }
+
+    /// Drops all but the first `len` symbols of the feed, at least one, after its symbol step and before any other. The row then is
+    /// as if it had been fed these alone. Fails as [`State::cut`] does.
+    pub fn cut(&mut self, len: usize) -> Result<()> {
+        let dropped = self.feed.len().saturating_sub(len.max(1));
+        if dropped == 0 {
+            return Ok(());
+        }
+        self.state.cut(self.state.len().saturating_sub(dropped))?;
+        self.feed.truncate(self.feed.len() - dropped);
+        self.decisions.truncate(self.feed.len());
+        if !self.decisions.iter().any(|decision| decision.boundary) {
+            self.status = StepStatus::Unfinished;
+        }
+        Ok(())
+    }
+
+    /// Cuts the feed, a sampled symbol and the draft after it, before the first drafted symbol that ends a segment. So the middle
+    /// stack runs for accepted symbols only. Fails as [`State::cut`] does.
+    pub fn cut_draft(&mut self) -> Result<()> {
+        let first_boundary = self.decisions.iter().skip(1).position(|decision| decision.boundary);
+        first_boundary.map_or(Ok(()), |drafted| self.cut(1 + drafted))
+    }
+
+    /// Drops all but the first `len` symbols of the feed, at least one, from the row, which is ready: its state is rolled back.
+    /// Fails as [`State::rollback`] does.
+    pub fn take_back(&mut self, len: usize) -> Result<()> {
+        let dropped = self.feed.len().saturating_sub(len.max(1));
+        if dropped == 0 {
+            return Ok(());
+        }
+        self.state.rollback(self.state.len().saturating_sub(dropped))?;
+        let vocabulary = self.logits.len().checked_div(self.wanted()).unwrap_or_default();
+        self.feed.truncate(self.feed.len() - dropped);
+        self.decisions.truncate(self.feed.len());
+        self.logits.truncate(self.wanted() * vocabulary);
+        Ok(())
+    }
+
+    /// Number of positions in the sequence that the feed occupies.
+    pub fn positions(&self) -> usize {
+        positions(&self.feed)
+    }
+
+    /// Number of fed symbols for which logits are wanted; these are the last ones.
+    pub fn wanted(&self) -> usize {
+        match self.want {
+            Want::Nothing => 0,
+            Want::Last => self.feed.len().min(1),
+            Want::All => self.feed.len(),
+        }
+    }
+
+    /// Checks the results of a step that began at position `start`: logits (wanted symbols, `vocabulary`), decisions, and the state's
+    /// length. Fails with [`Error::Internal`] if the row is not as a step must leave it.
+    pub fn check_step(&self, start: usize, vocabulary: usize) -> Result<()> {
+        let is_valid = self.status == StepStatus::Ready
+            && !self.feed.is_empty()
+            && self.decisions.len() == self.feed.len()
+            && self.logits.len() == self.wanted() * vocabulary
+            && self.state.len() == start + self.positions();
+        if is_valid {
+            return Ok(());
+        }
+        Err(Error::Internal(format!(
+            "a step of {} symbols from position {start} left a row with status {:?}, length {}, {} decisions and {} logits",
+            self.feed.len(),
+            self.status,
+            self.state.len(),
+            self.decisions.len(),
+            self.logits.len()
+        )))
+    }
+}
+
+/// Which logits a step computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// No logits: a prefill chunk that is not the prompt's last.
+    Nothing,
+    /// The logits after the last fed symbol.
+    Last,
+    /// The logits after each fed symbol.
+    All,
+}
+
+/// The next step that a row needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepStatus {
+    /// Its logits are valid, and it may be fed.
+    Ready,
+    /// It closed a segment and needs a segment step.
+    Waiting,
+    /// It needs a finish step.
+    Unfinished,
+}
+
+/// Key-value memory of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvMemory {
+    /// Bytes in pages that sequences hold.
+    pub in_use: usize,
+    /// Maximum bytes.
+    pub limit: usize,
+}
+
+/// A model's properties, as clients see them.
+///
+/// ```
+/// use weir_engine::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+///
+/// let source = CheckpointSource::default();
+/// let model = load_as(&source, &source.name(), &Settings::default())?;
+/// let card = model.card();
+/// assert_eq!((card.name.as_str(), card.family), ("hourglass-english", "hourglass"));
+/// assert!(card.pooled && card.vocabulary.len() == 256);
+/// let symbols = card.encode("prompt", "The River")?;
+/// assert_eq!(card.vocabulary.decode(&symbols), "The River");
+/// # Ok::<(), weir_engine::error::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Card {
+    /// The name under which it is served: its folder's name, unless it was loaded under another one.
+    pub name: String,
+    /// Its family, such as `hourglass`.
+    pub family: &'static str,
+    /// One line for people: layers, width, boundaries.
+    pub shape: String,
+    /// Number of trained parameters.
+    pub parameters: usize,
+    /// Its symbols and their normaliser.
+    pub vocabulary: Arc<Vocabulary>,
+    /// Symbols in one training window.
+    pub training_length: usize,
+    /// Maximum symbols of one sequence.
+    pub max_symbols: usize,
+    /// Why the model itself cannot hold more symbols; `None` if `max_symbols` is a setting.
+    pub max_symbols_why: Option<&'static str>,
+    /// Boundary modes that the model has; the first is the default.
+    pub boundary_modes: Vec<BoundaryMode>,
+    /// (V): the logits before the first symbol of a text, if the model has a start mark. An empty prompt can then be continued,
+    /// and the first symbol of a text has a probability.
+    pub first_logits: Option<Arc<[f32]>>,
+    /// True if it pools, that is, if it can close segments.
+    pub pooled: bool,
+    /// True if a boundary is the first symbol of a segment, as in dynamic chunking. Otherwise it is the last one.
+    pub begins_chunks: bool,
+    /// True if generations may feed drafts: a rollback of some symbols feeds none again, and a feed can be [cut](SequenceRow::cut).
+    pub speculates: bool,
+    /// N-grams that drafts may come from, if the checkpoint has them.
+    pub ngrams: Option<Arc<NgramTable>>,
+    /// True if its pooling was turned off when it was loaded: it is the unpooled baseline of the model with the same weights.
+    pub unpooled_baseline: bool,
+    /// Storage type of its weights, keys and values: `f32`, `bf16` or `int8`.
+    pub dtype: &'static str,
+    /// Instruction set of its kernels.
+    pub isa: Isa,
+    /// SHA-256 of `model.safetensors` (of its shards in order, if there are several), hexadecimal.
+    pub sha256: String,
+    /// How exactly its results repeat.
+    pub exactness: Exactness,
+    /// Sampling options of requests that state none.
+    pub sampling: SamplingDefaults,
+}
+
+/// How exactly a model's results repeat when the same symbols are computed in another way: in other steps, in another batch,
+/// or on another number of threads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Exactness {
+    /// The same bits. Instruction sets with fused multiply-adds also give the same bits.
+    Bitwise,
+    /// Logits that differ by at most this much.
+    Within(f32),
+}
+
+impl Exactness {
+    /// The name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bitwise => "bitwise",
+            Self::Within(_) => "within",
+        }
+    }
+
+    /// The largest difference between two logits; none if the bits are the same.
+    pub fn tolerance(self) -> Option<f32> {
+        match self {
+            Self::Bitwise => None,
+            Self::Within(tolerance) => Some(tolerance),
+        }
+    }
+}
+
+impl Display for Exactness {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bitwise => formatter.write_str("bitwise"),
+            Self::Within(tolerance) => write!(formatter, "within {tolerance}"),
+        }
+    }
+}
+
+/// Returns the name of the unpooled baseline of the model `name`.
+pub fn unpooled_name(name: &str) -> String {
+    format!("{name}-unpooled")
+}
+
+impl Card {
+    /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors. Fails as [`Vocabulary::encode`] does.
+    pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        let encoded = self.vocabulary.encode(field, text, self.max_symbols);
+        encoded.map_err(|error| error.because(self.max_symbols_why))
+    }
+}
+
+impl Card {
+    /// Returns the card of a small pooling model without boundary modes, for the tests of this and other packages.
+    #[doc(hidden)]
+    pub fn for_tests(vocabulary: Vocabulary) -> Self {
+        Self {
+            name: "m".into(),
+            family: "fake",
+            shape: "none".into(),
+            parameters: 0,
+            vocabulary: Arc::new(vocabulary),
+            training_length: 8,
+            max_symbols: 100,
+            max_symbols_why: None,
+            boundary_modes: Vec::new(),
+            first_logits: None,
+            pooled: true,
+            begins_chunks: false,
+            speculates: false,
+            ngrams: None,
+            unpooled_baseline: false,
+            dtype: "f32",
+            isa: Isa::detect(),
+            sha256: String::new(),
+            exactness: Exactness::Bitwise,
+            sampling: SamplingDefaults::default(),
+        }
+    }
+}
+
+/// Feeds every row of `which` and makes it ready; no row waits. Fails as [`Model::symbol_step`] does.
+pub fn advance(model: &dyn Model, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    model.symbol_step(rows, which, scratch)?;
+    model.segment_step(rows, which, scratch)?;
+    model.finish_step(rows, which, scratch)
+}
+
+/// One sequence's state: what the model keeps of the symbols fed so far. Dropping it frees its pages.
+pub trait State: Any + Send + Sync {
+    /// Number of symbols fed.
+    fn len(&self) -> usize;
+
+    /// True if no symbol was fed.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of closed segments.
+    fn segments(&self) -> usize;
+
+    /// Number of closed segments by level of chunking. The first level's are [`segments`](Self::segments), which is the only
+    /// level of most models.
+    fn level_segments(&self) -> LevelCounts {
+        LevelCounts::one(self.segments())
+    }
+
+    /// Returns a second sequence with the same past, ready to be fed. Both share pages until one of them writes.
+    ///
+    /// A row that is not ready is forked as it was before its feed: work in flight belongs to one row only. If the row's
+    /// windows have moved on too far since then (a chunk of many symbols), the fork is empty.
+    fn fork(&self) -> Box<dyn State>;
+
+    /// Drops all symbols from position `len` on. Fails with [`Error::Internal`] if `len` is beyond the end, is before
+    /// [`earliest`](Self::earliest) and not 0, or the row is not ready.
+    fn rollback(&mut self, len: usize) -> Result<()>;
+
+    /// Drops the symbols in flight from position `len` on, after their symbol step and before any other step. The segments that
+    /// they closed are open again. Fails with [`Error::Internal`] if `len` is beyond the end or leaves no symbol in flight, and if
+    /// the family's feeds cannot be cut.
+    fn cut(&mut self, len: usize) -> Result<()> {
+        Err(Error::Internal(format!("a feed of this family cannot be cut at {len}")))
+    }
+
+    /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops the
+    /// symbols behind them; other states drop nothing.
+    fn earliest(&self) -> usize {
+        0
+    }
+
+    /// Drops all symbols, including those in flight. The state is then as [`Model::begin`](Model::begin)
+    /// returns it, except that its first symbol is at `offset` in its stream.
+    fn restart(&mut self, offset: usize);
+
+    /// The position from which the text must be fed to rebuild this state; none if all of the text must be fed. The same for
+    /// every length that the state can be [rolled back](Self::earliest) to. None for a row that is not ready.
+    fn replay_start(&self) -> Option<ReplayStart> {
+        None
+    }
+
+    /// Continues from the [`replay_start`](Self::replay_start) of another state of the same model: counts the symbols
+    /// before it as fed. Below [`ReplayStart::valid_from`] symbols its numbers are invalid, and it can only be rolled
+    /// back to 0. Fails with [`Error::Internal`] if the state is not empty, or its model never returns such a start.
+    fn resume(&mut self, start: ReplayStart) -> Result<()> {
+        Err(Error::Internal(format!("a state that needs its whole text cannot resume from {start:?}")))
+    }
+
+    /// Length of the longest prefix of at most `len` symbols that ends with a segment and that the state can be rolled back
+    /// to; 0 if there is none. In a model without segments every symbol is such an end.
+    fn boundary_before(&self, len: usize) -> usize;
+
+    /// Bytes of the pages that this state refers to, shared pages included.
+    fn bytes(&self) -> usize;
+
+    /// Calls `each` once for each of these pages.
+    fn pages(&self, each: &mut dyn FnMut(PageUse));
+
+    /// Bytes of memory outside of its pages.
+    fn own_bytes(&self) -> usize;
+
+    /// Length of the longest prefix of whole segments whose boundaries equal the predictor's. Its plain symbols rebuild the
+    /// state, also if [`item`]s were fed. Equals `len` where only the predictor ends segments.
+    fn agreed(&self) -> usize {
+        self.len()
+    }
+}
+
+/// A page of key-value memory, as page accounting sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// Unique among all pages of all models while this page is held.
+    pub id: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// Number of references to it.
+    pub references: usize,
+    /// References that the state itself holds, at least one. If these are all, dropping the state frees the page.
+    pub own: usize,
+}
+
+/// Working memory of one thread that runs steps. The model creates it; it is opaque to all other code.
+pub struct Scratch(pub Box<dyn Any + Send>);
+
+/// Downcasts a state to the concrete type of the family that created it. Fails if another model created the state.
+pub fn state_ref<S: State>(state: &dyn State) -> Result<&S> {
+    (state as &dyn Any).downcast_ref().ok_or_else(foreign_state)
+}
+
+/// Mutable variant of [`state_ref`].
+pub fn state_mut<S: State>(state: &mut dyn State) -> Result<&mut S> {
+    (state as &mut dyn Any).downcast_mut().ok_or_else(foreign_state)
+}
+
+fn foreign_state() -> Error {
+    Error::Internal("a row holds the state of another model".into())
+}
+
+/// The boundary source's decision for one symbol.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SymbolBoundary {
+    /// True if a segment ends with this symbol; in a model with levels of chunking, if a chunk begins with it.
+    pub boundary: bool,
+    /// Levels at which a chunk begins with this symbol, the outermost included. 0 in a model whose segments end with their
+    /// boundary. Complete once the row is ready.
+    pub depth: u8,
+    /// Output of a learned predictor. Not calibrated: the official training applies the sigmoid twice.
+    pub probability: Option<f32>,
+    /// ln p of the segment-end mark after this symbol. Present if a mark ends the segment here and all logits were wanted.
+    pub end_logprob: Option<f32>,
+}
+
+impl SymbolBoundary {
+    /// True if the text is cut before this symbol.
+    pub fn begins_segment(self) -> bool {
+        self.boundary && self.depth > 0
+    }
+
+    /// True if the text is cut after this symbol.
+    pub fn ends_segment(self) -> bool {
+        self.boundary && self.depth == 0
+    }
+
+    /// Levels at which a segment ends, or a chunk begins, with this symbol: 1 for a boundary of a model without levels.
+    pub fn closed_levels(self) -> usize {
+        if self.boundary { usize::from(self.depth.max(1)) } else { 0 }
+    }
+}
+
+/// Returns each level's boundaries, outermost first: one number for each symbol, then one for each chunk of the level around
+/// it, 1 where a chunk begins. `depths` has the [depth](SymbolBoundary::depth) of each symbol. Empty if the model has no levels.
+pub fn levels(depths: impl IntoIterator<Item = u8>) -> Vec<Vec<u8>> {
+    let depths: Vec<u8> = depths.into_iter().collect();
+    let level = |level: u8| {
+        let in_level = depths.iter().filter(move |depth| **depth >= level);
+        in_level.map(|depth| u8::from(*depth > level)).collect()
+    };
+    (0..depths.iter().copied().max().unwrap_or(0)).map(level).collect()
+}
+
+/// How a sequence's boundaries are decided, where the model leaves a choice.
+#[derive(Debug, Clone, Default)]
+pub struct BoundaryOptions {
+    /// The mode; the model's default if none. A mode that the model lacks is an error.
+    pub mode: Option<BoundaryMode>,
+    /// Source of the noise for sampled boundaries.
+    pub noise: Noise,
+    /// Position of the sequence's first symbol in its stream. Fixed boundaries count from the stream's start, so a window cut
+    /// out of a longer text keeps the text's phase.
+    pub offset: usize,
+}
+
+/// How a learned predictor's output becomes a boundary. Other boundary sources have exactly one mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BoundaryMode {
+    /// The model leaves no choice: no boundaries, fixed, whitespace, entropy spikes.
+    Given,
+    /// Boundary if the predictor's output is above the threshold.
+    Threshold,
+    /// Boundary with the predictor's probability (the official behaviour of gumbel checkpoints).
+    Sampled,
+    /// The predictor cuts the prompt; the model's own marks cut generated text.
+    Nxt,
+    /// The predictor cuts prompt and generated text of a model that writes marks; the marks are never chosen.
+    Predictor,
+}
+
+impl BoundaryMode {
+    /// All modes.
+    pub const ALL: [Self; 5] = [Self::Given, Self::Threshold, Self::Sampled, Self::Nxt, Self::Predictor];
+
+    /// The name on the wire and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::Threshold => "threshold",
+            Self::Sampled => "sampled",
+            Self::Nxt => "nxt",
+            Self::Predictor => "predictor",
+        }
+    }
+
+    /// Returns the mode called `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// Uniform noise in (0, 1), one number per position. A fork, a rollback or a second run reads the same numbers.
+#[derive(Debug, Clone)]
+pub enum Noise {
+    /// Drawn from this seed.
+    Seeded(u64),
+    /// Recorded numbers, to compare with recorded runs. A position beyond the end is an error.
+    Given(Arc<[f32]>),
+}
+
+impl Default for Noise {
+    fn default() -> Self {
+        Self::Seeded(0)
+    }
+}
+
+impl Noise {
+    /// Returns the number at `position`. Fails with [`Error::Internal`] beyond the end of recorded noise.
+    pub fn at(&self, position: usize) -> Result<f32> {
+        match self {
+            Self::Seeded(seed) => Ok(uniform(*seed, Purpose::Boundary, position)),
+            Self::Given(values) => values.get(position).copied().ok_or_else(|| {
+                let len = values.len();
+                Error::Internal(format!("recorded noise has {len} positions, position {position} was read"))
+            }),
+        }
+    }
+}
+
+// The policy for waiting rows: when they run their segment step. Engine and benchmark share it.
+//
+// A segment step reads the middle stack's weights once, for any number of rows. In a batch, some row closes a segment in
+// nearly every step. If waiting rows ran at once, those weights would be read nearly once a step, as if nothing were pooled.
+// Rows that wait a few symbol steps for others to close a segment share the reading. The cost is bounded: a character that
+// ends a segment comes at most `wait` symbol steps later. No number changes: see `contract`.
+
+/// Default number of symbol steps that a row may wait.
+pub const BOUNDARY_WAIT: usize = 2;
+
+/// Maximum number of symbol steps that a row may be set to wait.
+pub const MAX_BOUNDARY_WAIT: usize = 64;
+
+/// Returns true if the `waiting` rows run their segment step now, all together.
+///
+/// `others` is true if another row could be fed one symbol while they wait. It is false while prompts are fed, because that
+/// takes long, and if a waiting row was fed a chunk of a prompt. A chunk's segments fill a step by themselves and must not delay
+/// its prompt. The other rows join it: the weights are read anyway. A row waits for at most `wait` symbol steps.
+///
+/// The rows run if one has waited that long, or if there is no other row to wait for.
+pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a SequenceRow>, others: bool, wait: usize) -> bool {
+    waiting.any(|row| !others || row.waited >= wait)
+}
+
+/// Counts the symbol step that is about to run for each waiting row.
+pub fn count_step(rows: &mut [SequenceRow]) {
+    rows.iter_mut().filter(|row| row.status == StepStatus::Waiting).for_each(|row| row.waited += 1);
+}
+
+// Encodes symbols together with their boundaries, for models that end their own segments with a mark.
+//
+// A prompt is fed as plain symbols: the model's predictor decides its boundaries. Generated text was cut by marks, which the
+// predictor may not agree with, so a replay feeds each such symbol with its boundary. A run of such `item`s is a *trace*.
+// During generation the mark comes after the symbol: the symbol is fed with an open boundary, and `END`, fed alone, then
+// ends the segment. Models without marks accept plain symbols only.
+
+/// Control item, fed alone: ends the open segment with the symbol fed last. Occupies no position.
+pub const END: u32 = u32::MAX;
+
+/// Control item, fed alone to an empty sequence: requests the logits before the first symbol. Occupies no position.
+pub const BEGIN: u32 = u32::MAX - 1;
+
+/// Flags of a symbol that ends no segment and of one that ends a segment: bits above all vocabulary ids.
+const OPEN: u32 = 1 << 31;
+
+const CLOSED: u32 = 1 << 30;
+
+/// Encodes a symbol with its boundary.
+pub fn item(symbol: u32, ends_segment: bool) -> u32 {
+    symbol | if ends_segment { CLOSED } else { OPEN }
+}
+
+/// Returns the symbol of an item or of a plain symbol.
+pub fn symbol(item: u32) -> u32 {
+    item & !(OPEN | CLOSED)
+}
+
+/// Returns true if an item's symbol ends a segment; none for a plain symbol, whose boundary the predictor decides.
+pub fn ends_segment(item: u32) -> Option<bool> {
+    match (item & OPEN != 0, item & CLOSED != 0) {
+        (false, false) => None,
+        (_, closed) => Some(closed),
+    }
+}
+
+/// Returns the number of sequence positions that a feed occupies.
+pub fn positions(feed: &[u32]) -> usize {
+    if is_control(feed) { 0 } else { feed.len() }
+}
+
+/// Returns true if a feed is [`END`] or [`BEGIN`].
+pub fn is_control(feed: &[u32]) -> bool {
+    matches!(feed, [END | BEGIN])
+}
+
+// The position from which a text must be fed to rebuild a state, when earlier symbols were dropped.
+//
+// If every layer's window is bounded, a state depends on its last symbols only: the symbols of its windows, and of the
+// windows of what these attended to, layer by layer. A state that
+// resumes at a `ReplayStart` equals, bit for bit, the state after the whole text.
+
+/// Minimum distance between positions at which a text is cut.
+const STRIDE: usize = 1024;
+
+/// The position from which a state's text must be fed to rebuild the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplayStart {
+    /// The first symbol to feed; at least 1.
+    pub symbol: usize,
+    /// The shortest length at which the state equals the state after the whole text.
+    pub valid_from: usize,
+    /// The segments before `symbol`, in a model with segments.
+    pub skipped: Option<SkippedSegments>,
+}
+
+/// Segments that a replay skips.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkippedSegments {
+    /// Their number.
+    pub count: usize,
+    /// The first symbol of the first segment that is not skipped.
+    pub next_start: usize,
+    /// The last symbol of that segment. From here on a segment vector is available to the post stack.
+    pub next_end: usize,
+}
+
+impl ReplayStart {
+    /// The position before which the text may be dropped. One of few, so that equal texts are cut alike.
+    pub fn cut_position(self) -> usize {
+        let stride = self.valid_from.saturating_sub(self.symbol).next_power_of_two().max(STRIDE);
+        self.symbol / stride * stride
+    }
+}
+
+// The minimum cost of a symbol, computed from the model's shape: bytes to read and multiplications to do.
+//
+// Work has three kinds: at full resolution, at segment resolution, and the logits of one symbol. In each, *shared* bytes
+// are read once for all rows of a step; *own* bytes and multiply-adds count once a row. The cost excludes activations, the
+// embedding's row, and the kept outputs that pooling and upsampling read: a few vectors a symbol, in the nearest cache.
+
+/// Minimum cost of one symbol.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Symbol and finish step: all layers at full resolution, before and after the segment step.
+    pub symbol: StepCost,
+    /// Segment step: all layers at segment resolution; zero in a model that never waits.
+    pub segment: StepCost,
+    /// The rest of a segment step in which chunks of deeper levels begin: all layers inside these; zero in a model with one level.
+    pub deeper: StepCost,
+    /// The logits after one symbol, where they are wanted.
+    pub logits: StepCost,
+}
+
+/// Minimum cost of one kind of work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepCost {
+    /// Bytes that all rows of a step share: weights as stored, and tables derived from weights.
+    pub shared_bytes: usize,
+    /// Bytes of one row: the keys and values that it attends to.
+    pub own_bytes: usize,
+    /// Multiply-adds of one row: matrix products and attention.
+    pub multiply_adds: usize,
+}
+
+impl Cost {
+    /// Returns the cost of a segment step in which chunks of the first `levels` levels begin.
+    pub fn segment_step(&self, levels: usize) -> StepCost {
+        let mut cost = StepCost::default();
+        if levels > 0 {
+            cost += self.segment;
+        }
+        if levels > 1 {
+            cost += self.deeper;
+        }
+        cost
+    }
+}
+
+impl AddAssign for StepCost {
+    fn add_assign(&mut self, other: Self) {
+        self.shared_bytes += other.shared_bytes;
+        self.own_bytes += other.own_bytes;
+        self.multiply_adds += other.multiply_adds;
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.symbol += other.symbol;
+        self.segment += other.segment;
+        self.deeper += other.deeper;
+        self.logits += other.logits;
+    }
+}
+
+// The encoder of an encoder-decoder model: tokens in, piece by piece; a document out, from which rows begin.
+//
+// An `Encoding` takes tokens while they arrive and runs a few *blocks* at a time. One block is at most
+// `DocumentLimits::block` vectors through one layer, so the cost of a call is bounded. Up to the first pooling a
+// block needs no later tokens and can run as soon as its own tokens are there; after it, each layer waits for the complete
+// layer before. The result is a `Document`, which never changes and is shared by all rows that read it. Each row is an
+// ordinary `State`, stepped by the `Model` together with rows of other documents.
+//
+// How tokens were cut into pushes, or work into blocks, does not change a bit of a document.
+
+/// Encodes documents for a model whose rows begin from them.
+pub trait DocumentEncoder: Send + Sync {
+    /// Limits of documents and rows, and defaults of requests.
+    fn limits(&self) -> &DocumentLimits;
+
+    /// Returns an empty encoding, which holds no pages yet.
+    fn open(&self) -> Box<dyn Encoding>;
+
+    /// Returns an empty encoding that keeps chosen vectors as they are where the model mixes them (hard top-k instead
+    /// of soft). Fails with [`Error::WrongKind`] if the model has no top-k pooling.
+    fn open_hard(&self) -> Result<Box<dyn Encoding>>;
+
+    /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, the resulting document included. Rows of
+    /// the document are not included (see [`Model::bytes_for`](Model::bytes_for)).
+    fn bytes_for(&self, tokens: usize) -> usize;
+
+    /// Multiply-adds of encoding `tokens` tokens to a document of `vectors` vectors: matrix products and attention.
+    fn multiply_adds(&self, tokens: usize, vectors: usize) -> usize;
+
+    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding
+    /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the key-value
+    /// pool is exhausted, and with [`Error::Internal`] if the encoding is another model's. The encoding of a failed call is
+    /// lost: drop it.
+    fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
+
+    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict
+    /// symbol t + 1. The row refers to the document's pages in addition to its own. Fails with [`Error::Internal`] if the
+    /// document is another model's.
+    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
+}
+
+/// A document that is being encoded. Dropping it frees its pages.
+pub trait Encoding: Any + Send {
+    /// Takes the next tokens, exactly as the encoder reads them: the caller pushes the end mark after the last token.
+    /// Takes no pages and computes nothing. Fails with [`Error::TooLong`] if the total exceeds
+    /// [`DocumentLimits::tokens`], and with [`Error::UnknownSymbol`] for an id outside of the vocabulary; the encoding
+    /// is then unchanged. Fails with [`Error::Internal`] after [`close`](Self::close).
+    fn push(&mut self, tokens: &[u32]) -> Result<()>;
+
+    /// Marks the document as complete. A second call has no effect. Fails with [`Error::BadOption`] if no token was pushed.
+    fn close(&mut self) -> Result<()>;
+
+    /// Number of tokens pushed.
+    fn tokens(&self) -> usize;
+
+    /// Its progress.
+    fn progress(&self) -> EncodingProgress;
+
+    /// Choices of the top-k poolings made until now, first pooling first. Moves to the document when that is done.
+    fn choices(&self) -> &[PoolingChoice];
+
+    /// The document, once the encoding is done.
+    fn document(&self) -> Option<Arc<dyn Document>>;
+
+    /// Bytes of the pages that it holds, the document's pages included.
+    fn bytes(&self) -> usize;
+}
+
+/// Progress of an encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncodingProgress {
+    /// The next stage.
+    pub stage: EncodingStage,
+    /// Blocks completed.
+    pub blocks: usize,
+    /// Total number of blocks, known once the document is complete.
+    pub total: Option<usize>,
+}
+
+/// The next stage of an encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EncodingStage {
+    /// The encoding needs more tokens, or to be closed.
+    Waiting,
+    /// A block of this layer of the encoder, counted from 0, can run.
+    Layer(usize),
+    /// A block of the decoder's keys and values can be computed from the encoder's output.
+    Memory,
+    /// The document is complete.
+    Done,
+}
+
+/// A document as the decoder sees it. Its pages are freed when neither a reference nor a row refers to them.
+pub trait Document: Any + Send + Sync {
+    /// Number of tokens read.
+    fn tokens(&self) -> usize;
+
+    /// Number of vectors that the decoder attends to.
+    fn vectors(&self) -> usize;
+
+    /// Bytes of its pages: keys and values of all decoder layers.
+    fn bytes(&self) -> usize;
+
+    /// Bytes of keys and values without pooling.
+    fn unpooled_bytes(&self) -> usize;
+
+    /// Bytes of memory outside of its pages.
+    fn own_bytes(&self) -> usize;
+
+    /// The choice of each top-k pooling, first pooling first.
+    fn choices(&self) -> &[PoolingChoice];
+
+    /// Time of each encoder layer, in order.
+    fn timings(&self) -> &[LayerTime];
+
+    /// Time of computing the decoder's keys and values, in nanoseconds.
+    fn memory_ns(&self) -> u64;
+}
+
+/// The vectors that a top-k pooling kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolingChoice {
+    /// The encoder layer that it follows, or whose input a deletion gate reads; counted from 0.
+    pub layer: usize,
+    /// The kept vectors, in the order in which the next layer reads them.
+    pub kept: Vec<KeptVector>,
+}
+
+/// One vector that a pooling kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KeptVector {
+    /// Token of the vector that won every mix. Padding if at least [`Document::tokens`].
+    pub token: usize,
+    /// Its score after the pooling, or the value of a deletion gate.
+    pub score: f32,
+}
+
+/// Returns the share of a document's `tokens` that the last of its `choices` kept; 1 if no pooling reduced its `vectors`. `None` if
+/// poolings reduced them without choosing.
+pub fn kept_share(choices: &[PoolingChoice], vectors: usize, tokens: usize) -> Option<f64> {
+    let Some(choice) = choices.last() else { return (vectors >= tokens).then_some(1.0) };
+    let mut kept: Vec<usize> = choice.kept.iter().map(|kept| kept.token).filter(|&token| token < tokens).collect();
+    kept.sort_unstable();
+    kept.dedup();
+    (tokens > 0).then(|| kept.len() as f64 / tokens as f64)
+}
+
+/// Time of one encoder layer, its pooling included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerTime {
+    /// Number of input vectors, padding included.
+    pub length: usize,
+    /// Nanoseconds.
+    pub ns: u64,
+}
+
+/// Limits of a model that encodes documents, and its defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DocumentLimits {
+    /// Maximum tokens of a document, the end mark included.
+    pub tokens: usize,
+    /// Maximum symbols that a row can be fed, [`SpecialIds::start`] included.
+    pub targets: usize,
+    /// True if every document is padded to [`tokens`](Self::tokens); all documents then have the same number of vectors.
+    pub padded: bool,
+    /// Maximum vectors of one block.
+    pub block: usize,
+    /// The poolings, in order.
+    pub poolings: Vec<PoolingStep>,
+    /// Ids of the special symbols.
+    pub marks: SpecialIds,
+    /// Defaults of requests.
+    pub generation: GenerationDefaults,
+}
+
+impl DocumentLimits {
+    /// Returns the tokenizer of a document that is sent as text; `field` names it in errors. The end mark, which the caller
+    /// appends, counts as a token, too.
+    pub fn tokenizer(&self, vocabulary: Arc<Vocabulary>, field: &'static str) -> StreamTokenizer {
+        StreamTokenizer::new(vocabulary, field, self.tokens.saturating_sub(1)).with_prefix(&self.generation.prefix)
+    }
+}
+
+/// Returns true if a token covers text of its document. The tokens of a prefix cover none.
+pub fn covers_text(tokens: &[TokenSpan]) -> bool {
+    tokens.iter().any(|token| token.end > 0)
+}
+
+/// Returns the error of a document without a token that [covers text](covers_text): a prefix alone is not a document.
+pub fn no_text(field: &'static str) -> Error {
+    Error::bad_option(field, "none", "text of at least one token")
+}
+
+/// A pooling between two encoder layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolingStep {
+    /// The encoder layer that it follows, or whose input a deletion gate reads; counted from 0.
+    pub layer: usize,
+    /// Vectors of the longest document before the pooling.
+    pub from: usize,
+    /// Vectors of the longest document after it.
+    pub to: usize,
+}
+
+/// Ids of a model's special symbols.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// The first symbol that a row is fed.
+    pub start: u32,
+    /// Padding: never generated by fairseq's rules.
+    pub pad: u32,
+    /// Ends a document and a generated text.
+    pub end: u32,
+    /// Stands for text that the vocabulary lacks.
+    pub unknown: u32,
+}
+
+/// Default options of a request; `generation` in `config.json`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GenerationDefaults {
+    /// Semantics of the search.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rules: SearchRules,
+    /// Beam width: hypotheses followed in parallel.
+    pub beam: usize,
+    /// A hypothesis' log-probability is divided by its length (end mark included) to this power.
+    pub length_penalty: f32,
+    /// Minimum symbols before the end mark.
+    pub min_tokens: usize,
+    /// Maximum symbols: before the end mark by fairseq's rules, with it by those of transformers.
+    pub max_tokens: usize,
+    /// No run of this many symbols is generated twice; 0 turns the rule off.
+    #[serde(default)]
+    pub no_repeat_ngram: usize,
+    /// When a beam search by the rules of transformers stops.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub early_stopping: EarlyStopping,
+    /// Penalty on symbols that the text has already, by the rules of transformers; 1 is none.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub repetition_penalty: f32,
+    /// Text that precedes every document that is sent as text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub prefix: String,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+
+impl GenerationDefaults {
+    /// Returns fairseq's defaults, for texts of at most `max_tokens` tokens.
+    pub fn fairseq(max_tokens: usize) -> Self {
+        Self {
+            rules: SearchRules::Fairseq,
+            beam: 5,
+            length_penalty: 1.0,
+            min_tokens: 1,
+            max_tokens,
+            no_repeat_ngram: 0,
+            early_stopping: EarlyStopping::default(),
+            repetition_penalty: 1.0,
+            prefix: String::new(),
+        }
+    }
+
+    /// Returns the defaults of transformers: greedy search of at most 20 tokens.
+    pub fn transformers() -> Self {
+        Self { rules: SearchRules::Transformers, beam: 1, min_tokens: 0, ..Self::fairseq(20) }
+    }
+
+    /// Returns the defaults with at most `max` tokens.
+    #[must_use]
+    pub fn within(self, max: usize) -> Self {
+        Self { max_tokens: self.max_tokens.min(max), ..self }
+    }
+}
+
+/// Downcasts an encoding to the concrete type of the model that created it. Fails if another model created it.
+pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> {
+    (encoding as &mut dyn Any)
+        .downcast_mut()
+        .ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
+}
+
+/// Downcasts a document to the concrete type of the model that created it. Fails if another model created it.
+pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
+    (document as &dyn Any).downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
+}
+
+/// The library whose search is followed. They differ in what may be generated and in when the search ends: see
+/// [`beam`](super::beam).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SearchRules {
+    /// fairseq's `SequenceGenerator`.
+    #[default]
+    Fairseq,
+    /// `generate` of Hugging Face's transformers, version 5.
+    Transformers,
+}
+
+impl SearchRules {
+    /// Its name in checkpoints and in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fairseq => "fairseq",
+            Self::Transformers => "transformers",
+        }
+    }
+}
+
+/// When a beam search by the rules of transformers stops, after `beam` hypotheses have finished.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "Spelling", into = "Spelling")]
+pub enum EarlyStopping {
+    /// At once.
+    True,
+    /// When no running path has a better score at its present length than the worst of them.
+    #[default]
+    False,
+    /// When no running path can reach a better score at any length up to the limit.
+    Never,
+}
+
+impl EarlyStopping {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::True, Self::False, Self::Never];
+
+    /// Its name in the API and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::True => "true",
+            Self::False => "false",
+            Self::Never => "never",
+        }
+    }
+
+    /// Returns the value of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| value.name() == name)
+    }
+}
+
+/// The value in a file: true, false or "never".
+#[derive(Deserialize, Serialize)]
+#[serde(untagged, expecting = "true, false or \"never\"")]
+enum Spelling {
+    Flag(bool),
+    Word(String),
+}
+
+impl TryFrom<Spelling> for EarlyStopping {
+    type Error = String;
+
+    fn try_from(spelling: Spelling) -> Result<Self, String> {
+        match spelling {
+            Spelling::Flag(true) => Ok(Self::True),
+            Spelling::Flag(false) => Ok(Self::False),
+            Spelling::Word(word) if word == "never" => Ok(Self::Never),
+            Spelling::Word(word) => Err(format!("{word:?}, expected true, false or \"never\"")),
+        }
+    }
+}
+
+impl From<EarlyStopping> for Spelling {
+    fn from(early_stopping: EarlyStopping) -> Self {
+        match early_stopping {
+            EarlyStopping::True => Self::Flag(true),
+            EarlyStopping::False => Self::Flag(false),
+            EarlyStopping::Never => Self::Word("never".into()),
+        }
+    }
+}
+
+/// Temperature of requests and checkpoints that state none, over gRPC, over HTTP and on the command line. OpenAI's default.
+pub const DEFAULT_TEMPERATURE: f32 = 1.0;
+
+/// Defaults of a request's sampling options.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingDefaults {
+    /// Default of `temperature`.
+    pub temperature: f32,
+    /// Default of `top_k`.
+    pub top_k: usize,
+    /// Default of `top_p`.
+    pub top_p: f32,
+    /// Default of `min_p`.
+    pub min_p: f32,
+    /// Default of `repetition_penalty`.
+    pub repetition_penalty: f32,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self { temperature: DEFAULT_TEMPERATURE, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+/// Rejects a boundary mode that the model lacks.
+pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
+    match boundaries.mode {
+        Some(mode) if !card.boundary_modes.contains(&mode) => Err(unknown_mode(mode.name(), card)),
+        _ => Ok(()),
+    }
+}
+
+/// The error for a boundary mode that the model lacks.
+pub fn unknown_mode(found: impl ToString, card: &Card) -> Error {
+    let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
+    Error::BadOption { field: "boundary_mode", found: found.to_string(), bound: format!("one of {}", names.join(", ")) }
+}
+
+/// Limits of a summarization request's options, as reported to clients.
+#[derive(Debug, Clone, Copy)]
+pub struct SummaryLimits;
+
+impl SummaryLimits {
+    /// Maximum beam width.
+    pub const BEAM: usize = 64;
+    /// Maximum length of a run that is not repeated.
+    pub const NGRAM: usize = 64;
+    /// Maximum absolute value of the length penalty.
+    pub const PENALTY: f32 = 10.0;
+    /// Bounds of the repetition penalty.
+    pub const REPETITION: RangeInclusive<f32> = 0.01..=100.0;
+}
+
+/// Symbols that are compared at once.
+const COMPARED_SYMBOLS: usize = 64;
+
+/// Consecutive symbols of a text: those of `head`, then those of `tail`. Either may be empty.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SymbolSlices<'a> {
+    head: &'a [u32],
+    tail: &'a [u32],
+}
+
+impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for SymbolSlices<'a> {
+    fn from(symbols: &'a T) -> Self {
+        Self::new(&[], symbols.as_ref())
+    }
+}
+
+impl PartialEq for SymbolSlices<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().eq(other.iter())
+    }
+}
+
+impl<T: AsRef<[u32]> + ?Sized> PartialEq<&T> for SymbolSlices<'_> {
+    fn eq(&self, other: &&T) -> bool {
+        let other = other.as_ref();
+        self.len() == other.len() && self.common_len(other) == other.len()
+    }
+}
+
+impl<'a> SymbolSlices<'a> {
+    /// Joins two parts of a text.
+    pub fn new(head: &'a [u32], tail: &'a [u32]) -> Self {
+        Self { head, tail }
+    }
+
+    /// Number of symbols.
+    pub fn len(self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+
+    /// True if there are no symbols.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the symbol at `index`.
+    pub fn get(self, index: usize) -> Option<u32> {
+        self.head.get(index).or_else(|| self.tail.get(index.checked_sub(self.head.len())?)).copied()
+    }
+
+    /// Returns the symbols of a range, if it lies within these.
+    pub fn range(self, range: Range<usize>) -> Option<Self> {
+        let len = range.end.checked_sub(range.start)?;
+        (range.end <= self.len()).then(|| self.skip(range.start).take(len))
+    }
+
+    /// Returns the first `len` symbols; all if there are fewer.
+    pub fn take(self, len: usize) -> Self {
+        let head = len.min(self.head.len());
+        let tail = (len - head).min(self.tail.len());
+        Self { head: &self.head[..head], tail: &self.tail[..tail] }
+    }
+
+    /// Returns the symbols after the first `len`.
+    pub fn skip(self, len: usize) -> Self {
+        let head = len.min(self.head.len());
+        let tail = (len - head).min(self.tail.len());
+        Self { head: &self.head[head..], tail: &self.tail[tail..] }
+    }
+
+    /// Returns the symbols in order.
+    pub fn iter(self) -> impl Iterator<Item = u32> + Clone + 'a {
+        self.head.iter().chain(self.tail).copied()
+    }
+
+    /// Returns the two slices in order.
+    pub fn slices(self) -> [&'a [u32]; 2] {
+        [self.head, self.tail]
+    }
+
+    /// Copies the symbols.
+    pub fn to_vec(self) -> Vec<u32> {
+        self.slices().concat()
+    }
+
+    /// Returns the number of symbols with which both texts begin.
+    pub fn common_len(self, other: &[u32]) -> usize {
+        let common = common_len(self.head, other);
+        if common < self.head.len() { common } else { common + common_len(self.tail, &other[common..]) }
+    }
+
+    /// Returns true if these symbols begin with those of `other`.
+    pub fn starts_with(self, other: &[u32]) -> bool {
+        self.common_len(other) == other.len()
+    }
+}
+
+/// Returns the number of symbols with which both texts begin.
+fn common_len(a: &[u32], b: &[u32]) -> usize {
+    let blocks = a.chunks_exact(COMPARED_SYMBOLS).zip(b.chunks_exact(COMPARED_SYMBOLS));
+    let equal = COMPARED_SYMBOLS * blocks.take_while(|(a, b)| a == b).count();
+    equal + a[equal..].iter().zip(&b[equal..]).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod boundary_tests {
+    use super::*;
+
+    #[test]
+    fn levels_list_the_chunks_of_the_level_around_them() {
+        let decision = |depth| SymbolBoundary { boundary: depth > 0, depth, probability: None, end_logprob: None };
+        let decisions: Vec<_> = [2, 0, 1, 2, 0, 0, 1].map(decision).into();
+        let depths = decisions.iter().map(|decision: &SymbolBoundary| decision.depth);
+        assert_eq!(levels(depths), [vec![1, 0, 1, 1, 0, 0, 1], vec![1, 0, 1, 0]]);
+        assert!(levels([0, 0]).is_empty() && levels([]).is_empty());
+        assert_eq!([decisions[0], decisions[1]].map(SymbolBoundary::closed_levels), [2, 0]);
+        assert_eq!(SymbolBoundary { boundary: true, ..decision(0) }.closed_levels(), 1);
+        let cuts = |decision: SymbolBoundary| (decision.begins_segment(), decision.ends_segment());
+        assert_eq!(cuts(decision(1)), (true, false));
+        assert_eq!(cuts(SymbolBoundary { boundary: true, ..decision(0) }), (false, true));
+        assert_eq!(cuts(decision(0)), (false, false));
+    }
+}
+
+#[cfg(test)]
+mod document_tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_alone_is_not_a_document() {
+        let token = |start, end| TokenSpan { id: 7, start, end };
+        assert!(!covers_text(&[]) && !covers_text(&[token(0, 0), token(0, 0)]));
+        assert!(covers_text(&[token(0, 0), token(0, 1)]));
+        assert_eq!(no_text("--file").to_string(), "--file: expected text of at least one token, found none");
+    }
+
+    #[test]
+    fn the_kept_share_counts_tokens_of_the_document_once() {
+        let choice = |tokens: &[usize]| PoolingChoice {
+            layer: 0,
+            kept: tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect(),
+        };
+        // padding is at 8 and after it
+        let choices = [choice(&[0, 1, 2, 3]), choice(&[5, 0, 5, 9])];
+        assert_eq!(kept_share(&choices, 4, 8), Some(0.25));
+        assert_eq!(kept_share(&[], 8, 8), Some(1.0));
+        assert_eq!(kept_share(&[], 16, 8), Some(1.0), "padded");
+        assert_eq!(kept_share(&[], 4, 8), None, "a pooling by means");
+    }
+}
+
+#[cfg(test)]
+mod replay_tests {
+    use super::*;
+
+    #[test]
+    fn cut_positions_are_few_and_never_after_the_first_symbol_fed() {
+        let cut = |symbol, valid_from| ReplayStart { symbol, valid_from, skipped: None }.cut_position();
+        assert_eq!([cut(1, 40), cut(1023, 1100), cut(1024, 1100), cut(5000, 5100)], [0, 0, 1024, 4096]);
+        // two thousand symbols are needed: the next power of two is the stride
+        assert_eq!([cut(3000, 5001), cut(4096, 6100), cut(9000, 11_500)], [2048, 4096, 8192]);
+    }
+}
+
+#[cfg(test)]
+mod search_rules_tests {
+    use super::*;
+
+    #[test]
+    fn values_have_names_and_spellings() {
+        for (value, name, json) in [
+            (EarlyStopping::True, "true", "true"),
+            (EarlyStopping::False, "false", "false"),
+            (EarlyStopping::Never, "never", "\"never\""),
+        ] {
+            assert_eq!((value.name(), EarlyStopping::parse(name)), (name, Some(value)));
+            assert_eq!(serde_json::from_str::<EarlyStopping>(json).unwrap(), value);
+            assert_eq!(serde_json::to_string(&value).unwrap(), json);
+        }
+        assert_eq!(EarlyStopping::parse("True"), None);
+        for rules in [SearchRules::Fairseq, SearchRules::Transformers] {
+            assert_eq!(serde_json::to_value(rules).unwrap(), rules.name());
+        }
+    }
+}
+
+#[cfg(test)]
+mod symbol_slices_tests {
+    use super::*;
+
+    /// Wherever the slices meet, they act as one.
+    #[test]
+    fn two_slices_are_one_text() {
+        let text: Vec<u32> = (0..200).collect();
+        for edge in [0, 1, 63, 64, 65, 100, 199, 200] {
+            let slices = SymbolSlices::new(&text[..edge], &text[edge..]);
+            assert_eq!((slices.len(), slices.is_empty(), slices.to_vec() == text), (200, false, true));
+            assert!(slices == &text && slices == SymbolSlices::from(&text) && slices != &text[..199]);
+            assert!((0..=200).all(|index| slices.get(index) == text.get(index).copied()));
+            for (start, end) in [(0, 0), (0, 64), (40, 120), (64, 200), (199, 200), (200, 200), (120, 40), (190, 201)] {
+                let range = slices.range(start..end).map(SymbolSlices::to_vec);
+                assert_eq!(range.as_deref(), text.get(start..end), "{start}..{end} of {edge}");
+            }
+            assert_eq!((slices.take(120).to_vec(), slices.take(300).len()), (text[..120].to_vec(), 200));
+            assert_eq!((slices.skip(120).to_vec(), slices.skip(300).len()), (text[120..].to_vec(), 0));
+        }
+    }
+
+    #[test]
+    fn texts_are_compared_to_their_first_difference() {
+        let text: Vec<u32> = (0..300).collect();
+        for end in [0, 1, 63, 64, 65, 128, 200, 300] {
+            for difference in [0, 1, 63, 64, 65, 127, 128, 199, 299] {
+                let mut other = text[..end].to_vec();
+                other.iter_mut().skip(difference).take(1).for_each(|symbol| *symbol += 1);
+                let expected = end.min(difference);
+                assert_eq!((common_len(&text, &other), common_len(&other, &text)), (expected, expected));
+                for edge in [0, 1, 64, 100, 300] {
+                    let slices = SymbolSlices::new(&text[..edge], &text[edge..]);
+                    assert_eq!((slices.common_len(&other), slices.starts_with(&other)), (expected, expected == end));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod trace_tests {
+    use super::*;
+    use crate::text::vocabulary::MAX_SYMBOLS;
+
+    #[test]
+    fn items_encode_symbol_and_boundary() {
+        for id in [0, 5, MAX_SYMBOLS as u32 + 4] {
+            assert_eq!((symbol(id), ends_segment(id)), (id, None));
+            for ends in [false, true] {
+                let item = item(id, ends);
+                assert_eq!((symbol(item), ends_segment(item)), (id, Some(ends)));
+                assert!(item != END && item != BEGIN);
+            }
+        }
+        assert_eq!((positions(&[END]), positions(&[BEGIN]), positions(&[3, 4])), (0, 0, 2));
+    }
+}

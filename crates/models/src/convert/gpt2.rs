@@ -1,0 +1,241 @@
+//! Checkpoints of GPT-2 as Hugging Face's `GPT2LMHeadModel` stores them: a folder with `config.json` and `model.safetensors` (or
+//! shards), names with or without `transformer.`. `config.json` may have a vocabulary in the form of latent segment models,
+//! special symbols included; without one, symbols have ids only.
+
+use crate::{
+    checkpoint::{
+        CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
+    },
+    convert::{self, Converted, read_config, rename_key},
+    family::TensorSpec,
+    load::blueprint,
+    text::TextNormaliser,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, path::Path};
+use weir_kernels::error::{Error, Result};
+
+/// Prefix of every name but the head's.
+const PREFIX: &str = "transformer.";
+
+const HEAD: &str = "lm_head.weight";
+
+/// Weir's name, the source's, and true if the source's is the transpose, (inputs, outputs).
+const MODEL: &[(&str, &str, bool)] = &[
+    ("embedding.weight", "wte.weight", false),
+    ("position.table", "wpe.weight", false),
+    ("norm.weight", "ln_f.weight", false),
+    ("norm.bias", "ln_f.bias", false),
+    ("head.weight", HEAD, false),
+];
+
+/// The same names within a layer.
+const LAYER: &[(&str, &str, bool)] = &[
+    ("attention.norm.weight", "ln_1.weight", false),
+    ("attention.norm.bias", "ln_1.bias", false),
+    ("attention.qkv.weight", "attn.c_attn.weight", true),
+    ("attention.qkv.bias", "attn.c_attn.bias", false),
+    ("attention.output.weight", "attn.c_proj.weight", true),
+    ("attention.output.bias", "attn.c_proj.bias", false),
+    ("feed_forward.norm.weight", "ln_2.weight", false),
+    ("feed_forward.norm.bias", "ln_2.bias", false),
+    ("feed_forward.up.weight", "mlp.c_fc.weight", true),
+    ("feed_forward.up.bias", "mlp.c_fc.bias", false),
+    ("feed_forward.down.weight", "mlp.c_proj.weight", true),
+    ("feed_forward.down.bias", "mlp.c_proj.bias", false),
+];
+
+/// Buffers of a layer that its shape determines: the causal mask, and the masked scores' value.
+const BUFFERS: &[&str] = &["attn.bias", "attn.masked_bias"];
+
+/// The keys of `config.json` that shape the model, with Hugging Face's defaults.
+#[derive(Debug, Deserialize)]
+struct Arguments {
+    vocab_size: usize,
+    vocab: Option<Vec<String>>,
+    #[serde(default = "positions")]
+    n_positions: usize,
+    #[serde(default = "width")]
+    n_embd: usize,
+    #[serde(default = "twelve")]
+    n_layer: usize,
+    #[serde(default = "twelve")]
+    n_head: usize,
+    n_inner: Option<usize>,
+    #[serde(default = "activation")]
+    activation_function: String,
+    #[serde(default = "epsilon")]
+    layer_norm_epsilon: f64,
+    #[serde(default = "yes")]
+    tie_word_embeddings: bool,
+    #[serde(default = "yes")]
+    scale_attn_weights: bool,
+    #[serde(default)]
+    scale_attn_by_inverse_layer_idx: bool,
+    #[serde(default)]
+    add_cross_attention: bool,
+}
+
+fn positions() -> usize {
+    1024
+}
+
+fn width() -> usize {
+    768
+}
+
+fn twelve() -> usize {
+    12
+}
+
+fn activation() -> String {
+    "gelu_new".into()
+}
+
+fn epsilon() -> f64 {
+    1e-5
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub(super) fn is_gpt2(text: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
+}
+
+/// Reads a folder. Fails if arguments are missing, out of bounds or of another architecture, or if tensors are missing,
+/// superfluous or of another shape.
+pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let file = dir.join(CONFIG_FILE);
+    let text = read_config(&file)?;
+    let arguments: Arguments = parse(&text, &file, "")?;
+    let config = arguments.config(&text, &file)?;
+    let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
+    let shapes = shapes_in(dir)?;
+    let prefix = if shapes.keys().any(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
+    let mut official: Vec<_> = specs.iter().map(|spec| SourceTensor::from_spec(spec, prefix).spec).collect();
+    official.extend(ignored(&shapes, prefix, arguments.n_layer));
+    let tied = shapes.contains_key(HEAD) && arguments.tie_word_embeddings;
+    if tied {
+        official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
+    }
+    let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
+    let embedding = tensors.get(&format!("{prefix}wte.weight"));
+    if tied && tensors.get(HEAD).map(Tensor::numbers) != embedding.map(Tensor::numbers) {
+        let expected = format!("the numbers of {prefix}wte.weight, to which it is tied");
+        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "other numbers"));
+    }
+    let weights = Weights::collect(specs, |spec| {
+        let SourceTensor { spec: source, transposed } = SourceTensor::from_spec(spec, prefix);
+        let numbers = tensors.take(&source.name)?;
+        Ok(if transposed { transpose(&numbers, &spec.shape) } else { numbers })
+    })?;
+    Ok(Converted { config, weights })
+}
+
+impl Arguments {
+    /// Returns the configuration of these arguments, which are in the file's `text`.
+    fn config(&self, text: &[u8], file: &Path) -> Result<Config> {
+        let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
+        let switches = [
+            ("scale_attn_weights", self.scale_attn_weights, true),
+            ("scale_attn_by_inverse_layer_idx", self.scale_attn_by_inverse_layer_idx, false),
+            ("add_cross_attention", self.add_cross_attention, false),
+        ];
+        if let Some((key, found, expected)) = switches.into_iter().find(|(_, found, expected)| found != expected) {
+            return wrong(key, &expected.to_string(), found.to_string());
+        }
+        if self.n_head == 0 || !self.n_embd.is_multiple_of(self.n_head) {
+            return wrong("n_head", &format!("a divisor of n_embd, {}", self.n_embd), self.n_head.to_string());
+        }
+        let activation = match self.activation_function.as_str() {
+            "gelu_new" | "gelu_pytorch_tanh" => "gelu-tanh",
+            "silu" | "swish" => "silu",
+            "gelu" => "gelu",
+            "relu" => "relu",
+            other => return wrong("activation_function", "gelu_new, gelu, relu or silu", format!("{other:?}")),
+        };
+        let architecture = json!({
+            "layers": self.n_layer,
+            "dim": self.n_embd,
+            "heads": self.n_head,
+            "head_dim": self.n_embd / self.n_head,
+            "feed_forward": self.n_inner.unwrap_or(self.n_embd.saturating_mul(4)),
+            "activation": activation,
+            "layer_norm_eps": self.layer_norm_epsilon,
+            "position": { "learned": { "positions": self.n_positions } },
+            "window": "full",
+            "sub_norms": false,
+            "scale_embedding": false,
+            "tied": self.tie_word_embeddings,
+        });
+        let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
+        let symbols = if has_specials {
+            parse::<convert::SpecialVocabulary>(text, file, "")?.config(file)?
+        } else {
+            convert::listed(self.vocab.as_deref(), self.vocab_size, file)?
+        };
+        Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
+            .map_err(in_official_terms)
+    }
+}
+
+struct SourceTensor {
+    spec: TensorSpec,
+    transposed: bool,
+}
+
+impl SourceTensor {
+    /// Returns the source of one of weir's tensors; under its own name if there is none, so that it is reported as missing.
+    fn from_spec(spec: &TensorSpec, prefix: &str) -> Self {
+        let found = |table: &[(&str, &'static str, bool)], name: &str| {
+            table.iter().find(|(weir, ..)| *weir == name).map(|&(_, source, transposed)| (source, transposed))
+        };
+        let in_layer = || {
+            let (index, part) = spec.name.strip_prefix("layers.")?.split_once('.')?;
+            let (source, transposed) = found(LAYER, part)?;
+            Some((format!("{prefix}h.{index}.{source}"), transposed))
+        };
+        let prefixed = |(source, transposed): (&str, bool)| {
+            (if source == HEAD { source.to_owned() } else { format!("{prefix}{source}") }, transposed)
+        };
+        let known = found(MODEL, &spec.name).map(prefixed).or_else(in_layer);
+        let (name, transposed) = known.unwrap_or_else(|| (spec.name.clone(), false));
+        let mut shape = spec.shape.clone();
+        if transposed {
+            shape.reverse();
+        }
+        Self { spec: TensorSpec::zeros(name, shape), transposed }
+    }
+}
+
+/// Returns the buffers that the file has. Older versions of transformers stored them as numbers, bytes or booleans.
+fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
+    let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
+    names.filter_map(|name| Some(TensorSpec::unused(&*name, shapes.get(&name)?.clone()))).collect()
+}
+
+/// Transposes (inputs, outputs) to `shape`, (outputs, inputs).
+fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
+    let outputs = shape.first().copied().unwrap_or(0);
+    let inputs = shape.get(1).copied().unwrap_or(0);
+    (0..outputs).flat_map(|o| (0..inputs).map(move |i| numbers[i * outputs + o])).collect()
+}
+
+/// Replaces a key of weir's configuration in an error by the source's.
+fn in_official_terms(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("architecture.layers", "n_layer"),
+        ("architecture.dim", "n_embd"),
+        ("architecture.heads", "n_head"),
+        ("architecture.head_dim", "n_embd / n_head"),
+        ("architecture.feed_forward", "n_inner"),
+        ("architecture.layer_norm_eps", "layer_norm_epsilon"),
+        ("architecture.position", "n_positions"),
+        ("architecture.position.learned.positions", "n_positions"),
+        ("training_length", "n_positions"),
+    ];
+    rename_key(error, KEYS, convert::official_key)
+}

@@ -1,0 +1,309 @@
+//! Checkpoints of Latent Segment Language Models. The authors released no code, so the source is the layout of the paper's parts
+//! in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`. The paper's baseline is
+//! Hugging Face's GPT-2 (`model_type` "gpt2") with the same vocabulary.
+
+use crate::{
+    checkpoint::{
+        CONFIG_FILE, Config, TensorSpec, Weights,
+        json::{UniqueMap, parse},
+        read_weights_with_progress,
+    },
+    convert::{Converted, SpecialVocabulary, gpt2, official_key, read_config, rename_key, source_name},
+    load::blueprint,
+    text::TextNormaliser,
+};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Value, json};
+use std::path::Path;
+use weir_kernels::error::{Error, Result};
+
+/// Complete names.
+const MODEL: &[(&str, &str)] = &[
+    ("embedding.weight", "shared.weight"),
+    ("token.embedding.weight", "token_encoder.embed_tokens.weight"),
+    ("decoder.embedding.weight", "decoder.embed_tokens.weight"),
+    ("token.distance_bias.weight", "token_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("context.distance_bias.weight", "context_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("decoder.distance_bias.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("token.norm.weight", "token_encoder.final_layer_norm.weight"),
+    ("context.norm.weight", "context_encoder.final_layer_norm.weight"),
+    ("decoder.norm.weight", "decoder.final_layer_norm.weight"),
+    ("boundary.hidden.weight", "boundary_predictor.wi.weight"),
+    ("boundary.output.weight", "boundary_predictor.wo.weight"),
+    ("context.projection.weight", "context_encoder.input_projection.weight"),
+    ("head.weight", "lm_head.weight"),
+    ("head.bias", "lm_head.bias"),
+];
+
+/// Names within a layer, except the feed-forward's, which comes after the decoder's cross-attention.
+const LAYER: &[(&str, &str)] = &[
+    ("attention.query.weight", "layer.0.SelfAttention.q.weight"),
+    ("attention.key.weight", "layer.0.SelfAttention.k.weight"),
+    ("attention.value.weight", "layer.0.SelfAttention.v.weight"),
+    ("attention.output.weight", "layer.0.SelfAttention.o.weight"),
+    ("attention.norm.weight", "layer.0.layer_norm.weight"),
+    ("memory.query.weight", "layer.1.EncDecAttention.q.weight"),
+    ("memory.key.weight", "layer.1.EncDecAttention.k.weight"),
+    ("memory.value.weight", "layer.1.EncDecAttention.v.weight"),
+    ("memory.output.weight", "layer.1.EncDecAttention.o.weight"),
+    ("memory.norm.weight", "layer.1.layer_norm.weight"),
+];
+
+const FEED_FORWARD: &[(&str, &str)] = &[
+    ("feed_forward.up.weight", "DenseReluDense.wi.weight"),
+    ("feed_forward.down.weight", "DenseReluDense.wo.weight"),
+    ("feed_forward.norm.weight", "layer_norm.weight"),
+];
+
+/// The stacks, and the index of the feed-forward in their layers.
+const STACKS: &[(&str, &str, usize)] =
+    &[("token", "token_encoder", 1), ("context", "context_encoder", 1), ("decoder", "decoder", 2)];
+
+/// Reads a folder in that layout, or GPT-2's. Fails if arguments are missing, unknown, out of bounds or of another
+/// architecture, or if tensors are missing, superfluous or of another shape.
+pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let file = dir.join(CONFIG_FILE);
+    let text = read_config(&file)?;
+    if gpt2::is_gpt2(&text) {
+        return gpt2::read(dir, progress);
+    }
+    let UniqueMap(keys): UniqueMap<IgnoredAny> = parse(&text, &file, "")?;
+    check_keys(keys.keys().map(String::as_str), &file)?;
+    let arguments: Arguments = parse(&text, &file, "")?;
+    let vocabulary: SpecialVocabulary = parse(&text, &file, "")?;
+    let config = arguments.config(&vocabulary, &file)?;
+    let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
+    let official: Vec<_> = specs.iter().map(official_tensor).collect();
+    let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
+    Ok(Converted { config, weights: Weights::collect(specs, |spec| tensors.take(&official_tensor(spec).name))? })
+}
+
+/// Returns the tensor under the source's name; under its own if there is none, so that it is reported as missing.
+fn official_tensor(spec: &TensorSpec) -> TensorSpec {
+    let in_layer = || {
+        let (stack, rest) = spec.name.split_once('.')?;
+        let (index, part) = rest.split_once('.')?;
+        let (_, stack, feed_forward) = STACKS.iter().find(|(weir, ..)| *weir == stack)?;
+        let part = match source_name(LAYER, part) {
+            Some(official) => official.to_owned(),
+            None => format!("layer.{feed_forward}.{}", source_name(FEED_FORWARD, part)?),
+        };
+        Some(format!("{stack}.block.{index}.{part}"))
+    };
+    let name = source_name(MODEL, &spec.name).map(str::to_owned).or_else(in_layer);
+    TensorSpec { name: name.unwrap_or_else(|| spec.name.clone()), ..spec.clone() }
+}
+
+/// The paper's training window in symbols (English; App. A), for which there is no key.
+const TRAINING_LENGTH: usize = 150;
+
+/// Keys of `config.json` that do not change the outputs: Hugging Face's own, those of training, and the file's origin.
+const IGNORED: &str = "_name_or_path, architectures, auto_map, dropout_rate, dtype, golden_info, initializer_factor, \
+    torch_dtype, transformers_version, use_cache";
+
+/// Keys that [`Arguments`] and [`SpecialVocabulary`] read.
+const READ: &str = "model_type, token_encoder, context_encoder, decoder, feed_forward_proj, layer_norm_epsilon, \
+    boundary_predictor, pooling, width_matching, share_embeddings, tie_word_embeddings, generation_boundary_source, \
+    vocab_type, vocab_size, vocab, byte_offset, bos_token_id, eos_token_id, segment_bos_token_id, next_token_id, \
+    unk_token_id";
+
+/// Rejects an unknown key, which would otherwise be silently ignored. The error names the first one.
+fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>, file: &Path) -> Result<()> {
+    match keys.find(|key| READ.split(", ").chain(IGNORED.split(", ")).all(|known| known != *key)) {
+        None => Ok(()),
+        Some(key) => {
+            let expected = format!("one of {READ}; or, ignored, {IGNORED}");
+            Err(Error::checkpoint(file, key, expected, "an unknown key"))
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Arguments {
+    model_type: String,
+    token_encoder: StackArguments,
+    context_encoder: StackArguments,
+    decoder: StackArguments,
+    #[serde(default = "relu")]
+    feed_forward_proj: String,
+    #[serde(default = "epsilon")]
+    layer_norm_epsilon: f64,
+    boundary_predictor: PredictorArguments,
+    pooling: PoolingArguments,
+    width_matching: Option<WidthMatching>,
+    #[serde(default)]
+    share_embeddings: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default)]
+    generation_boundary_source: BoundarySource,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StackArguments {
+    num_layers: usize,
+    d_model: usize,
+    d_ff: usize,
+    num_heads: usize,
+    d_kv: Option<usize>,
+    #[serde(default = "buckets")]
+    relative_attention_num_buckets: usize,
+    #[serde(default = "max_distance")]
+    relative_attention_max_distance: usize,
+    #[serde(default)]
+    relative_attention_bidirectional: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PredictorArguments {
+    d_ff: Option<usize>,
+    #[serde(default = "half")]
+    threshold: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+enum PoolingArguments {
+    Dp {},
+    Hops { n_hops: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum WidthMatching {
+    None,
+    Projection,
+    FirstLayer,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum BoundarySource {
+    #[default]
+    Nxt,
+    Predictor,
+}
+
+fn relu() -> String {
+    "relu".into()
+}
+
+fn epsilon() -> f64 {
+    1e-6
+}
+
+fn buckets() -> usize {
+    32
+}
+
+fn max_distance() -> usize {
+    128
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+impl Arguments {
+    /// Returns the configuration of these arguments and the vocabulary; errors name `file`. Fails if a key is out of
+    /// bounds, missing, or contradicts another.
+    fn config(&self, vocabulary: &SpecialVocabulary, file: &Path) -> Result<Config> {
+        let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
+        if self.model_type != "lslm" {
+            return wrong("model_type", "\"lslm\"", format!("{:?}", self.model_type));
+        }
+        if self.feed_forward_proj != "relu" {
+            return wrong("feed_forward_proj", "\"relu\", without gates", format!("{:?}", self.feed_forward_proj));
+        }
+        let pooling = match self.pooling {
+            PoolingArguments::Dp {} => json!("mean"),
+            PoolingArguments::Hops { n_hops } => json!({ "hops": n_hops }),
+        };
+        let widths = match self.width_matching {
+            Some(WidthMatching::None) => "equal",
+            Some(WidthMatching::Projection) => "projection",
+            Some(WidthMatching::FirstLayer) => "first-layer",
+            None if self.token_encoder.d_model == self.context_encoder.d_model => "equal",
+            None => "projection",
+        };
+        let driver = if self.generation_boundary_source == BoundarySource::Nxt { "nxt" } else { "predictor" };
+        let hidden = self.boundary_predictor.d_ff.unwrap_or(self.token_encoder.d_ff);
+        let architecture = json!({
+            "token": self.token_encoder.architecture("token_encoder", file)?,
+            "context": self.context_encoder.architecture("context_encoder", file)?,
+            "decoder": self.decoder.architecture("decoder", file)?,
+            "norm_eps": self.layer_norm_epsilon,
+            "pooling": pooling,
+            "boundaries": { "kind": "learned", "hidden": hidden, "threshold": self.boundary_predictor.threshold },
+            "widths": widths,
+            "shared_embedding": self.share_embeddings,
+            "tied_head": self.tie_word_embeddings,
+            "driver": driver,
+        });
+        Config::new("lslm", vocabulary.config(file)?, TextNormaliser::None, TRAINING_LENGTH, &architecture, file)
+            .map_err(in_official_terms)
+    }
+}
+
+impl StackArguments {
+    fn architecture(&self, key: &str, file: &Path) -> Result<Value> {
+        let head_dim = match self.d_kv {
+            Some(width) => width,
+            None if self.num_heads > 0 && self.d_model.is_multiple_of(self.num_heads) => self.d_model / self.num_heads,
+            None => {
+                let found = format!("{} / {}", self.d_model, self.num_heads);
+                let expected = "a d_kv, where num_heads does not divide d_model";
+                return Err(Error::checkpoint(file, format!("{key}.d_kv"), expected, found));
+            }
+        };
+        Ok(json!({
+            "layers": self.num_layers,
+            "dim": self.d_model,
+            "heads": self.num_heads,
+            "head_dim": head_dim,
+            "feed_forward": self.d_ff,
+            "buckets": self.relative_attention_num_buckets,
+            "max_distance": self.relative_attention_max_distance,
+            "bidirectional_buckets": self.relative_attention_bidirectional,
+        }))
+    }
+}
+
+/// Replaces the values of `widths` in a message by the source's.
+fn official_widths(message: &str) -> String {
+    message.replacen("equal", "none", 1).replace("first-layer", "first_layer")
+}
+
+/// Replaces a key of weir's configuration in an error by the source's.
+fn in_official_terms(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("architecture.norm_eps", "layer_norm_epsilon"),
+        ("architecture.boundaries.hidden", "boundary_predictor.d_ff"),
+        ("architecture.boundaries.threshold", "boundary_predictor.threshold"),
+        ("architecture.widths", "width_matching"),
+        ("architecture.shared_embedding", "share_embeddings"),
+    ];
+    const STACKS: &[(&str, &str)] =
+        &[("token", "token_encoder"), ("context", "context_encoder"), ("decoder", "decoder")];
+    const SIZES: &[(&str, &str)] = &[
+        ("layers", "num_layers"),
+        ("dim", "d_model"),
+        ("heads", "num_heads"),
+        ("head_dim", "d_kv"),
+        ("feed_forward", "d_ff"),
+        ("buckets", "relative_attention_num_buckets"),
+        ("max_distance", "relative_attention_max_distance"),
+    ];
+    let in_stack = |key: &str| {
+        let (stack, size) = key.strip_prefix("architecture.")?.split_once('.')?;
+        Some(format!("{}.{}", source_name(STACKS, stack)?, source_name(SIZES, size)?))
+    };
+    match rename_key(error, KEYS, |key| in_stack(key).unwrap_or_else(|| official_key(key))) {
+        Error::Checkpoint { file, key, expected, found } if key == "width_matching" => {
+            Error::Checkpoint { file, key, expected: official_widths(&expected), found: official_widths(&found) }
+        }
+        other => other,
+    }
+}

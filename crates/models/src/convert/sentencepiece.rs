@@ -1,0 +1,220 @@
+//! Reads SentencePiece models: the fields of their protocol buffer that define how text is split into pieces.
+
+use crate::text::vocabulary::MAX_SYMBOLS;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use prost::Message;
+use serde_json::{Value as Json, json};
+use std::path::Path;
+use weir_kernels::error::{Error, Result};
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Piece {
+    #[prost(string, optional, tag = "1")]
+    piece: Option<String>,
+    #[prost(float, optional, tag = "2")]
+    score: Option<f32>,
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Trainer {
+    #[prost(int32, optional, tag = "3")]
+    model_type: Option<i32>,
+    #[prost(bool, optional, tag = "22")]
+    split_by_whitespace: Option<bool>,
+    #[prost(bool, optional, tag = "24")]
+    treat_whitespace_as_suffix: Option<bool>,
+    #[prost(bool, optional, tag = "35")]
+    byte_fallback: Option<bool>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Normalizer {
+    #[prost(bytes = "vec", optional, tag = "2")]
+    precompiled_charsmap: Option<Vec<u8>>,
+    #[prost(bool, optional, tag = "3")]
+    add_dummy_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    remove_extra_whitespaces: Option<bool>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelProto {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<Trainer>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<Normalizer>,
+}
+
+/// Default of `model_type`.
+const UNIGRAM: i32 = 1;
+
+const BPE: i32 = 2;
+
+/// Kind of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
+const NORMAL: i32 = 1;
+
+/// Kind of the unknown piece.
+const UNKNOWN: i32 = 2;
+
+const CONTROL: i32 = 3;
+
+/// Special pieces that every model has, at ids of its own.
+const SPECIAL_PIECES: [&str; 3] = ["<s>", "</s>", "<pad>"];
+
+const USER_DEFINED: i32 = 4;
+
+/// Algorithm that splits text into pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// Maximizes the sum of the scores.
+    Unigram,
+    /// Starts from characters and merges the neighbours whose piece has the largest score.
+    Bpe,
+}
+
+pub(super) struct SentencePiece {
+    pub(super) algorithm: Algorithm,
+    /// Text pieces with their scores, in order of the model's ids.
+    pub(super) pieces: Vec<(String, f32)>,
+    /// All pieces except the usual special ones, in order of the model's ids.
+    pub(super) all: Vec<String>,
+    /// All pieces with their scores; the index is the model's id.
+    pub(super) by_id: Vec<(String, f32)>,
+    /// True if the model replaces an unknown character by pieces of its bytes.
+    pub(super) byte_fallback: bool,
+    /// Character replacements of the normaliser, in SentencePiece's own format.
+    pub(super) charsmap: Option<Vec<u8>>,
+}
+
+/// Reads a model. Fails if the file is not a SentencePiece model, or its kind or settings are not supported.
+pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
+    let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
+    let model = ModelProto::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
+    let count = model.pieces.len();
+    if count > MAX_SYMBOLS {
+        return Err(wrong(&format!("at most {MAX_SYMBOLS} pieces"), format!("{count} pieces")));
+    }
+    let trainer = model.trainer.unwrap_or_default();
+    let normalizer = model.normalizer.unwrap_or_default();
+    // tokenizer.json cannot express other values of these settings.
+    let settings = [
+        ("trainer_spec.treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, false),
+        ("trainer_spec.split_by_whitespace", trainer.split_by_whitespace, true),
+        ("normalizer_spec.add_dummy_prefix", normalizer.add_dummy_prefix, true),
+        ("normalizer_spec.remove_extra_whitespaces", normalizer.remove_extra_whitespaces, true),
+    ];
+    if let Some((key, _, only)) = settings.into_iter().find(|(_, found, only)| *found == Some(!only)) {
+        return Err(Error::checkpoint(file, key, only.to_string(), (!only).to_string()));
+    }
+    let algorithm = match trainer.model_type.unwrap_or(UNIGRAM) {
+        UNIGRAM => Algorithm::Unigram,
+        BPE => Algorithm::Bpe,
+        other => return Err(wrong("a unigram or BPE model of SentencePiece", format!("model_type {other}"))),
+    };
+    let own = model.pieces.iter().find(|piece| piece.kind == Some(USER_DEFINED));
+    if let (Algorithm::Bpe, Some(piece)) = (algorithm, own) {
+        let found = format!("the user-defined piece {:?}", piece.piece.as_deref().unwrap_or_default());
+        return Err(wrong("a BPE model without user-defined pieces", found));
+    }
+    let is_text = |piece: &Piece| [NORMAL, USER_DEFINED].contains(&piece.kind.unwrap_or(NORMAL));
+    let usual = |piece: &Piece| match piece.kind.unwrap_or(NORMAL) {
+        UNKNOWN => true,
+        CONTROL => piece.piece.as_deref().is_some_and(|piece| SPECIAL_PIECES.contains(&piece)),
+        _ => false,
+    };
+    let others = model.pieces.iter().filter(|piece| !usual(piece));
+    let all = others.map(|piece| piece.piece.clone().unwrap_or_default()).collect();
+    let scored = |piece: &Piece| (piece.piece.clone().unwrap_or_default(), piece.score.unwrap_or(0.0));
+    let by_id = model.pieces.iter().map(scored).collect();
+    let pieces: Vec<_> = model.pieces.into_iter().filter(is_text).collect();
+    if pieces.is_empty() {
+        return Err(wrong("a SentencePiece model", "no pieces".into()));
+    }
+    Ok(SentencePiece {
+        algorithm,
+        pieces: pieces.iter().map(scored).collect(),
+        all,
+        by_id,
+        byte_fallback: trainer.byte_fallback == Some(true),
+        charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
+    })
+}
+
+/// Represents a space.
+pub(super) const SPACE: &str = "\u{2581}";
+
+/// Returns the pre-tokenizer or decoder of `tokenizer.json` that replaces spaces by [`SPACE`].
+pub(super) fn metaspace(prefix: &str) -> Json {
+    json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
+}
+
+/// Returns the normaliser of `tokenizer.json` that does what the model's does before it splits text.
+pub(super) fn normalizer(model: &SentencePiece) -> Json {
+    let mut steps = Vec::new();
+    if let Some(map) = &model.charsmap {
+        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map) }));
+    }
+    // a leading space stays: it stands for the prefix that the text would get
+    steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
+    steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+    json!({ "type": "Sequence", "normalizers": steps })
+}
+
+#[cfg(test)]
+pub(super) fn written(pieces: &[(&str, f32, i32)], model_type: i32) -> Vec<u8> {
+    let piece = |&(piece, score, kind): &(&str, f32, i32)| Piece {
+        piece: Some(piece.into()),
+        score: Some(score),
+        kind: Some(kind),
+    };
+    let trainer = Trainer { model_type: Some(model_type), ..Trainer::default() };
+    ModelProto { pieces: pieces.iter().map(piece).collect(), trainer: Some(trainer), normalizer: None }.encode_to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsupported_settings_are_named_in_the_error() {
+        let trainers = [
+            ("treat_whitespace_as_suffix", Trainer { treat_whitespace_as_suffix: Some(true), ..Trainer::default() }),
+            ("split_by_whitespace", Trainer { split_by_whitespace: Some(false), ..Trainer::default() }),
+        ];
+        let normalizers = [
+            ("add_dummy_prefix", Normalizer { add_dummy_prefix: Some(false), ..Normalizer::default() }),
+            ("remove_extra_whitespaces", Normalizer { remove_extra_whitespaces: Some(false), ..Normalizer::default() }),
+        ];
+        let pieces = vec![Piece { piece: Some("a".into()), ..Piece::default() }];
+        let model = |trainer, normalizer| ModelProto { pieces: pieces.clone(), trainer, normalizer }.encode_to_vec();
+        let all = trainers.into_iter().map(|(key, trainer)| (key, model(Some(trainer), None)));
+        let all = all.chain(normalizers.into_iter().map(|(key, normalizer)| (key, model(None, Some(normalizer)))));
+        for (key, bytes) in all {
+            let Err(error) = read(&bytes, Path::new("spm.model")) else { panic!("{key} was accepted") };
+            assert!(error.to_string().contains(key), "{error}");
+        }
+        assert!(read(&model(None, None), Path::new("spm.model")).is_ok());
+    }
+
+    #[test]
+    fn pieces_are_limited() {
+        let model = |count| ModelProto { pieces: vec![Piece::default(); count], trainer: None, normalizer: None };
+        let Err(error) = read(&model(MAX_SYMBOLS + 1).encode_to_vec(), Path::new("spm.model")) else {
+            panic!("too many pieces were accepted")
+        };
+        let expected = "spm.model: the file: expected at most 1114112 pieces, found 1114113 pieces";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn special_pieces_keep_their_ids() {
+        let pieces =
+            [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<mask>", 0.0, 3), ("a", -1.0, 1), ("b", -2.0, 5)];
+        let model = read(&written(&pieces, 1), Path::new("spm.model")).unwrap();
+        assert_eq!((model.all, model.pieces.len()), (vec!["<mask>".into(), "a".into(), "b".into()], 1));
+    }
+}

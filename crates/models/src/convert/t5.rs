@@ -1,0 +1,756 @@
+//! Checkpoints of T5, flan-T5, mT5, ByT5, LongT5 and MrT5 as Hugging Face stores them: a folder with `config.json`, the weights in
+//! `model.safetensors` or `pytorch_model.bin` (or shards of either), and the tokenizer in `tokenizer.json` or `spiece.model`. Bytes
+//! need no file. `generation_config.json` and `task_specific_params.summarization` become defaults of requests.
+//!
+//! Tensors keep their names, except that a LongT5 encoder's attention is named `SelfAttention` as in all others. Copies of the
+//! embedding and the stale table of the first cross-attention are checked and dropped.
+
+use crate::{
+    checkpoint::{
+        CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights,
+        files::check_inside,
+        json::{parse, read_limited},
+        read_weights_with_progress,
+        weights::{FilesDigest, Shard, indexed_pickles, same_names, shapes_in},
+    },
+    contract::{EarlyStopping, GenerationDefaults},
+    convert::{
+        Converted, read_config,
+        sentencepiece::{self, Algorithm, metaspace, normalizer},
+        torch::{TorchFile, TorchTensors},
+    },
+    family::TensorSpec,
+    load::blueprint,
+    text::{
+        SubwordTokenizer, TextNormaliser,
+        subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
+        vocabulary::MAX_SYMBOLS,
+    },
+};
+use serde::Deserialize;
+use serde_json::{Map, Value as Json, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use weir_kernels::error::{Error, Result};
+
+/// Values of `model_type`.
+pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
+
+pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
+
+const HEAD: &str = "lm_head.weight";
+
+/// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if an argument is missing or out of range, a tensor is missing, unknown or of
+/// another shape, copies of the embedding differ, or the tokenizer does not match the model.
+pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    read_types(dir, T5_TYPES, progress)
+}
+
+/// Reads a folder of MrT5. Fails as [`read`] does.
+pub(super) fn read_mrt5(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    read_types(dir, MRT5_TYPES, progress)
+}
+
+fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let folder = T5Folder::open(dir, types)?;
+    let tensors = folder.read(progress)?.tensors;
+    // a stored copy of the embedding is not written again
+    let config = folder.config(folder.head_is_copy(&tensors))?;
+    let weights = folder.collect(&config, tensors)?;
+    Ok(Converted { config, weights })
+}
+
+/// Returns the configuration of a folder that is read without conversion. Reads the headers of its weights only. Fails as [`read`]
+/// does.
+pub(super) fn config_in_place(dir: &Path, types: &[&str]) -> Result<Config> {
+    let folder = T5Folder::open(dir, types)?;
+    folder.config(folder.is_tied())
+}
+
+/// Reads the weights that [`config_in_place`] asks for, under weir's names. Also returns the SHA-256 of their files. Fails as [`read`]
+/// does.
+pub(super) fn weights_in_place(
+    dir: &Path,
+    types: &[&str],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    let folder = T5Folder::open(dir, types)?;
+    let ReadWeights { tensors, sha256 } = folder.read(progress)?;
+    let config = folder.config(folder.is_tied())?;
+    Ok((folder.collect(&config, tensors)?, sha256))
+}
+
+/// A folder in Hugging Face's layout, without the data of its tensors.
+struct T5Folder<'a> {
+    file: PathBuf,
+    arguments: Arguments,
+    source: SourceWeights<'a>,
+    vocabulary: VocabularyConfig,
+    subwords: Option<Arc<SubwordTokenizer>>,
+    generation: GenerationDefaults,
+}
+
+impl<'a> T5Folder<'a> {
+    fn open(dir: &'a Path, types: &[&str]) -> Result<Self> {
+        let file = dir.join(CONFIG_FILE);
+        let json: Json = parse(&read_config(&file)?, &file, "")?;
+        let arguments = Arguments::read(&json, types, &file)?;
+        let source = SourceWeights::open(dir)?;
+        let (vocabulary, subwords) = read_tokenizer(dir, &json, arguments.vocab_size)?;
+        let mut generation = read_generation(dir, &json)?;
+        if matches!(vocabulary, VocabularyConfig::Pieces(_, None)) {
+            // without a tokenizer the model takes ids only
+            generation.prefix.clear();
+        }
+        Ok(Self { file, arguments, source, vocabulary, subwords, generation })
+    }
+
+    fn has_head(&self) -> bool {
+        self.source.names.contains(HEAD)
+    }
+
+    /// Returns true if the head is the embedding, by the names of the tensors and the keys of the configuration.
+    fn is_tied(&self) -> bool {
+        !self.has_head() || self.arguments.is_tied()
+    }
+
+    /// Returns true if the head is the embedding, by the numbers of both.
+    fn head_is_copy(&self, tensors: &Weights) -> bool {
+        !self.has_head() || !self.differs(HEAD, tensors)
+    }
+
+    /// Returns true if a tensor is there and differs from the embedding.
+    fn differs(&self, name: &str, tensors: &Weights) -> bool {
+        let embedding = self.embedding();
+        let own = tensors.get(name).filter(|_| name != embedding);
+        own.is_some_and(|own| !tensors.get(embedding).is_some_and(|table| own.has_numbers_of(table)))
+    }
+
+    /// The source's name of the embedding.
+    fn embedding(&self) -> &'static str {
+        EMBEDDINGS.into_iter().find(|name| self.source.names.contains(*name)).unwrap_or(EMBEDDING)
+    }
+
+    /// Returns the source's name of a tensor.
+    fn official(&self, name: &str) -> String {
+        if name == EMBEDDING { self.embedding().to_owned() } else { self.arguments.official_name(name) }
+    }
+
+    fn config(&self, tied_head: bool) -> Result<Config> {
+        let config = self.arguments.config(self.vocabulary.clone(), tied_head, &self.file)?;
+        Ok(config.with(self.subwords.clone(), Some(self.generation.clone())))
+    }
+
+    /// Reads all tensors under the source's names. Fails if copies of the embedding differ.
+    fn read(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
+        let separate = self.config(!self.has_head())?;
+        let specs = blueprint(&separate, &self.file)?.tensors();
+        let official: Vec<String> = specs.iter().map(|spec| self.official(&spec.name)).collect();
+        let read = self.source.read(&specs, &official, progress)?;
+        let tensors = &read.tensors;
+        let embedding = self.embedding();
+        if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, tensors)) {
+            let expected = format!("the numbers of {embedding} (both sides share the embedding)");
+            return Err(Error::checkpoint(&self.file, copy, expected, "other numbers"));
+        }
+        if self.arguments.is_tied() && !self.head_is_copy(tensors) {
+            let expected = format!("the numbers of {embedding} (tie_word_embeddings is true)");
+            return Err(Error::checkpoint(&self.file, HEAD, expected, "other numbers"));
+        }
+        Ok(read)
+    }
+
+    /// Returns the tensors that a configuration asks for, under weir's names.
+    fn collect(&self, config: &Config, mut tensors: Weights) -> Result<Weights> {
+        let mut weights = Weights::default();
+        for spec in blueprint(config, &self.file)?.tensors() {
+            let tensor = tensors.take_tensor(&self.official(&spec.name))?;
+            weights.insert(spec.name, tensor);
+        }
+        Ok(weights)
+    }
+}
+
+/// Maximum tokens of a document, and maximum symbols of a text: distances beyond the last bucket share it, so the model itself has
+/// no limit. `config.json` may state others.
+const SOURCE_LENGTH: usize = 16_384;
+
+const TARGET_LENGTH: usize = 4096;
+
+/// Training window of a model that does not state it.
+const TRAINING_LENGTH: usize = 512;
+
+/// The keys that matter for inference.
+#[derive(Debug, Deserialize)]
+struct Arguments {
+    model_type: String,
+    vocab_size: usize,
+    d_model: usize,
+    d_kv: usize,
+    d_ff: usize,
+    num_layers: usize,
+    num_decoder_layers: Option<usize>,
+    num_heads: usize,
+    relative_attention_num_buckets: usize,
+    relative_attention_max_distance: usize,
+    feed_forward_proj: String,
+    /// Overrides the nonlinearity of `feed_forward_proj`.
+    dense_act_fn: Option<String>,
+    /// Overrides whether `feed_forward_proj` has a gate.
+    is_gated_act: Option<bool>,
+    layer_norm_epsilon: f64,
+    tie_word_embeddings: bool,
+    scale_decoder_outputs: Option<bool>,
+    transformers_version: Option<String>,
+    n_positions: Option<usize>,
+    encoder_attention_type: String,
+    local_radius: usize,
+    global_block_size: usize,
+    deletion_type: Option<String>,
+    sigmoid_mask_scale: f64,
+    deletion_threshold: Option<f64>,
+    delete_gate_layer: usize,
+    gate_layer_norm: bool,
+    use_softmax1: bool,
+}
+
+/// Values of absent keys.
+fn defaults(model_type: &str) -> Json {
+    let mut all = json!({
+        "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "feed_forward_proj": "relu",
+        "layer_norm_epsilon": 1e-6, "tie_word_embeddings": true, "encoder_attention_type": "local", "local_radius": 127,
+        "global_block_size": 16, "sigmoid_mask_scale": -10.0, "delete_gate_layer": 2, "gate_layer_norm": true,
+        "use_softmax1": false,
+    });
+    if model_type == "mt5" {
+        let own = json!({ "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+            "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false });
+        if let (Some(all), Some(own)) = (all.as_object_mut(), own.as_object()) {
+            all.extend(own.clone());
+        }
+    }
+    all
+}
+
+impl Arguments {
+    /// Reads the keys of `config.json`. Fails if the model's type is none of `types`, a key has a wrong type, a special id is not
+    /// the usual one, or the model has absolute positions.
+    fn read(config: &Json, types: &[&str], file: &Path) -> Result<Self> {
+        let wrong = |key: &str, expected: String, found: &Json| {
+            Err(Error::checkpoint(
+                file,
+                key,
+                expected,
+                if found.is_null() { "nothing".into() } else { found.to_string() },
+            ))
+        };
+        let found = &config["model_type"];
+        let Some(model_type) = found.as_str().filter(|own| types.contains(own)) else {
+            let hint =
+                if types.contains(&"mrt5") { "--from t5 reads t5, mt5 and longt5" } else { "--from mrt5 reads mrt5" };
+            return wrong("model_type", format!("one of {} ({hint})", types.join(", ")), found);
+        };
+        let generation = generation_config(file.parent().unwrap_or(Path::new(".")))?;
+        for (key, usual) in [("pad_token_id", 0), ("eos_token_id", 1), ("decoder_start_token_id", 0)] {
+            for found in [&config[key], &generation[key]] {
+                let list = found.as_array().filter(|all| all.len() == 1).map(|all| &all[0]);
+                if !found.is_null() && list.unwrap_or(found) != &json!(usual) {
+                    return wrong(key, format!("{usual}, as in all published models"), found);
+                }
+            }
+        }
+        if config["has_absolute_position_embeddings"] == json!(true) {
+            let expected = "false: absolute positions are not supported".into();
+            return wrong("has_absolute_position_embeddings", expected, &json!(true));
+        }
+        let mut keys = defaults(model_type);
+        if let (Some(keys), Some(own)) = (keys.as_object_mut(), config.as_object()) {
+            keys.extend(
+                own.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())),
+            );
+        }
+        parse(keys.to_string().as_bytes(), file, "")
+    }
+
+    /// Returns true if the head must be the embedding.
+    fn is_tied(&self) -> bool {
+        // Version 5 writes `tie_word_embeddings` for every model, and `scale_decoder_outputs` for all types but mT5. It reads the head
+        // of the file.
+        let version = self.transformers_version.as_deref().and_then(|version| version.split('.').next()?.parse().ok());
+        let own_head = self.model_type == "mt5" && version >= Some(5_u32);
+        self.tie_word_embeddings && self.scale_decoder_outputs.is_none() && !own_head
+    }
+
+    /// Returns the source's name of a tensor.
+    fn official_name(&self, name: &str) -> String {
+        let attention = match (self.model_type.as_str(), self.encoder_attention_type.as_str()) {
+            ("longt5", "transient-global") => ".TransientGlobalSelfAttention.",
+            ("longt5", _) => ".LocalSelfAttention.",
+            _ => return name.to_owned(),
+        };
+        if name.starts_with("encoder.") { name.replace(".SelfAttention.", attention) } else { name.to_owned() }
+    }
+
+    /// Returns the configuration in weir's terms. Fails if a key is out of bounds.
+    fn config(&self, vocabulary: VocabularyConfig, tied_head: bool, file: &Path) -> Result<Config> {
+        let (gated, activation) = self.activation(file)?;
+        let scale_head = match self.scale_decoder_outputs {
+            _ if self.model_type == "mt5" => false,
+            Some(scaled) => scaled,
+            None => self.tie_word_embeddings,
+        };
+        let mut architecture = json!({
+            "encoder_layers": self.num_layers,
+            "decoder_layers": self.num_decoder_layers.unwrap_or(self.num_layers),
+            "dim": self.d_model,
+            "heads": self.num_heads,
+            "head_dim": self.d_kv,
+            "feed_forward": self.d_ff,
+            "activation": activation,
+            "gated": gated,
+            "norm_eps": self.layer_norm_epsilon,
+            "buckets": self.relative_attention_num_buckets,
+            "max_distance": self.relative_attention_max_distance,
+            "tied_head": tied_head,
+            "scale_head": scale_head,
+            "source_length": SOURCE_LENGTH,
+            "target_length": TARGET_LENGTH,
+        });
+        if let Some(keys) = architecture.as_object_mut() {
+            match self.model_type.as_str() {
+                "longt5" => {
+                    keys.insert("attention".into(), self.attention(file)?);
+                }
+                "mrt5" => self.deletion(keys, file)?,
+                _ => {}
+            }
+        }
+        let training_length = self.n_positions.unwrap_or(TRAINING_LENGTH).max(1);
+        Config::new("t5", vocabulary, TextNormaliser::None, training_length, &architecture, file)
+    }
+
+    /// Returns whether the feed-forward has a gate, and its nonlinearity in weir's terms.
+    fn activation(&self, file: &Path) -> Result<(bool, &'static str)> {
+        let projection = self.feed_forward_proj.as_str();
+        let (gate, last) = match projection.split_once('-') {
+            Some((gate, _)) => (gate, projection.rsplit('-').next()),
+            None => ("", Some(projection)),
+        };
+        // only this exact name means the approximation by tanh
+        let derived = if projection == "gated-gelu" { Some("gelu_new") } else { last };
+        let function = match self.dense_act_fn.as_deref().or(derived) {
+            Some("gelu_new" | "gelu_pytorch_tanh") => "gelu-tanh",
+            Some("relu") => "relu",
+            Some("gelu") => "gelu",
+            Some("silu" | "swish") => "silu",
+            _ => {
+                let names = "relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish";
+                return match &self.dense_act_fn {
+                    Some(name) => Err(Error::checkpoint(file, "dense_act_fn", names, format!("{name:?}"))),
+                    None => {
+                        let expected = format!("{names}, alone or after `gated-`");
+                        Err(Error::checkpoint(file, "feed_forward_proj", expected, format!("{projection:?}")))
+                    }
+                };
+            }
+        };
+        Ok((self.is_gated_act.unwrap_or(gate == "gated"), function))
+    }
+
+    fn attention(&self, file: &Path) -> Result<Json> {
+        let radius = self.local_radius;
+        match self.encoder_attention_type.as_str() {
+            "local" => Ok(json!({ "kind": "local", "radius": radius })),
+            "transient-global" => {
+                Ok(json!({ "kind": "transient-global", "radius": radius, "group": self.global_block_size }))
+            }
+            other => {
+                let found = format!("{other:?}");
+                Err(Error::checkpoint(file, "encoder_attention_type", "local or transient-global", found))
+            }
+        }
+    }
+
+    fn deletion(&self, keys: &mut Map<String, Json>, file: &Path) -> Result<()> {
+        let kind = self.deletion_type.as_deref();
+        let function = match kind {
+            Some("scaled_sigmoid") => json!({ "scaled-sigmoid": { "scale": self.sigmoid_mask_scale } }),
+            Some("log_sigmoid") => json!("log-sigmoid"),
+            other => {
+                let found = other.map_or("nothing".into(), |other| format!("{other:?}"));
+                let expected = "scaled_sigmoid or log_sigmoid: others were baselines in training";
+                return Err(Error::checkpoint(file, "deletion_type", expected, found));
+            }
+        };
+        let Some(threshold) = self.deletion_threshold else {
+            return Err(Error::checkpoint(file, "deletion_threshold", "a number", "nothing"));
+        };
+        let layer = self.delete_gate_layer;
+        let deletion =
+            json!({ "layer": layer, "function": function, "threshold": threshold, "norm": self.gate_layer_norm });
+        keys.insert("deletion".into(), deletion);
+        keys.insert("softmax1".into(), self.use_softmax1.into());
+        Ok(())
+    }
+}
+
+// Generation settings of a Hugging Face folder, as defaults of requests: `generation_config.json`, and the summarization task of
+// `config.json`, which wins.
+
+const GENERATION_FILE: &str = "generation_config.json";
+
+/// Settings in the names of transformers.
+#[derive(Deserialize)]
+struct GenerationSettings {
+    num_beams: Option<usize>,
+    length_penalty: Option<f32>,
+    /// Lengths with the start symbol.
+    min_length: Option<usize>,
+    max_length: Option<usize>,
+    /// Lengths without it.
+    min_new_tokens: Option<usize>,
+    max_new_tokens: Option<usize>,
+    no_repeat_ngram_size: Option<usize>,
+    early_stopping: Option<EarlyStopping>,
+    repetition_penalty: Option<f32>,
+    prefix: Option<String>,
+    forced_bos_token_id: Option<Json>,
+    forced_eos_token_id: Option<Json>,
+}
+
+/// Settings of transformers that would change the output, and that the search does not have, with the number that has no effect.
+const UNSUPPORTED: [(&str, Option<f64>); 9] = [
+    ("bad_words_ids", None),
+    ("suppress_tokens", None),
+    ("begin_suppress_tokens", None),
+    ("sequence_bias", None),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("exponential_decay_length_penalty", None),
+    ("num_beam_groups", Some(1.0)),
+    ("diversity_penalty", Some(0.0)),
+];
+
+/// Returns the settings in `generation_config.json`; null if there is no such file.
+fn generation_config(dir: &Path) -> Result<Json> {
+    let file = dir.join(GENERATION_FILE);
+    if file.exists() { parse(&read_config(&file)?, &file, "") } else { Ok(Json::Null) }
+}
+
+/// Returns the defaults of requests. Fails if a setting has a wrong type, or forces a token.
+fn read_generation(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
+    let file = dir.join(CONFIG_FILE);
+    let task = &model["task_specific_params"]["summarization"];
+    let mut defaults = GenerationDefaults::transformers();
+    // the first are older versions' settings, next to the architecture
+    let sources = [
+        (model.clone(), file.clone(), ""),
+        (generation_config(dir)?, dir.join(GENERATION_FILE), ""),
+        (task.clone(), file, "task_specific_params.summarization"),
+    ];
+    for (json, file, within) in sources {
+        if json.is_null() {
+            continue;
+        }
+        for (key, neutral) in UNSUPPORTED {
+            let found = &json[key];
+            let is_empty = found.is_null() || found.as_array().is_some_and(Vec::is_empty);
+            let is_neutral = is_empty || found.as_f64().is_some_and(|number| Some(number) == neutral);
+            if !is_neutral {
+                let expected = neutral.map_or("nothing".into(), |number| format!("{number} or nothing"));
+                return Err(Error::checkpoint(
+                    &file,
+                    key,
+                    format!("{expected} (weir has no such setting)"),
+                    found.to_string(),
+                ));
+            }
+        }
+        let settings: GenerationSettings = parse(json.to_string().as_bytes(), &file, within)?;
+        let forced = [
+            ("forced_bos_token_id", &settings.forced_bos_token_id),
+            ("forced_eos_token_id", &settings.forced_eos_token_id),
+        ];
+        if let Some((key, Some(found))) = forced.into_iter().find(|(_, id)| id.is_some()) {
+            return Err(Error::checkpoint(&file, key, "nothing: tokens are not forced", found.to_string()));
+        }
+        settings.apply(&mut defaults);
+    }
+    // One source may state the minimum, and another the maximum.
+    defaults.min_tokens = defaults.min_tokens.min(defaults.max_tokens);
+    Ok(defaults)
+}
+
+impl GenerationSettings {
+    fn apply(self, defaults: &mut GenerationDefaults) {
+        fn set<T>(to: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *to = value;
+            }
+        }
+        let without_start = |length: usize| length.saturating_sub(1);
+        set(&mut defaults.beam, self.num_beams);
+        set(&mut defaults.length_penalty, self.length_penalty);
+        set(&mut defaults.max_tokens, self.max_new_tokens.or(self.max_length.map(without_start)).map(|max| max.max(1)));
+        set(&mut defaults.min_tokens, self.min_new_tokens.or(self.min_length.map(without_start)));
+        set(&mut defaults.no_repeat_ngram, self.no_repeat_ngram_size);
+        set(&mut defaults.early_stopping, self.early_stopping);
+        set(&mut defaults.repetition_penalty, self.repetition_penalty);
+        set(&mut defaults.prefix, self.prefix);
+    }
+}
+
+const SENTENCEPIECE_FILE: &str = "spiece.model";
+
+const SETTINGS_FILE: &str = "tokenizer_config.json";
+
+/// All files that the tokenizer is read from.
+pub(super) const TOKENIZER_FILES: [&str; 3] = [TOKENIZER_FILE, SENTENCEPIECE_FILE, SETTINGS_FILE];
+
+/// ByT5: the id of byte 0, and the usual number of ids.
+const FIRST_BYTE: u32 = 3;
+
+const BYTE_IDS: usize = 384;
+
+/// The first ids of all vocabularies.
+const SPECIALS: [&str; 3] = ["<pad>", "</s>", "<unk>"];
+
+/// Sentinels after the pieces, unless the settings state another number.
+const SENTINELS: usize = 100;
+
+/// Returns the vocabulary of `size` ids, and its tokenizer. Without a tokenizer the model takes ids only. Fails if a file is
+/// malformed, or does not match the model.
+fn read_tokenizer(dir: &Path, config: &Json, size: usize) -> Result<(VocabularyConfig, Option<Arc<SubwordTokenizer>>)> {
+    let settings_file = dir.join(SETTINGS_FILE);
+    let settings: Json = match settings_file.exists() {
+        true => parse(&read_config(&settings_file)?, &settings_file, "")?,
+        false => Json::Null,
+    };
+    let is_byt5 = |json: &Json| json["tokenizer_class"].as_str() == Some("ByT5Tokenizer");
+    let [tokenizer, model] = [TOKENIZER_FILE, SENTENCEPIECE_FILE].map(|name| dir.join(name));
+    let has_no_file = !tokenizer.exists() && !model.exists();
+    if is_byt5(config) || is_byt5(&settings) || (has_no_file && size == BYTE_IDS) {
+        return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size), None));
+    }
+    let (file, json) = match (tokenizer.exists(), model.exists()) {
+        (true, _) => {
+            let json = read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?;
+            (tokenizer, json)
+        }
+        (false, true) => {
+            let json = from_sentencepiece(&model, sentinels(&settings, size, &settings_file)?)?;
+            (model, json)
+        }
+        (false, false) => return Ok((VocabularyConfig::Pieces(size, None), None)),
+    };
+    let subwords = SubwordTokenizer::parse(&json).map_err(|error| error.in_file(&file))?;
+    if subwords.len() > size {
+        let expected = format!("at most {size} ids (vocab_size)");
+        return Err(Error::checkpoint(&file, "the file", expected, subwords.len().to_string()));
+    }
+    for (id, special) in (0_u32..).zip(SPECIALS) {
+        let found = subwords.piece(id);
+        if found.as_deref() != Some(special) {
+            let found = found.map_or("nothing".into(), |found| format!("{found:?}"));
+            return Err(Error::checkpoint(&file, format!("id {id}"), format!("{special:?}"), found));
+        }
+    }
+    Ok((VocabularyConfig::Pieces(size, Some(TOKENIZER_FILE.into())), Some(Arc::new(subwords))))
+}
+
+/// Returns the number of sentinels. Fails if it exceeds `size`, the ids of the model, or the ids that any model may have.
+fn sentinels(settings: &Json, size: usize, file: &Path) -> Result<usize> {
+    let Some(count) = settings["extra_ids"].as_u64() else { return Ok(SENTINELS) };
+    let limit = size.min(MAX_SYMBOLS);
+    match usize::try_from(count) {
+        Ok(count) if count <= limit => Ok(count),
+        _ => {
+            let expected = format!("at most {limit}, the number of the model's ids");
+            Err(Error::checkpoint(file, "extra_ids", expected, count.to_string()))
+        }
+    }
+}
+
+/// Returns a `tokenizer.json` with the ids of a SentencePiece model, and sentinels after them in reverse order.
+fn from_sentencepiece(file: &Path, sentinels: usize) -> Result<Vec<u8>> {
+    let model = sentencepiece::read(&read_limited(file, MAX_TOKENIZER_BYTES)?, file)?;
+    if model.algorithm != Algorithm::Unigram {
+        return Err(Error::checkpoint(file, "the file", "a unigram model", "another algorithm"));
+    }
+    let first_sentinel = model.by_id.len();
+    let sentinels: Vec<String> = (0..sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
+    let special = |id: usize, content: &str| {
+        json!({ "id": id, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false })
+    };
+    let mut added: Vec<Json> = SPECIALS.iter().enumerate().map(|(id, content)| special(id, content)).collect();
+    added.extend(sentinels.iter().enumerate().map(|(index, content)| special(first_sentinel + index, content)));
+    let pieces = model.by_id.iter().map(|(piece, score)| json!([piece, score]));
+    let vocab: Vec<Json> = pieces.chain(sentinels.iter().map(|sentinel| json!([sentinel, 0.0]))).collect();
+    let metaspace = metaspace("always");
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer(&model),
+        "pre_tokenizer": metaspace, "post_processor": null, "decoder": metaspace,
+        "model": { "type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": false },
+    });
+    Ok(json.to_string().into_bytes())
+}
+
+// Pickles of weights are read one at a time, and nothing in them is executed. Their tensors' names and shapes are checked before any numbers
+// are read.
+
+const EMBEDDING: &str = "shared.weight";
+
+/// Names of the embedding, of which a file has one or several.
+const EMBEDDINGS: [&str; 3] = [EMBEDDING, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+
+/// A table that files of T5 v1.0 contain and that no model reads.
+const STALE: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+
+/// The weights of a folder.
+struct SourceWeights<'a> {
+    dir: &'a Path,
+    /// Names of all tensors.
+    names: BTreeSet<String>,
+    /// The pickles, in the order of their names; none: safetensors.
+    pickles: Vec<PickleFile>,
+}
+
+/// A file of pickled tensors.
+struct PickleFile {
+    file: PathBuf,
+    /// Shapes of its tensors.
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// The tensors of a folder, under the source's names.
+struct ReadWeights {
+    tensors: Weights,
+    /// SHA-256 of the files, as if they were one file.
+    sha256: String,
+}
+
+impl<'a> SourceWeights<'a> {
+    /// Finds the weights; safetensors precede pickles. Fails if there are none, a header cannot be read, or an index does not agree
+    /// with its files.
+    fn open(dir: &'a Path) -> Result<Self> {
+        let has_safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
+        let pickles = if has_safetensors { Vec::new() } else { pickles(dir)? };
+        let names = match pickles.is_empty() {
+            true => shapes_in(dir)?.into_keys().collect(),
+            false => pickles.iter().flat_map(|pickle| pickle.shapes.keys().cloned()).collect(),
+        };
+        Ok(Self { dir, names, pickles })
+    }
+
+    /// Reads the tensors of `specs` under the source's names, `official`, and all copies.
+    fn read(
+        &self,
+        specs: &[TensorSpec],
+        official: &[String],
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<ReadWeights> {
+        let renamed = |(spec, name): (&TensorSpec, &String)| TensorSpec { name: name.clone(), ..spec.clone() };
+        let mut all: Vec<TensorSpec> = specs.iter().zip(official).map(renamed).collect();
+        let shape_of = |name: &str| specs.iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
+        let table = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight";
+        let copies = EMBEDDINGS.iter().map(|name| (*name, EMBEDDING)).chain([(STALE, table)]);
+        for (name, like) in copies.filter(|(name, _)| self.names.contains(*name)) {
+            if let Some(shape) = shape_of(like).filter(|_| all.iter().all(|spec| spec.name != name)) {
+                all.push(TensorSpec::zeros(name, shape));
+            }
+        }
+        if self.pickles.is_empty() {
+            let (tensors, sha256) = read_weights_with_progress(self.dir, &all, progress)?;
+            return Ok(ReadWeights { tensors, sha256 });
+        }
+        self.read_pickles(all, progress)
+    }
+
+    /// Reads exactly the tensors of `specs` from the pickles. Fails before it reads any numbers if tensors are missing, superfluous
+    /// or of another shape. Fails if the folder's card states another digest.
+    fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
+        let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+        same_names(&self.listing(), &expected, &self.names)?;
+        let mut specs: BTreeMap<String, TensorSpec> = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        for PickleFile { file, shapes } in &self.pickles {
+            for (name, found) in shapes {
+                if let Some(spec) = specs.get(name).filter(|spec| spec.shape != *found) {
+                    let expected = format!("shape {:?}", spec.shape);
+                    return Err(Error::checkpoint(file, name.as_str(), expected, format!("shape {found:?}")));
+                }
+            }
+        }
+        let bytes = |specs: &mut dyn Iterator<Item = &TensorSpec>| {
+            specs.fold(0_u64, |sum, spec| sum.saturating_add(4 * spec.numbers() as u64))
+        };
+        let total = bytes(&mut specs.values());
+        let mut done = 0;
+        let mut tensors = Weights::default();
+        let mut digest = FilesDigest::default();
+        for PickleFile { file, shapes } in &self.pickles {
+            let own: Vec<TensorSpec> = shapes.keys().filter_map(|name| specs.remove(name)).collect();
+            let own_bytes = bytes(&mut own.iter());
+            let names: Vec<String> = own.iter().map(|spec| spec.name.clone()).collect();
+            let (mut torch, saved) = open(file)?;
+            let mut read = saved.read(&mut torch, own, &mut |part, _| progress(done + part, total))?;
+            for name in names {
+                let tensor = read.take_tensor(&name)?;
+                tensors.insert(name, tensor);
+            }
+            // Of the file that was read, even if another has its name by now.
+            digest.add(torch.into_file(), file)?;
+            done += own_bytes;
+        }
+        Ok(ReadWeights { tensors, sha256: digest.finish(self.dir)? })
+    }
+
+    /// The file that lists all tensors, for messages.
+    fn listing(&self) -> PathBuf {
+        match &self.pickles[..] {
+            [only] if only.file.ends_with(PICKLE_FILE) => only.file.clone(),
+            _ => self.dir.join(PICKLE_INDEX_FILE),
+        }
+    }
+}
+
+/// Returns the pickles of a folder; none if it has none. At most one is in memory at a time.
+fn pickles(dir: &Path) -> Result<Vec<PickleFile>> {
+    let single = dir.join(PICKLE_FILE);
+    match (single.exists(), dir.join(PICKLE_INDEX_FILE).exists()) {
+        (false, false) => Ok(Vec::new()),
+        (true, true) => {
+            let expected = format!("only one of {PICKLE_FILE} and {PICKLE_INDEX_FILE}");
+            Err(Error::checkpoint(single, "the file", expected, "both"))
+        }
+        (true, false) => {
+            check_inside(dir, &single)?;
+            let shapes = shapes(&single)?;
+            Ok(vec![PickleFile { file: single, shapes }])
+        }
+        (false, true) => {
+            let checked = |shard: Shard| {
+                let shapes = shapes(&shard.file)?;
+                same_names(&shard.file, &shard.names, shapes.keys())?;
+                Ok(PickleFile { file: shard.file, shapes })
+            };
+            indexed_pickles(dir)?.into_iter().map(checked).collect()
+        }
+    }
+}
+
+/// Returns the shapes of a pickle's tensors.
+fn shapes(file: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
+    let (_, tensors) = open(file)?;
+    Ok(tensors.all.into_iter().map(|(name, tensor)| (name, tensor.shape)).collect())
+}
+
+fn open(file: &Path) -> Result<(TorchFile, TorchTensors)> {
+    let torch = TorchFile::open(file)?;
+    let tensors = TorchTensors::at_root(&torch, file)?;
+    Ok((torch, tensors))
+}

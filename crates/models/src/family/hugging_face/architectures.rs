@@ -1,0 +1,251 @@
+//! Architectures that only fill in a [`Transformer`], read from `modeling_NAME.py` and `configuration_NAME.py` of transformers
+//! 5.23.0.
+
+use crate::family::hugging_face::transformer::{Activation, Architecture, Keys, Rotary, Scores, Transformer};
+use serde::Deserialize;
+use weir_kernels::error::Result;
+
+// Llama (Touvron et al. 2023, arXiv 2302.13971), and the models that share its layout, SmolLM among them.
+
+/// Keys of Llama, Qwen2 and Qwen3. Each of them ignores those of the others.
+#[derive(Deserialize)]
+pub(super) struct LlamaKeys {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    pub(super) num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: Option<Activation>,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    pub(super) attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default)]
+    pub(super) use_sliding_window: bool,
+    /// Null stands for no window.
+    #[serde(default = "window")]
+    pub(super) sliding_window: Option<usize>,
+    pub(super) max_window_layers: Option<usize>,
+    pub(super) layer_types: Option<Vec<String>>,
+}
+
+/// The default of Qwen and Gemma 2.
+fn window() -> Option<usize> {
+    Some(4096)
+}
+
+impl LlamaKeys {
+    /// Returns a transformer without biases, windows and norms of heads. A head has `default_head_dim` numbers if the keys state
+    /// none: without a default, an equal part of the hidden size. Fails if a dimension is out of bounds.
+    pub(super) fn transformer(
+        &self,
+        keys: &Keys<'_>,
+        model_type: &'static str,
+        default_head_dim: Option<usize>,
+    ) -> Result<Transformer> {
+        let heads = self.num_attention_heads;
+        let equal_part = self.hidden_size / heads.max(1);
+        let head_dim = self.head_dim.or(default_head_dim).unwrap_or(equal_part);
+        keys.layers("num_hidden_layers", self.num_hidden_layers)?;
+        keys.dims([("num_attention_heads", heads), ("head_dim", head_dim)])?;
+        Ok(Transformer {
+            model_type,
+            symbols: self.vocab_size,
+            dim: self.hidden_size,
+            heads,
+            kv_heads: self.num_key_value_heads.unwrap_or(heads),
+            head_dim,
+            feed_forward: self.intermediate_size,
+            activation: self.hidden_act.unwrap_or(Activation::Silu),
+            eps: self.rms_norm_eps,
+            rotary: Rotary::read(*keys, head_dim)?,
+            windows: vec![None; self.num_hidden_layers],
+            qkv_bias: false,
+            output_bias: false,
+            feed_forward_bias: false,
+            head_norms: false,
+            gemma: false,
+            scores: Scores { scale: 1.0 / (head_dim as f64).sqrt(), cap: None },
+            logit_cap: None,
+            embedding_scale: 1.0,
+            tied: self.tie_word_embeddings,
+            positions: self.max_position_embeddings,
+        })
+    }
+}
+
+pub(super) fn read_llama(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
+    let config: LlamaKeys = keys.parse()?;
+    let model = Transformer {
+        qkv_bias: config.attention_bias,
+        output_bias: config.attention_bias,
+        feed_forward_bias: config.mlp_bias,
+        ..config.transformer(keys, "llama", None)?
+    };
+    model.checked(*keys)
+}
+
+// Qwen2 and Qwen2.5 (Yang et al. 2024, arXiv 2407.10671): Llama's layers with biases on queries, keys and values.
+
+/// The first layer with a window if the keys state none.
+const FIRST_WINDOW: usize = 28;
+
+/// Returns each layer's window. transformers 5 lists the layers; transformers 4 stated the first layer with a window. Fails if the
+/// list is invalid.
+pub(super) fn windows(config: &LlamaKeys, keys: &Keys<'_>) -> Result<Vec<Option<usize>>> {
+    let window = config.sliding_window.filter(|_| config.use_sliding_window);
+    match &config.layer_types {
+        Some(types) => layer_windows(keys, types, config.num_hidden_layers, window),
+        None => {
+            let first = config.max_window_layers.unwrap_or(FIRST_WINDOW);
+            selected_windows(keys, config.num_hidden_layers, window, |layer| layer >= first)
+        }
+    }
+}
+
+/// Returns the window of each layer that `has_window` selects. Fails if the window is 0.
+pub(super) fn selected_windows(
+    keys: &Keys<'_>,
+    layers: usize,
+    window: Option<usize>,
+    has_window: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    if window == Some(0) {
+        return keys.fail("sliding_window", "at least 1, or null", 0);
+    }
+    Ok((0..layers).map(|layer| window.filter(|_| has_window(layer))).collect())
+}
+
+/// Returns each layer's window from `layer_types`. Fails if the list has another length, or an unknown type.
+pub(super) fn layer_windows(
+    keys: &Keys<'_>,
+    types: &[String],
+    layers: usize,
+    window: Option<usize>,
+) -> Result<Vec<Option<usize>>> {
+    if types.len() != layers {
+        return keys.fail("layer_types", format!("{layers} types, one for each layer"), types.len());
+    }
+    let read = |(index, kind): (usize, &String)| match (kind.as_str(), window) {
+        ("full_attention", _) => Ok(None),
+        ("sliding_attention", Some(window)) if window > 0 => Ok(Some(window)),
+        ("sliding_attention", found) => {
+            let found = found.map_or("nothing".into(), |found| found.to_string());
+            keys.fail("sliding_window", "at least 1, for layers of type sliding_attention", found)
+        }
+        (other, _) => keys.fail(format!("layer_types[{index}]"), "full_attention or sliding_attention", other),
+    };
+    types.iter().enumerate().map(read).collect()
+}
+
+pub(super) fn read_qwen2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
+    let config: LlamaKeys = keys.parse()?;
+    let plain = config.transformer(keys, "qwen2", None)?;
+    Transformer { windows: windows(&config, keys)?, qkv_bias: true, ..plain }.checked(*keys)
+}
+
+// Qwen3 (Yang et al. 2025, arXiv 2505.09388): Llama's layers with a norm on each head's queries and keys.
+
+/// Width of a head if `config.json` states none.
+const DEFAULT_HEAD_DIM: usize = 128;
+
+pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
+    let config: LlamaKeys = keys.parse()?;
+    let plain = config.transformer(keys, "qwen3", Some(DEFAULT_HEAD_DIM))?;
+    let model = Transformer {
+        windows: windows(&config, keys)?,
+        qkv_bias: config.attention_bias,
+        output_bias: config.attention_bias,
+        head_norms: true,
+        ..plain
+    };
+    model.checked(*keys)
+}
+
+// Gemma 2 (Gemma Team 2024, arXiv 2408.00118): norms before and after each part, capped scores and logits, and windows in every
+// other layer.
+
+#[derive(Deserialize)]
+struct Gemma2Keys {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    hidden_activation: Option<Activation>,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    query_pre_attn_scalar: f64,
+    /// Null stands for no window.
+    #[serde(default = "window")]
+    sliding_window: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    /// Null stands for no cap, as below.
+    #[serde(default = "score_cap")]
+    attn_logit_softcapping: Option<f64>,
+    #[serde(default = "logit_cap")]
+    final_logit_softcapping: Option<f64>,
+    #[serde(default)]
+    attention_bias: bool,
+    tie_word_embeddings: Option<bool>,
+    use_bidirectional_attention: Option<bool>,
+}
+
+fn score_cap() -> Option<f64> {
+    Some(50.0)
+}
+
+fn logit_cap() -> Option<f64> {
+    Some(30.0)
+}
+
+pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
+    let config: Gemma2Keys = keys.parse()?;
+    keys.layers("num_hidden_layers", config.num_hidden_layers)?;
+    keys.dims([("head_dim", config.head_dim)])?;
+    keys.positive("query_pre_attn_scalar", config.query_pre_attn_scalar)?;
+    for (key, cap) in [
+        ("attn_logit_softcapping", config.attn_logit_softcapping),
+        ("final_logit_softcapping", config.final_logit_softcapping),
+    ] {
+        cap.map_or(Ok(()), |cap| keys.positive(key, cap))?;
+    }
+    keys.only("use_bidirectional_attention", false, config.use_bidirectional_attention.unwrap_or(false))?;
+    let windows = match &config.layer_types {
+        Some(types) => layer_windows(keys, types, config.num_hidden_layers, config.sliding_window)?,
+        // before transformers listed the layers, every other one had a window
+        None => selected_windows(keys, config.num_hidden_layers, config.sliding_window, |layer| layer % 2 == 0)?,
+    };
+    let model = Transformer {
+        model_type: "gemma2",
+        symbols: config.vocab_size,
+        dim: config.hidden_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        feed_forward: config.intermediate_size,
+        activation: config.hidden_activation.unwrap_or(Activation::GeluTanh),
+        eps: config.rms_norm_eps,
+        rotary: Rotary::read(*keys, config.head_dim)?,
+        windows,
+        qkv_bias: config.attention_bias,
+        output_bias: config.attention_bias,
+        feed_forward_bias: false,
+        head_norms: false,
+        gemma: true,
+        scores: Scores { scale: 1.0 / config.query_pre_attn_scalar.sqrt(), cap: config.attn_logit_softcapping },
+        logit_cap: config.final_logit_softcapping,
+        embedding_scale: (config.hidden_size as f64).sqrt(),
+        tied: config.tie_word_embeddings.unwrap_or(true),
+        positions: config.max_position_embeddings,
+    };
+    model.checked(*keys)
+}

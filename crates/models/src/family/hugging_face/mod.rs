@@ -1,0 +1,350 @@
+//! Hugging Face checkpoints, computed with candle: subword models that people already have.
+//!
+//! Data flow: `config.json`'s `model_type` selects an architecture, which names its tensors and builds
+//! a network from them. A step runs each row by itself through the network, in blocks of at most `BLOCK` tokens, and
+//! stores keys and values, or a recurrent state, as candle's tensors in the row's state.
+//!
+//! The networks are written with candle-core and candle-nn. The models of candle-transformers return the last token's logits only and
+//! keep their caches private, so they can neither score a text in chunks nor be forked, rolled back and measured.
+//!
+//! Reading order: `transformer` (the interfaces of an architecture, and the network that most of them share), the files of the
+//! architectures, [`memory`] (one sequence), [`model`] (the table of architectures, the three steps, loading).
+
+mod architectures;
+mod gpt_bigcode;
+mod mamba;
+pub mod memory;
+mod transformer;
+
+use crate::{
+    checkpoint::{
+        Config,
+        files::contents,
+        hugging_face::{FAMILY, T5_MODEL_TYPES, explain_missing_key},
+        weights::shapes_in,
+    },
+    contract::{
+        BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
+        SymbolBoundary, check_mode, state_mut, state_ref,
+    },
+    family::{
+        Blueprint, Parts, TensorSpec,
+        hugging_face::{
+            memory::{BLOCK, Budget, Memory, MemoryShape, TokenState, failed},
+            transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors},
+        },
+        parts::check_feed,
+    },
+    load::{Bounds, DeviceChoice},
+    text::subwords::TOKENIZER_FILE,
+};
+use candle_core::{Device, Tensor};
+use rayon::ThreadPool;
+use serde::Deserialize;
+use std::{collections::HashMap, path::Path, sync::Arc};
+use weir_kernels::{
+    Dtype,
+    error::{Error, Result, quoted},
+};
+
+// The table of architectures, and a model of the table behind the contract.
+
+/// The architectures: `model_type` in `config.json`, and reader of its keys.
+const ARCHITECTURES: &[(&str, ReadArchitecture)] = &[
+    ("llama", architectures::read_llama),
+    ("qwen2", architectures::read_qwen2),
+    ("qwen3", architectures::read_qwen3),
+    ("gemma2", architectures::read_gemma2),
+    ("gpt_bigcode", gpt_bigcode::read),
+    ("mamba", mamba::read),
+];
+
+/// The values of `model_type` that weir computes.
+fn model_types() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|(name, _)| *name)
+}
+
+/// Opens a device. Fails if the binary was built without it, or the system does not have it.
+fn open(choice: DeviceChoice) -> Result<Device> {
+    let unavailable = |bound: String| Error::bad_option("--device", choice.to_string(), bound);
+    let missing = |feature: &str| format!("cpu (this binary was built without the feature {feature})");
+    let broken = |error: candle_core::Error| unavailable(format!("a device that can be opened ({error})"));
+    match choice {
+        DeviceChoice::Cpu => Ok(Device::Cpu),
+        DeviceChoice::Cuda(_) if !cfg!(feature = "cuda") => Err(unavailable(missing("cuda"))),
+        DeviceChoice::Metal if !cfg!(feature = "metal") => Err(unavailable(missing("metal"))),
+        DeviceChoice::Cuda(index) => Device::new_cuda(index).map_err(broken),
+        DeviceChoice::Metal => Device::new_metal(0).map_err(broken),
+    }
+}
+
+// All work happens in the finish step, because a model without segments never waits.
+//
+// Each row runs by itself: candle's products of several rows round differently from those of one row. A request's text therefore
+// does not depend on the other requests in the batch.
+
+/// A loaded Hugging Face model.
+pub struct TokenModel {
+    card: Card,
+    network: Box<dyn Network>,
+    device: Device,
+    /// Threads of candle's products on the CPU.
+    threads: ThreadPool,
+    shape: MemoryShape,
+    budget: Arc<Budget>,
+    /// Cost of the weights of a token, without its memory.
+    weights: StepCost,
+    logits: StepCost,
+    /// Multiply-adds per key, or of the recurrence.
+    memory_products: usize,
+}
+
+impl Model for TokenModel {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        check_mode(&boundaries, &self.card)?;
+        Ok(Box::new(TokenState::new(Memory::new(self.shape, self.budget.clone()))))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(()))
+    }
+
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
+        for &index in which {
+            let row = &mut rows[index];
+            check_feed(&self.card, row, state_ref::<TokenState>(&*row.state)?.is_ready())?;
+            self.card.vocabulary.check_ids("feed", &row.feed)?;
+            let state: &mut TokenState = state_mut(&mut *row.state)?;
+            state.history.extend_from_slice(&row.feed);
+            state.flight = row.feed.len();
+            let none = SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None };
+            row.decisions.clear();
+            row.decisions.resize(row.feed.len(), none);
+            row.status = StepStatus::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
+        let unfinished = |rows: &[SequenceRow], index: usize| rows[index].status == StepStatus::Unfinished;
+        self.threads.install(|| {
+            for &index in which {
+                if unfinished(rows, index) {
+                    self.compute(&mut rows[index])?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        self.shape.bytes_for(symbols)
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // the step rejects another model's state
+        state_ref::<TokenState>(state).map_or(0, |state| state.memory.growth(state.len() + more))
+    }
+
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.budget.in_use(), limit: self.budget.limit }
+    }
+
+    fn cost(&self, symbols: usize, _: usize) -> Cost {
+        let products = match self.shape {
+            MemoryShape::Keys { .. } => self.memory_products * symbols,
+            MemoryShape::Recurrent { .. } => self.memory_products,
+        };
+        let memory = StepCost { shared_bytes: 0, own_bytes: self.shape.step_bytes(symbols), multiply_adds: products };
+        let mut cost = Cost { symbol: self.weights, logits: self.logits, ..Cost::default() };
+        cost.symbol += memory;
+        cost
+    }
+}
+
+impl TokenModel {
+    /// Computes a row's tokens in flight, block by block, and its wanted logits. Without wanted logits, the tokens after the last
+    /// whole block wait for later ones.
+    fn compute(&self, row: &mut SequenceRow) -> Result<()> {
+        let wanted = row.wanted();
+        let state: &mut TokenState = state_mut(&mut *row.state)?;
+        let total = state.len();
+        let first_wanted = total - wanted;
+        let target = if wanted == 0 { total / BLOCK * BLOCK } else { total };
+        row.logits.clear();
+        while state.memory.len() < target {
+            let from = state.memory.len();
+            let to = ((from / BLOCK + 1) * BLOCK).min(target);
+            let tokens = Tensor::new(state.tokens(from, to), &self.device).map_err(failed)?;
+            let wanted = to.saturating_sub(first_wanted.max(from));
+            let computed = self.network.forward(&tokens, &state.memory, wanted).map_err(failed)?;
+            if let Some(logits) = computed.logits {
+                let logits = logits.flatten_all().and_then(|logits| logits.to_vec1::<f32>()).map_err(failed)?;
+                row.logits.extend(logits); // (wanted, V)
+            }
+            state.memory.store(computed.layers, to - from)?;
+            if state.blockwise == from && to - from == BLOCK {
+                state.blockwise = to;
+            }
+        }
+        state.land();
+        row.status = StepStatus::Ready;
+        Ok(())
+    }
+}
+
+/// Largest difference between two logits of the same tokens that were computed in other steps. The products of random models of up
+/// to 0.1 billion parameters differ by less than a tenth of it.
+const TOLERANCE: f32 = 1e-3;
+
+/// The matrix of logits. If the head is tied, it is a copy of the embedding that some versions of transformers wrote.
+const HEAD: &str = "lm_head.weight";
+
+/// Ends of the names of constants that some versions of transformers wrote.
+const CONSTANTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+
+/// Numbers in unused tensors that any model may have: the masks of 64 layers with 1,024 positions.
+const MAX_CONSTANTS: usize = 1 << 26;
+
+/// A validated checkpoint.
+#[derive(Debug)]
+struct TokenBlueprint {
+    architecture: Box<dyn Architecture>,
+}
+
+/// Reads the architecture that `model_type` names. Fails if it is unknown, a key is missing or out of bounds, the weights are
+/// quantized, or there is no tokenizer that fits.
+pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    #[derive(Deserialize)]
+    struct ModelType {
+        model_type: String,
+    }
+    let keys = Keys { text: config.architecture(), file };
+    let ModelType { model_type } = keys.parse()?;
+    let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
+        let known: Vec<_> = model_types().chain(T5_MODEL_TYPES).collect();
+        let expected = format!(
+            "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md)",
+            known.join(", ")
+        );
+        return keys.fail("model_type", expected, format!("a Hugging Face model of type {}", quoted(&model_type)));
+    };
+    keys.unquantized()?;
+    let dir = file.parent().unwrap_or(Path::new(""));
+    let architecture = read(&keys).map_err(|error| explain_missing_key(error, dir))?;
+    if config.subwords().is_none() {
+        let expected = "a tokenizer in Hugging Face's format";
+        let tokenizer = file.with_file_name(TOKENIZER_FILE);
+        let found = tokenizer.parent().map_or_else(|| "no file".into(), |dir| format!("no file; {}", contents(dir)));
+        return Err(Error::checkpoint(tokenizer, "the file", expected, found));
+    }
+    config.vocabulary(file)?;
+    Ok(Box::new(TokenBlueprint { architecture }))
+}
+
+impl Blueprint for TokenBlueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.architecture.tensors()
+    }
+
+    fn shape(&self) -> String {
+        self.architecture.shape()
+    }
+
+    fn reads_tokens(&self) -> bool {
+        true
+    }
+
+    /// Tensors that some versions of transformers wrote: constants, and a head that is tied to the embedding. They are read like
+    /// the others. Fails if they have far more numbers than the tensors of the model.
+    fn unused_tensors(&self, dir: &Path) -> Result<Vec<TensorSpec>> {
+        let count = |tensors: &[TensorSpec]| tensors.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+        let own = self.tensors();
+        let limit = count(&own).saturating_add(MAX_CONSTANTS);
+        let used: HashMap<String, Vec<usize>> = own.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+        let embedding = used.get(self.architecture.embedding());
+        let mut unused = Vec::new();
+        for (name, shape) in shapes_in(dir)? {
+            if used.contains_key(&name) {
+                continue;
+            }
+            let shape = match embedding {
+                // the reader rejects a head of any other shape
+                Some(embedding) if name == HEAD => embedding.clone(),
+                _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => shape,
+                _ => continue,
+            };
+            unused.push(TensorSpec::unused(name, shape));
+        }
+        let found = count(&unused);
+        match unused.iter().max_by_key(|tensor| tensor.numbers()) {
+            Some(largest) if found > limit => {
+                let expected = format!("at most {limit} numbers in all unused tensors");
+                Err(Error::checkpoint(dir, &*largest.name, expected, found.to_string()))
+            }
+            _ => Ok(unused),
+        }
+    }
+
+    fn exactness(&self) -> Exactness {
+        Exactness::Within(TOLERANCE)
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.architecture.bounds()
+    }
+
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
+        let dtype = parts.settings.dtype;
+        if dtype != Dtype::F32 {
+            return Err(Error::bad_option("--dtype", dtype.name(), "f32 (a Hugging Face model computes in f32)"));
+        }
+        let card = parts.card(FAMILY, self)?;
+        let device = open(parts.settings.device)?;
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(parts.settings.threads);
+        let threads = threads.thread_name(|index| format!("candle-{index}")).build();
+        let threads = threads.map_err(|error| Error::Internal(format!("threads of candle: {error}")))?;
+        let mut tensors = Tensors { weights: parts.weights, device: device.clone() };
+        let network = self.architecture.build(&mut tensors)?;
+        let (weights, logits) = self.cost();
+        let budget = Budget::new(parts.settings.memory_bytes);
+        Ok(Arc::new(TokenModel {
+            card,
+            network,
+            device,
+            threads,
+            shape: self.architecture.memory(),
+            budget,
+            weights,
+            logits,
+            memory_products: self.architecture.memory_products(),
+        }))
+    }
+}
+
+impl TokenBlueprint {
+    /// Returns the cost of a token's weights: in the layers, and of its logits.
+    fn cost(&self) -> (StepCost, StepCost) {
+        let mut layers = StepCost::default();
+        let mut logits = StepCost::default();
+        for tensor in self.tensors() {
+            let numbers = tensor.numbers();
+            let products = if tensor.shape.len() > 1 { numbers } else { 0 };
+            let cost = StepCost { shared_bytes: numbers * size_of::<f32>(), own_bytes: 0, multiply_adds: products };
+            if tensor.name == self.architecture.head() {
+                logits += cost;
+            } else if tensor.name != self.architecture.embedding() {
+                layers += cost;
+            }
+        }
+        (layers, logits)
+    }
+}

@@ -1,0 +1,1462 @@
+//! Latent Segment Language Models: a causal encoder reads segments, and a decoder writes them one by one.
+//!
+//! Written from the paper (anonymous ACL submission), whose authors released no code: docs/checkpoints.md lists the decisions
+//! where it is silent. The three stacks are T5's (Raffel et al. 2020, v1.0), checked against `T5Stack` of Hugging Face
+//! transformers 4.33.3, `modeling_t5.py`.
+//!
+//! token encoder → boundary predictor → pool → context encoder → segment decoder, with cross-attention to the closed
+//! segments.
+//!
+//! In reading order: [`Architecture`]; [`LslmState`], one sequence; [`Work`], a thread's buffers; [`Lslm`], the weights and the
+//! three steps; the functions that move vectors between states and buffers, for the encoders and for the decoder; loading.
+
+use crate::{
+    checkpoint::{self, Config, Weights},
+    contract::{
+        self, BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
+        StepStatus, SymbolBoundary, Want, check_mode, state_mut, state_ref,
+    },
+    family::{
+        Blueprint, Parts, TensorSpec,
+        parts::{
+            self, Check, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits, first_logits, watch,
+            with_status, work_mut,
+        },
+    },
+    nn::{
+        Activation, Position,
+        attention::{Caches, Cross},
+        boundary::{self, Summed},
+        kv_cache::KvCache,
+        pooling::Pooling,
+        position::{Buckets, PositionScheme},
+        sized,
+        t5::{T5Layer, T5Memory, T5Stack, T5Work},
+    },
+    text::SpecialSymbols,
+};
+use serde::Deserialize;
+use std::{ops::Range, path::Path, sync::Arc};
+use weir_kernels::{
+    Compute,
+    attention::PageLayout,
+    distribution::{log_probability, sigmoid},
+    error::{Error, Result},
+    linear::{Epilogue, Linear, WeightArena},
+    pages::{Page, PagePool},
+    rowwise::RmsNorm,
+};
+
+/// The latent segment model's `architecture` in `config.json`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Architecture {
+    /// The token encoder, which reads symbols.
+    pub token: T5Shape,
+    /// The context encoder, which reads segments.
+    pub context: T5Shape,
+    /// The segment decoder.
+    pub decoder: T5Shape,
+    /// Added to the mean square in every norm.
+    pub norm_eps: f32,
+    /// Reduces a segment to one vector.
+    pub pooling: Pooling,
+    /// Ends segments of a prompt.
+    pub boundaries: Predictor,
+    /// Changes a segment vector's width to the context encoder's.
+    pub widths: Widths,
+    /// True if token encoder and decoder share one embedding.
+    pub shared_embedding: bool,
+    /// True if the head is the decoder's embedding.
+    pub tied_head: bool,
+    /// Ends segments of generated text, unless the request names another mode.
+    pub driver: Driver,
+}
+
+/// One of the three stacks.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct T5Shape {
+    /// Layers.
+    pub layers: usize,
+    /// Width D of the residual stream.
+    pub dim: usize,
+    /// Attention heads H.
+    pub heads: usize,
+    /// Width h of a head; not necessarily D/H.
+    pub head_dim: usize,
+    /// Width F of the feed-forward's inner layer.
+    pub feed_forward: usize,
+    /// Buckets B of distances.
+    pub buckets: usize,
+    /// The first distance that may share the last bucket.
+    pub max_distance: usize,
+    /// True if half of the buckets are for later keys, which a causal stack does not have.
+    pub bidirectional_buckets: bool,
+}
+
+/// The boundary predictor: b = Σ W₂·relu(W₁·h), a boundary where sigmoid(b) reaches the threshold.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predictor {
+    /// Always `learned`.
+    pub kind: PredictorKind,
+    /// Width of its hidden layer.
+    pub hidden: usize,
+    /// Least probability of a boundary.
+    pub threshold: f32,
+}
+
+/// The kind of predictor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PredictorKind {
+    /// A learned predictor on the token encoder's output.
+    Learned,
+}
+
+/// Changes a segment vector's width from the token encoder's to the context encoder's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Widths {
+    /// The widths are equal.
+    Equal,
+    /// A matrix between pooling and context encoder.
+    Projection,
+    /// The first layer's attention changes the width, without a residual around it.
+    FirstLayer,
+}
+
+impl Widths {
+    /// Its name in a checkpoint.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Projection => "projection",
+            Self::FirstLayer => "first-layer",
+        }
+    }
+}
+
+/// Ends segments of generated text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Driver {
+    /// The decoder, by generating its end symbol.
+    Nxt,
+    /// The predictor, as in a prompt.
+    Predictor,
+}
+
+impl Driver {
+    /// Both boundary modes, the default first.
+    pub fn modes(self) -> Vec<BoundaryMode> {
+        match self {
+            Self::Nxt => vec![BoundaryMode::Nxt, BoundaryMode::Predictor],
+            Self::Predictor => vec![BoundaryMode::Predictor, BoundaryMode::Nxt],
+        }
+    }
+}
+
+impl T5Shape {
+    /// Width I of all heads together.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Maps distances to buckets.
+    pub fn buckets(&self) -> Buckets {
+        Buckets { count: self.buckets, max_distance: self.max_distance, bidirectional: self.bidirectional_buckets }
+    }
+
+    /// Checks every bound of the stack `name`.
+    fn validate(&self, name: &str, check: Check<'_>) -> Result<()> {
+        check.layers(format_args!("{name}.layers"), self.layers)?;
+        check.dim(format_args!("{name}.dim"), self.dim)?;
+        check.dim(format_args!("{name}.heads"), self.heads)?;
+        check.dim(format_args!("{name}.head_dim"), self.head_dim)?;
+        check.dim(format_args!("{name}.feed_forward"), self.feed_forward)?;
+        check.dim(format_args!("{name}.buckets"), self.buckets)?;
+        check.dim(format_args!("{name}.max_distance"), self.max_distance)?;
+        let min_buckets = if self.bidirectional_buckets { 4 } else { 2 };
+        if self.buckets < min_buckets {
+            let expected = format!("at least {min_buckets}, half of them for single distances");
+            return check.fail(format_args!("{name}.buckets"), expected, self.buckets);
+        }
+        if !self.buckets().is_valid() {
+            let expected = "more than the distances that have buckets of their own";
+            return check.fail(format_args!("{name}.max_distance"), expected, self.max_distance);
+        }
+        check.distance_table(format_args!("{name}.max_distance"), self.buckets().table_numbers(self.heads))
+    }
+
+    /// An upper bound on the numbers in its tensors, `None` if it overflows; `memory` is the width of a decoder's memory.
+    fn parameters(&self, memory: Option<usize>) -> Option<usize> {
+        let inner = self.heads.checked_mul(self.head_dim)?;
+        let width = self.dim.max(memory.unwrap_or(0)).checked_add(1)?;
+        let attentions = if memory.is_some() { 8 } else { 4 };
+        let rows = inner.checked_mul(attentions)?.checked_add(self.feed_forward.checked_mul(2)?)?.checked_add(4)?;
+        let bias = self.buckets.checked_mul(self.heads)?;
+        rows.checked_mul(width)?.checked_mul(self.layers)?.checked_add(bias)?.checked_add(width)
+    }
+}
+
+/// A validated latent segment model.
+#[derive(Debug, Clone)]
+pub struct LslmBlueprint {
+    /// The validated architecture.
+    pub architecture: Architecture,
+    /// Vocabulary size V.
+    pub symbols: usize,
+}
+
+impl LslmBlueprint {
+    /// Checks every bound of the architecture. The error names the first key that is out of bounds, and the bound.
+    fn validate(&self, file: &Path) -> Result<()> {
+        let a = &self.architecture;
+        let check = Check { file };
+        for (name, stack) in self.stacks() {
+            stack.validate(name, check)?;
+        }
+        check.fraction("norm_eps", a.norm_eps)?;
+        check.dim("boundaries.hidden", a.boundaries.hidden)?;
+        check.fraction("boundaries.threshold", a.boundaries.threshold)?;
+        let [token, context, decoder] = self.stacks().map(|(_, stack)| stack.dim);
+        if (a.widths == Widths::Equal) != (token == context) {
+            let expected = match token == context {
+                true => "equal, as both widths are",
+                false => "projection or first-layer, as widths differ",
+            };
+            let expected = format!("{expected} (token encoder {token}, context encoder {context})");
+            return check.fail("widths", expected, a.widths.name());
+        }
+        if a.shared_embedding && token != decoder {
+            let expected = format!("false: token encoder and decoder have widths {token} and {decoder}");
+            return check.fail("shared_embedding", expected, true);
+        }
+        check.parameters("token.dim", self.parameters())
+    }
+
+    /// The three stacks with their names.
+    pub fn stacks(&self) -> [(&'static str, &T5Shape); 3] {
+        let a = &self.architecture;
+        [("token", &a.token), ("context", &a.context), ("decoder", &a.decoder)]
+    }
+
+    /// An upper bound on the numbers in all tensors; `None` if it overflows.
+    fn parameters(&self) -> Option<usize> {
+        let a = &self.architecture;
+        let mut sum = 0usize;
+        for (name, stack) in self.stacks() {
+            let memory = (name == "decoder").then_some(a.context.dim);
+            sum = sum.checked_add(stack.parameters(memory)?)?;
+        }
+        let embeddings_and_heads =
+            self.symbols.checked_mul(a.token.dim.checked_add(a.decoder.dim)?.checked_mul(2)?.checked_add(1)?)?;
+        let between = a.token.dim.checked_mul(a.context.dim.checked_add(a.boundaries.hidden.checked_mul(2)?)?)?;
+        sum.checked_add(embeddings_and_heads)?.checked_add(between)
+    }
+
+    /// Width of the input of a layer's attention.
+    pub fn input_width(&self, stack: &str, index: usize) -> usize {
+        let a = &self.architecture;
+        match stack {
+            "token" => a.token.dim,
+            "decoder" => a.decoder.dim,
+            _ if index == 0 && a.widths == Widths::FirstLayer => a.token.dim,
+            _ => a.context.dim,
+        }
+    }
+}
+
+// All progress of a sequence follows from its caches and segment ends: a row waits for its segment step while `context` is behind `segment_ends`, and is unfinished
+// while `finished` is behind. The decoder's cache may be behind too, or hold a segment that has closed since: the next finish
+// step that needs it computes the missing positions from the symbols. So a fork is a clone, and a rollback truncates. The
+// token encoder may be behind: symbols that were fed with their boundaries are read when their segment ends.
+
+/// Initial capacities in segments and symbols, so that a usual sequence never reallocates during a step.
+const SEGMENT_CAPACITY: usize = 1024;
+
+const SYMBOL_CAPACITY: usize = 4 * SEGMENT_CAPACITY;
+
+/// One sequence of a latent segment model.
+pub struct LslmState {
+    /// The token encoder: position 0 is the start symbol, position t + 1 symbol t; with its outputs, which pooling reads.
+    pub token: KvCache,
+    /// The context encoder: position 0 is the start symbol's own segment, position m + 1 segment m.
+    pub context: KvCache,
+    /// The decoder's keys and values of the same segments, for cross-attention.
+    pub memory: KvCache,
+    /// The decoder, in one segment: position 0 is the segment's opening symbol, position i its i-th symbol.
+    pub decoder: KvCache,
+    /// The segment in `decoder`.
+    pub decoder_segment: usize,
+    /// The fed symbols.
+    pub symbols: Vec<u32>,
+    /// True for each symbol that the token encoder has read and after which the predictor ends a segment.
+    pub predicted: Vec<bool>,
+    /// Position of each closed segment's last symbol.
+    pub segment_ends: Vec<usize>,
+    /// Symbols that have had their finish step; later ones are in flight.
+    pub finished: usize,
+    /// Segments closed at the last finish step: a segment may close without a symbol.
+    pub finished_segments: usize,
+    /// Leading segments that the predictor would have cut the same way.
+    pub agreed_segments: usize,
+    /// True if a feed is in flight, which may have no symbols.
+    pub in_flight: bool,
+}
+
+/// The caches of a sequence that has read the start symbol only.
+#[derive(Clone)]
+pub struct StartCaches {
+    /// See [`LslmState::token`].
+    pub token: KvCache,
+    /// See [`LslmState::context`].
+    pub context: KvCache,
+    /// See [`LslmState::memory`].
+    pub memory: KvCache,
+}
+
+impl LslmState {
+    /// Returns a sequence that has read the start symbol only; `decoder` is empty.
+    pub fn new(start: StartCaches, decoder: KvCache) -> Self {
+        let StartCaches { token, context, memory } = start;
+        Self {
+            token,
+            context,
+            memory,
+            decoder,
+            decoder_segment: 0,
+            symbols: Vec::with_capacity(SYMBOL_CAPACITY),
+            predicted: Vec::with_capacity(SYMBOL_CAPACITY),
+            segment_ends: Vec::with_capacity(SEGMENT_CAPACITY),
+            finished: 0,
+            finished_segments: 0,
+            agreed_segments: 0,
+            in_flight: false,
+        }
+    }
+
+    /// True if the context encoder has not read all closed segments.
+    pub fn needs_segment_step(&self) -> bool {
+        self.context.len() < self.segment_ends.len() + 1
+    }
+
+    /// First position of segment `m`, which may be the open one.
+    pub fn segment_start(&self, m: usize) -> usize {
+        m.checked_sub(1).map_or(0, |before| self.segment_ends[before] + 1)
+    }
+
+    /// Positions of segment `m`, which may be the open one.
+    pub fn segment(&self, m: usize) -> Range<usize> {
+        self.segment_start(m)..self.segment_ends.get(m).map_or(self.symbols.len(), |&end| end + 1)
+    }
+
+    /// Number of symbols in the open segment.
+    pub fn open_len(&self) -> usize {
+        self.segment(self.segment_ends.len()).len()
+    }
+
+    /// Number of symbols that the token encoder has read.
+    pub fn encoded(&self) -> usize {
+        self.predicted.len()
+    }
+
+    /// Empties the decoder's cache if it holds a segment that has closed, whose keys nothing reads any more.
+    pub fn switch_to_open_segment(&mut self) {
+        if self.decoder_segment != self.segment_ends.len() {
+            self.decoder.truncate(0);
+            self.decoder_segment = self.segment_ends.len();
+        }
+    }
+
+    /// Counts the leading segments that the predictor would have cut the same way, as far as the token encoder has read.
+    pub fn count_agreed(&mut self) {
+        while let Some(&end) = self.segment_ends.get(self.agreed_segments) {
+            let Some(predicted) = self.predicted.get(self.segment_start(self.agreed_segments)..=end) else { return };
+            // the predictor closes the segment at its last symbol and not before
+            if predicted.iter().position(|&closes| closes) != Some(predicted.len() - 1) {
+                return;
+            }
+            self.agreed_segments += 1;
+        }
+    }
+
+    /// Maximum bytes of pages that extending the decoder's cache to `positions` can take. Another segment's pages are freed first,
+    /// except those shared with forks.
+    pub fn decoder_growth(&self, positions: usize) -> usize {
+        let layout = self.decoder.layout();
+        if self.decoder.pages().iter().any(Page::is_shared) {
+            return layout.bytes_for(positions);
+        }
+        layout.bytes_for(positions).saturating_sub(self.decoder.bytes())
+    }
+
+    /// Truncates everything to the first `len` symbols and `segments` segments.
+    fn truncate(&mut self, len: usize, segments: usize) {
+        self.segment_ends.truncate(segments);
+        self.symbols.truncate(len);
+        self.predicted.truncate(len);
+        self.token.truncate(len + 1);
+        self.context.truncate(segments + 1);
+        self.memory.truncate(segments + 1);
+        self.switch_to_open_segment();
+        self.decoder.truncate(self.open_len() + 1);
+        self.finished = self.finished.min(len);
+        self.finished_segments = self.finished_segments.min(segments);
+        self.agreed_segments = self.agreed_segments.min(segments);
+    }
+
+    fn caches(&self) -> [&KvCache; 4] {
+        [&self.token, &self.context, &self.memory, &self.decoder]
+    }
+}
+
+impl State for LslmState {
+    fn len(&self) -> usize {
+        self.symbols.len()
+    }
+
+    fn segments(&self) -> usize {
+        self.segment_ends.len()
+    }
+
+    fn fork(&self) -> Box<dyn State> {
+        let mut fork = Self {
+            token: self.token.clone(),
+            context: self.context.clone(),
+            memory: self.memory.clone(),
+            decoder: self.decoder.clone(),
+            symbols: clone_with_capacity(&self.symbols, SYMBOL_CAPACITY),
+            predicted: clone_with_capacity(&self.predicted, SYMBOL_CAPACITY),
+            segment_ends: clone_with_capacity(&self.segment_ends, SEGMENT_CAPACITY),
+            in_flight: false,
+            ..*self
+        };
+        fork.truncate(self.finished, self.finished_segments);
+        Box::new(fork)
+    }
+
+    fn rollback(&mut self, len: usize) -> Result<()> {
+        check_rollback(self, !self.in_flight, len)?;
+        self.truncate(len, self.segment_ends.partition_point(|&end| end < len));
+        Ok(())
+    }
+
+    fn restart(&mut self, _offset: usize) {
+        // boundaries do not depend on the position in the stream
+        self.truncate(0, 0);
+        self.in_flight = false;
+    }
+
+    fn boundary_before(&self, len: usize) -> usize {
+        let closed = self.segment_ends.partition_point(|&end| end < len);
+        closed.checked_sub(1).map_or(0, |last| self.segment_ends[last] + 1)
+    }
+
+    fn bytes(&self) -> usize {
+        self.caches().into_iter().map(KvCache::bytes).sum()
+    }
+
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        for page in self.caches().into_iter().flat_map(KvCache::pages) {
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references(), own: 1 });
+        }
+    }
+
+    fn own_bytes(&self) -> usize {
+        let lists = self.symbols.capacity() * size_of::<u32>()
+            + self.predicted.capacity() * size_of::<bool>()
+            + self.segment_ends.capacity() * size_of::<usize>();
+        size_of::<Self>() + self.caches().into_iter().map(KvCache::own_bytes).sum::<usize>() + lists
+    }
+
+    fn agreed(&self) -> usize {
+        self.segment_start(self.agreed_segments)
+    }
+}
+
+/// Names an intermediate result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LslmStage {
+    /// The token encoder's output; position 0 is the start symbol, t + 1 symbol t.
+    Token,
+    /// The predictor's logit at the same position.
+    Boundary,
+    /// A segment's pooled vector; position m + 1 is segment m.
+    Pooled,
+    /// The context encoder's output at the same position.
+    Context,
+}
+
+/// Symbols of a row that the token encoder reads in this step: from `start` to the last.
+#[derive(Debug, Clone, Copy)]
+struct UnreadSymbols {
+    row: usize,
+    start: usize,
+}
+
+/// Consecutive positions of one segment in the decoder.
+#[derive(Debug, Clone, Copy)]
+struct SegmentRun {
+    /// The row, by its index in the step.
+    row: usize,
+    /// Index in the wanted vectors of the row's first.
+    slot: usize,
+    segment: usize,
+    /// First position.
+    start: usize,
+    /// One past the last position.
+    end: usize,
+    /// Index of the spare cache with its keys; `None` if the sequence has them.
+    spare: Option<usize>,
+}
+
+/// The decision on the symbol that ends a segment: `rows[row].decisions[decision]`.
+#[derive(Debug, Clone, Copy)]
+struct EndDecision {
+    row: usize,
+    decision: usize,
+}
+
+/// The head's inputs.
+#[derive(Default)]
+struct WantedVectors {
+    /// Vectors whose logits are wanted, row after row: (wanted, E)
+    vectors: Vec<f32>,
+    /// Each row's first index in `vectors`.
+    slots: Vec<usize>,
+    /// Vectors that predict the ends of closed segments: (segments, E)
+    end_vectors: Vec<f32>,
+    /// The decision that each of `end_vectors` belongs to.
+    end_decisions: Vec<EndDecision>,
+    /// The next closed segment to decode: index among the step's rows, and segment, if not the row's first.
+    next_row: usize,
+    next_segment: Option<usize>,
+}
+
+/// Working memory of one thread.
+#[derive(Default)]
+pub struct Work {
+    /// Receives the vectors of each stage.
+    pub watcher: Option<Watcher<LslmStage>>,
+    stack: T5Work,
+    predictor: boundary::SummedWork,
+    /// Sequence and position of each vector in `x`.
+    positions: Vec<Position>,
+    /// Last position of the memory that each vector of the decoder attends to.
+    memory_positions: Vec<Position>,
+    /// The rows that the current step applies to.
+    chosen: Vec<usize>,
+    /// The vectors that flow through a stack: (positions, width)
+    x: Vec<f32>,
+    /// The projection's input: (segments, D)
+    unprojected: Vec<f32>,
+    /// The predictor's logit for each of `positions` that the token encoder has read.
+    boundary_logits: Vec<f32>,
+    unread: Vec<UnreadSymbols>,
+    runs: Vec<SegmentRun>,
+    /// The decoder's caches of segments that are closed and scored in the same step.
+    spare_caches: Vec<KvCache>,
+    /// Pages of the spare caches. They are limited by the runs of a pass, and not counted as key-value memory.
+    spare_pages: Option<Arc<PagePool>>,
+    wanted: WantedVectors,
+    /// (wanted, V)
+    logits: Vec<f32>,
+}
+
+impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
+    /// Provides at least `count` spare caches, all of them empty.
+    fn clear_spare_caches(&mut self, count: usize, layout: PageLayout) {
+        let pages = self.spare_pages.get_or_insert_with(|| PagePool::new(usize::MAX));
+        while self.spare_caches.len() < count {
+            self.spare_caches.push(KvCache::new(layout, pages.clone()));
+        }
+        self.spare_caches.iter_mut().for_each(|cache| cache.truncate(0));
+    }
+
+    fn show(&mut self, stage: LslmStage) {
+        let numbers = if stage == LslmStage::Boundary { &self.boundary_logits } else { &self.x };
+        watch(&mut self.watcher, stage, &self.positions, numbers);
+    }
+}
+
+/// The caches of one encoder, in the states of a step's rows.
+struct EncoderCaches<'a, const STACK: usize>(&'a mut [SequenceRow]);
+
+const TOKEN: usize = 0;
+
+const CONTEXT: usize = 1;
+
+impl<const STACK: usize> Caches for EncoderCaches<'_, STACK> {
+    fn cache(&self, sequence: usize) -> Result<&KvCache> {
+        let state: &LslmState = state_ref(&*self.0[sequence].state)?;
+        Ok(if STACK == TOKEN { &state.token } else { &state.context })
+    }
+
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
+        let state = state(self.0, sequence)?;
+        Ok(if STACK == TOKEN { &mut state.token } else { &mut state.context })
+    }
+}
+
+/// The state of row `index`.
+fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut LslmState> {
+    state_mut(&mut *rows[index].state)
+}
+
+// The weights and the three steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging.
+
+/// A loaded latent segment model. D, C, E = widths of token encoder, context encoder, decoder; V = vocabulary size, special
+/// symbols included.
+pub struct Lslm {
+    card: Card,
+    compute: Compute,
+    specials: SpecialSymbols,
+    /// (V, D)
+    token_embedding: Arc<[f32]>,
+    /// (V, E)
+    decoder_embedding: Arc<[f32]>,
+    token: T5Stack,
+    predictor: Summed,
+    pooling: Pooling,
+    /// (C, D), between pooling and context encoder, if their widths differ and the first layer does not change the width.
+    projection: Option<Linear>,
+    context: T5Stack,
+    decoder: T5Stack,
+    /// (V, E)
+    head: Linear,
+    /// Factor of the head's input: 1, unless the head is the embedding.
+    head_scale: f32,
+    /// Layout of the decoder's keys and values of segments.
+    memory: PageLayout,
+    /// The state after the start symbol, computed once: every sequence begins with it.
+    start: StartCaches,
+    pages: Arc<PagePool>,
+    /// Bytes of pages that the model itself holds: the start symbol's.
+    own_bytes: usize,
+}
+
+impl Model for Lslm {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        check_mode(&boundaries, &self.card)?;
+        let decoder = KvCache::new(self.decoder.layout, self.pages.clone());
+        Ok(Box::new(LslmState::new(self.start.clone(), decoder)))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(Work::default()))
+    }
+
+    /// Symbol step: token encoder → boundary predictor → segment ends. Symbols that come with their boundaries are read in the
+    /// segment step: nothing needs their vectors earlier.
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let work: &mut Work = work_mut(scratch)?;
+        which.iter().try_for_each(|&index| append_feed(&self.card, &mut rows[index]))?;
+        gather_unread_symbols(rows, which, work)?;
+        self.encode_symbols(rows, work)?; // (symbols, D), boundary logits (symbols)
+        cut_segments(&self.predictor, rows, which, work)
+    }
+
+    /// Segment step, for rows that closed a segment: token encoder for symbols not yet read → pool → context encoder → the
+    /// decoder's keys and values of the segments.
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let work: &mut Work = work_mut(scratch)?;
+        with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
+            gather_closed_symbols(rows, waiting, work)?;
+            self.encode_symbols(rows, work)?; // (symbols, D)
+            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
+            self.encode_segments(rows, work)?; // (segments, C)
+            set_summarized(rows, waiting)
+        })
+    }
+
+    /// Finish step: segment decoder, with cross-attention to the closed segments → logits. Segments that closed while all logits
+    /// are wanted are decoded some dozens at a time; open segments only if logits are wanted.
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let work: &mut Work = work_mut(scratch)?;
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            reserve_wanted(self.head.inputs(), rows, unfinished, work);
+            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+                self.decode_segments(rows, work)?;
+            }
+            gather_open_segments(rows, unfinished, work)?;
+            self.decode_segments(rows, work)?;
+            self.apply_head(work, true); // (closed segments, V)
+            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+            self.apply_head(work, false); // (wanted, V)
+            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
+            finish_rows(rows, unfinished)
+        })
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        // every symbol may end a segment, or none
+        let layouts = [&self.token.layout, &self.context.layout, &self.memory, &self.decoder.layout];
+        layouts.into_iter().map(|layout| layout.bytes_for(symbols + 1)).sum()
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // the step rejects another model's state
+        let Ok(state) = state_ref::<LslmState>(state) else { return 0 };
+        let segments = state.segment_ends.len() + more;
+        state.token.growth(state.symbols.len() + more + 1)
+            + state.context.growth(segments + 1)
+            + state.memory.growth(segments + 1)
+            + state.decoder_growth(state.open_len() + more + 1)
+    }
+
+    fn memory(&self) -> KvMemory {
+        // admission counts on the complete limit, so the start symbol's pages are taken off it
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
+    }
+
+    fn cost(&self, symbols: usize, segments: usize) -> Cost {
+        let mut cost = Cost::default();
+        cost.symbol += parts::t5_stack(&self.token, symbols + 1, 0);
+        for matrix in self.predictor.matrices() {
+            cost.symbol += parts::cost_linear(matrix);
+        }
+        let open = symbols.div_ceil(segments.max(1)) + 1;
+        cost.symbol += parts::t5_stack(&self.decoder, open, segments + 1);
+        cost.segment += parts::t5_stack(&self.context, segments + 1, 0);
+        let memory = self.decoder.layers.iter().filter_map(|layer| layer.cross.as_ref()).map(|cross| &cross.memory);
+        for matrix in self.projection.iter().chain(memory) {
+            cost.segment += parts::cost_linear(matrix);
+        }
+        cost.logits += parts::cost_linear(&self.head);
+        cost
+    }
+}
+
+impl Lslm {
+    /// Token encoder and boundary predictor over the symbols of `work.positions`.
+    fn encode_symbols(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        embed_symbols(&self.token_embedding, self.width(), rows, work)?; // (symbols, D)
+        if work.positions.is_empty() {
+            return Ok(());
+        }
+        let caches = &mut EncoderCaches::<TOKEN>(rows);
+        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?;
+        work.show(LslmStage::Token);
+        self.predictor.logits(&self.compute, &work.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
+        work.show(LslmStage::Boundary);
+        scatter_symbols(&self.predictor, rows, work)
+    }
+
+    /// Context encoder over the pooled vectors `work.x` (segments, D), and the decoder's keys and values of its outputs.
+    fn encode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        if let Some(projection) = &self.projection {
+            std::mem::swap(&mut work.x, &mut work.unprojected);
+            let x = sized(&mut work.x, work.positions.len() * projection.outputs());
+            projection.apply(&self.compute, &work.unprojected, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
+        }
+        let caches = &mut EncoderCaches::<CONTEXT>(rows);
+        self.context.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (segments, C)
+        work.show(LslmStage::Context);
+        let positions = &work.positions;
+        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |layer, index, keys, values| {
+            let position = positions[index];
+            state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
+        })?;
+        advance_segments(rows, positions)
+    }
+
+    /// Decoder over the segments' positions in `work.runs`.
+    fn decode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        gather_runs(&self.decoder_embedding, self.head.inputs(), self.specials.segment_start, rows, work)?; // (positions, E)
+        let mut caches = SegmentCaches { rows, runs: &work.runs, spare: &mut work.spare_caches };
+        let memory = T5Memory { positions: &work.memory_positions, cache: segment_memory };
+        let positions = &work.positions;
+        self.decoder.forward(&self.compute, &mut work.x, positions, &mut caches, Some(&memory), &mut work.stack)?; // (positions, E)
+        scatter_runs(self.head.inputs(), rows, work)
+    }
+
+    /// `work.logits` (vectors, V) = logits of the wanted vectors, or of the closed segments' last vectors.
+    fn apply_head(&self, work: &mut Work, segment_ends: bool) {
+        let vectors = if segment_ends { &mut work.wanted.end_vectors } else { &mut work.wanted.vectors };
+        work.logits.clear();
+        if vectors.is_empty() {
+            return;
+        }
+        if self.head_scale != 1.0 {
+            vectors.iter_mut().for_each(|x| *x *= self.head_scale);
+        }
+        let logits = sized(&mut work.logits, vectors.len() / self.head.inputs() * self.head.outputs());
+        self.head.apply(&self.compute, vectors, Epilogue::None, &mut work.stack.quantized, logits);
+    }
+
+    /// Width D of the token encoder.
+    fn width(&self) -> usize {
+        self.token.norm.weight.len()
+    }
+}
+
+// Between the rows' states and the batch `work.x`, for the two encoders. Hot path, as the steps are.
+
+/// Checks a row's feed and appends its symbols to the sequence; their boundaries follow in [`cut_segments`].
+fn append_feed(card: &Card, row: &mut SequenceRow) -> Result<()> {
+    check_feed(card, row, !state_ref::<LslmState>(&*row.state)?.in_flight)?;
+    let SequenceRow { state, feed, .. } = row;
+    let state: &mut LslmState = state_mut(&mut **state)?;
+    let before = state.symbols.len();
+    match feed[..] {
+        [contract::END] if state.open_len() == 0 => {
+            return Err(Error::Internal("cannot end a segment without symbols".into()));
+        }
+        [contract::BEGIN] if before > 0 => {
+            return Err(Error::Internal(format!("cannot begin a sequence that has {before} symbols")));
+        }
+        [contract::END | contract::BEGIN] => {}
+        _ => {
+            state.symbols.extend(feed.iter().map(|&item| contract::symbol(item)));
+            let checked = card.vocabulary.check_ids("feed", &state.symbols[before..]);
+            if checked.is_err() {
+                state.symbols.truncate(before);
+            }
+            checked?;
+        }
+    }
+    state.in_flight = true;
+    Ok(())
+}
+
+/// Lists the symbols of rows that need the predictor: some fed symbol came without a boundary.
+fn gather_unread_symbols(rows: &[SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+    work.unread.clear();
+    work.positions.clear();
+    for &index in which {
+        let SequenceRow { feed, state, .. } = &rows[index];
+        let state: &LslmState = state_ref(&**state)?;
+        if !contract::is_control(feed) && feed.iter().any(|&item| contract::ends_segment(item).is_none()) {
+            let start = state.encoded();
+            work.unread.push(UnreadSymbols { row: index, start });
+            let unread = start..state.symbols.len();
+            work.positions.extend(unread.map(|t| Position { sequence: index, index: t + 1 }));
+        }
+    }
+    Ok(())
+}
+
+/// Lists the symbols of closed segments that the token encoder has not read.
+fn gather_closed_symbols(rows: &mut [SequenceRow], waiting: &[usize], work: &mut Work) -> Result<()> {
+    work.positions.clear();
+    for &index in waiting {
+        let state = state(rows, index)?;
+        let closed = state.segment_start(state.segment_ends.len());
+        work.positions.extend((state.encoded()..closed).map(|t| Position { sequence: index, index: t + 1 }));
+    }
+    Ok(())
+}
+
+/// `work.x` (symbols, `dim`) = the embeddings of the symbols at `work.positions`; makes room in the token encoder's caches.
+fn embed_symbols(embedding: &[f32], dim: usize, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+    if work.positions.is_empty() {
+        return Ok(());
+    }
+    let x = sized(&mut work.x, work.positions.len() * dim); // (symbols, D)
+    let mut offset = 0;
+    while let Some(&Position { sequence, index: position }) = work.positions.get(offset) {
+        let run = work.positions[offset..].iter().take_while(|position| position.sequence == sequence).count();
+        let state = state(rows, sequence)?;
+        state.token.reserve(run)?;
+        for (x, &symbol) in x[offset * dim..].chunks_exact_mut(dim).zip(&state.symbols[position - 1..][..run]) {
+            x.copy_from_slice(&embedding[symbol as usize * dim..][..dim]);
+        }
+        offset += run;
+    }
+    Ok(())
+}
+
+/// Stores the token encoder's outputs and the predictor's decisions in the rows.
+fn scatter_symbols(predictor: &Summed, rows: &mut [SequenceRow], work: &Work) -> Result<()> {
+    let dim = work.x.len() / work.positions.len();
+    for ((position, x), &logit) in work.positions.iter().zip(work.x.chunks_exact(dim)).zip(&work.boundary_logits) {
+        let state = state(rows, position.sequence)?;
+        state.token.write_output(position.index, x)?;
+        state.token.advance(1);
+        state.predicted.push(predictor.closes(logit));
+    }
+    Ok(())
+}
+
+/// Appends segment ends and the symbols' boundary decisions. Rows that closed a segment wait for their segment step; all others
+/// can be finished.
+fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
+    let mut unread = work.unread.iter().peekable();
+    let mut logits = &work.boundary_logits[..work.positions.len()];
+    for &index in which {
+        let SequenceRow { state, feed, decisions, status, .. } = &mut rows[index];
+        let state: &mut LslmState = state_mut(&mut **state)?;
+        decisions.clear();
+        if contract::is_control(feed) {
+            let boundary = feed[..] == [contract::END];
+            decisions.push(SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None });
+            if boundary {
+                state.segment_ends.push(state.symbols.len() - 1);
+            }
+        } else {
+            // the logits of this row's last symbols, if the token encoder read them in this step
+            let read = unread.next_if(|unread| unread.row == index).map_or(0, |row| state.symbols.len() - row.start);
+            let (own, others) = logits.split_at(read);
+            logits = others;
+            let first_fed = state.symbols.len() - feed.len();
+            let first_read = state.symbols.len() - read;
+            for (t, &item) in (first_fed..).zip(feed.iter()) {
+                let logit = t.checked_sub(first_read).and_then(|offset| own.get(offset)).copied();
+                let predicted = logit.is_some_and(|logit| predictor.closes(logit));
+                let boundary = contract::ends_segment(item).unwrap_or(predicted);
+                decisions.push(SymbolBoundary {
+                    boundary,
+                    depth: 0,
+                    probability: logit.map(sigmoid),
+                    end_logprob: None,
+                });
+                if boundary {
+                    state.segment_ends.push(t);
+                }
+            }
+        }
+        *status = if state.needs_segment_step() { StepStatus::Waiting } else { StepStatus::Unfinished };
+    }
+    Ok(())
+}
+
+/// `work.x` (segments, `dim`) = the pooled vectors of the segments that the context encoder has not read; makes room for them.
+fn pool_segments(
+    pooling: Pooling,
+    dim: usize,
+    rows: &mut [SequenceRow],
+    waiting: &[usize],
+    work: &mut Work,
+) -> Result<()> {
+    work.positions.clear();
+    for &index in waiting {
+        let state = state(rows, index)?;
+        let start = state.context.len();
+        let end = state.segment_ends.len() + 1;
+        state.context.reserve(end - start)?;
+        state.memory.reserve(end - start)?;
+        work.positions.extend(Position::run(index, start..end));
+    }
+    let x = sized(&mut work.x, work.positions.len() * dim); // (segments, D)
+    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(x.chunks_exact_mut(dim)) {
+        let state = state(rows, sequence)?;
+        let symbols = state.segment(position - 1);
+        pooling.pool(symbols.map(|t| state.token.output(t + 1)), x);
+    }
+    work.show(LslmStage::Pooled);
+    Ok(())
+}
+
+/// Records that context encoder and decoder memory hold the segments at `positions`.
+fn advance_segments(rows: &mut [SequenceRow], positions: &[Position]) -> Result<()> {
+    for position in positions {
+        let state = state(rows, position.sequence)?;
+        state.context.advance(1);
+        state.memory.advance(1);
+    }
+    Ok(())
+}
+
+/// Ends the segment step: the rows can be finished.
+fn set_summarized(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
+    for &index in waiting {
+        state(rows, index)?.count_agreed();
+        rows[index].status = StepStatus::Unfinished;
+    }
+    Ok(())
+}
+
+// Between the rows' states and the batch `work.x`, for the segment decoder. Hot path, as the steps are.
+//
+// The decoder reads a segment's opening symbol and then its symbols; it attends to these and to the segments before. The symbol
+// after t is predicted by the vector at t, or, if a segment ends with t, by the next segment's first vector; the vector at t
+// then predicts the segment's end. The decoder's keys of open segments live in their sequences; they are computed only where
+// logits are wanted, from the last symbol decoded on. Segments that close while all logits are wanted use spare caches.
+
+/// Maximum closed segments that one pass decodes.
+const MAX_RUNS: usize = 64;
+
+/// The decoder's caches, by run.
+struct SegmentCaches<'a> {
+    rows: &'a mut [SequenceRow],
+    runs: &'a [SegmentRun],
+    spare: &'a mut [KvCache],
+}
+
+impl Caches for SegmentCaches<'_> {
+    fn cache(&self, run: usize) -> Result<&KvCache> {
+        let SegmentRun { row, spare, .. } = self.runs[run];
+        match spare {
+            Some(index) => Ok(&self.spare[index]),
+            None => Ok(&state_ref::<LslmState>(&*self.rows[row].state)?.decoder),
+        }
+    }
+
+    fn cache_mut(&mut self, run: usize) -> Result<&mut KvCache> {
+        let SegmentRun { row, spare, .. } = self.runs[run];
+        match spare {
+            Some(index) => Ok(&mut self.spare[index]),
+            None => Ok(&mut state_mut::<LslmState>(&mut *self.rows[row].state)?.decoder),
+        }
+    }
+}
+
+/// The memory that a run attends to: its sequence's segments.
+fn segment_memory<'a>(caches: &'a SegmentCaches<'_>, run: usize) -> Result<&'a KvCache> {
+    Ok(&state_ref::<LslmState>(&*caches.rows[caches.runs[run].row].state)?.memory)
+}
+
+/// True if the row wants logits after each of its fed symbols.
+fn wants_all(row: &SequenceRow) -> bool {
+    row.want == Want::All && !contract::is_control(&row.feed)
+}
+
+/// Reserves room for the wanted vectors, (wanted, `dim`), of the rows `which`.
+fn reserve_wanted(dim: usize, rows: &[SequenceRow], which: &[usize], work: &mut Work) {
+    let wanted = &mut work.wanted;
+    let mut count = 0;
+    wanted.slots.clear();
+    for &index in which {
+        wanted.slots.push(count);
+        count += rows[index].wanted();
+    }
+    // a vector that no run fills must not pass for a number
+    wanted.vectors.clear();
+    wanted.vectors.resize(count * dim, f32::NAN);
+    wanted.end_vectors.clear();
+    wanted.end_decisions.clear();
+    wanted.next_row = 0;
+    wanted.next_segment = None;
+}
+
+/// Lists in `work.runs` the next closed segments of rows that want all logits; false if there are none left.
+fn gather_closed_segments(
+    layout: PageLayout,
+    rows: &mut [SequenceRow],
+    which: &[usize],
+    work: &mut Work,
+) -> Result<bool> {
+    work.runs.clear();
+    while let Some(&row) = which.get(work.wanted.next_row).filter(|_| work.runs.len() < MAX_RUNS) {
+        let scored = wants_all(&rows[row]);
+        let state = state(rows, row)?;
+        let segment = work.wanted.next_segment.unwrap_or(state.finished_segments);
+        if !scored || segment == state.segment_ends.len() {
+            work.wanted.next_row += 1;
+            work.wanted.next_segment = None;
+            continue;
+        }
+        // the segment that was open until this step continues in its sequence's cache
+        let own = state.decoder_segment == segment;
+        work.runs.push(SegmentRun {
+            row,
+            slot: work.wanted.slots[work.wanted.next_row],
+            segment,
+            start: if own { state.decoder.len() } else { 0 },
+            end: state.segment(segment).len() + 1,
+            spare: (!own).then_some(work.runs.len()),
+        });
+        work.wanted.next_segment = Some(segment + 1);
+    }
+    work.clear_spare_caches(work.runs.len(), layout);
+    Ok(!work.runs.is_empty())
+}
+
+/// Lists in `work.runs` the open segments of rows that want logits.
+fn gather_open_segments(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+    work.runs.clear();
+    for (&row, &slot) in which.iter().zip(&work.wanted.slots) {
+        let want = rows[row].want;
+        let begins = rows[row].feed[..] == [contract::BEGIN];
+        let state = state(rows, row)?;
+        state.switch_to_open_segment();
+        if begins {
+            state.decoder.truncate(0);
+        }
+        if want != Want::Nothing {
+            let segment = state.segment_ends.len();
+            let start = state.decoder.len();
+            let end = state.open_len() + 1;
+            work.runs.push(SegmentRun { row, slot, segment, start, end, spare: None });
+        }
+    }
+    Ok(())
+}
+
+/// `work.x` (positions, `dim`) = the embeddings of the runs' symbols; makes room in the decoder's caches.
+fn gather_runs(
+    embedding: &[f32],
+    dim: usize,
+    segment_start: u32,
+    rows: &mut [SequenceRow],
+    work: &mut Work,
+) -> Result<()> {
+    work.positions.clear();
+    work.memory_positions.clear();
+    work.x.clear();
+    for (index, run) in work.runs.iter().enumerate() {
+        let state = state(rows, run.row)?;
+        let cache = run.spare.map_or(&mut state.decoder, |spare| &mut work.spare_caches[spare]);
+        cache.reserve(run.end - run.start)?;
+        let first = state.segment_start(run.segment);
+        for position in run.start..run.end {
+            work.positions.push(Position { sequence: index, index: position });
+            // memory position 0 is the start symbol's segment, so segment m attends up to position m
+            work.memory_positions.push(Position { sequence: index, index: run.segment });
+            let symbol = if position == 0 { segment_start } else { state.symbols[first + position - 1] };
+            work.x.extend_from_slice(&embedding[symbol as usize * dim..][..dim]); // (positions, E)
+        }
+    }
+    Ok(())
+}
+
+/// Stores the runs' vectors in `work.wanted`.
+fn scatter_runs(dim: usize, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+    let mut rest = &work.x[..];
+    for run in &work.runs {
+        let (own, others) = rest.split_at((run.end - run.start) * dim);
+        let cache = match run.spare {
+            Some(spare) => &mut work.spare_caches[spare],
+            None => &mut state(rows, run.row)?.decoder,
+        };
+        cache.advance(run.end - run.start);
+        scatter_run(dim, &rows[run.row], run, own, &mut work.wanted)?;
+        rest = others;
+    }
+    Ok(())
+}
+
+/// Copies a run's vectors, `own` (positions, `dim`): those of wanted logits to the row's slots, those that predict a segment's end
+/// to the end vectors.
+fn scatter_run(dim: usize, row: &SequenceRow, run: &SegmentRun, own: &[f32], wanted: &mut WantedVectors) -> Result<()> {
+    let state: &LslmState = state_ref(&*row.state)?;
+    let all = wants_all(row);
+    let closed = run.segment < state.segment_ends.len();
+    let first = state.segment_start(run.segment);
+    for (position, vector) in (run.start..run.end).zip(own.chunks_exact(dim)) {
+        let last = position + 1 == run.end;
+        // index among the fed symbols of the symbol that the vector follows
+        let fed = (first + position).checked_sub(1 + state.finished);
+        let slot = match fed {
+            Some(decision) if all && closed && last => {
+                wanted.end_vectors.extend_from_slice(vector);
+                wanted.end_decisions.push(EndDecision { row: run.row, decision });
+                None
+            }
+            _ if all => fed.map(|fed| run.slot + fed),
+            _ => last.then_some(run.slot),
+        };
+        if let Some(slot) = slot {
+            wanted.vectors[slot * dim..][..dim].copy_from_slice(vector);
+        }
+    }
+    Ok(())
+}
+
+/// Writes the log-probabilities of segment ends into the rows' decisions, from `work.logits` (segments, V); V = `symbols`.
+fn end_logprobs(symbols: usize, segment_end: u32, rows: &mut [SequenceRow], work: &Work) -> Result<()> {
+    for (logits, end) in work.logits.chunks_exact(symbols).zip(&work.wanted.end_decisions) {
+        let logprob = log_probability(logits, segment_end)?;
+        if let Some(decision) = rows[end.row].decisions.get_mut(end.decision) {
+            decision.end_logprob = Some(logprob as f32);
+        }
+    }
+    Ok(())
+}
+
+/// Records that no symbol of these rows is in flight any more.
+fn finish_rows(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
+    for &index in which {
+        let state = state(rows, index)?;
+        state.finished = state.symbols.len();
+        state.finished_segments = state.segment_ends.len();
+        state.in_flight = false;
+    }
+    Ok(())
+}
+
+// Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
+
+/// Reads a latent segment model's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds,
+/// or the vocabulary has no special symbols.
+pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    let architecture: Architecture = checkpoint::architecture(config, file)?;
+    let vocabulary = config.vocabulary(file)?;
+    if vocabulary.specials().is_none() {
+        let expected = "the ids of the model's special symbols";
+        return Err(Error::checkpoint(file, "vocabulary.specials", expected, "nothing"));
+    }
+    let blueprint = LslmBlueprint { architecture, symbols: vocabulary.len() };
+    blueprint.validate(file)?;
+    Ok(Box::new(blueprint))
+}
+
+impl LslmBlueprint {
+    /// Appends the tensors of one layer.
+    fn layer(&self, stack: &str, shape: &T5Shape, index: usize, out: &mut Vec<TensorSpec>) {
+        let T5Shape { dim, feed_forward, .. } = *shape;
+        let inner = shape.inner();
+        let input = self.input_width(stack, index);
+        let key = |name: &str| format!("{stack}.{index}.{name}");
+        for name in ["query", "key", "value"] {
+            out.push(matrix(key(&format!("attention.{name}.weight")), inner, input));
+        }
+        out.push(matrix(key("attention.output.weight"), dim, inner));
+        out.push(norm(key("attention.norm.weight"), input));
+        if stack == "decoder" {
+            let memory = self.architecture.context.dim;
+            for (name, inputs) in [("query", dim), ("key", memory), ("value", memory)] {
+                out.push(matrix(key(&format!("memory.{name}.weight")), inner, inputs));
+            }
+            out.push(matrix(key("memory.output.weight"), dim, inner));
+            out.push(norm(key("memory.norm.weight"), dim));
+        }
+        out.push(matrix(key("feed_forward.up.weight"), feed_forward, dim));
+        out.push(matrix(key("feed_forward.down.weight"), dim, feed_forward));
+        out.push(norm(key("feed_forward.norm.weight"), dim));
+    }
+}
+
+impl Blueprint for LslmBlueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let a = &self.architecture;
+        let embedding = |name: &str, dim| TensorSpec::normal(name, vec![self.symbols, dim], 0.0, 1.0);
+        let mut out = if a.shared_embedding {
+            vec![embedding("embedding.weight", a.token.dim)]
+        } else {
+            vec![embedding("token.embedding.weight", a.token.dim), embedding("decoder.embedding.weight", a.decoder.dim)]
+        };
+        for (name, stack) in self.stacks() {
+            (0..stack.layers).for_each(|index| self.layer(name, stack, index, &mut out));
+            out.push(matrix(format!("{name}.distance_bias.weight"), stack.buckets, stack.heads));
+            out.push(norm(format!("{name}.norm.weight"), stack.dim));
+        }
+        out.push(matrix("boundary.hidden.weight", a.boundaries.hidden, a.token.dim));
+        out.push(matrix("boundary.output.weight", a.token.dim, a.boundaries.hidden));
+        if a.widths == Widths::Projection {
+            out.push(matrix("context.projection.weight", a.context.dim, a.token.dim));
+        }
+        if !a.tied_head {
+            out.push(matrix("head.weight", self.symbols, a.decoder.dim));
+        }
+        out.push(TensorSpec::zeros("head.bias", vec![self.symbols]));
+        out
+    }
+
+    fn shape(&self) -> String {
+        let a = &self.architecture;
+        let stack = |s: &T5Shape| format!("{} × {}", s.layers, s.dim);
+        let pooling = match a.pooling {
+            Pooling::Mean => "mean pooling".to_owned(),
+            Pooling::Last => "0-hops pooling".to_owned(),
+            Pooling::Hops(hops) => format!("{hops}-hops pooling"),
+        };
+        let token = stack(&a.token);
+        let context = stack(&a.context);
+        let decoder = stack(&a.decoder);
+        format!(
+            "token encoder {token}, context encoder {context}, segment decoder {decoder}, {pooling}, learned boundaries"
+        )
+    }
+
+    fn computed_numbers(&self) -> usize {
+        let tables = self.stacks().map(|(_, stack)| stack.buckets().table_numbers(stack.heads));
+        tables.into_iter().fold(0, usize::saturating_add)
+    }
+
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
+        Ok(Arc::new(Lslm::load(self, parts)?))
+    }
+}
+
+/// Returns the spec of a matrix, whose deviation of inputs^−½ keeps the size of a sum.
+fn matrix(name: impl Into<String>, outputs: usize, inputs: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![outputs, inputs], 0.0, 1.0 / (inputs as f32).sqrt())
+}
+
+fn norm(name: String, dim: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![dim], 1.0, 0.0)
+}
+
+impl Lslm {
+    /// Builds the model from checked weights. Fails if key-value memory is too small for the start symbol.
+    pub fn load(blueprint: &LslmBlueprint, mut parts: Parts) -> Result<Self> {
+        let mut card = parts.card("lslm", blueprint)?;
+        card.boundary_modes = blueprint.architecture.driver.modes();
+        card.pooled = true;
+        let pages = PagePool::new(parts.settings.memory_bytes);
+        let specials = card.vocabulary.specials();
+        let mut loader =
+            Loader { blueprint, weights: &mut parts.weights, store: WeightArena::new(parts.settings.dtype) };
+        let [token_embedding, decoder_embedding] = loader.embeddings()?;
+        let token = loader.stack("token", &blueprint.architecture.token)?;
+        let context = loader.stack("context", &blueprint.architecture.context)?;
+        let decoder = loader.stack("decoder", &blueprint.architecture.decoder)?;
+        let (head, head_scale) = loader.head(&decoder_embedding)?;
+        // the memory's keys have the decoder's heads, and are stored as its own
+        let memory = PageLayout { output: 0, ..decoder.layout };
+        let cache = |layout| KvCache::new(layout, pages.clone());
+        let start = StartCaches { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
+        let mut model = Self {
+            card,
+            compute: parts.settings.compute(),
+            specials: specials.ok_or_else(|| Error::Internal("a vocabulary without special symbols".into()))?,
+            token_embedding,
+            decoder_embedding,
+            token,
+            predictor: loader.predictor()?,
+            pooling: blueprint.architecture.pooling,
+            projection: loader.projection()?,
+            context,
+            decoder,
+            head,
+            head_scale,
+            memory,
+            start,
+            pages,
+            own_bytes: 0,
+        };
+        model.start = model.read_start()?;
+        model.own_bytes = model.pages.in_use();
+        model.card.first_logits = Some(first_logits(&model)?);
+        Ok(model)
+    }
+
+    /// Reads the start symbol into an empty sequence: it is a segment by itself.
+    fn read_start(&self) -> Result<StartCaches> {
+        let mut work = Work::default();
+        let decoder = KvCache::new(self.decoder.layout, self.pages.clone());
+        let rows = &mut [SequenceRow::new(Box::new(LslmState::new(self.start.clone(), decoder)))];
+        let LslmState { token, context, memory, .. } = state(rows, 0)?;
+        [token, context, memory].into_iter().try_for_each(|cache| cache.reserve(1))?;
+        let dim = self.width();
+        work.positions.push(Position { sequence: 0, index: 0 });
+        work.x.extend_from_slice(&self.token_embedding[self.specials.start as usize * dim..][..dim]); // (1, D)
+        let caches = &mut EncoderCaches::<TOKEN>(rows);
+        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (1, D)
+        let token = &mut state(rows, 0)?.token;
+        token.write_output(0, &work.x)?;
+        token.advance(1);
+        self.encode_segments(rows, &mut work)?; // (1, C)
+        let state: &LslmState = state_ref(&*rows[0].state)?;
+        Ok(StartCaches { token: state.token.clone(), context: state.context.clone(), memory: state.memory.clone() })
+    }
+}
+
+/// Takes the tensors of a latent segment model.
+struct Loader<'a> {
+    blueprint: &'a LslmBlueprint,
+    weights: &'a mut Weights,
+    store: WeightArena,
+}
+
+impl Loader<'_> {
+    /// Embeddings of token encoder, (V, D), and decoder, (V, E).
+    fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
+        if self.blueprint.architecture.shared_embedding {
+            let shared: Arc<[f32]> = self.weights.take("embedding.weight")?.into();
+            return Ok([shared.clone(), shared]);
+        }
+        let mut table = |name: &str| self.weights.take(name).map(Arc::from);
+        Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
+    }
+
+    fn stack(&mut self, name: &str, shape: &T5Shape) -> Result<T5Stack> {
+        // pooling reads the token encoder's outputs; the others' are not kept
+        let output = if name == "token" { shape.dim } else { 0 };
+        let T5Shape { layers, heads, head_dim, .. } = *shape;
+        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers, heads, head_dim, output };
+        let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
+        let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
+        let position = PositionScheme::Buckets(shape.buckets().tables(&table).into());
+        Ok(T5Stack { layers, position, layout, sink: false, norm: self.norm(&format!("{name}.norm"))? })
+    }
+
+    fn layer(&mut self, stack: &str, shape: &T5Shape, index: usize) -> Result<T5Layer> {
+        let key = |name: &str| format!("{stack}.{index}.{name}");
+        let dim = shape.dim;
+        let inner = shape.inner();
+        let qkv = ["query", "key", "value"].map(|name| key(&format!("attention.{name}")));
+        let cross = if stack == "decoder" { Some(self.cross(shape, &key)?) } else { None };
+        Ok(T5Layer {
+            attention_norm: self.norm(&key("attention.norm"))?,
+            qkv: self.joined(&qkv, inner, self.blueprint.input_width(stack, index))?,
+            output: self.linear(&key("attention.output"), dim, inner)?,
+            cross,
+            feed_forward_norm: self.norm(&key("feed_forward.norm"))?,
+            activation: Activation::Relu,
+            gate: None,
+            up: self.linear(&key("feed_forward.up"), shape.feed_forward, dim)?,
+            down: self.linear(&key("feed_forward.down"), dim, shape.feed_forward)?,
+        })
+    }
+
+    fn cross(&mut self, shape: &T5Shape, key: &dyn Fn(&str) -> String) -> Result<Cross<RmsNorm>> {
+        let inner = shape.inner();
+        let memory = self.blueprint.architecture.context.dim;
+        Ok(Cross {
+            norm: self.norm(&key("memory.norm"))?,
+            query: self.linear(&key("memory.query"), inner, shape.dim)?,
+            memory: self.joined(&[key("memory.key"), key("memory.value")], inner, memory)?,
+            output: self.linear(&key("memory.output"), shape.dim, inner)?,
+        })
+    }
+
+    /// The head, and the factor of its input: a tied embedding has numbers of size one, unlike a head's.
+    fn head(&mut self, embedding: &[f32]) -> Result<(Linear, f32)> {
+        let symbols = self.blueprint.symbols;
+        let dim = self.blueprint.architecture.decoder.dim;
+        let bias = self.weights.take("head.bias")?;
+        if self.blueprint.architecture.tied_head {
+            let head = Linear::pack(&self.store, embedding, &bias, symbols, dim)?;
+            return Ok((head, (1.0 / (dim as f64).sqrt()) as f32));
+        }
+        let weight = self.weights.take("head.weight")?;
+        Ok((Linear::pack(&self.store, &weight, &bias, symbols, dim)?, 1.0))
+    }
+
+    fn predictor(&mut self) -> Result<Summed> {
+        let hidden = self.weights.take("boundary.hidden.weight")?;
+        let output = self.weights.take("boundary.output.weight")?;
+        let a = &self.blueprint.architecture;
+        Summed::new(&hidden, &output, a.boundaries.hidden, a.boundaries.threshold)
+    }
+
+    fn projection(&mut self) -> Result<Option<Linear>> {
+        let a = &self.blueprint.architecture;
+        if a.widths != Widths::Projection {
+            return Ok(None);
+        }
+        self.linear("context.projection", a.context.dim, a.token.dim).map(Some)
+    }
+
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        Linear::pack(&self.store, &weight, &[], outputs, inputs)
+    }
+
+    /// Joins matrices with the same inputs: their outputs, `outputs` each, follow one another.
+    fn joined(&mut self, names: &[String], outputs: usize, inputs: usize) -> Result<Linear> {
+        let mut weight = Vec::with_capacity(names.len() * outputs * inputs);
+        for name in names {
+            weight.extend(self.weights.take(&format!("{name}.weight"))?);
+        }
+        Linear::pack(&self.store, &weight, &[], names.len() * outputs, inputs)
+    }
+
+    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        Ok(RmsNorm { weight, eps: self.blueprint.architecture.norm_eps })
+    }
+}

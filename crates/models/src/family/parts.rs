@@ -1,0 +1,700 @@
+//! Parts that several families share: a stack's dimensions, tensors and loading, and helpers of steps and states.
+//!
+//! A blueprint checks its architecture with [`Check`] and lists its tensors with [`layer`] and [`position`]; a model takes the tensors
+//! out of the checkpoint with a [`Loader`], by the same names.
+
+use crate::{
+    checkpoint::{Config, Init, TensorSpec, Weights},
+    contract::{
+        self, BoundaryOptions, Card, Document, LayerTime, Model, PoolingChoice, Scratch, SequenceRow, State, StepCost,
+        StepStatus, SummaryLimits, Want, advance,
+    },
+    nn::{
+        Activation, Position,
+        attention::{Layer, NormOrder, Stack},
+        kv_cache::KvCache,
+        mamba2::{HybridStack, Mixer},
+        position::{self, Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
+        t5::T5Stack,
+        window::Window,
+    },
+};
+use std::{fmt::Display, path::Path, sync::Arc};
+use weir_kernels::{
+    Dtype,
+    attention::{POSITIONS, PageLayout},
+    error::{Error, Result},
+    linear::{Linear, WeightArena},
+    rowwise::LayerNorm,
+};
+
+/// Dimensions that the layers of a model's stacks share. D = width, I = heads · head_dim, F = feed_forward.
+#[derive(Debug, Clone, Copy)]
+pub struct StackShape {
+    /// Width D.
+    pub dim: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Inner width F of the feed-forward.
+    pub feed_forward: usize,
+    /// Nonlinearity of the feed-forward.
+    pub activation: Activation,
+    /// Position scheme.
+    pub position: PositionKind,
+    /// True if there are norms inside the sub-layers.
+    pub sub_norms: bool,
+}
+
+impl StackShape {
+    /// Width I of all heads together.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+}
+
+/// Maximum layers of a stack, and maximum of any other dimension: far above any model, far below an overflow of a product.
+const MAX_LAYERS: usize = 1024;
+
+const MAX_DIM: usize = 1 << 20;
+
+/// Maximum numbers in a table of distances: 256 MiB of f32. The file holds only one number for each bucket, so
+/// its size does not bound the table.
+const MAX_TABLE: usize = 1 << 26;
+
+/// Reports keys of `architecture` that are out of bounds.
+#[derive(Clone, Copy)]
+pub struct Check<'a> {
+    /// The `config.json` to name in errors.
+    pub file: &'a Path,
+}
+
+impl Check<'_> {
+    /// Returns the error for `key`.
+    pub fn fail(self, key: impl Display, expected: impl Into<String>, found: impl Display) -> Result<()> {
+        Err(Error::checkpoint(self.file, format!("architecture.{key}"), expected.into(), found.to_string()))
+    }
+
+    /// Checks a stack's layers. Fails if the value is 0 or exceeds the limit.
+    pub fn layers(self, key: impl Display, layers: usize) -> Result<()> {
+        if (1..=MAX_LAYERS).contains(&layers) { Ok(()) } else { self.fail(key, format!("1 to {MAX_LAYERS}"), layers) }
+    }
+
+    /// Checks a dimension. Fails if the value is 0 or exceeds the limit.
+    pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
+        if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
+    }
+
+    /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`. Fails if they
+    /// exceed the limit.
+    pub fn distance_table(self, key: impl Display, numbers: usize) -> Result<()> {
+        if numbers <= MAX_TABLE {
+            return Ok(());
+        }
+        let expected = format!("a table of at most {MAX_TABLE} numbers, one for each of `heads` and each distance");
+        self.fail(key, expected, numbers)
+    }
+
+    /// Checks a number that must lie strictly between 0 and 1.
+    pub fn fraction(self, key: impl Display, value: f32) -> Result<()> {
+        if value > 0.0 && value < 1.0 { Ok(()) } else { self.fail(key, "above 0, below 1", value) }
+    }
+
+    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`. Fails above
+    /// [`MAX_PARAMETERS`].
+    pub fn parameters(self, key: &str, count: Option<usize>) -> Result<()> {
+        if count.is_some_and(|count| count <= MAX_PARAMETERS) {
+            return Ok(());
+        }
+        let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
+        self.fail(key, format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
+    }
+}
+
+// Tensors of layers and position schemes have the official initialisation: weights normal with deviation 0.02, LayerNorm
+// weights around one, biases zero.
+
+/// Returns the spec of a matrix, or a table of vectors.
+pub fn matrix(name: impl Into<String>, shape: Vec<usize>) -> TensorSpec {
+    TensorSpec::normal(name, shape, 0.0, 0.02)
+}
+
+/// Appends a matrix with its bias.
+pub fn linear(out: &mut Vec<TensorSpec>, name: &str, outputs: usize, inputs: usize) {
+    out.push(matrix(format!("{name}.weight"), vec![outputs, inputs]));
+    out.push(TensorSpec::zeros(format!("{name}.bias"), vec![outputs]));
+}
+
+/// Appends a LayerNorm.
+pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
+    out.push(TensorSpec::normal(format!("{name}.weight"), vec![dim], 1.0, 0.02));
+    out.push(TensorSpec::zeros(format!("{name}.bias"), vec![dim]));
+}
+
+/// Returns the spec of numbers that follow from the architecture.
+fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), shape: vec![values.len()], init: Init::Values(values), trained: false }
+}
+
+/// Rejects a training window that is longer than the table of learned positions.
+pub fn trained_within(position: PositionKind, config: &Config, file: &Path) -> Result<()> {
+    match position {
+        PositionKind::Learned { positions } if config.training_length > positions => {
+            let expected = format!("at most {positions} (position.learned.positions): no more positions were learned");
+            Err(Error::checkpoint(file, "training_length", expected, config.training_length.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Appends the tensors of a position scheme that all stacks share.
+pub fn position(out: &mut Vec<TensorSpec>, shape: &StackShape) {
+    let StackShape { dim, heads, head_dim, position, .. } = *shape;
+    match position {
+        PositionKind::TransformerXl => {
+            out.push(constant("position.inverse_frequency", position::inverse_frequencies(dim)));
+            for name in ["position.content_bias", "position.distance_bias"] {
+                out.push(matrix(name, vec![heads, head_dim]));
+            }
+        }
+        PositionKind::Alibi => out.push(constant("position.slopes", position::slopes(heads))),
+        PositionKind::Buckets { count, .. } => out.push(matrix("position.bias", vec![count, heads])),
+        PositionKind::Sinusoidal => out.push(constant("position.frequency", position::frequencies(dim))),
+        PositionKind::Learned { positions } => out.push(matrix("position.table", vec![positions, dim])),
+        PositionKind::Rotary | PositionKind::Xpos { .. } | PositionKind::None => {}
+    }
+}
+
+/// Appends the tensors of one layer, whose names begin with `prefix`.
+pub fn layer(out: &mut Vec<TensorSpec>, prefix: &str, shape: &StackShape) {
+    let StackShape { dim, feed_forward, .. } = *shape;
+    let inner = shape.inner();
+    let key = |name: &str| format!("{prefix}.{name}");
+    linear(out, &key("attention.qkv"), 3 * inner, dim);
+    if shape.position == PositionKind::TransformerXl {
+        out.push(matrix(key("attention.distance.weight"), vec![inner, dim]));
+    }
+    linear(out, &key("attention.output"), dim, inner);
+    norm(out, &key("attention.norm"), dim);
+    linear(out, &key("feed_forward.up"), feed_forward, dim);
+    linear(out, &key("feed_forward.down"), dim, feed_forward);
+    norm(out, &key("feed_forward.norm"), dim);
+    if shape.sub_norms {
+        norm(out, &key("attention.inner_norm"), inner);
+        norm(out, &key("feed_forward.inner_norm"), feed_forward);
+    }
+}
+
+/// Maximum numbers in all tensors together: 64 GiB of f32.
+pub const MAX_PARAMETERS: usize = 1 << 34;
+
+/// An upper bound on the numbers in `layers` layers; `None` if it overflows.
+pub fn layer_numbers(shape: &StackShape, layers: usize) -> Option<usize> {
+    let inner = shape.heads.checked_mul(shape.head_dim)?;
+    let width = shape.dim.max(1);
+    // attention has 3 + 1 + 1 projections, the feed-forward two; biases and norms are below one more D a unit
+    let layer = inner.checked_mul(5)?.checked_add(shape.feed_forward.checked_mul(2)?)?.checked_mul(width + 1)?;
+    let norms = inner.checked_mul(2)?.checked_add(shape.feed_forward.checked_mul(2)?)?.checked_add(8 * width)?;
+    layer.checked_add(norms)?.checked_mul(layers)
+}
+
+/// An upper bound on the numbers in a position scheme's shared tensors; `None` if it overflows.
+pub fn position_numbers(shape: &StackShape) -> Option<usize> {
+    match shape.position {
+        PositionKind::Learned { positions } => positions.checked_mul(shape.dim),
+        PositionKind::Buckets { count, .. } => count.checked_mul(shape.heads),
+        _ => shape.heads.checked_mul(shape.head_dim)?.checked_mul(2)?.checked_add(shape.dim),
+    }
+}
+
+/// The numbers in the tables that a position scheme computes when the model is loaded, and that all stacks share; `usize::MAX` if
+/// that overflows.
+pub fn table_numbers(shape: &StackShape) -> usize {
+    match shape.position {
+        PositionKind::Buckets { count, max_distance } => {
+            Buckets { count, max_distance, bidirectional: false }.table_numbers(shape.heads)
+        }
+        _ => 0,
+    }
+}
+
+/// Index of the first position in fairseq's sinusoids, whose lower indices belong to padding.
+const FIRST_SINUSOID: usize = 2;
+
+/// Packs a checkpoint's tensors into model parts.
+pub struct Loader<'a> {
+    /// The tensors not yet taken.
+    pub weights: &'a mut Weights,
+    shape: StackShape,
+    eps: f32,
+    store: WeightArena,
+    /// Storage of tables that are computed once.
+    tables: WeightArena,
+    shared: SharedPosition,
+}
+
+/// The tensors of a position scheme that all stacks share.
+enum SharedPosition {
+    TransformerXl(Arc<SharedTerms>),
+    /// Rotary positions; with the scale base of xPos, if they have one.
+    Rotary(Option<f64>),
+    Slopes(Vec<f32>),
+    Buckets(Arc<[Vec<f32>]>),
+    Sinusoidal(Vec<f32>),
+    Learned(Arc<[f32]>),
+    None,
+}
+
+/// Names and describes one stack of a model.
+#[derive(Debug, Clone, Copy)]
+pub struct StackSpec<'a> {
+    /// Prefix of its tensors' names.
+    pub name: &'a str,
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the output that the cache keeps for each position; 0 if it keeps none.
+    pub output: usize,
+    /// Keys that a position attends to.
+    pub window: Window,
+    /// Position of its norms.
+    pub order: NormOrder,
+    /// Maximum positions of a sequence.
+    pub positions: usize,
+}
+
+impl<'a> Loader<'a> {
+    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance. Fails if a tensor is missing,
+    /// which the checkpoint reader has excluded.
+    pub fn new(weights: &'a mut Weights, shape: StackShape, eps: f32, dtype: Dtype) -> Result<Self> {
+        let mut take = |name: &str| weights.take(&format!("position.{name}"));
+        let shared = match shape.position {
+            PositionKind::TransformerXl => SharedPosition::TransformerXl(Arc::new(SharedTerms {
+                inverse_frequency: take("inverse_frequency")?,
+                content_bias: take("content_bias")?,
+                distance_bias: take("distance_bias")?,
+            })),
+            PositionKind::Rotary => SharedPosition::Rotary(None),
+            PositionKind::Xpos { scale_base } => SharedPosition::Rotary(Some(scale_base)),
+            PositionKind::Alibi => SharedPosition::Slopes(take("slopes")?),
+            PositionKind::Buckets { count, max_distance } => {
+                let buckets = Buckets { count, max_distance, bidirectional: false };
+                SharedPosition::Buckets(buckets.tables(&take("bias")?).into())
+            }
+            PositionKind::Sinusoidal => SharedPosition::Sinusoidal(take("frequency")?),
+            PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),
+            PositionKind::None => SharedPosition::None,
+        };
+        Ok(Self { weights, shape, eps, store: WeightArena::new(dtype), tables: WeightArena::new(Dtype::F32), shared })
+    }
+
+    /// Loads a matrix with its bias. Fails as [`new`](Self::new) does, or if memory runs out.
+    pub fn linear(&mut self, name: &str) -> Result<Linear> {
+        let bias = self.weights.take(&format!("{name}.bias"))?;
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        let outputs = bias.len();
+        Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
+    }
+
+    /// Packs `weight`, (outputs, inputs), as a matrix without bias. Fails if memory runs out.
+    pub fn pack(&self, weight: &[f32], outputs: usize) -> Result<Linear> {
+        Linear::pack(&self.store, weight, &[], outputs, weight.len() / outputs)
+    }
+
+    /// Loads a LayerNorm. Fails as [`new`](Self::new) does.
+    pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        Ok(LayerNorm { weight, bias: self.weights.take(&format!("{name}.bias"))?, eps: self.eps })
+    }
+
+    /// Loads a stack. Fails as [`linear`](Self::linear) does.
+    pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
+        let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
+        let StackSpec { layers: count, output, window, order, .. } = *spec;
+        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers: count, heads, head_dim, output };
+        let mut layers = Vec::with_capacity(count);
+        let mut distances = Vec::new();
+        for index in 0..count {
+            let prefix = format!("{}.{index}", spec.name);
+            if let SharedPosition::TransformerXl(_) = self.shared {
+                let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
+                distances.push(Linear::pack(&self.tables, &weight, &[], heads * head_dim, dim)?);
+            }
+            layers.push(self.layer(&prefix)?);
+        }
+        let position = self.position(distances, &layout, spec);
+        Ok(Stack { layers, position, window, order, layout, activation })
+    }
+
+    fn layer(&mut self, prefix: &str) -> Result<Layer> {
+        let sub_norms = self.shape.sub_norms;
+        let sub_norm = |name: &str, loader: &mut Self| {
+            sub_norms.then(|| loader.norm(&format!("{prefix}.{name}.inner_norm"))).transpose()
+        };
+        let context_norm = sub_norm("attention", self)?;
+        let hidden_norm = sub_norm("feed_forward", self)?;
+        Ok(Layer {
+            qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
+            output: self.linear(&format!("{prefix}.attention.output"))?,
+            attention_norm: self.norm(&format!("{prefix}.attention.norm"))?,
+            context_norm,
+            up: self.linear(&format!("{prefix}.feed_forward.up"))?,
+            down: self.linear(&format!("{prefix}.feed_forward.down"))?,
+            feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
+            hidden_norm,
+            cross: None,
+        })
+    }
+
+    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, spec: &StackSpec<'_>) -> PositionScheme {
+        let StackSpec { window, positions, .. } = *spec;
+        match &self.shared {
+            SharedPosition::TransformerXl(shared) => {
+                // attention reads complete pages of keys
+                let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS);
+                PositionScheme::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
+            }
+            SharedPosition::Rotary(scale_base) => {
+                PositionScheme::Rotary(Rotary::new(layout.head_dim, *scale_base, window.max_keys(), positions))
+            }
+            SharedPosition::Slopes(slopes) => PositionScheme::Alibi(slopes.clone()),
+            SharedPosition::Buckets(tables) => PositionScheme::Buckets(tables.clone()),
+            SharedPosition::Sinusoidal(frequencies) => PositionScheme::Absolute(Absolute::Sinusoidal {
+                frequencies: frequencies.clone(),
+                first: FIRST_SINUSOID,
+            }),
+            SharedPosition::Learned(table) => PositionScheme::Absolute(Absolute::Learned { table: table.clone() }),
+            SharedPosition::None => PositionScheme::None,
+        }
+    }
+}
+
+/// Checks the checkpoint's generation defaults, for texts of at most `target_length` symbols with the start symbol. The error
+/// names the first key that is out of bounds, and the bound.
+pub fn check_generation(config: &Config, target_length: usize, file: &Path) -> Result<()> {
+    let Some(generation) = &config.generation else { return Ok(()) };
+    let fail = |key: &str, expected: String, found: String| {
+        Err(Error::checkpoint(file, format!("generation.{key}"), expected, found))
+    };
+    // The last position is the end symbol's.
+    let max = target_length - 1;
+    match generation {
+        g if !(0.01..=100.0).contains(&g.repetition_penalty) => {
+            fail("repetition_penalty", "0.01 to 100".into(), g.repetition_penalty.to_string())
+        }
+        g if !(1..=64).contains(&g.beam) => fail("beam", "1 to 64".into(), g.beam.to_string()),
+        g if !(1..=max).contains(&g.max_tokens) => {
+            fail("max_tokens", format!("1 to {max}: target_length less one"), g.max_tokens.to_string())
+        }
+        g if g.min_tokens > g.max_tokens => {
+            fail("min_tokens", format!("at most max_tokens, {}", g.max_tokens), g.min_tokens.to_string())
+        }
+        g if g.no_repeat_ngram == 1 || g.no_repeat_ngram > SummaryLimits::NGRAM => {
+            let expected = format!("0 to disable the rule, or 2 to {}", SummaryLimits::NGRAM);
+            fail("no_repeat_ngram", expected, g.no_repeat_ngram.to_string())
+        }
+        g if !(-10.0..=10.0).contains(&g.length_penalty) => {
+            fail("length_penalty", "-10 to 10".into(), g.length_penalty.to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+// Steps and states.
+
+/// Receives each intermediate vector of a stage, with its sequence and position. Set by golden tests, never by servers.
+pub type Watcher<Stage> = Box<dyn FnMut(Stage, Position, &[f32]) + Send>;
+
+/// Sends `numbers`, which holds one vector for each of `positions`, to the watcher if there is one.
+pub fn watch<S: Copy>(watcher: &mut Option<Watcher<S>>, stage: S, positions: &[Position], numbers: &[f32]) {
+    let Some(watcher) = watcher else { return };
+    let width = numbers.len() / positions.len().max(1);
+    for (position, vector) in positions.iter().zip(numbers.chunks_exact(width.max(1))) {
+        watcher(stage, *position, vector);
+    }
+}
+
+/// Returns a model's working memory behind the contract. Fails if another model created it.
+pub fn work_mut<W: 'static>(scratch: &mut Scratch) -> Result<&mut W> {
+    scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
+}
+
+/// Checks that a row may be fed. Fails if the row or its state is not `ready`, the feed is empty, or the sequence exceeds the
+/// model's limit.
+pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
+    if row.status != StepStatus::Ready || !ready || row.feed.is_empty() {
+        return Err(Error::Internal("a row was fed no symbols, or before it was ready".into()));
+    }
+    let length = row.state.len() + row.positions();
+    let limit = card.max_symbols;
+    if length > limit {
+        let unit = if card.vocabulary.is_subword() { "tokens" } else { "characters" };
+        return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
+    }
+    Ok(())
+}
+
+/// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`. Fails if
+/// `step` fails.
+pub fn with_status<W>(
+    status: StepStatus,
+    rows: &mut [SequenceRow],
+    which: &[usize],
+    work: &mut W,
+    chosen: impl Fn(&mut W) -> &mut Vec<usize>,
+    step: impl FnOnce(&mut [SequenceRow], &[usize], &mut W) -> Result<()>,
+) -> Result<()> {
+    let mut list = std::mem::take(chosen(work));
+    list.clear();
+    list.extend(which.iter().filter(|&&index| rows[index].status == status));
+    let result = if list.is_empty() { Ok(()) } else { step(rows, &list, work) };
+    *chosen(work) = list;
+    result
+}
+
+/// Returns the error for a text that an encoder-decoder is asked to continue.
+pub fn needs_document(card: &Card) -> Error {
+    let found = format!("an encoder-decoder: {}", card.shape);
+    Error::WrongKind { call: "text generation", model: card.name.clone(), wanted: "needs no document", found }
+}
+
+/// Returns the error for a hard selection by a model without scores.
+pub fn needs_scores(card: &Card) -> Error {
+    let wanted = "has a pooling that scores";
+    Error::WrongKind { call: "options.hard_topk", model: card.name.clone(), wanted, found: card.shape.clone() }
+}
+
+/// Limits of a document's tokens.
+pub struct TokenLimits {
+    /// Maximum tokens.
+    pub tokens: usize,
+    /// Vocabulary size V.
+    pub symbols: usize,
+    /// The padding token, if documents may not contain it.
+    pub padding: Option<u32>,
+}
+
+/// Appends `more` tokens to those of a document. Fails if it was closed, becomes too long, or a token is not allowed.
+pub fn push_tokens(tokens: &mut Vec<u32>, more: &[u32], closed: bool, limits: &TokenLimits) -> Result<()> {
+    let TokenLimits { tokens: limit, symbols, padding } = *limits;
+    if closed {
+        return Err(Error::Internal("tokens for a document that was closed".into()));
+    }
+    let length = tokens.len().saturating_add(more.len());
+    if length > limit {
+        return Err(Error::TooLong { field: "document", length, limit, unit: "tokens", why: None });
+    }
+    if let Some(offset) = more.iter().position(|&token| token as usize >= symbols) {
+        let found = format!("id {} (the vocabulary has {symbols} symbols)", more[offset]);
+        let offset = tokens.len() + offset;
+        return Err(Error::UnknownSymbol { field: "document", found, offset, unit: "token" });
+    }
+    if let Some(offset) = more.iter().position(|&token| Some(token) == padding) {
+        let found = format!("id {} at token {}", more[offset], tokens.len() + offset);
+        return Err(Error::bad_option("document", found, "tokens other than padding"));
+    }
+    tokens.extend_from_slice(more);
+    Ok(())
+}
+
+/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`. Fails if
+/// the rows want another number of logits.
+pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
+    let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
+    if wanted * symbols != logits.len() {
+        return Err(Error::Internal("a row's feed or want was changed before the row was ready".into()));
+    }
+    let mut rest = logits;
+    for &index in which {
+        let row = &mut rows[index];
+        let (own, others) = rest.split_at(row.wanted() * symbols);
+        row.logits.clear();
+        row.logits.extend_from_slice(own);
+        rest = others;
+        row.status = StepStatus::Ready;
+    }
+    Ok(())
+}
+
+/// Computes the logits before a text's first symbol, (V), of a model with a start symbol. Fails if a step of the model
+/// fails.
+pub fn first_logits(model: &dyn Model) -> Result<Arc<[f32]>> {
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
+    rows[0].set(&[contract::BEGIN], Want::Last);
+    advance(model, &mut rows, &[0], &mut model.scratch())?;
+    Ok(rows[0].logits.as_slice().into())
+}
+
+/// Clones a list with at least `capacity`, so that the clone grows no sooner than a new list.
+pub fn clone_with_capacity<T: Copy>(list: &[T], capacity: usize) -> Vec<T> {
+    let mut clone = Vec::with_capacity(list.len().max(capacity));
+    clone.extend_from_slice(list);
+    clone
+}
+
+/// Checks that a state can be rolled back to `len` symbols. Fails if the row is not `ready`, `len` is beyond the end,
+/// or keys that `len` symbols need were dropped.
+pub fn check_rollback(state: &dyn State, ready: bool, len: usize) -> Result<()> {
+    let earliest = state.earliest();
+    let reason = match len {
+        _ if !ready => "the row is not ready".to_owned(),
+        _ if len > state.len() => format!("the sequence has {} symbols", state.len()),
+        1.. if len < earliest => format!("its keys are dropped; 0 and lengths from {earliest} on are possible"),
+        _ => return Ok(()),
+    };
+    Err(Error::Internal(format!("cannot roll back to {len} symbols: {reason}")))
+}
+
+/// An encoded document: keys and values for all layers of the decoder.
+pub(crate) struct MemoryDocument {
+    pub(crate) tokens: usize,
+    /// Keys and values, one position for each vector.
+    pub(crate) memory: KvCache,
+    pub(crate) unpooled_bytes: usize,
+    pub(crate) choices: Vec<PoolingChoice>,
+    pub(crate) timings: Vec<LayerTime>,
+    pub(crate) memory_ns: u64,
+}
+
+impl Document for MemoryDocument {
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn vectors(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn unpooled_bytes(&self) -> usize {
+        self.unpooled_bytes
+    }
+
+    fn own_bytes(&self) -> usize {
+        let choices: usize = self.choices.iter().map(|choice| size_of_val(&*choice.kept)).sum();
+        size_of::<Self>() + self.memory.own_bytes() + choices + size_of_val(&*self.timings)
+    }
+
+    fn choices(&self) -> &[PoolingChoice] {
+        &self.choices
+    }
+
+    fn timings(&self) -> &[LayerTime] {
+        &self.timings
+    }
+
+    fn memory_ns(&self) -> u64 {
+        self.memory_ns
+    }
+}
+
+/// Intermediate result of the encoder that an [`EncoderHook`] receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EncoderHookPoint {
+    /// Embeddings of tokens, with positions.
+    Embedded,
+    /// Output of a layer.
+    Layer(usize),
+    /// Output of a layer for a block of padding, whose vectors are all equal; without a layer, its input.
+    Padding(Option<usize>),
+    /// Output of the pooling after a layer.
+    Pooled(usize),
+    /// Output of the encoder.
+    Encoded,
+}
+
+/// Receives vectors, (vectors, D), with the index of the first one.
+pub type EncoderHook = Box<dyn FnMut(EncoderHookPoint, usize, &[f32]) + Send>;
+
+// Costs of model parts, from which families add up [`Model::cost`](crate::decode::contract::Model::cost).
+
+/// Cost of a matrix product with one vector.
+pub fn cost_linear(matrix: &Linear) -> StepCost {
+    let multiply_adds = matrix.inputs() * matrix.outputs();
+    StepCost { shared_bytes: matrix.bytes(), own_bytes: 0, multiply_adds }
+}
+
+/// Cost of a normalisation; its few multiplications are not counted.
+pub fn cost_norm(norm: &LayerNorm) -> StepCost {
+    StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
+}
+
+/// Cost of a T5 stack for a row that attends to `keys` of its own positions in each layer, and in a decoder to `memory` vectors.
+pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
+    let numbers = layers * heads * head_dim; // one key in all layers
+    let mut cost = StepCost {
+        shared_bytes: stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight),
+        own_bytes: (keys + memory) * stack.layout.bytes_per_key(),
+        // queries times keys, weights times values
+        multiply_adds: 2 * (keys + memory) * numbers,
+    };
+    for layer in &stack.layers {
+        for matrix in layer.matrices() {
+            cost += cost_linear(matrix);
+        }
+        let norms = [&layer.attention_norm, &layer.feed_forward_norm].into_iter();
+        for norm in norms.chain(layer.cross.iter().map(|cross| &cross.norm)) {
+            cost.shared_bytes += size_of_val(&*norm.weight);
+        }
+    }
+    cost
+}
+
+/// Cost of a stack for the last of `positions`.
+pub fn stack(stack: &Stack, positions: usize) -> StepCost {
+    let keys = stack.window.keys(positions);
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
+    let numbers = layers * heads * head_dim * keys; // the keys of all layers; the values have as many
+    let mut cost = StepCost {
+        shared_bytes: stack.position.bytes_for(&stack.layout, keys),
+        own_bytes: keys * stack.layout.bytes_per_key(),
+        multiply_adds: (stack.position.products() + 1) * numbers,
+    };
+    for layer in &stack.layers {
+        for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down] {
+            cost += cost_linear(matrix);
+        }
+        cost += cost_norm(&layer.attention_norm);
+        cost += cost_norm(&layer.feed_forward_norm);
+        for sub_norm in [&layer.context_norm, &layer.hidden_norm].into_iter().flatten() {
+            cost += cost_norm(sub_norm);
+        }
+        if let Some(cross) = &layer.cross {
+            cost += cost_linear(&cross.query);
+            cost += cost_linear(&cross.output);
+            cost += cost_norm(&cross.norm);
+        }
+    }
+    cost
+}
+
+/// Cost of a hybrid stack for the last of `positions`. A recurrent layer reads and writes its state.
+pub fn hybrid_stack(stack: &HybridStack, positions: usize) -> StepCost {
+    let keys = stack.window.keys(positions.max(1));
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
+    let mut cost = StepCost {
+        shared_bytes: size_of_val(&*stack.norm.weight),
+        own_bytes: keys * stack.layout.bytes_per_key() + 2 * size_of::<f32>() * stack.recurrent_numbers(),
+        multiply_adds: 2 * layers * heads * head_dim * keys,
+    };
+    for layer in &stack.layers {
+        layer.matrices().for_each(|matrix| cost += cost_linear(matrix));
+        cost.shared_bytes += size_of_val(&*layer.norm.weight);
+        if let Mixer::Mamba2(mixer) = &layer.mixer {
+            cost.multiply_adds += mixer.recurrence_multiply_adds();
+            cost.shared_bytes += size_of_val(&*mixer.taps.weight);
+        }
+    }
+    cost
+}
+
+/// Cost of a stack's attention to a memory of `vectors`.
+pub fn memory(stack: &Stack, vectors: usize) -> StepCost {
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
+    let multiply_adds = 2 * layers * heads * head_dim * vectors;
+    StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_per_key(), multiply_adds }
+}

@@ -1,0 +1,1282 @@
+//! T5 and its relatives: T5 v1.0 and v1.1 (also flan-T5 and mT5), ByT5, LongT5, and MrT5.
+//!
+//! Papers: Raffel et al. 2020 (arXiv 1910.10683), ByT5 (2105.13626), LongT5 (2112.07916), MrT5 (2410.20771). Read from `t5` and
+//! `longt5` of Hugging Face's transformers 5.23.0, and from jkallini/mrt5 at commit e79c3e7. Tensors keep the names of
+//! transformers.
+//!
+//! The encoder looks both ways, over the whole document (T5, ByT5, MrT5) or over a band with or without global tokens (LongT5).
+//! MrT5 pools: a gate in one block deletes tokens, and later blocks and the decoder read what is left. Kept tokens keep their
+//! positions.
+//!
+//! In reading order: [`Architecture`] and its tensors; [`T5Encoding`], a document in progress; the gate; [`T5`], the weights and
+//! the encoder's pass; the decoder's steps; the contract with the engine; loading.
+
+use crate::{
+    checkpoint::{self, Config, Weights},
+    contract::{
+        BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
+        EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
+        SequenceRow, SpecialIds, State, StepStatus, document_ref, encoding_mut, state_ref,
+    },
+    family::{
+        Blueprint, Parts, TensorSpec,
+        decoder::{DecoderState, RowCaches, set_fed, set_finished, state, take_hidden},
+        parts::{
+            self, Check, EncoderHook, EncoderHookPoint, MemoryDocument, TokenLimits, check_feed, check_generation,
+            deliver_logits, needs_document, needs_scores, push_tokens, with_status, work_mut,
+        },
+    },
+    load::Bounds,
+    nn::{
+        Activation, Position,
+        attention::{Caches, Cross, Hook, add},
+        kv_cache::{KvCache, PagedVectors},
+        position::{Buckets, PositionScheme},
+        sized,
+        t5::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork, T5Layer, T5Memory, T5Stack, T5Work},
+        window::Window,
+    },
+};
+use serde::Deserialize;
+use std::{path::Path, sync::Arc, time::Instant};
+use weir_kernels::{
+    Compute,
+    attention::PageLayout,
+    error::{Error, Result},
+    linear::{Epilogue, Linear, WeightArena},
+    memory::{cast, cast_mut},
+    pages::{Page, PagePool},
+    rowwise::{RmsNorm, rms_norm},
+};
+
+/// Ids of the special symbols, in all published vocabularies. Padding also starts a text.
+const SPECIALS: SpecialIds = SpecialIds { start: 0, pad: 0, end: 1, unknown: 2 };
+
+/// Maximum tokens of a document and of a text: far above any model, and within 32 bits.
+const MAX_LENGTH: usize = 1 << 24;
+
+/// Maximum buckets, and maximum `max_distance`.
+const MAX_BUCKETS: usize = 1 << 16;
+
+/// `architecture` of a checkpoint.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Architecture {
+    /// Layers of the encoder.
+    pub encoder_layers: usize,
+    /// Layers of the decoder.
+    pub decoder_layers: usize,
+    /// Width D of the residual stream.
+    pub dim: usize,
+    /// Attention heads H.
+    pub heads: usize,
+    /// Width of a head; not necessarily D/H.
+    pub head_dim: usize,
+    /// Inner width F of the feed-forward.
+    pub feed_forward: usize,
+    /// Nonlinearity of the feed-forward.
+    pub activation: Activation,
+    /// True if the feed-forward has a gate (v1.1).
+    pub gated: bool,
+    /// Added to the mean square in every norm.
+    pub norm_eps: f32,
+    /// Buckets of distances.
+    pub buckets: usize,
+    /// The first distance that may share the last bucket.
+    pub max_distance: usize,
+    /// Attention of the encoder.
+    #[serde(default)]
+    pub attention: EncoderAttention,
+    /// The gate that deletes tokens (MrT5).
+    pub deletion: Option<Deletion>,
+    /// True if every softmax has one more key, of score zero and value zero ("softmax1").
+    #[serde(default)]
+    pub softmax1: bool,
+    /// True if the head is the embedding.
+    pub tied_head: bool,
+    /// True if the head's input is multiplied by D^−½.
+    pub scale_head: bool,
+    /// Maximum tokens of a document, the end mark included.
+    pub source_length: usize,
+    /// Maximum symbols of a text, the start symbol included.
+    pub target_length: usize,
+}
+
+/// Attention of the encoder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum EncoderAttention {
+    /// Every token attends to all tokens.
+    #[default]
+    Full,
+    /// Every token attends to those at a distance of at most `radius`.
+    Local {
+        /// Largest distance.
+        radius: usize,
+    },
+    /// Like `local`, and every token attends to one global token for each `group` tokens.
+    TransientGlobal {
+        /// Largest distance.
+        radius: usize,
+        /// Tokens of a group.
+        group: usize,
+    },
+}
+
+impl EncoderAttention {
+    /// Returns the largest distance between two tokens that attend to each other; none if there is no limit.
+    pub fn radius(self) -> Option<usize> {
+        match self {
+            Self::Full => None,
+            Self::Local { radius } | Self::TransientGlobal { radius, .. } => Some(radius),
+        }
+    }
+
+    /// Returns the tokens of a group, if there are global tokens.
+    pub fn group(self) -> Option<usize> {
+        match self {
+            Self::TransientGlobal { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+}
+
+/// The gate that deletes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Deletion {
+    /// The encoder layer whose input the gate reads, counted from 0.
+    pub layer: usize,
+    /// Function of the gate's logit.
+    pub function: GateFunction,
+    /// Tokens are kept if their gate value is above this.
+    pub threshold: f32,
+    /// True if the gate norms its input.
+    pub norm: bool,
+}
+
+/// Function from the logit a of a gate to its value.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum GateFunction {
+    /// scale · σ(−a), with a negative scale.
+    ScaledSigmoid {
+        /// The lowest value.
+        scale: f32,
+    },
+    /// ln σ(a).
+    LogSigmoid,
+}
+
+impl Architecture {
+    /// Width I of all heads together.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Maps distances to buckets, in the encoder (`bidirectional`) or in the decoder.
+    pub fn buckets(&self, bidirectional: bool) -> Buckets {
+        Buckets { count: self.buckets, max_distance: self.max_distance, bidirectional }
+    }
+
+    /// The numbers in all tables of distances, which are computed when the model is loaded; `usize::MAX` if that overflows.
+    fn table_numbers(&self) -> usize {
+        let encoder = self.buckets(true).two_sided_table_numbers(self.heads);
+        let global = if self.attention.group().is_some() { encoder } else { 0 };
+        self.buckets(false).table_numbers(self.heads).saturating_add(encoder).saturating_add(global)
+    }
+
+    /// Checks every bound. The error names the first key that is out of bounds, and the bound.
+    fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
+        check.layers("encoder_layers", self.encoder_layers)?;
+        check.layers("decoder_layers", self.decoder_layers)?;
+        check.dim("dim", self.dim)?;
+        check.dim("heads", self.heads)?;
+        check.dim("head_dim", self.head_dim)?;
+        check.dim("feed_forward", self.feed_forward)?;
+        check.fraction("norm_eps", self.norm_eps)?;
+        if !(4..=MAX_BUCKETS).contains(&self.buckets) {
+            return check.fail("buckets", format!("4 to {MAX_BUCKETS}"), self.buckets);
+        }
+        if self.max_distance > MAX_BUCKETS || ![true, false].iter().all(|&both| self.buckets(both).is_valid()) {
+            let expected = format!("more than half the buckets, at most {MAX_BUCKETS}");
+            return check.fail("max_distance", expected, self.max_distance);
+        }
+        // the encoder's table, the largest one
+        check.distance_table("max_distance", self.buckets(true).two_sided_table_numbers(self.heads))?;
+        for (key, length) in [("source_length", self.source_length), ("target_length", self.target_length)] {
+            if !(2..=MAX_LENGTH).contains(&length) {
+                return check.fail(key, format!("2 to {MAX_LENGTH}"), length);
+            }
+        }
+        if let Some(radius) = self.attention.radius().filter(|radius| !(1..=MAX_LENGTH).contains(radius)) {
+            return check.fail("attention.radius", format!("1 to {MAX_LENGTH}"), radius);
+        }
+        if let Some(group) = self.attention.group().filter(|group| !(1..=MAX_LENGTH).contains(group)) {
+            return check.fail("attention.group", format!("1 to {MAX_LENGTH}"), group);
+        }
+        if let Some(deletion) = &self.deletion {
+            self.validate_deletion(deletion, check)?;
+        }
+        check.parameters("dim", self.parameters(symbols))
+    }
+
+    fn validate_deletion(&self, deletion: &Deletion, check: Check<'_>) -> Result<()> {
+        if deletion.layer >= self.encoder_layers {
+            let expected = format!("0 to {}: a layer of the encoder", self.encoder_layers - 1);
+            return check.fail("deletion.layer", expected, deletion.layer);
+        }
+        if self.attention != EncoderAttention::Full {
+            return check.fail("attention.kind", "full, next to `deletion`", "another kind");
+        }
+        if let GateFunction::ScaledSigmoid { scale } = deletion.function
+            && !(-1e4..0.0).contains(&scale)
+        {
+            return check.fail("deletion.function.scaled-sigmoid.scale", "-10000 to 0, 0 excluded", scale);
+        }
+        if !(-1e4..=0.0).contains(&deletion.threshold) {
+            return check.fail("deletion.threshold", "-10000 to 0", deletion.threshold);
+        }
+        Ok(())
+    }
+
+    /// An upper bound on the numbers in all tensors; `None` if it overflows.
+    fn parameters(&self, symbols: usize) -> Option<usize> {
+        let inner = self.heads.checked_mul(self.head_dim)?;
+        // four matrices of each attention, two or three of the feed-forward, and norms
+        let rows = inner.checked_mul(8)?.checked_add(self.feed_forward.checked_mul(3)?)?.checked_add(4)?;
+        let layers = rows.checked_mul(self.dim)?.checked_mul(self.encoder_layers.checked_add(self.decoder_layers)?)?;
+        let tables = self.buckets.checked_mul(self.heads)?.checked_mul(3)?;
+        let embeddings = symbols.checked_mul(self.dim)?.checked_mul(2)?;
+        layers.checked_add(tables)?.checked_add(embeddings)?.checked_add(self.dim.checked_mul(4)?)
+    }
+}
+
+/// Embedding of both sides.
+const EMBEDDING: &str = "shared.weight";
+
+/// A validated encoder-decoder.
+#[derive(Debug, Clone)]
+pub struct T5Blueprint {
+    /// The validated architecture.
+    pub architecture: Architecture,
+    /// Vocabulary size V.
+    pub symbols: usize,
+}
+
+/// Reads an encoder-decoder's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds.
+pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    let architecture: Architecture = checkpoint::architecture(config, file)?;
+    let vocabulary = config.vocabulary(file)?;
+    if !vocabulary.is_subword() && !vocabulary.is_sparse() {
+        let expected = "`size`, with `tokenizer`, or with `bytes` and `first_byte`: this family has ids without text";
+        return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
+    }
+    if vocabulary.len() <= SPECIALS.unknown as usize {
+        let expected = format!("more than {}: the first ids are special symbols", SPECIALS.unknown + 1);
+        return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
+    }
+    architecture.validate(vocabulary.len(), Check { file })?;
+    check_generation(config, architecture.target_length, file)?;
+    let prefix = config.generation.as_ref().map_or("", |generation| &generation.prefix);
+    let prefix_len =
+        if prefix.is_empty() { 0 } else { vocabulary.encode("generation.prefix", prefix, usize::MAX)?.len() };
+    if prefix_len + 2 > architecture.source_length {
+        let expected = format!("at most {} tokens: source_length less two", architecture.source_length - 2);
+        return Err(Error::checkpoint(file, "generation.prefix", expected, format!("{prefix_len} tokens")));
+    }
+    Ok(Box::new(T5Blueprint { architecture, symbols: vocabulary.len() }))
+}
+
+/// Names and sizes of one stack's tensors.
+struct StackTensors<'a> {
+    /// `encoder` or `decoder`.
+    name: &'a str,
+    layers: usize,
+    /// Index of the feed-forward among a block's sub-layers.
+    feed_forward: usize,
+}
+
+impl T5Blueprint {
+    /// Returns the two stacks.
+    fn stacks(&self) -> [StackTensors<'static>; 2] {
+        let a = &self.architecture;
+        [
+            StackTensors { name: "encoder", layers: a.encoder_layers, feed_forward: 1 },
+            StackTensors { name: "decoder", layers: a.decoder_layers, feed_forward: 2 },
+        ]
+    }
+
+    fn stack(&self, out: &mut Vec<TensorSpec>, stack: &StackTensors<'_>) {
+        let Architecture { dim, feed_forward, gated, .. } = self.architecture;
+        let is_decoder = stack.name == "decoder";
+        for block in 0..stack.layers {
+            let key = |layer: usize, name: &str| format!("{}.block.{block}.layer.{layer}.{name}.weight", stack.name);
+            self.attention(out, &|name| key(0, &format!("SelfAttention.{name}")));
+            if block == 0 {
+                out.push(self.bias(key(0, "SelfAttention.relative_attention_bias")));
+            }
+            if !is_decoder && self.architecture.attention.group().is_some() {
+                let name = "SelfAttention.global_input_layer_norm";
+                out.push(norm(key(0, name), dim));
+                if block == 0 {
+                    out.push(self.bias(key(0, "SelfAttention.global_relative_attention_bias")));
+                }
+            }
+            out.push(norm(key(0, "layer_norm"), dim));
+            if is_decoder {
+                self.attention(out, &|name| key(1, &format!("EncDecAttention.{name}")));
+                out.push(norm(key(1, "layer_norm"), dim));
+            }
+            let inner: &[&str] = if gated { &["wi_0", "wi_1"] } else { &["wi"] };
+            for name in inner {
+                out.push(matrix(key(stack.feed_forward, &format!("DenseReluDense.{name}")), feed_forward, dim));
+            }
+            out.push(matrix(key(stack.feed_forward, "DenseReluDense.wo"), dim, feed_forward));
+            out.push(norm(key(stack.feed_forward, "layer_norm"), dim));
+        }
+        out.push(norm(format!("{}.final_layer_norm.weight", stack.name), dim));
+    }
+
+    fn attention(&self, out: &mut Vec<TensorSpec>, key: &dyn Fn(&str) -> String) {
+        let Architecture { dim, head_dim, .. } = self.architecture;
+        let inner = self.architecture.inner();
+        // Scores are unscaled, so the queries are small.
+        let deviation = 1.0 / ((dim * head_dim) as f32).sqrt();
+        out.push(TensorSpec::normal(key("q"), vec![inner, dim], 0.0, deviation));
+        for name in ["k", "v"] {
+            out.push(matrix(key(name), inner, dim));
+        }
+        out.push(matrix(key("o"), dim, inner));
+    }
+
+    /// Returns the spec of a table of numbers for buckets of distances.
+    fn bias(&self, name: String) -> TensorSpec {
+        let Architecture { dim, buckets, heads, .. } = self.architecture;
+        TensorSpec::normal(name, vec![buckets, heads], 0.0, 1.0 / (dim as f32).sqrt())
+    }
+}
+
+/// Returns the spec of a matrix, whose deviation of inputs^−½ keeps the size of a sum.
+fn matrix(name: String, outputs: usize, inputs: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![outputs, inputs], 0.0, 1.0 / (inputs as f32).sqrt())
+}
+
+fn norm(name: String, dim: usize) -> TensorSpec {
+    TensorSpec::normal(name, vec![dim], 1.0, 0.0)
+}
+
+impl Blueprint for T5Blueprint {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let a = &self.architecture;
+        let mut out = vec![TensorSpec::normal(EMBEDDING, vec![self.symbols, a.dim], 0.0, 1.0)];
+        self.stacks().iter().for_each(|stack| self.stack(&mut out, stack));
+        if let Some(deletion) = &a.deletion {
+            let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
+            out.push(matrix(key("feed_forward.weight"), 1, a.dim));
+            out.push(TensorSpec::zeros(key("feed_forward.bias"), vec![1]));
+            if deletion.norm {
+                out.push(norm(key("layer_norm.weight"), a.dim));
+            }
+        }
+        if !a.tied_head {
+            out.push(matrix("lm_head.weight".into(), self.symbols, a.dim));
+        }
+        out
+    }
+
+    fn shape(&self) -> String {
+        let a = &self.architecture;
+        let attention = match a.attention {
+            EncoderAttention::Full => "full attention".into(),
+            EncoderAttention::Local { radius } => format!("attention within {radius} tokens"),
+            EncoderAttention::TransientGlobal { radius, group } => {
+                format!("attention within {radius} tokens and to groups of {group}")
+            }
+        };
+        let deletion =
+            a.deletion.map_or_else(String::new, |gate| format!(", tokens deleted before layer {}", gate.layer));
+        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
+        format!("{stacks}, {attention}{deletion}")
+    }
+
+    fn reads_documents(&self) -> bool {
+        true
+    }
+
+    fn has_unpooled_baseline(&self) -> bool {
+        self.architecture.deletion.is_some()
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { longest: Some((self.architecture.target_length, "the checkpoint's target_length")), endless: false }
+    }
+
+    fn computed_numbers(&self) -> usize {
+        self.architecture.table_numbers()
+    }
+
+    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
+        Ok(Arc::new(T5::load(self, parts)?))
+    }
+}
+
+/// Vectors of a unit of work, and of a page.
+const UNIT: usize = 512;
+
+/// A document that is being encoded.
+pub struct T5Encoding {
+    /// Vocabulary size V.
+    symbols: usize,
+    /// Maximum tokens.
+    limit: usize,
+    /// Layers of the encoder.
+    layers: usize,
+    /// All tokens pushed.
+    tokens: Vec<u32>,
+    closed: bool,
+    cursor: Cursor,
+    /// (vectors, D): empty before the first layer; those that are left after the deletion.
+    vectors: PagedVectors,
+    /// Position of each vector in the document, once tokens were deleted.
+    positions: Option<Vec<u32>>,
+    /// Keys of the layer that runs.
+    keys: Option<LayerKeys>,
+    /// Keys and values for the decoder.
+    memory: Option<KvCache>,
+    blocks: usize,
+    choices: Vec<PoolingChoice>,
+    timings: Vec<LayerTime>,
+    memory_ns: u64,
+    document: Option<Arc<dyn Document>>,
+}
+
+/// Place of a unit of work.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    /// Layer of the encoder; their number while the decoder's keys and values are projected.
+    layer: usize,
+    /// Page of the vectors.
+    page: usize,
+    /// True if all keys of the layer are written.
+    attending: bool,
+}
+
+/// Next unit of work: a page of vectors through one step.
+enum WorkUnit {
+    /// First half of a layer: queries, keys and values.
+    Keys { layer: usize },
+    /// Second half of a layer.
+    Layer { layer: usize },
+    /// The decoder's keys and values.
+    Memory,
+}
+
+/// Keys and values of one layer, and the queries that read them.
+struct LayerKeys {
+    store: Page,
+    /// Keys and values of the global tokens.
+    side: Option<Page>,
+    side_count: usize,
+    /// Sum of each group's vectors: (global tokens, D)
+    sums: Vec<f32>,
+    queries: PagedVectors,
+}
+
+impl T5Encoding {
+    /// Creates an encoding without tokens, of an encoder of `layers` layers. `vectors` is empty, with [`UNIT`] vectors a page.
+    fn new(symbols: usize, limit: usize, layers: usize, vectors: PagedVectors) -> Self {
+        Self {
+            symbols,
+            limit,
+            layers,
+            tokens: Vec::new(),
+            closed: false,
+            cursor: Cursor::default(),
+            vectors,
+            positions: None,
+            keys: None,
+            memory: None,
+            blocks: 0,
+            choices: Vec::new(),
+            timings: vec![LayerTime { length: 0, ns: 0 }; layers],
+            memory_ns: 0,
+            document: None,
+        }
+    }
+
+    /// Returns true if a unit of work can run: no token is missing, and the document is not done.
+    fn can_run(&self) -> bool {
+        self.closed && self.document.is_none()
+    }
+
+    /// Returns the next unit of work.
+    fn unit(&self) -> WorkUnit {
+        match self.cursor {
+            Cursor { layer, .. } if layer == self.layers => WorkUnit::Memory,
+            Cursor { layer, attending: false, .. } => WorkUnit::Keys { layer },
+            Cursor { layer, attending: true, .. } => WorkUnit::Layer { layer },
+        }
+    }
+
+    /// Returns the page of the next unit.
+    fn page(&self) -> usize {
+        self.cursor.page
+    }
+
+    fn at_first_page(&self) -> bool {
+        self.cursor.page == 0
+    }
+
+    fn is_last_page(&self) -> bool {
+        self.cursor.page + 1 == self.vectors.pages()
+    }
+
+    /// Replaces the vectors by those of the `kept` tokens, before `layer`. `values` are the gate values of all tokens.
+    fn keep(&mut self, layer: usize, kept: &[usize], values: &[f32], vectors: PagedVectors) {
+        self.vectors = vectors;
+        self.positions = Some(kept.iter().map(|&token| token as u32).collect());
+        let kept = kept.iter().map(|&token| KeptVector { token, score: values[token] }).collect();
+        self.choices.push(PoolingChoice { layer, kept });
+    }
+
+    /// Moves on to the next unit, after one that began at `started`. After the last one, creates the document.
+    fn advance(&mut self, started: Instant) {
+        self.blocks += 1;
+        let ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let Cursor { layer, page, attending } = self.cursor;
+        let is_last_page = self.is_last_page();
+        match self.timings.get_mut(layer) {
+            Some(time) => *time = LayerTime { length: self.vectors.len(), ns: time.ns + ns },
+            None => self.memory_ns += ns,
+        }
+        self.cursor = match is_last_page {
+            false => Cursor { page: page + 1, ..self.cursor },
+            true if layer == self.layers => return self.finish(),
+            true if !attending => Cursor { layer, page: 0, attending: true },
+            true => {
+                self.keys = None;
+                Cursor { layer: layer + 1, ..Cursor::default() }
+            }
+        };
+    }
+
+    /// Creates the document from its complete memory, and frees everything else.
+    fn finish(&mut self) {
+        let Some(mut memory) = self.memory.take() else { return };
+        memory.advance(self.vectors.len());
+        self.vectors.truncate(0);
+        self.positions = None;
+        self.document = Some(Arc::new(MemoryDocument {
+            tokens: self.tokens.len(),
+            unpooled_bytes: memory.layout().bytes_for(self.tokens.len()),
+            memory,
+            choices: std::mem::take(&mut self.choices),
+            timings: std::mem::take(&mut self.timings),
+            memory_ns: self.memory_ns,
+        }));
+    }
+
+    /// Returns the blocks of the complete document. Before tokens are deleted, counts them in every layer.
+    fn total_blocks(&self) -> usize {
+        let Cursor { layer, page, attending } = self.cursor;
+        if self.document.is_some() {
+            return self.blocks;
+        }
+        let vectors = if self.vectors.is_empty() { self.tokens.len() } else { self.vectors.len() };
+        let pages = vectors.div_ceil(UNIT);
+        let all = (2 * self.layers + 1) * pages;
+        let passed = (2 * layer + usize::from(attending)) * pages + page;
+        self.blocks + all.saturating_sub(passed)
+    }
+}
+
+impl Encoding for T5Encoding {
+    fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        let limits = TokenLimits { tokens: self.limit, symbols: self.symbols, padding: Some(SPECIALS.pad) };
+        push_tokens(&mut self.tokens, tokens, self.closed, &limits)
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if self.tokens.is_empty() {
+            return Err(Error::bad_option("document", "none", "at least one token"));
+        }
+        self.closed = true;
+        Ok(())
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    fn progress(&self) -> EncodingProgress {
+        let stage = match self.unit() {
+            _ if self.document.is_some() => EncodingStage::Done,
+            _ if !self.closed => EncodingStage::Waiting,
+            WorkUnit::Keys { layer } | WorkUnit::Layer { layer } => EncodingStage::Layer(layer),
+            WorkUnit::Memory => EncodingStage::Memory,
+        };
+        let total = self.closed.then(|| self.total_blocks());
+        EncodingProgress { stage, blocks: self.blocks, total }
+    }
+
+    fn choices(&self) -> &[PoolingChoice] {
+        &self.choices
+    }
+
+    fn document(&self) -> Option<Arc<dyn Document>> {
+        self.document.clone()
+    }
+
+    fn bytes(&self) -> usize {
+        let keys = self.keys.as_ref().map_or(0, |keys| {
+            let side = keys.side.as_ref().map_or(0, |side| side.bytes().len());
+            keys.store.bytes().len() + side + keys.queries.bytes()
+        });
+        let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
+        self.vectors.bytes() + keys + memory + self.document.as_ref().map_or(0, |document| document.bytes())
+    }
+}
+
+// The gate that deletes tokens (Kallini et al. 2024, "hard deletion"): a token is kept if its gate value exceeds a threshold.
+//
+// Logits are summed in f64 from f32 weights, for all types of weights: a rounding error at the threshold would flip a token.
+
+/// The gate's weights. D = width.
+pub struct DeletionGate {
+    /// The encoder layer whose input it reads, counted from 0.
+    pub layer: usize,
+    function: GateFunction,
+    threshold: f32,
+    norm: Option<RmsNorm>,
+    /// (D)
+    weight: Vec<f32>,
+    bias: f32,
+}
+
+impl DeletionGate {
+    /// Appends the gate value of each of `x`, (vectors, D), to `values`.
+    fn values(&self, compute: &Compute, x: &[f32], normed: &mut Vec<f32>, values: &mut Vec<f32>) {
+        normed.clear();
+        normed.extend_from_slice(x);
+        if let Some(norm) = &self.norm {
+            rms_norm(compute, x, norm, normed);
+        }
+        values.extend(normed.chunks_exact(self.weight.len()).map(|x| self.value(x)));
+    }
+
+    fn value(&self, x: &[f32]) -> f32 {
+        let products = x.iter().zip(&self.weight).map(|(x, weight)| f64::from(*x) * f64::from(*weight));
+        let logit = products.sum::<f64>() + f64::from(self.bias);
+        match self.function {
+            GateFunction::ScaledSigmoid { scale } => (f64::from(scale) / (1.0 + logit.exp())) as f32,
+            // ln σ(a) = −ln(1 + e^−a), without overflow for very negative a
+            GateFunction::LogSigmoid => (logit.min(0.0) - (-logit.abs()).exp().ln_1p()) as f32,
+        }
+    }
+
+    /// Returns the indices of the values that are kept, in order. Keeps the first token if all would be deleted.
+    fn kept(&self, values: &[f32]) -> Vec<usize> {
+        let kept: Vec<usize> = (0..values.len()).filter(|&index| values[index] > self.threshold).collect();
+        if kept.is_empty() { vec![0] } else { kept }
+    }
+}
+
+/// Working memory of one thread.
+#[derive(Default)]
+pub struct Work {
+    /// Working memory of the decoder's layers.
+    decoder: T5Work,
+    encoder: T5EncoderWork,
+    /// The rows that the current step applies to.
+    chosen: Vec<usize>,
+    /// Sequence and position of each vector that the decoder processes.
+    positions: Vec<Position>,
+    /// Sequence of each of these vectors, and the last vector of its document.
+    memory: Vec<Position>,
+    /// The decoder's vectors, (positions, D), or one page of the encoder's output, (vectors, D).
+    x: Vec<f32>,
+    /// The head's input: (wanted, D)
+    wanted: Vec<f32>,
+    /// (wanted, V)
+    logits: Vec<f32>,
+    /// Receives the encoder's intermediate results in golden tests; `None` in servers.
+    pub hook: Option<EncoderHook>,
+}
+
+impl Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.chosen
+    }
+
+    /// Sends the output of every decoder layer to `hook` from now on.
+    pub fn watch_decoder(&mut self, hook: Hook) {
+        self.decoder.hook = Some(hook);
+    }
+
+    fn show(&mut self, point: EncoderHookPoint, first: usize, x: &[f32]) {
+        if let Some(hook) = &mut self.hook {
+            hook(point, first, x);
+        }
+    }
+}
+
+// The weights and the encoder's pass. Hot path: buffers are kept in `Work`, and pages are allocated where a layer
+// begins.
+//
+// A unit of work is one page of vectors through one half of a layer: all pages write keys, then all pages attend. Attention
+// looks both ways, so encoding begins when the document is complete.
+
+/// A loaded encoder-decoder. D = width, V = vocabulary size, I = heads · head_dim.
+pub struct T5 {
+    card: Card,
+    compute: Compute,
+    /// (V, D), of both sides.
+    embedding: Vec<f32>,
+    encoder: T5Encoder,
+    /// Deletes tokens, in MrT5.
+    gate: Option<DeletionGate>,
+    decoder: T5Stack,
+    /// (V, D)
+    head: Linear,
+    /// Factor of the head's input.
+    head_scale: f32,
+    /// Memory of keys, values and encoder vectors.
+    pages: Arc<PagePool>,
+    limits: DocumentLimits,
+}
+
+impl T5 {
+    /// Encoder: embed → layers, with deletion before one of them → norm → keys and values for the decoder. Runs at most
+    /// `max_blocks` units of work; returns how many ran.
+    fn encode(&self, e: &mut T5Encoding, max_blocks: usize, work: &mut Work) -> Result<usize> {
+        let mut ran = 0;
+        while ran < max_blocks && e.can_run() {
+            let started = Instant::now();
+            match e.unit() {
+                WorkUnit::Keys { layer } => {
+                    if e.at_first_page() {
+                        self.begin_layer(e, layer, work)?;
+                    }
+                    self.write_keys(e, layer, work)?; // (vectors, I) each
+                }
+                WorkUnit::Layer { layer } => self.finish_layer(e, layer, work)?, // (vectors, D)
+                WorkUnit::Memory => self.project_memory(e, work)?, // (vectors, D) → (vectors, 2·I) for each decoder layer
+            }
+            e.advance(started);
+            ran += 1;
+        }
+        Ok(ran)
+    }
+
+    /// Embeds the document before the first layer, deletes tokens before the gate's layer, and allocates the layer's keys.
+    fn begin_layer(&self, e: &mut T5Encoding, layer: usize, work: &mut Work) -> Result<()> {
+        if layer == 0 {
+            let dim = self.head.inputs();
+            let T5Encoding { tokens, vectors, .. } = e;
+            vectors.fill(tokens.len(), |index, x| {
+                x.copy_from_slice(&self.embedding[tokens[index] as usize * dim..][..dim]);
+            })?;
+            (0..e.vectors.pages())
+                .for_each(|page| work.show(EncoderHookPoint::Embedded, page * UNIT, e.vectors.page(page)));
+        }
+        if let Some(gate) = self.gate.as_ref().filter(|gate| gate.layer == layer) {
+            self.delete_tokens(e, gate, work)?; // (n, D) → (n', D)
+        }
+        let count = e.vectors.len();
+        let floats = self.encoder.store(count).floats();
+        let side_count = self.encoder.global_tokens(count);
+        let side = match side_count {
+            0 => None,
+            count => Some(self.pages.allocate(self.encoder.store(count).floats() * size_of::<f32>())?),
+        };
+        e.keys = Some(LayerKeys {
+            store: self.pages.allocate(floats * size_of::<f32>())?,
+            side,
+            side_count,
+            sums: vec![0.0; side_count * self.head.inputs()],
+            queries: PagedVectors::new(self.pages.clone(), self.encoder.heads * self.encoder.head_dim, UNIT),
+        });
+        Ok(())
+    }
+
+    /// Replaces the vectors by those that the gate keeps.
+    fn delete_tokens(&self, e: &mut T5Encoding, gate: &DeletionGate, work: &mut Work) -> Result<()> {
+        let mut values = Vec::with_capacity(e.vectors.len());
+        for page in 0..e.vectors.pages() {
+            gate.values(&self.compute, e.vectors.page(page), &mut work.x, &mut values); // (vectors)
+        }
+        let kept = gate.kept(&values);
+        let mut vectors = PagedVectors::new(self.pages.clone(), self.head.inputs(), UNIT);
+        vectors.fill(kept.len(), |index, x| x.copy_from_slice(e.vectors.vector(kept[index])))?;
+        e.keep(gate.layer, &kept, &values, vectors);
+        Ok(())
+    }
+
+    /// Writes a page's keys and values to the layer's store, and keeps its queries. After the last page, the same for the
+    /// global tokens.
+    fn write_keys(&self, e: &mut T5Encoding, layer: usize, work: &mut Work) -> Result<()> {
+        let compute = &self.compute;
+        let encoder = &self.encoder;
+        let dim = self.head.inputs();
+        let page = e.page();
+        let count = e.vectors.len();
+        let is_last_page = e.is_last_page();
+        let T5Encoding { keys, vectors, .. } = e;
+        let keys = keys.as_mut().ok_or_else(|| Error::Internal("no store for keys".into()))?;
+        let layout = encoder.store(count);
+        let store = &mut cast_mut(keys.store.bytes_mut()?)[..layout.floats()];
+        encoder.project(compute, layer, vectors.page(page), &mut work.encoder, |index, key, value| {
+            layout.write(store, page * UNIT + index, key, value);
+        });
+        let queries = &work.encoder.queries;
+        keys.queries.extend(queries.len() / (encoder.heads * encoder.head_dim))?;
+        keys.queries.page_mut(page)?.copy_from_slice(queries);
+        let (Some(global), Some(side)) = (&encoder.global, &mut keys.side) else { return Ok(()) };
+        for (index, normed) in work.encoder.normed.chunks_exact(dim).enumerate() {
+            let group = ((page * UNIT + index) / global.group).min(keys.side_count - 1);
+            add(&mut keys.sums[group * dim..][..dim], normed);
+        }
+        if is_last_page {
+            let layout = encoder.store(keys.side_count);
+            let side = &mut cast_mut(side.bytes_mut()?)[..layout.floats()];
+            encoder.project_global(compute, layer, &keys.sums, &mut work.encoder, |index, key, value| {
+                layout.write(side, index, key, value);
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes one page of vectors through the second half of a layer, after all keys were written.
+    fn finish_layer(&self, e: &mut T5Encoding, layer: usize, work: &mut Work) -> Result<()> {
+        let compute = &self.compute;
+        let page = e.page();
+        let count = e.vectors.len();
+        let T5Encoding { keys, vectors, positions, .. } = e;
+        let keys = keys.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
+        let side_store: &[f32] = match &keys.side {
+            None => &[],
+            Some(side) => &cast(side.bytes())[..self.encoder.store(keys.side_count).floats()],
+        };
+        let attended = EncoderKeys {
+            store: &cast(keys.store.bytes())[..self.encoder.store(count).floats()],
+            count,
+            positions: positions.as_deref(),
+            side_store,
+            side_count: keys.side_count,
+        };
+        self.encoder.attend(compute, &attended, page * UNIT, keys.queries.page(page), &mut work.encoder); // (vectors, I)
+        self.encoder.finish(compute, layer, vectors.page_mut(page)?, &mut work.encoder); // (vectors, D)
+        work.show(EncoderHookPoint::Layer(layer), page * UNIT, vectors.page(page));
+        Ok(())
+    }
+
+    /// Norms one page of the encoder's output, and projects it to the decoder's keys and values.
+    fn project_memory(&self, e: &mut T5Encoding, work: &mut Work) -> Result<()> {
+        let page = e.page();
+        let vectors = e.vectors.page(page);
+        let mut x = std::mem::take(&mut work.x);
+        rms_norm(&self.compute, vectors, &self.encoder.norm, sized(&mut x, vectors.len())); // (vectors, D)
+        work.show(EncoderHookPoint::Encoded, page * UNIT, &x);
+        if e.memory.is_none() {
+            let mut memory = KvCache::new(self.decoder.layout, self.pages.clone());
+            memory.reserve(e.vectors.len())?;
+            e.memory = Some(memory);
+        }
+        let memory = e.memory.as_mut().ok_or_else(|| Error::Internal("no memory for the decoder".into()))?;
+        let write = |layer: usize, index: usize, keys: &[f32], values: &[f32]| {
+            memory.write(layer, page * UNIT + index, keys, values)
+        };
+        let result = self.decoder.project_memory(&self.compute, &x, &mut work.decoder, write);
+        work.x = x;
+        result
+    }
+}
+
+/// Returns the document of a row.
+fn memory_of<'b>(caches: &'b RowCaches<'_>, sequence: usize) -> Result<&'b KvCache> {
+    let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
+    memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no document")))
+}
+
+impl T5 {
+    /// Symbol step: embed → self-attention → cross-attention to the document's vectors → feed-forward. Fails as
+    /// [`Model::symbol_step`] does.
+    fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        let dim = self.head.inputs();
+        work.positions.clear();
+        work.memory.clear();
+        work.x.clear();
+        for &index in which {
+            let row = &rows[index];
+            check_feed(&self.card, row, state_ref::<DecoderState>(&*row.state)?.is_ready())?;
+            self.card.vocabulary.check_ids("feed", &row.feed)?;
+            let fed = row.feed.len();
+            for &symbol in &row.feed {
+                work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]);
+            }
+            let last = memory_of(&RowCaches(rows), index)?.len() - 1;
+            let state = state(rows, index)?;
+            state.hidden.clear();
+            state.cache.reserve(fed)?;
+            let start = state.cache.len();
+            work.positions.extend(Position::run(index, start..start + fed));
+            work.memory.resize(work.positions.len(), Position { sequence: index, index: last });
+        }
+        let Work { x, positions, memory, decoder, .. } = work;
+        let memory = T5Memory { positions: memory, cache: memory_of };
+        self.decoder.forward(&self.compute, x, positions, &mut RowCaches(rows), Some(&memory), decoder)?; // (symbols, D)
+        let mut rest = &x[..];
+        for &index in which {
+            let fed = rows[index].feed.len();
+            let unwanted = fed - rows[index].wanted();
+            let (own, others) = rest.split_at(fed * dim);
+            let state = state(rows, index)?;
+            state.hidden.extend_from_slice(&own[unwanted * dim..]);
+            state.cache.advance(fed);
+            rest = others;
+            set_fed(&mut rows[index]);
+        }
+        Ok(())
+    }
+
+    /// Finish step: the logits of the symbols whose logits are wanted. Fails as
+    /// [`Model::finish_step`] does.
+    fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
+            take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
+            if self.head_scale != 1.0 {
+                work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+            }
+            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
+            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            set_finished(rows, unfinished)
+        })
+    }
+}
+
+// The model behind the contract: target rows, which the decoder steps, and documents, which the encoder reads.
+
+impl Model for T5 {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
+        Err(needs_document(&self.card))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(Work::default()))
+    }
+
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.feed_symbols(rows, which, work_mut(scratch)?)
+    }
+
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.finish(rows, which, work_mut(scratch)?)
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        self.decoder.layout.bytes_for(symbols)
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // the step rejects another model's state
+        let state = state_ref::<DecoderState>(state);
+        state.map_or(0, |state| state.cache.growth(state.cache.len() + more))
+    }
+
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.pages.in_use(), limit: self.pages.limit() }
+    }
+
+    /// Counts a document of one training window.
+    fn cost(&self, symbols: usize, _: usize) -> Cost {
+        let document = self.card.training_length.min(self.limits.tokens);
+        let mut cost = Cost { symbol: parts::t5_stack(&self.decoder, symbols, document), ..Cost::default() };
+        cost.logits += parts::cost_linear(&self.head);
+        cost
+    }
+
+    fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
+        Some(self)
+    }
+}
+
+impl DocumentEncoder for T5 {
+    fn limits(&self) -> &DocumentLimits {
+        &self.limits
+    }
+
+    fn open(&self) -> Box<dyn Encoding> {
+        let vectors = PagedVectors::new(self.pages.clone(), self.head.inputs(), UNIT);
+        Box::new(T5Encoding::new(self.head.outputs(), self.limits.tokens, self.encoder.layers.len(), vectors))
+    }
+
+    /// Deletion keeps vectors as they are, so it is hard already.
+    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
+        if self.gate.is_some() {
+            return Ok(self.open());
+        }
+        Err(needs_scores(&self.card))
+    }
+
+    fn bytes_for(&self, tokens: usize) -> usize {
+        let inner = self.encoder.heads * self.encoder.head_dim;
+        let vectors = PagedVectors::bytes_for(tokens, self.head.inputs(), UNIT);
+        let store = |count: usize| if count == 0 { 0 } else { self.encoder.store(count).floats() * size_of::<f32>() };
+        let side = store(self.encoder.global_tokens(tokens));
+        let keys = store(tokens) + side + PagedVectors::bytes_for(tokens, inner, UNIT);
+        // while tokens are deleted, the vectors that are left exist twice
+        let deleted = if self.gate.is_some() { vectors } else { 0 };
+        vectors + keys.max(deleted).max(self.decoder.layout.bytes_for(tokens))
+    }
+
+    /// Counts matrix products and attention of the encoder, and the projection of the decoder's keys and values.
+    fn multiply_adds(&self, tokens: usize, vectors: usize) -> usize {
+        let first = self.gate.as_ref().map_or(usize::MAX, |gate| gate.layer); // the first layer without the deleted tokens
+        let count = |layer: usize| if layer < first { tokens } else { vectors };
+        let layers = (0..self.encoder.layers.len()).map(|layer| self.encoder.multiply_adds(layer, count(layer)));
+        let memories = self.decoder.layers.iter().filter_map(|layer| layer.cross.as_ref());
+        layers.sum::<usize>()
+            + vectors * memories.map(|cross| cross.memory.inputs() * cross.memory.outputs()).sum::<usize>()
+    }
+
+    fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
+        self.encode(encoding_mut(encoding)?, blocks, work_mut(scratch)?)
+    }
+
+    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
+        let document: &MemoryDocument = document_ref(document)?;
+        if *document.memory.layout() != self.decoder.layout {
+            return Err(Error::Internal("a document of another model".into()));
+        }
+        let cache = KvCache::new(self.decoder.layout, self.pages.clone());
+        Ok(Box::new(DecoderState::new(Arc::new(cache), Window::Full, Some(document.memory.clone()))))
+    }
+}
+
+// Loading. Tensors have the names of Hugging Face's transformers.
+
+/// Added to the mean square in the gate's norm, whatever the other norms add.
+const GATE_NORM_EPS: f32 = 1e-6;
+
+/// Vectors of one unit of the encoder's work.
+const BLOCK: usize = UNIT;
+
+impl T5 {
+    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
+    pub fn load(blueprint: &T5Blueprint, mut parts: Parts) -> Result<Self> {
+        let mut card = parts.card("t5", blueprint)?;
+        let a = &blueprint.architecture;
+        let deletion = a.deletion.filter(|_| !parts.settings.unpooled);
+        if a.deletion.is_some() && deletion.is_none() {
+            card.unpooled_baseline = true;
+            card.shape.push_str(", gate off");
+        }
+        let store = WeightArena::new(parts.settings.dtype);
+        let mut loader = Loader { blueprint, weights: &mut parts.weights, store };
+        let [encoder_tensors, decoder_tensors] = blueprint.stacks();
+        let embedding = loader.weights.take(EMBEDDING)?;
+        let head = loader.head(&embedding)?;
+        let head_scale = if a.scale_head { (1.0 / (a.dim as f64).sqrt()) as f32 } else { 1.0 };
+        Ok(Self {
+            compute: parts.settings.compute(),
+            embedding,
+            encoder: loader.encoder(&encoder_tensors)?,
+            gate: deletion.map(|deletion| loader.gate(&deletion)).transpose()?,
+            decoder: loader.decoder(&decoder_tensors)?,
+            head,
+            head_scale,
+            pages: PagePool::new(parts.settings.memory_bytes),
+            limits: limits(a, deletion, parts.config.generation, card.max_symbols),
+            card,
+        })
+    }
+}
+
+fn limits(
+    a: &Architecture,
+    deletion: Option<Deletion>,
+    generation: Option<GenerationDefaults>,
+    targets: usize,
+) -> DocumentLimits {
+    let pooling =
+        |deletion: &Deletion| PoolingStep { layer: deletion.layer, from: a.source_length, to: a.source_length };
+    DocumentLimits {
+        tokens: a.source_length,
+        targets,
+        padded: false,
+        block: BLOCK,
+        poolings: deletion.iter().map(pooling).collect(),
+        marks: SPECIALS,
+        generation: generation.unwrap_or_else(GenerationDefaults::transformers).within(targets.saturating_sub(1)),
+    }
+}
+
+/// Takes tensors from a checkpoint and packs them.
+struct Loader<'a> {
+    blueprint: &'a T5Blueprint,
+    weights: &'a mut Weights,
+    store: WeightArena,
+}
+
+impl<'a> Loader<'a> {
+    fn architecture(&self) -> &'a Architecture {
+        &self.blueprint.architecture
+    }
+
+    fn head(&mut self, embedding: &[f32]) -> Result<Linear> {
+        let Architecture { dim, tied_head, .. } = *self.architecture();
+        if tied_head {
+            return Linear::pack(&self.store, embedding, &[], self.blueprint.symbols, dim);
+        }
+        let weight = self.weights.take("lm_head.weight")?;
+        Linear::pack(&self.store, &weight, &[], self.blueprint.symbols, dim)
+    }
+
+    fn encoder(&mut self, stack: &StackTensors<'_>) -> Result<T5Encoder> {
+        let a = self.architecture();
+        let buckets = a.buckets(true);
+        let attention = |name: &str| format!("encoder.block.0.layer.0.SelfAttention.{name}.weight");
+        let bias = buckets.two_sided_tables(&self.weights.take(&attention("relative_attention_bias"))?);
+        let global = match a.attention.group() {
+            None => None,
+            Some(group) => {
+                let name =
+                    |block: usize| format!("encoder.block.{block}.layer.0.SelfAttention.global_input_layer_norm");
+                let table = self.weights.take(&attention("global_relative_attention_bias"))?;
+                Some(GlobalTokens {
+                    group,
+                    norms: (0..stack.layers).map(|block| self.norm(&name(block))).collect::<Result<_>>()?,
+                    bias: buckets.two_sided_tables(&table),
+                })
+            }
+        };
+        Ok(T5Encoder {
+            layers: self.layers(stack)?,
+            heads: a.heads,
+            head_dim: a.head_dim,
+            bias,
+            radius: a.attention.radius(),
+            global,
+            sink: a.softmax1,
+            norm: self.norm("encoder.final_layer_norm")?,
+        })
+    }
+
+    fn decoder(&mut self, stack: &StackTensors<'_>) -> Result<T5Stack> {
+        let a = self.architecture();
+        let table = self.weights.take("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight")?;
+        Ok(T5Stack {
+            layers: self.layers(stack)?,
+            position: PositionScheme::Buckets(a.buckets(false).tables(&table).into()),
+            layout: PageLayout {
+                dtype: self.store.dtype().cache_dtype(),
+                layers: stack.layers,
+                heads: a.heads,
+                head_dim: a.head_dim,
+                output: 0,
+            },
+            sink: a.softmax1,
+            norm: self.norm("decoder.final_layer_norm")?,
+        })
+    }
+
+    fn layers(&mut self, stack: &StackTensors<'_>) -> Result<Vec<T5Layer>> {
+        (0..stack.layers).map(|block| self.layer(stack, block)).collect()
+    }
+
+    fn layer(&mut self, stack: &StackTensors<'_>, block: usize) -> Result<T5Layer> {
+        let a = self.architecture();
+        let key = |layer: usize, name: &str| format!("{}.block.{block}.layer.{layer}.{name}", stack.name);
+        let attention = |name: &str| key(0, &format!("SelfAttention.{name}"));
+        let inner = |name: &str| key(stack.feed_forward, &format!("DenseReluDense.{name}"));
+        let cross = match stack.name {
+            "decoder" => Some(self.cross(&|name| key(1, name))?),
+            _ => None,
+        };
+        let (gate, up) = match a.gated {
+            true => (Some(self.joined(&[inner("wi_0")], a.dim)?), inner("wi_1")),
+            false => (None, inner("wi")),
+        };
+        Ok(T5Layer {
+            attention_norm: self.norm(&key(0, "layer_norm"))?,
+            qkv: self.joined(&["q", "k", "v"].map(attention), a.dim)?,
+            output: self.joined(&[attention("o")], a.inner())?,
+            cross,
+            feed_forward_norm: self.norm(&key(stack.feed_forward, "layer_norm"))?,
+            activation: a.activation,
+            gate,
+            up: self.joined(&[up], a.dim)?,
+            down: self.joined(&[inner("wo")], a.feed_forward)?,
+        })
+    }
+
+    fn cross(&mut self, key: &dyn Fn(&str) -> String) -> Result<Cross<RmsNorm>> {
+        let a = self.architecture();
+        let attention = |name: &str| key(&format!("EncDecAttention.{name}"));
+        Ok(Cross {
+            norm: self.norm(&key("layer_norm"))?,
+            query: self.joined(&[attention("q")], a.dim)?,
+            memory: self.joined(&[attention("k"), attention("v")], a.dim)?,
+            output: self.joined(&[attention("o")], a.inner())?,
+        })
+    }
+
+    fn gate(&mut self, deletion: &Deletion) -> Result<DeletionGate> {
+        let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
+        let norm = match deletion.norm {
+            true => Some(RmsNorm { weight: self.weights.take(&key("layer_norm.weight"))?, eps: GATE_NORM_EPS }),
+            false => None,
+        };
+        Ok(DeletionGate {
+            layer: deletion.layer,
+            function: deletion.function,
+            threshold: deletion.threshold,
+            norm,
+            weight: self.weights.take(&key("feed_forward.weight"))?,
+            bias: self.weights.take(&key("feed_forward.bias"))?.iter().sum(),
+        })
+    }
+
+    /// Packs matrices with the same `inputs` as one, with their outputs concatenated.
+    fn joined(&mut self, names: &[String], inputs: usize) -> Result<Linear> {
+        let mut weight = Vec::new();
+        for name in names {
+            weight.extend(self.weights.take(&format!("{name}.weight"))?);
+        }
+        Linear::pack(&self.store, &weight, &[], weight.len() / inputs, inputs)
+    }
+
+    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
+        Ok(RmsNorm { weight: self.weights.take(&format!("{name}.weight"))?, eps: self.architecture().norm_eps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(function: GateFunction, threshold: f32) -> DeletionGate {
+        DeletionGate { layer: 0, function, threshold, norm: None, weight: vec![1.0], bias: 0.5 }
+    }
+
+    #[test]
+    fn values_follow_their_definitions_and_the_threshold_is_exclusive() {
+        let scaled = gate(GateFunction::ScaledSigmoid { scale: -30.0 }, -15.0);
+        assert_eq!([scaled.value(&[-0.5]), scaled.value(&[1e3]), scaled.value(&[-1e3])], [-15.0, -0.0, -30.0]);
+        assert_eq!(scaled.kept(&[-15.0, -14.9, -30.0, 0.0]), [1, 3]);
+        assert_eq!(scaled.kept(&[-15.0, -20.0]), [0], "one token is left");
+        let log = gate(GateFunction::LogSigmoid, -1.0);
+        assert!((log.value(&[-0.5]) + std::f32::consts::LN_2).abs() < 1e-7);
+        assert_eq!(log.value(&[-1e3]), -999.5);
+    }
+}

@@ -1,0 +1,541 @@
+//! Loads a model from a checkpoint folder.
+
+#[cfg(feature = "candle")]
+use crate::family::hugging_face;
+use crate::{
+    checkpoint::{
+        CheckpointSource, Column, Config, FileDtype, TensorSpec, Weights, Writer, WrittenCheckpoint,
+        writer::check_vacant,
+    },
+    contract::Model,
+    convert::InPlace,
+    family::{Blueprint, Init, Parts, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5},
+    ngrams::{self, NgramTable},
+};
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+use std::{
+    f64::consts::TAU,
+    fmt::{self, Display, Formatter},
+    path::Path,
+    str::FromStr,
+    sync::Arc,
+};
+use weir_kernels::{
+    Compute, Dtype, Isa, ThreadPool,
+    error::{Error, Result},
+};
+
+/// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
+/// names file, key, expected and actual value.
+pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let source = dir.into();
+    load_as(&source, &source.name(), settings)
+}
+
+/// Loads a checkpoint under `name`. Fails as [`load`] does.
+///
+/// ```
+/// use weir_engine::{
+///     family::{checkpoint::CheckpointSource, load::{Settings, load_as}},
+///     kernels::Dtype,
+/// };
+///
+/// let settings = Settings { threads: 1, dtype: Dtype::Bf16, ..Settings::default() };
+/// let model = load_as(&CheckpointSource::default(), "english", &settings)?;
+/// assert_eq!((model.card().name.as_str(), model.card().dtype), ("english", "bf16"));
+/// # Ok::<(), weir_engine::error::Error>(())
+/// ```
+pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
+    load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
+}
+
+/// Bytes of memory that a checkpoint may take: its weights as read and as stored, the tables computed from them, and its key-value
+/// memory. Fails if the configuration is invalid, or as [`tensors`] does.
+pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
+    let config = config(source)?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    let weights = tensors(source, &*blueprint)?.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let twice = weights.saturating_mul(2 * size_of::<f32>());
+    let computed = blueprint.computed_numbers().saturating_mul(size_of::<f32>());
+    let mut all = twice.saturating_add(computed).saturating_add(settings.memory_bytes);
+    for entropy_model in entropy_models(source, &config, &*blueprint)? {
+        all = all.saturating_add(needs(&entropy_model, settings)?);
+    }
+    Ok(all)
+}
+
+/// Returns true if a checkpoint's model can run without its pooling ([`Settings::unpooled`]). Fails if the configuration is invalid.
+pub fn has_unpooled_baseline(source: &CheckpointSource) -> Result<bool> {
+    Ok(blueprint(&config(source)?, &source.config_file())?.has_unpooled_baseline())
+}
+
+fn load_with_threads(source: &CheckpointSource, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
+    let config = config(source)?;
+    let blueprint = blueprint(&config, &source.config_file())?;
+    let entropy_models = entropy_models(source, &config, &*blueprint)?;
+    // An entropy model is fed every symbol that its model is fed, even beyond its own training length.
+    let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
+    let entropy_settings = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
+    let load_entropy_model = |source: &CheckpointSource| load_with_threads(source, source.name(), &entropy_settings);
+    let entropy_models = entropy_models.iter().map(load_entropy_model).collect::<Result<_>>()?;
+    if settings.require_sha256 {
+        source.require_digest()?;
+    }
+    if settings.unpooled && !blueprint.has_unpooled_baseline() {
+        let expected = "a model whose pooling can be turned off: MrT5 with its gate";
+        return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
+    }
+    let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
+    let ngrams = if blueprint.speculates() { ngrams(source, &config)? } else { None };
+    let parts = Parts { config, name, weights, sha256, entropy_models, ngrams, settings: settings.clone() };
+    blueprint.build(parts).map_err(|error| match error {
+        // the model's own pages, before the first sequence
+        Error::OutOfPages { needed, limit } => {
+            Error::checkpoint(source.path(), "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
+        }
+        other => other,
+    })
+}
+
+/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion. Fails as
+/// [`CheckpointSource::config`] does.
+pub fn config(source: &CheckpointSource) -> Result<Config> {
+    match in_place(source) {
+        Some(folder) => folder.config(),
+        None => source.config(),
+    }
+}
+
+/// Reads a checkpoint's weights, under weir's names, and reports bytes read and bytes to read to `progress`. Also returns their
+/// SHA-256. Fails as [`CheckpointSource::weights`] does.
+pub fn weights(
+    source: &CheckpointSource,
+    blueprint: &dyn Blueprint,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
+    match in_place(source) {
+        Some(folder) => folder.weights(progress),
+        None => source.weights(&tensors(source, blueprint)?, progress),
+    }
+}
+
+/// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names. `None` for any other checkpoint. Fails
+/// as the conversion does.
+pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
+    let Some(folder) = in_place(source) else { return Ok(None) };
+    let (weights, _) = folder.weights(&mut |_, _| {})?;
+    Ok(Some(weights))
+}
+
+/// Reads the n-grams of a checkpoint, if it has any. Fails if they are not those of its vocabulary.
+fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<NgramTable>>> {
+    // an embedded checkpoint has none
+    let Some(folder) = source.folder() else { return Ok(None) };
+    let vocabulary = config.vocabulary(&source.config_file())?;
+    Ok(ngrams::read(folder, vocabulary.len())?.map(Arc::new))
+}
+
+fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {
+    source.folder().and_then(InPlace::find)
+}
+
+/// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.
+pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<Vec<TensorSpec>> {
+    // An embedded checkpoint has no others.
+    let unused = source.folder().map(|folder| blueprint.unused_tensors(folder)).transpose()?;
+    Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
+}
+
+/// Returns the entropy models that a checkpoint names, after checking their configurations. Fails if an
+/// entropy model is missing or cannot accompany this model.
+pub fn entropy_models(
+    source: &CheckpointSource,
+    config: &Config,
+    blueprint: &dyn Blueprint,
+) -> Result<Vec<CheckpointSource>> {
+    let checked = |name: &str| {
+        let source = source.entropy_model(name)?;
+        let entropy_model = source.config()?;
+        let file = source.config_file();
+        check_entropy_model(config, &entropy_model, &*self::blueprint(&entropy_model, &file)?, &file)?;
+        Ok(source)
+    };
+    blueprint.entropy_models().into_iter().map(checked).collect()
+}
+
+/// Checks that a model can accompany the one that names it: it has the same symbols, and no entropy model of its own. The
+/// error names the entropy model's configuration, `file`.
+pub fn check_entropy_model(
+    config: &Config,
+    entropy_model: &Config,
+    blueprint: &dyn Blueprint,
+    file: &Path,
+) -> Result<()> {
+    if let Some(name) = blueprint.entropy_models().first() {
+        let expected = "an entropy model without entropy models";
+        return Err(Error::checkpoint(file, "architecture.boundaries.companion", expected, format!("{name:?}")));
+    }
+    let symbols = entropy_model.vocabulary(file)?;
+    if !config.vocabulary(file)?.same_symbols(&symbols) {
+        let expected = "the symbols of the model that it accompanies";
+        return Err(Error::checkpoint(file, "vocabulary", expected, format!("{} other symbols", symbols.len())));
+    }
+    Ok(())
+}
+
+// The table of families, and the reading of an architecture.
+
+/// The families: name in `config.json`, and reader of its architecture.
+pub const FAMILIES: &[(&str, Reader)] = &[
+    ("hourglass", hourglass::read),
+    ("decoder", decoder::read),
+    ("lslm", lslm::read),
+    ("pyramidion", pyramidion::read),
+    ("t5", t5::read),
+    ("hnet", hnet::read),
+    #[cfg(feature = "candle")]
+    ("hugging-face", hugging_face::read),
+];
+
+/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the
+/// vocabulary.
+pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    match FAMILIES.iter().find(|(name, _)| *name == config.family) {
+        Some((_, read)) => {
+            let blueprint = read(config, file)?;
+            if !blueprint.reads_documents() {
+                let vocabulary = config.vocabulary(file)?;
+                if vocabulary.is_subword() && !blueprint.reads_tokens() {
+                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
+                }
+                if vocabulary.is_sparse() {
+                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
+                }
+                if config.generation.is_some() {
+                    let expected = "nothing: this family writes no summaries";
+                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
+                }
+            }
+            Ok(blueprint)
+        }
+        None => {
+            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
+            Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
+        }
+    }
+}
+
+// Writes checkpoints with random weights, to benchmark architectures that have not been trained.
+
+/// Writes a checkpoint with the configuration in `config_file` and random f32 weights to `dest`. The same seed gives the
+/// same weights, tensor by tensor. An entropy model that the configuration names gets random weights too; its
+/// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, an entropy model's
+/// included, or the folder is not empty, unless `overwrite` allows it.
+pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
+    let weights = RandomWeights { seed, matrices: FileDtype::F32 };
+    init_with_progress(config_file, dest, weights, overwrite, &mut |_, _| {})
+}
+
+/// The weights of a new checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct RandomWeights {
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Type of the numbers of matrices in the file. Vectors are f32.
+    pub matrices: FileDtype,
+}
+
+/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`. Fails as
+/// [`init`] does.
+pub fn init_with_progress(
+    config_file: &Path,
+    dest: &Path,
+    weights: RandomWeights,
+    overwrite: bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<WrittenCheckpoint> {
+    let source = InitSource::read(config_file)?;
+    let entropy_models = source.entropy_models(config_file)?;
+    check_vacant(dest, overwrite)?;
+    let total = source.numbers() + entropy_models.iter().map(|(_, entropy_model)| entropy_model.numbers()).sum::<u64>();
+    let mut done = 0;
+    let mut written = |numbers: u64| {
+        done += numbers;
+        progress(done, total);
+    };
+    let initialized = source.write(dest, weights, overwrite, &mut written)?;
+    for (index, (name, entropy_model)) in (1..).zip(&entropy_models) {
+        let own = RandomWeights { seed: weights.seed.wrapping_add(index), ..weights };
+        entropy_model.write(&dest.join(name), own, overwrite, &mut written)?;
+    }
+    Ok(initialized)
+}
+
+/// A configuration and the tensors that it asks for.
+struct InitSource {
+    config: Config,
+    blueprint: Box<dyn Blueprint>,
+    specs: Vec<TensorSpec>,
+}
+
+impl InitSource {
+    fn read(file: &Path) -> Result<Self> {
+        let config = Config::read_file(file)?;
+        let blueprint = blueprint(&config, file)?;
+        let specs = blueprint.tensors();
+        Ok(Self { config, blueprint, specs })
+    }
+
+    /// Returns the entropy models' names and sources.
+    fn entropy_models(&self, file: &Path) -> Result<Vec<(String, Self)>> {
+        let read = |name: &str| {
+            let file = file.with_file_name(format!("{name}.json"));
+            let entropy_model = Self::read(&file)?;
+            check_entropy_model(&self.config, &entropy_model.config, &*entropy_model.blueprint, &file)?;
+            Ok((name.to_string(), entropy_model))
+        };
+        self.blueprint.entropy_models().into_iter().map(read).collect()
+    }
+
+    fn numbers(&self) -> u64 {
+        self.specs.iter().map(|spec| spec.numbers() as u64).sum()
+    }
+
+    fn write(
+        &self,
+        dest: &Path,
+        weights: RandomWeights,
+        overwrite: bool,
+        written: &mut dyn FnMut(u64),
+    ) -> Result<WrittenCheckpoint> {
+        let mut writer = Writer::create(dest, &self.config, &self.specs, weights.matrices, overwrite)?;
+        for (index, spec) in (0..).zip(&self.specs) {
+            let numbers = fill(spec, weights.seed, index)?;
+            writer.tensor(&spec.name, &numbers)?;
+            written(numbers.len() as u64);
+        }
+        let trained = self.specs.iter().filter(|spec| spec.trained);
+        let parameters = trained.map(TensorSpec::numbers).sum();
+        Ok(WrittenCheckpoint { shape: self.blueprint.shape(), parameters, sha256: writer.finish()? })
+    }
+}
+
+/// Draws a tensor's numbers. Each tensor has its own random stream.
+fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
+    match &spec.init {
+        Init::Values(values) if values.len() == spec.numbers() => Ok(values.clone()),
+        Init::Values(values) => {
+            Err(Error::Internal(format!("{}: {} initial numbers for shape {:?}", spec.name, values.len(), spec.shape)))
+        }
+        Init::Normal(mean, 0.0) => Ok(vec![*mean; spec.numbers()]),
+        Init::Columns(deviation, columns) => {
+            let matrix = TensorSpec { init: Init::Normal(0.0, *deviation), ..spec.clone() };
+            let mut numbers = fill(&matrix, seed, stream)?;
+            let width = spec.shape.last().copied().unwrap_or(1).max(1);
+            for Column { index, values } in columns {
+                let cells = numbers.iter_mut().skip(*index).step_by(width);
+                cells.zip(values).for_each(|(number, value)| *number = *value);
+            }
+            Ok(numbers)
+        }
+        Init::Normal(mean, deviation) => {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            random.set_stream(stream);
+            let mut numbers = Vec::with_capacity(spec.numbers() + 1);
+            while numbers.len() < spec.numbers() {
+                let pair = normal_pair(&mut random);
+                numbers.extend(pair.map(|normal| mean + deviation * normal as f32));
+            }
+            numbers.truncate(spec.numbers());
+            Ok(numbers)
+        }
+    }
+}
+
+/// Draws two independent standard normal numbers (Box and Muller).
+fn normal_pair(random: &mut impl Rng) -> [f64; 2] {
+    // 53 bits, strictly between 0 and 1
+    let mut uniform = || ((random.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    let radius = (-2.0 * uniform().ln()).sqrt();
+    let angle = TAU * uniform();
+    [radius * angle.cos(), radius * angle.sin()]
+}
+
+// Settings of a model: threads, memory, and the limits of its sequences.
+
+/// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
+pub const MAX_SYMBOLS: usize = 1 << 24;
+
+/// Resources of a model. Entropy models share the threads and have the same limits.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Threads that share a step's work, the caller's included.
+    pub threads: usize,
+    /// Type that weights, keys and values are stored in.
+    pub dtype: Dtype,
+    /// Maximum symbols of one sequence, at most [`MAX_SYMBOLS`]. If `None`: [`MAX_SYMBOLS`] if windows limit the kept keys, else
+    /// four training windows, but at least 8,192, and no more than the model can hold.
+    pub max_symbols: Option<usize>,
+    /// Bytes of key-value memory.
+    pub memory_bytes: usize,
+    /// Instruction set of the kernels: the widest that the processor has, except in tests.
+    pub isa: Isa,
+    /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
+    pub require_sha256: bool,
+    /// Turns off the model's pooling: an MrT5 with its gate off reads as ByT5 does. Loading fails for a model that cannot run
+    /// without its pooling.
+    pub unpooled: bool,
+    /// The device of Hugging Face models; other families run on the CPU.
+    pub device: DeviceChoice,
+    /// The thread pool, once started: models loaded with clones of the same settings share it.
+    pub pool: Option<Arc<ThreadPool>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            threads,
+            dtype: Dtype::F32,
+            max_symbols: None,
+            memory_bytes: 2 << 30,
+            isa: Isa::detect(),
+            require_sha256: false,
+            unpooled: false,
+            device: DeviceChoice::Cpu,
+            pool: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Returns the settings with the thread pool started, for all models loaded with them or with clones of them.
+    pub fn with_threads(mut self) -> Self {
+        self.pool.get_or_insert_with(|| Arc::new(ThreadPool::new(self.threads)));
+        self
+    }
+
+    /// Returns the threads and the instruction set for kernels. Starts threads if there is no pool yet.
+    pub fn compute(&self) -> Compute {
+        let pool = self.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(self.threads)));
+        Compute { isa: self.isa, pool }
+    }
+
+    /// Maximum symbols of a sequence of a model without a limit of its own, trained on windows of `training_length`.
+    pub fn max_symbols(&self, training_length: usize) -> usize {
+        self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
+    }
+
+    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own. Fails
+    /// with [`Error::BadOption`] if the settings ask for more symbols than the model can hold.
+    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
+        match (self.max_symbols, bounds.longest) {
+            (Some(requested), Some((limit, why))) if requested > limit => {
+                let bound = format!("at most {limit} ({why})");
+                Err(Error::BadOption { field: "--max-symbols", found: requested.to_string(), bound })
+            }
+            (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),
+            (_, longest) => {
+                let default = self.max_symbols(training_length);
+                Ok(match longest {
+                    Some((limit, why)) if limit <= default => (limit, Some(why)),
+                    _ => (default, None),
+                })
+            }
+        }
+    }
+}
+
+/// A device that Hugging Face models can run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The processor.
+    Cpu,
+    /// The CUDA device of this index.
+    Cuda(usize),
+    /// The first Metal device.
+    Metal,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    /// Parses `cpu`, `cuda`, `cuda:N` or `metal`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || "expected cpu, cuda, cuda:N or metal".to_owned();
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "metal" => Ok(Self::Metal),
+            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl Display for DeviceChoice {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cuda(index) => write!(formatter, "cuda:{index}"),
+            Self::Metal => formatter.write_str("metal"),
+        }
+    }
+}
+
+/// Limits of a model's sequences.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bounds {
+    /// Maximum symbols that the model can hold, and the reason; `None` if it has no limit.
+    pub longest: Option<(usize, &'static str)>,
+    /// True if a long sequence takes no more memory than a short one.
+    pub endless: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(shape: &[usize], init: Init) -> TensorSpec {
+        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true }
+    }
+
+    #[test]
+    fn random_numbers_have_the_specified_moments() {
+        let numbers = fill(&spec(&[100, 999], Init::Normal(1.0, 0.02)), 7, 3).unwrap();
+        assert_eq!(numbers.len(), 99_900);
+        let mean = numbers.iter().map(|&x| f64::from(x)).sum::<f64>() / numbers.len() as f64;
+        let variance = numbers.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / numbers.len() as f64;
+        assert!((mean - 1.0).abs() < 3e-4, "{mean}");
+        assert!((variance.sqrt() - 0.02).abs() < 2e-4, "{variance}");
+        assert!(numbers.iter().all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn each_seed_and_stream_gives_other_numbers() {
+        let spec = spec(&[3], Init::Normal(0.0, 1.0));
+        assert_eq!(fill(&spec, 1, 0).unwrap(), fill(&spec, 1, 0).unwrap());
+        assert_ne!(fill(&spec, 1, 0).unwrap(), fill(&spec, 2, 0).unwrap());
+        assert_ne!(fill(&spec, 1, 0).unwrap(), fill(&spec, 1, 1).unwrap());
+    }
+
+    #[test]
+    fn columns_replace_random_numbers() {
+        let matrix = |columns| fill(&spec(&[2, 3], Init::Columns(1.0, columns)), 1, 0).unwrap();
+        let random = matrix(Vec::new());
+        let marked = matrix(vec![Column { index: 1, values: vec![7.0, 8.0] }]);
+        assert_eq!(marked, [random[0], 7.0, random[2], random[3], 8.0, random[5]]);
+        assert_eq!(random, fill(&spec(&[2, 3], Init::Normal(0.0, 1.0)), 1, 0).unwrap());
+    }
+
+    #[test]
+    fn initial_values_must_fit_the_shape() {
+        assert_eq!(fill(&spec(&[2], Init::Values(vec![1.0, 2.0])), 0, 0).unwrap(), [1.0, 2.0]);
+        assert!(fill(&spec(&[3], Init::Values(vec![1.0, 2.0])), 0, 0).is_err());
+    }
+}

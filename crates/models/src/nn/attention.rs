@@ -1,0 +1,516 @@
+//! Transformer layers and their attention.
+//!
+//! A [`Stack`] runs decoder layers over cached keys and may attend to a memory. [`Stack::forward`] takes any mixture of positions:
+//! many of one sequence (a prefill chunk, a whole text), one of many sequences (a decode step), or both. There is no separate step
+//! function: a position's arithmetic is the same in every mixture, so incremental and bulk results agree to the bit.
+//!
+//! [`encoder`](super::encoder) has the layers that look both ways.
+
+use crate::nn::{
+    Activation, Position,
+    kv_cache::KvCache,
+    pooling::ScoresByDistance,
+    position::{PositionScheme, Queries},
+    sized,
+    window::Window,
+};
+use weir_kernels::{
+    Compute,
+    attention::{
+        AttentionHead, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants, ROW_TILE,
+        attend, scores,
+    },
+    error::{Error, Result},
+    linear::{Epilogue, Linear, QuantizedRows},
+    rowwise::{LayerNorm, add_layer_norm, layer_norm},
+};
+
+/// Weights of a layer's cross-attention to a memory of vectors of width C. D = width, I = heads · head_dim.
+pub struct Cross<N> {
+    /// Applied after the residual sum, or before attention: (D)
+    pub norm: N,
+    /// (I, D)
+    pub query: Linear,
+    /// (2·I, C): keys, values.
+    pub memory: Linear,
+    /// (D, I)
+    pub output: Linear,
+}
+
+/// Placement of a layer's norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormOrder {
+    /// x ← norm(x + sublayer(x)).
+    Post,
+    /// x ← x + sublayer(norm(x)).
+    Pre,
+}
+
+/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
+pub struct Layer {
+    /// (3·I, D): queries, keys, values.
+    pub qkv: Linear,
+    /// (D, I)
+    pub output: Linear,
+    /// Applied after attention's residual sum, or before attention.
+    pub attention_norm: LayerNorm,
+    /// Optional norm between the heads and `output`, (I): a sub-layer norm (Wang et al. 2022).
+    pub context_norm: Option<LayerNorm>,
+    /// (F, D)
+    pub up: Linear,
+    /// (D, F)
+    pub down: Linear,
+    /// Applied after the feed-forward's residual sum, or before the feed-forward.
+    pub feed_forward_norm: LayerNorm,
+    /// Optional sub-layer norm between the nonlinearity and `down`: (F).
+    pub hidden_norm: Option<LayerNorm>,
+    /// Optional cross-attention, between self-attention and feed-forward.
+    pub cross: Option<Cross<LayerNorm>>,
+}
+
+/// Finds the caches of a step's sequences.
+pub trait Caches: Sync {
+    /// Returns a sequence's cache.
+    fn cache(&self, sequence: usize) -> Result<&KvCache>;
+    /// Returns a sequence's cache for writing.
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache>;
+    /// Returns the memory that a sequence's cross-attention reads, if it has one.
+    fn memory(&self, _sequence: usize) -> Result<Option<&KvCache>> {
+        Ok(None)
+    }
+}
+
+/// Intermediate result of a layer that a [`Hook`] receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookPoint {
+    /// The heads' outputs, concatenated: (positions, I).
+    Heads,
+    /// Output of the attention sub-layer, before the residual sum: (positions, D).
+    Attention,
+    /// Output of the layer: (positions, D).
+    Layer,
+}
+
+/// Receives a layer's intermediate results: which one, the layer, the positions, and the vectors.
+pub type Hook = Box<dyn FnMut(HookPoint, usize, &[Position], &[f32]) + Send>;
+
+/// Buffers of a pass, kept between steps.
+#[derive(Default)]
+pub struct StackWork {
+    /// Receives intermediate results in golden tests; `None` in servers.
+    pub hook: Option<Hook>,
+    /// Quantized inputs of matrix products.
+    pub quantized: QuantizedRows,
+    /// Collects every attention score for `inspect --resolution`; `None` in servers.
+    pub scores: Option<ScoresByDistance>,
+    qkv: Vec<f32>,
+    queries: Queries,
+    cross_queries: QueryBuffer,
+    pub(super) normed: Vec<f32>,
+    head_outputs: Vec<f32>,
+    pub(super) hidden: Vec<f32>,
+    /// Output of the last sub-layer: (positions, D).
+    pub(super) delta: Vec<f32>,
+}
+
+/// Arguments that all sub-layers of one pass share.
+pub(super) struct StackPass<'a, C> {
+    pub(super) compute: &'a Compute,
+    pub(super) positions: &'a [Position],
+    pub(super) caches: &'a mut C,
+    pub(super) work: &'a mut StackWork,
+}
+
+/// Copies the norm of `x`, (positions, D), into `normed`.
+pub(super) fn copy_norm<'a>(compute: &Compute, x: &[f32], norm: &LayerNorm, normed: &'a mut Vec<f32>) -> &'a [f32] {
+    normed.clear();
+    normed.extend_from_slice(x);
+    layer_norm(compute, normed, norm);
+    normed
+}
+
+/// Adds `delta` to `x`, which has the same length.
+pub fn add(x: &mut [f32], delta: &[f32]) {
+    for (x, delta) in x.iter_mut().zip(delta) {
+        *x += delta;
+    }
+}
+
+// Causal attention of many queries over their sequences' caches. Positions that share pages, such as those of a prompt or of forks, read them together.
+
+/// Multiply-adds of attention below which waking other threads costs more than it saves.
+pub(crate) const WORTH_SHARING: usize = 1 << 18;
+
+/// Maximum rows of one call of the kernel if neighbouring rows share no pages. Such calls gain little from more rows, and with smaller
+/// tasks threads wait less for each other.
+const UNSHARED_TILE: usize = 8;
+
+const _: () = assert!(UNSHARED_TILE <= ROW_TILE);
+
+/// One call of [`mix`]: the queries' positions and the size of the work.
+pub(crate) struct Mixing<'a> {
+    pub(crate) compute: &'a Compute,
+    /// Layout of the caches.
+    pub(crate) layout: &'a PageLayout,
+    /// Sequence and index of each query.
+    pub(crate) positions: &'a [Position],
+    /// Sum over queries of the keys that each attends to.
+    pub(crate) keys: usize,
+}
+
+/// Writes `outputs`, (positions, heads · head_dim).
+///
+/// `cache` returns a sequence's cache. `query` returns a position's query of one head, without its keys. `head` returns the terms
+/// of a head's scores.
+pub(crate) fn mix<'c, 'q, 'h>(
+    Mixing { compute, layout, positions, keys }: &Mixing<'_>,
+    cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
+    query: &(impl Fn(usize, usize) -> QueryRow<'q> + Sync),
+    head: &(impl Fn(usize) -> AttentionHead<'h> + Sync),
+    outputs: &mut Vec<f32>,
+) where
+    'c: 'q,
+{
+    let PageLayout { heads, head_dim, .. } = **layout;
+    let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
+        let mut rows = [QueryRow::default(); ROW_TILE];
+        let rows = &mut rows[..outputs.len()];
+        for (index, row) in (first..).zip(&mut *rows) {
+            let sequence = positions[index].sequence;
+            let Ok(cache) = cache(sequence) else {
+                // Unreachable: writing the keys found the cache. NaN keeps a stale buffer from passing for a result.
+                return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
+            };
+            *row = query(index, column);
+            // A sequence that was resumed in its middle holds no earlier keys.
+            row.first_key = row.first_key.max(cache.first());
+            // the tile before this one ended with the same sequence
+            let recently_read = index == first && index > 0 && positions[index - 1].sequence == sequence;
+            row.keys = KeyPages { recently_read, ..cache.key_pages() };
+        }
+        attend(compute.isa, &head(column), rows, outputs);
+    };
+    let share = keys * heads * head_dim >= WORTH_SHARING;
+    let outputs = sized(outputs, positions.len() * heads * head_dim);
+    let neighbours_share = positions.windows(2).any(|pair| {
+        let keys = |position: Position| cache(position.sequence).map(KvCache::key_pages);
+        keys(pair[0]).is_ok_and(|first| keys(pair[1]).is_ok_and(|second| first.share_with(&second)))
+    });
+    // A head's positions run one after another because they read the same distance table.
+    if neighbours_share {
+        compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
+    } else {
+        compute.pool.for_columns::<UNSHARED_TILE>(outputs, positions.len(), heads, share, &tile);
+    }
+}
+
+/// The weights and settings of a layer's self-attention. D = width, I = heads · head_dim.
+pub(super) struct SelfAttention<'a> {
+    /// Index of the layer in the cache.
+    pub(super) layer: usize,
+    /// (3·I, D): queries, keys, values.
+    pub(super) qkv: &'a Linear,
+    /// (D, I)
+    pub(super) output: &'a Linear,
+    /// Norm between the heads and `output`: (I).
+    pub(super) context_norm: Option<&'a LayerNorm>,
+    pub(super) position: &'a PositionScheme,
+    pub(super) window: Window,
+    pub(super) layout: &'a PageLayout,
+}
+
+impl SelfAttention<'_> {
+    /// Writes the self-attention of `x`, (positions, D), to `work.delta`. Fails if a cache cannot be found or lacks reserved
+    /// positions.
+    pub(super) fn forward(&self, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        let StackPass { compute, positions, caches, work } = pass;
+        let inner = self.layout.heads * self.layout.head_dim;
+        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
+        self.qkv.apply(compute, x, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
+        self.position.prepare(compute, self.layout, self.window, positions, qkv, &mut work.queries); // (positions, I) each
+        for (position, row) in positions.iter().zip(qkv.chunks_exact(3 * inner)) {
+            let (keys, values) = row[inner..].split_at(inner);
+            caches.cache_mut(position.sequence)?.write(self.layer, position.index, keys, values)?;
+        }
+        self.mix(pass)?; // (positions, I)
+        let StackPass { compute, positions, work, .. } = pass;
+        if let Some(hook) = &mut work.hook {
+            hook(HookPoint::Heads, self.layer, positions, &work.head_outputs);
+        }
+        if let Some(norm) = self.context_norm {
+            layer_norm(compute, &mut work.head_outputs, norm);
+        }
+        let delta = sized(&mut work.delta, x.len());
+        self.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+        if let Some(hook) = &mut work.hook {
+            hook(HookPoint::Attention, self.layer, positions, delta);
+        }
+        Ok(())
+    }
+
+    /// Writes the weighted values of each head, (positions, I), to `work.head_outputs`.
+    fn mix(&self, pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+        let StackPass { compute, positions, caches, work } = pass;
+        let heads = self.layout.heads;
+        let first_key = |position: &Position| self.window.first_key(position.index);
+        // The kernel reads whole pages of keys.
+        let furthest = positions.iter().map(|p| p.index - first_key(p) / POSITIONS * POSITIONS).max();
+        let distances = self.position.distances(compute, self.layer, furthest.unwrap_or(0))?;
+        let caches = &**caches;
+        let queries = &work.queries;
+        let query = |row: usize, head: usize| QueryRow {
+            first_key: first_key(&positions[row]),
+            position: positions[row].index,
+            content: queries.content(row, head, heads),
+            distance: queries.distance(row, head, heads),
+            ..QueryRow::default()
+        };
+        let terms = |head| self.head(head, distances);
+        let keys = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
+        let mixing = Mixing { compute, layout: self.layout, positions, keys };
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs);
+        if let Some(collected) = &mut work.scores {
+            let mut row_scores = Vec::new();
+            for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                let cache = caches.cache(positions[row].sequence)?;
+                let mut query = query(row, head);
+                query.first_key = query.first_key.max(cache.first());
+                query.keys = cache.key_pages();
+                scores(compute.isa, &self.head(head, distances), &query, &mut row_scores);
+                collected.add(self.layer, &row_scores);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the terms of a head's scores.
+    fn head<'a>(&'a self, head: usize, distances: Option<&'a DistanceTable>) -> AttentionHead<'a> {
+        AttentionHead {
+            block: self.position.block(),
+            distances,
+            bias: self.position.bias(head),
+            ..AttentionHead::new(self.layout, self.layer, head)
+        }
+    }
+}
+
+// Cross-attention to a memory: the keys and values of an encoder's output, projected once and read by every position. Several sequences may share a memory, as the hypotheses of a beam do. Where their positions follow each other, the
+// memory's pages are read for all of them together.
+
+/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write`
+/// with the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C). Fails as `write` does.
+pub fn project_memory<'a>(
+    compute: &Compute,
+    projections: impl Iterator<Item = (usize, &'a Linear)>,
+    vectors: &[f32],
+    buffer: &mut Vec<f32>,
+    quantized: &mut QuantizedRows,
+    mut write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
+) -> Result<()> {
+    for (layer, projection) in projections {
+        let projected = sized(buffer, vectors.len() / projection.inputs() * projection.outputs());
+        projection.apply(compute, vectors, Epilogue::None, quantized, projected); // (vectors, 2·I)
+        for (index, key_value) in projected.chunks_exact(projection.outputs()).enumerate() {
+            let (keys, values) = key_value.split_at(key_value.len() / 2);
+            write(layer, index, keys, values)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a memory is missing.
+fn forward(layer: usize, cross: &Cross<LayerNorm>, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
+    let StackPass { compute, positions, caches, work } = pass;
+    let caches = &**caches;
+    let queries = work.cross_queries.values_mut(positions.len() * cross.query.outputs());
+    cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (positions, I)
+    let mut keys = 0;
+    for position in *positions {
+        keys += memory_of(caches, position.sequence)?.len();
+    }
+    let Some(first) = positions.first() else { return Ok(()) };
+    let layout = *memory_of(caches, first.sequence)?.layout();
+    let scale = 1.0 / (layout.head_dim as f32).sqrt();
+    let job = MemoryAttention { compute, layout: &layout, layer, rows: positions.len(), keys, scale, sink: false };
+    let memory = |row: usize| {
+        let memory = memory_of(caches, positions[row].sequence).ok()?;
+        Some(MemoryPart { memory, last: memory.len() - 1 })
+    };
+    job.run(&memory, &mut work.cross_queries, &mut work.head_outputs); // (positions, I)
+    let delta = sized(&mut work.delta, x.len());
+    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+    Ok(())
+}
+
+/// The part of a memory that a row attends to.
+pub(super) struct MemoryPart<'a> {
+    pub(super) memory: &'a KvCache,
+    /// Index of the last vector.
+    pub(super) last: usize,
+}
+
+/// One layer's attention of rows to memories. Rows with the same memory read it together.
+pub(super) struct MemoryAttention<'a> {
+    pub(super) compute: &'a Compute,
+    /// Layout of the memories.
+    pub(super) layout: &'a PageLayout,
+    pub(super) layer: usize,
+    pub(super) rows: usize,
+    /// Sum over rows of the keys that each attends to.
+    pub(super) keys: usize,
+    /// Factor of every score.
+    pub(super) scale: f32,
+    /// True if the softmax has one more key, of score zero and value zero.
+    pub(super) sink: bool,
+}
+
+impl MemoryAttention<'_> {
+    /// Writes the weighted values of each head, (rows, I), to `head_outputs`. `part` finds a row's memory.
+    pub(super) fn run<'c>(
+        &self,
+        part: &(impl Fn(usize) -> Option<MemoryPart<'c>> + Sync),
+        queries: &mut QueryBuffer,
+        head_outputs: &mut Vec<f32>,
+    ) {
+        let Self { compute, layout, layer, rows, keys, scale, sink } = *self;
+        queries.finish(compute, layout.dtype, layout.head_dim);
+        let queries = &*queries;
+        let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
+            let mut rows = [QueryRow::default(); ROW_TILE];
+            let rows = &mut rows[..outputs.len()];
+            for (index, row) in (first..).zip(&mut *rows) {
+                let Some(MemoryPart { memory, last }) = part(index) else {
+                    // Unreachable: the caller found the memory. NaN keeps a stale buffer from passing for a result.
+                    return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
+                };
+                let content = QueryVariants::single(queries, index * layout.heads + column);
+                *row = QueryRow { keys: memory.key_pages(), position: last, content, ..QueryRow::default() };
+            }
+            let head = AttentionHead { scale, sink, ..AttentionHead::new(layout, layer, column) };
+            attend(compute.isa, &head, rows, outputs);
+        };
+        let head_outputs = sized(head_outputs, rows * layout.heads * layout.head_dim);
+        let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
+        compute.pool.for_columns::<ROW_TILE>(head_outputs, rows, layout.heads, share, &tile);
+    }
+}
+
+/// Returns a sequence's memory, which is not empty.
+fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&KvCache> {
+    let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
+    memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no memory")))
+}
+
+/// Layers that share a cache.
+pub struct Stack {
+    /// Layers, bottom first.
+    pub layers: Vec<Layer>,
+    /// Position scheme of all layers.
+    pub position: PositionScheme,
+    /// Keys that a position attends to.
+    pub window: Window,
+    /// Placement of the norms.
+    pub order: NormOrder,
+    /// Layout of the cache's pages.
+    pub layout: PageLayout,
+    /// Nonlinearity of the feed-forwards.
+    pub activation: Activation,
+}
+
+impl Stack {
+    /// Runs `x`, (positions, D), through all layers in place, and writes keys and values into the caches.
+    ///
+    /// The caches must have the positions reserved. Positions of one sequence come in rising order, without a gap after
+    /// the cache's end. Fails if a cache cannot be found or lacks reserved positions.
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        x: &mut [f32],
+        positions: &[Position],
+        caches: &mut impl Caches,
+        work: &mut StackWork,
+    ) -> Result<()> {
+        self.position.embed(x, positions);
+        let mut pass = StackPass { compute, positions, caches, work };
+        for (index, layer) in self.layers.iter().enumerate() {
+            match self.order {
+                NormOrder::Post => {
+                    self.attention(index).forward(x, &mut pass)?;
+                    add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
+                    if let Some(weights) = &layer.cross {
+                        forward(index, weights, x, &mut pass)?;
+                        add_layer_norm(compute, x, &pass.work.delta, &weights.norm);
+                    }
+                    self.feed_forward(compute, layer, x, pass.work);
+                    add_layer_norm(compute, x, &pass.work.delta, &layer.feed_forward_norm);
+                }
+                NormOrder::Pre => {
+                    let mut normed = std::mem::take(&mut pass.work.normed);
+                    copy_norm(compute, x, &layer.attention_norm, &mut normed);
+                    self.attention(index).forward(&normed, &mut pass)?;
+                    add(x, &pass.work.delta);
+                    if let Some(weights) = &layer.cross {
+                        copy_norm(compute, x, &weights.norm, &mut normed);
+                        forward(index, weights, &normed, &mut pass)?;
+                        add(x, &pass.work.delta);
+                    }
+                    copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
+                    self.feed_forward(compute, layer, &normed, pass.work);
+                    add(x, &pass.work.delta);
+                    pass.work.normed = normed;
+                }
+            }
+            if let Some(hook) = &mut pass.work.hook {
+                hook(HookPoint::Layer, index, positions, x);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
+    /// Fails as [`KvCache::reserve`] does.
+    pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
+        cache.free_before(self.window.first_kept(cache.len()));
+        cache.reserve(more)
+    }
+
+    /// Returns the maximum bytes of pages in a cache of `positions`.
+    pub fn bytes_for(&self, positions: usize) -> usize {
+        self.layout.bytes_for(self.window.max_held(positions))
+    }
+
+    /// Returns the maximum bytes of pages that extending a cache to `len` positions allocates.
+    pub fn growth(&self, cache: &KvCache, len: usize) -> usize {
+        let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
+        cache.growth(len).min(self.bytes_for(len) + copy)
+    }
+
+    /// Returns the projections of a memory to keys and values, (2·I, C), with their layers.
+    pub fn memory_projections(&self) -> impl Iterator<Item = (usize, &Linear)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)))
+    }
+
+    fn attention(&self, index: usize) -> SelfAttention<'_> {
+        let Layer { qkv, output, context_norm, .. } = &self.layers[index];
+        SelfAttention {
+            layer: index,
+            qkv,
+            output,
+            context_norm: context_norm.as_ref(),
+            position: &self.position,
+            window: self.window,
+            layout: &self.layout,
+        }
+    }
+
+    /// Writes the feed-forward of `x`, (positions, D), to `work.delta`.
+    fn feed_forward(&self, compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
+        let hidden = sized(&mut work.hidden, x.len() / layer.up.inputs() * layer.up.outputs());
+        layer.up.apply(compute, x, self.activation.epilogue(), &mut work.quantized, hidden); // (positions, F)
+        if let Some(norm) = &layer.hidden_norm {
+            layer_norm(compute, hidden, norm);
+        }
+        let delta = sized(&mut work.delta, x.len());
+        layer.down.apply(compute, hidden, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+    }
+}

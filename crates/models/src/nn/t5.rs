@@ -1,0 +1,465 @@
+//! The layers of T5 (Raffel et al. 2020, v1.0 and v1.1), in encoders and decoders.
+//!
+//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += feed-forward(rms(x)); one more norm after the last
+//! layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned number for
+//! each bucket of distances.
+//!
+//! A [`T5Stack`] is causal and caches its keys: decoders, and encoders that were made causal. A pass takes any mixture of positions,
+//! as in [`attention`](super::attention). A [`T5Encoder`] looks both ways.
+
+use crate::nn::{
+    Activation, Position,
+    attention::{self, Caches, Cross, Hook, HookPoint, MemoryAttention, MemoryPart, Mixing, add, mix},
+    kv_cache::KvCache,
+    position::PositionScheme,
+    sized,
+};
+use weir_kernels::{
+    Compute,
+    attention::{
+        AttentionHead, DenseKeys, DenseLayout, PageLayout, QueryBuffer, QueryRow, QueryVariants, RelativeKeys,
+        attend_sections,
+    },
+    error::Result,
+    linear::{Epilogue, Linear, QuantizedRows},
+    rowwise::{RmsNorm, rms_norm},
+};
+
+/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
+pub struct T5Layer {
+    /// (D), or (E) if the layer takes vectors of another width E.
+    pub attention_norm: RmsNorm,
+    /// Queries, keys, values: (3·I, D), or (3·I, E).
+    pub qkv: Linear,
+    /// (D, I). A layer that takes another width has no residual around its attention.
+    pub output: Linear,
+    /// Cross-attention, in a decoder.
+    pub cross: Option<Cross<RmsNorm>>,
+    /// (D)
+    pub feed_forward_norm: RmsNorm,
+    /// Nonlinearity of the feed-forward.
+    pub activation: Activation,
+    /// (F, D): goes through the nonlinearity and multiplies the output of `up`, in a gated feed-forward (v1.1).
+    pub gate: Option<Linear>,
+    /// (F, D): goes through the nonlinearity itself if there is no gate.
+    pub up: Linear,
+    /// (D, F)
+    pub down: Linear,
+}
+
+/// Inner vectors of a feed-forward: (positions, F) each.
+#[derive(Default)]
+struct FeedForwardHidden {
+    up: Vec<f32>,
+    gate: Vec<f32>,
+}
+
+/// Buffers of a feed-forward.
+struct FeedForwardBuffers<'a> {
+    quantized: &'a mut QuantizedRows,
+    normed: &'a mut Vec<f32>,
+    hidden: &'a mut FeedForwardHidden,
+    delta: &'a mut Vec<f32>,
+}
+
+impl T5Layer {
+    /// Adds the feed-forward of `x`, (positions, D), to it.
+    fn feed_forward(&self, compute: &Compute, x: &mut [f32], buffers: FeedForwardBuffers<'_>) {
+        let FeedForwardBuffers { quantized, normed, hidden, delta } = buffers;
+        let normed = sized(normed, x.len());
+        rms_norm(compute, x, &self.feed_forward_norm, normed);
+        let inner = x.len() / self.up.inputs() * self.up.outputs();
+        let up = sized(&mut hidden.up, inner);
+        match &self.gate {
+            None => self.up.apply(compute, normed, self.activation.epilogue(), quantized, up), // (positions, F)
+            Some(matrix) => {
+                let gate = sized(&mut hidden.gate, inner);
+                matrix.apply(compute, normed, self.activation.epilogue(), quantized, gate); // (positions, F)
+                self.up.apply(compute, normed, Epilogue::None, quantized, up); // (positions, F)
+                up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= *gate);
+            }
+        }
+        let delta = sized(delta, x.len());
+        self.down.apply(compute, up, Epilogue::None, quantized, delta); // (positions, D)
+        add(x, delta);
+    }
+
+    /// Returns its matrices, in the order in which a position passes them. Those that project a memory are not among them.
+    pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        let cross = self.cross.iter().flat_map(|cross| [&cross.query, &cross.output]);
+        [&self.qkv, &self.output].into_iter().chain(cross).chain(&self.gate).chain([&self.up, &self.down])
+    }
+}
+
+/// Layers that share caches.
+pub struct T5Stack {
+    /// Layers, bottom first.
+    pub layers: Vec<T5Layer>,
+    /// Score bias by distance, shared by all layers: buckets or none.
+    pub position: PositionScheme,
+    /// Layout of the self-attention cache's pages.
+    pub layout: PageLayout,
+    /// True if every softmax has one more key, of score zero and value zero.
+    pub sink: bool,
+    /// Norm after the last layer: (D)
+    pub norm: RmsNorm,
+}
+
+/// The memories of a step's sequences.
+pub struct T5Memory<'a, C> {
+    /// The last memory position that each position of the step attends to, with its sequence.
+    pub positions: &'a [Position],
+    /// Finds the cache of a sequence's memory.
+    pub cache: fn(&C, usize) -> Result<&KvCache>,
+}
+
+/// Buffers of a pass, kept between steps.
+#[derive(Default)]
+pub struct T5Work {
+    /// Quantized inputs of matrix products.
+    pub quantized: QuantizedRows,
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    queries: QueryBuffer,
+    head_outputs: Vec<f32>,
+    hidden: FeedForwardHidden,
+    /// Output of the last sub-layer: (positions, D).
+    delta: Vec<f32>,
+    /// Receives the output of each layer in golden tests; `None` in servers.
+    pub hook: Option<Hook>,
+}
+
+/// Arguments that all sub-layers of one pass share.
+struct T5Pass<'a, C> {
+    compute: &'a Compute,
+    positions: &'a [Position],
+    caches: &'a mut C,
+    work: &'a mut T5Work,
+}
+
+impl T5Stack {
+    /// Runs `x` through all layers in place, and writes keys and values into the caches.
+    ///
+    /// `x` is (positions, D), or of the width that the first layer takes. The caches must have the positions reserved.
+    /// Positions of one sequence come in rising order, without a gap after the cache's end. Fails if a cache cannot be found
+    /// or lacks reserved positions.
+    pub fn forward<C: Caches>(
+        &self,
+        compute: &Compute,
+        x: &mut Vec<f32>,
+        positions: &[Position],
+        caches: &mut C,
+        memory: Option<&T5Memory<'_, C>>,
+        work: &mut T5Work,
+    ) -> Result<()> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let mut pass = T5Pass { compute, positions, caches, work };
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.attention(index, x, &mut pass)?;
+            if layer.output.outputs() == layer.qkv.inputs() {
+                add(x, &pass.work.delta);
+            } else {
+                x.clear();
+                x.extend_from_slice(&pass.work.delta); // (positions, E) → (positions, D)
+            }
+            if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
+                cross_attention(index, cross, memory, self.sink, x, &mut pass)?;
+                add(x, &pass.work.delta);
+            }
+            let T5Work { quantized, normed, hidden, delta, hook, .. } = &mut *pass.work;
+            let buffers = FeedForwardBuffers { quantized, normed, hidden, delta };
+            layer.feed_forward(compute, x, buffers);
+            if let Some(hook) = hook {
+                hook(HookPoint::Layer, index, positions, x);
+            }
+        }
+        let normed = sized(&mut pass.work.normed, x.len());
+        rms_norm(compute, x, &self.norm, normed);
+        x.copy_from_slice(normed);
+        Ok(())
+    }
+
+    /// Writes the causal self-attention of `x` to `work.delta`: (positions, D). Scores are unscaled.
+    fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut T5Pass<'_, C>) -> Result<()> {
+        let T5Pass { compute, positions, caches, work } = pass;
+        let layer = &self.layers[index];
+        let inner = self.layout.heads * self.layout.head_dim;
+        let normed = sized(&mut work.normed, x.len());
+        rms_norm(compute, x, &layer.attention_norm, normed);
+        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
+        layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
+        let queries = work.queries.values_mut(positions.len() * inner).chunks_exact_mut(inner); // (positions, I)
+        for ((position, row), query) in positions.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries) {
+            query.copy_from_slice(&row[..inner]);
+            let (keys, values) = row[inner..].split_at(inner);
+            caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
+        }
+        work.queries.finish(compute, self.layout.dtype, self.layout.head_dim);
+        let caches = &**caches;
+        let queries = &work.queries;
+        let query = |row: usize, head: usize| {
+            let content = QueryVariants::single(queries, row * self.layout.heads + head);
+            QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
+        };
+        let terms = |head| self.head(index, head);
+        let keys = positions.iter().map(|position| position.index + 1).sum();
+        let mixing = Mixing { compute, layout: &self.layout, positions, keys };
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs); // (positions, I)
+        let delta = sized(&mut work.delta, positions.len() * layer.output.outputs());
+        layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+        Ok(())
+    }
+
+    /// Returns the terms of a head's scores.
+    fn head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
+        AttentionHead {
+            bias: self.position.bias(head),
+            scale: 1.0,
+            sink: self.sink,
+            ..AttentionHead::new(&self.layout, layer, head)
+        }
+    }
+
+    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of `write`.
+    pub fn project_memory(
+        &self,
+        compute: &Compute,
+        vectors: &[f32],
+        work: &mut T5Work,
+        write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let layers = self.layers.iter().enumerate();
+        let projections = layers.filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)));
+        attention::project_memory(compute, projections, vectors, &mut work.qkv, &mut work.quantized, write)
+    }
+}
+
+/// Writes the attention of `x` to the sequences' memories into `work.delta`: (positions, D).
+fn cross_attention<C: Caches>(
+    index: usize,
+    cross: &Cross<RmsNorm>,
+    memory: &T5Memory<'_, C>,
+    sink: bool,
+    x: &[f32],
+    pass: &mut T5Pass<'_, C>,
+) -> Result<()> {
+    let T5Pass { compute, caches, work, .. } = pass;
+    let Some(first) = memory.positions.first() else { return Ok(()) };
+    let caches = &**caches;
+    let layout = *(memory.cache)(caches, first.sequence)?.layout();
+    let normed = sized(&mut work.normed, x.len());
+    rms_norm(compute, x, &cross.norm, normed);
+    let rows = memory.positions.len();
+    let queries = work.queries.values_mut(rows * cross.query.outputs());
+    cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (positions, I)
+    let keys = memory.positions.iter().map(|position| position.index + 1).sum();
+    let job = MemoryAttention { compute, layout: &layout, layer: index, rows, keys, scale: 1.0, sink };
+    let part = |row: usize| {
+        let Position { sequence, index } = memory.positions[row];
+        Some(MemoryPart { memory: (memory.cache)(caches, sequence).ok()?, last: index })
+    };
+    job.run(&part, &mut work.queries, &mut work.head_outputs); // (positions, I)
+    let delta = sized(&mut work.delta, x.len());
+    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+    Ok(())
+}
+
+// T5 layers that look both ways: over the whole document, or over a band with or without global tokens (LongT5).
+//
+// A layer has two halves. `T5Encoder::project` returns queries, keys and values of some vectors. When all keys are written,
+// `T5Encoder::attend` and `T5Encoder::finish` take the same vectors through the rest of the layer. A vector's result depends
+// on the keys that it attends to and on nothing else.
+//
+// Global tokens (Guo et al. 2022, "transient global"): the normed vectors of each group are summed, normed again and projected
+// with the layer's own matrices. Every vector attends to them in addition to its band, in one softmax.
+
+/// Layers of an encoder. D = width, I = heads · head_dim.
+pub struct T5Encoder {
+    /// Layers, bottom first.
+    pub layers: Vec<T5Layer>,
+    /// Attention heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// For each head the bias of the distances from −M to M: (heads, 2·M + 1).
+    pub bias: Vec<Vec<f32>>,
+    /// Largest distance at which a vector attends to another; none: any.
+    pub radius: Option<usize>,
+    /// Global tokens, in addition to the band.
+    pub global: Option<GlobalTokens>,
+    /// True if every softmax has one more key, of score zero and value zero.
+    pub sink: bool,
+    /// Norm after the last layer: (D)
+    pub norm: RmsNorm,
+}
+
+/// Global tokens of all layers.
+pub struct GlobalTokens {
+    /// Vectors of a group. Those after the last whole group belong to the last group.
+    pub group: usize,
+    /// Norm of each layer's sums: (layers), (D) each.
+    pub norms: Vec<RmsNorm>,
+    /// Bias by the distance between groups, as in [`T5Encoder::bias`].
+    pub bias: Vec<Vec<f32>>,
+}
+
+/// Keys of a layer that vectors attend to.
+pub struct EncoderKeys<'a> {
+    /// Keys and values of the document's vectors.
+    pub store: &'a [f32],
+    /// Number of vectors: keys in the store, and its capacity.
+    pub count: usize,
+    /// Position of each vector in the document, if some were deleted.
+    pub positions: Option<&'a [u32]>,
+    /// Keys and values of the global tokens; empty without global tokens.
+    pub side_store: &'a [f32],
+    /// Number of global tokens.
+    pub side_count: usize,
+}
+
+/// Buffers of a pass, kept between passes.
+#[derive(Default)]
+pub struct T5EncoderWork {
+    /// Quantized inputs of matrix products.
+    pub quantized: QuantizedRows,
+    /// Queries that [`T5Encoder::project`] computed: (vectors, I).
+    pub queries: Vec<f32>,
+    /// Inputs of the projection that [`T5Encoder::project`] used: (vectors, D).
+    pub normed: Vec<f32>,
+    head_outputs: Vec<f32>,
+    qkv: Vec<f32>,
+    hidden: FeedForwardHidden,
+    delta: Vec<f32>,
+    positions: Vec<u32>,
+    groups: Vec<u32>,
+}
+
+impl T5Encoder {
+    /// Returns the layout of a store of `capacity` keys and values.
+    pub fn store(&self, capacity: usize) -> DenseLayout {
+        DenseLayout { heads: self.heads, head_dim: self.head_dim, capacity }
+    }
+
+    /// Returns the number of global tokens of a document of `tokens` tokens.
+    pub fn global_tokens(&self, tokens: usize) -> usize {
+        self.global.as_ref().map_or(0, |global| tokens / global.group)
+    }
+
+    /// Returns the multiply-adds of `count` vectors in one layer: matrix products and attention.
+    pub fn multiply_adds(&self, layer: usize, count: usize) -> usize {
+        let products: usize = self.layers[layer].matrices().map(|matrix| matrix.inputs() * matrix.outputs()).sum();
+        let keys = self.radius.map_or(count, |radius| (2 * radius + 1).min(count)) + self.global_tokens(count);
+        count * (products + 2 * keys * self.heads * self.head_dim)
+    }
+
+    /// Writes the queries of `x`, (vectors, D), to `work.queries`, and passes each vector's index, keys and values, (I) each, to
+    /// `write`.
+    pub fn project(
+        &self,
+        compute: &Compute,
+        layer: usize,
+        x: &[f32],
+        work: &mut T5EncoderWork,
+        write: impl FnMut(usize, &[f32], &[f32]),
+    ) {
+        let normed = sized(&mut work.normed, x.len());
+        rms_norm(compute, x, &self.layers[layer].attention_norm, normed);
+        self.project_normed(compute, layer, work, write);
+    }
+
+    /// Projects the global tokens of a layer from the `sums` of their groups, (groups, D), as [`project`](Self::project) does.
+    pub fn project_global(
+        &self,
+        compute: &Compute,
+        layer: usize,
+        sums: &[f32],
+        work: &mut T5EncoderWork,
+        write: impl FnMut(usize, &[f32], &[f32]),
+    ) {
+        let Some(global) = &self.global else { return };
+        let normed = sized(&mut work.normed, sums.len());
+        rms_norm(compute, sums, &global.norms[layer], normed);
+        self.project_normed(compute, layer, work, write);
+    }
+
+    fn project_normed(
+        &self,
+        compute: &Compute,
+        layer: usize,
+        work: &mut T5EncoderWork,
+        mut write: impl FnMut(usize, &[f32], &[f32]),
+    ) {
+        let inner = self.heads * self.head_dim;
+        let T5EncoderWork { quantized, queries, qkv, normed, .. } = work;
+        let matrix = &self.layers[layer].qkv;
+        let vectors = normed.len() / matrix.inputs();
+        let qkv = sized(qkv, vectors * 3 * inner);
+        matrix.apply(compute, normed, Epilogue::None, quantized, qkv); // (vectors, 3·I)
+        let queries = sized(queries, vectors * inner);
+        for (index, (qkv, query)) in qkv.chunks_exact(3 * inner).zip(queries.chunks_exact_mut(inner)).enumerate() {
+            query.copy_from_slice(&qkv[..inner]);
+            let (keys, values) = qkv[inner..].split_at(inner);
+            write(index, keys, values);
+        }
+    }
+
+    /// Computes the attention of `queries`, (vectors, I), which belong to the vectors from index `first` on.
+    /// [`finish`](Self::finish) takes the result.
+    pub fn attend(
+        &self,
+        compute: &Compute,
+        keys: &EncoderKeys<'_>,
+        first: usize,
+        queries: &[f32],
+        work: &mut T5EncoderWork,
+    ) {
+        let rows = queries.len() / (self.heads * self.head_dim);
+        work.positions.clear();
+        match keys.positions {
+            Some(positions) => work.positions.extend_from_slice(&positions[first..first + rows]),
+            None => work.positions.extend((first..first + rows).map(|position| position as u32)),
+        }
+        let near = DenseKeys {
+            layout: self.store(keys.count),
+            store: keys.store,
+            count: keys.count,
+            relative: Some(RelativeKeys {
+                tables: &self.bias,
+                query_positions: &work.positions,
+                key_positions: keys.positions,
+                radius: self.radius,
+            }),
+        };
+        let outputs = sized(&mut work.head_outputs, queries.len());
+        let Some(global) = self.global.as_ref().filter(|_| keys.side_count > 0) else {
+            return attend_sections(compute, &[near], self.sink, queries, outputs);
+        };
+        let last = keys.side_count - 1;
+        work.groups.clear();
+        work.groups.extend((first..first + rows).map(|position| (position / global.group).min(last) as u32));
+        let side = DenseKeys {
+            layout: self.store(keys.side_count),
+            store: keys.side_store,
+            count: keys.side_count,
+            relative: Some(RelativeKeys {
+                tables: &global.bias,
+                query_positions: &work.groups,
+                key_positions: None,
+                radius: None,
+            }),
+        };
+        attend_sections(compute, &[near, side], self.sink, queries, outputs);
+    }
+
+    /// Takes `x`, (vectors, D), through the rest of a layer in place, after [`attend`](Self::attend).
+    pub fn finish(&self, compute: &Compute, layer: usize, x: &mut [f32], work: &mut T5EncoderWork) {
+        let layer = &self.layers[layer];
+        let T5EncoderWork { quantized, head_outputs, normed, hidden, delta, .. } = work;
+        let out = sized(delta, x.len());
+        layer.output.apply(compute, head_outputs, Epilogue::None, quantized, out); // (vectors, D)
+        add(x, out);
+        layer.feed_forward(compute, x, FeedForwardBuffers { quantized, normed, hidden, delta });
+    }
+}

@@ -1,0 +1,236 @@
+//! Decodes symbols to text one at a time, while they are generated.
+//!
+//! The concatenation of all pieces equals [`Vocabulary::decode`] of all symbols. No piece splits a code point.
+
+use crate::text::{Vocabulary, subwords::DecodeState};
+use std::sync::Arc;
+
+/// Decodes one symbol at a time.
+///
+/// ```
+/// use std::sync::Arc;
+/// use weir_engine::text::{StreamDetokenizer, TextNormaliser, Vocabulary};
+///
+/// let bytes = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
+/// let ids = bytes.encode("prompt", "né", 100)?;
+/// let mut stream = StreamDetokenizer::new(bytes);
+/// // The first byte of `é` completes nothing.
+/// assert_eq!(ids.iter().map(|&id| stream.push(id).to_owned()).collect::<Vec<_>>(), ["n", "", "é"]);
+/// # Ok::<(), weir_engine::error::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct StreamDetokenizer {
+    vocabulary: Arc<Vocabulary>,
+    /// Bytes of an unfinished code point: at most three between calls.
+    pending: Vec<u8>,
+    /// State of the subword decoder, unused for characters and bytes.
+    subword_state: DecodeState,
+    /// Text that the last call completed; kept so that a call allocates nothing.
+    piece: String,
+}
+
+impl StreamDetokenizer {
+    /// Creates the detokenizer of an empty text.
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        let mut stream = Self {
+            vocabulary,
+            pending: Vec::with_capacity(4),
+            subword_state: DecodeState::default(),
+            piece: String::with_capacity(16),
+        };
+        if stream.vocabulary.token_marks().is_some()
+            && let Some(tokenizer) = stream.vocabulary.tokenizer()
+        {
+            stream.subword_state = tokenizer.continuation();
+        }
+        stream
+    }
+
+    /// Decodes the next symbol and returns the text that it completes: usually one character, and an empty string in the
+    /// middle of a code point. An invalid byte becomes U+FFFD as soon as it is recognised as invalid.
+    pub fn push(&mut self, id: u32) -> &str {
+        self.piece.clear();
+        if self.vocabulary.is_subword() {
+            self.push_subword(id);
+            return &self.piece;
+        }
+        match self.vocabulary.byte_of(id) {
+            Some(byte) => {
+                self.pending.push(byte);
+                self.take_complete();
+            }
+            // ids without meaning do not end a code point
+            None if self.vocabulary.is_sparse() => {}
+            None => {
+                self.replace_unfinished();
+                self.piece.extend(self.vocabulary.surface(id));
+            }
+        }
+        &self.piece
+    }
+
+    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text. For
+    /// an end byte `cut` is 0.
+    pub fn push_symbol(&mut self, id: u32, cut: Option<usize>) -> &str {
+        if cut == Some(0) {
+            // the text ends before the symbol, so a code point that is unfinished here stays unfinished
+            return self.finish();
+        }
+        self.push(id);
+        if let Some(cut) = cut {
+            let end = (0..=cut.min(self.piece.len())).rev().find(|&end| self.piece.is_char_boundary(end));
+            self.piece.truncate(end.unwrap_or(0));
+            self.pending.clear();
+            self.subword_state = DecodeState::default();
+        }
+        &self.piece
+    }
+
+    /// Decodes the next subword. Without a tokenizer, ids have no text.
+    fn push_subword(&mut self, id: u32) {
+        let Some(tokenizer) = self.vocabulary.tokenizer() else { return };
+        let marks = self.vocabulary.token_marks();
+        if let Some(pieces) = tokenizer.byte_pieces().filter(|_| marks.is_some()) {
+            self.pending.extend_from_slice(pieces.get(id));
+            self.take_complete();
+            return;
+        }
+        self.piece = match marks.is_some_and(|marks| marks.start.last() == Some(&id)) {
+            // a text begins after its start mark
+            true => tokenizer.decode_rest(&mut self.subword_state),
+            false => tokenizer.decode_next(&mut self.subword_state, id),
+        };
+    }
+
+    /// Ends the text and returns what was held back: U+FFFD if a code point is unfinished.
+    pub fn finish(&mut self) -> &str {
+        self.piece.clear();
+        let marks = self.vocabulary.token_marks();
+        let tokenizer = self.vocabulary.tokenizer();
+        if let Some(tokenizer) = tokenizer.filter(|own| marks.is_none() || own.byte_pieces().is_none()) {
+            self.piece = tokenizer.decode_rest(&mut self.subword_state);
+            return &self.piece;
+        }
+        self.replace_unfinished();
+        &self.piece
+    }
+
+    /// Moves complete code points from `pending` to `piece`.
+    fn take_complete(&mut self) {
+        loop {
+            let (valid, invalid) = match std::str::from_utf8(&self.pending) {
+                Ok(text) => (text, None),
+                Err(error) => {
+                    let (before, _) = self.pending.split_at(error.valid_up_to());
+                    (std::str::from_utf8(before).unwrap_or_default(), error.error_len())
+                }
+            };
+            let mut done = valid.len();
+            self.piece.push_str(valid);
+            if let Some(bytes) = invalid {
+                self.piece.extend(self.replacement());
+                done += bytes;
+            }
+            self.pending.drain(..done);
+            if invalid.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Replaces an unfinished code point with U+FFFD.
+    fn replace_unfinished(&mut self) {
+        if !self.pending.is_empty() {
+            self.pending.clear();
+            self.piece.extend(self.replacement());
+        }
+    }
+
+    /// Returns what replaces invalid bytes, if the vocabulary does not drop them.
+    fn replacement(&self) -> Option<char> {
+        (!self.vocabulary.is_sparse()).then_some(char::REPLACEMENT_CHARACTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::TextNormaliser;
+    use proptest::prelude::*;
+
+    fn bytes() -> StreamDetokenizer {
+        StreamDetokenizer::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
+    }
+
+    #[test]
+    fn an_end_byte_ends_the_code_point_before_it() {
+        let vocabulary = Arc::new(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
+        let mut stream = StreamDetokenizer::new(vocabulary);
+        assert_eq!([stream.push(3).to_owned(), stream.push(0xc3).to_owned()], ["\u{3}", ""]);
+        assert_eq!(stream.push_symbol(3, Some(0)), "\u{fffd}");
+        assert_eq!((stream.push_symbol(3, Some(0)).to_owned(), stream.finish()), (String::new(), ""));
+    }
+
+    #[test]
+    fn sparse_bytes_drop_what_is_not_utf8() {
+        let vocabulary = Arc::new(Vocabulary::sparse_bytes(3, 384, TextNormaliser::None).unwrap());
+        // é with an id without meaning inside, a byte that never occurs in UTF-8, and an unfinished code point
+        let ids = [0xc3 + 3, 260, 0xa9 + 3, 0xff + 3, 1, u32::from(b'x') + 3, 0, 0xe2 + 3];
+        assert_eq!(decode_all(StreamDetokenizer::new(vocabulary.clone()), &ids), "éx");
+        assert_eq!(vocabulary.decode(&ids), "éx");
+        assert_eq!(
+            (vocabulary.len(), vocabulary.printable(383), vocabulary.is_subword()),
+            (384, "id 383".into(), false)
+        );
+        assert_eq!(vocabulary.encode("text", "aé", 9).unwrap(), [100, 198, 172]);
+        assert!(Vocabulary::sparse_bytes(129, 384, TextNormaliser::None).is_err());
+    }
+
+    fn decode_all(mut stream: StreamDetokenizer, ids: &[u32]) -> String {
+        let mut text: String = ids.iter().map(|&id| stream.push(id).to_owned()).collect();
+        text.push_str(stream.finish());
+        assert_eq!(stream.finish(), "");
+        text
+    }
+
+    #[test]
+    fn a_code_point_is_never_split() {
+        let mut stream = bytes();
+        let pieces: Vec<_> = "a€b".bytes().map(|byte| stream.push(byte.into()).to_owned()).collect();
+        assert_eq!(pieces, ["a", "", "", "€", "b"]);
+        assert_eq!(stream.push(0xe2), "");
+        assert_eq!(stream.push(0x28), "\u{fffd}(");
+        assert_eq!(stream.push(0xff), "\u{fffd}");
+        assert_eq!(stream.push(0xf0), "");
+        assert_eq!(stream.finish(), "\u{fffd}");
+    }
+
+    #[test]
+    fn characters_are_returned_at_once() {
+        let vocabulary = Vocabulary::from_symbols(&["é", " "], TextNormaliser::None).unwrap();
+        let mut stream = StreamDetokenizer::new(Arc::new(vocabulary));
+        assert_eq!((stream.push(0).to_owned(), stream.push(1).to_owned()), ("é".into(), " ".into()));
+        assert_eq!(stream.push(2), "\u{fffd}");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_concatenate_to_the_lossy_text(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let ids: Vec<u32> = text.iter().map(|&byte| byte.into()).collect();
+            prop_assert_eq!(decode_all(bytes(), &ids), String::from_utf8_lossy(&text));
+        }
+
+        #[test]
+        fn truncated_code_points_become_replacement_characters(text in any::<String>(), start in 0_usize..4, end in 0_usize..4) {
+            let all_bytes = text.as_bytes();
+            let cut = all_bytes.get(start..all_bytes.len().saturating_sub(end)).unwrap_or_default();
+            let ids: Vec<u32> = cut.iter().map(|&byte| byte.into()).collect();
+            prop_assert_eq!(decode_all(bytes(), &ids), String::from_utf8_lossy(cut));
+        }
+
+        #[test]
+        fn pieces_concatenate_to_the_decoded_text(ids in prop::collection::vec(prop_oneof![0..256_u32, 0..300_u32], 0..64)) {
+            prop_assert_eq!(decode_all(bytes(), &ids), Vocabulary::byte_level(TextNormaliser::None).decode(&ids));
+        }
+    }
+}

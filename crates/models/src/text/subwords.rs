@@ -1,0 +1,729 @@
+//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format.
+//!
+//! Special tokens are never encoded from text: a text that spells out `</s>` stays text. A document is encoded while it arrives,
+//! so its tokenizer must encode each word independently. A prompt is encoded as a whole, by any tokenizer.
+
+use crate::text::VocabularyError;
+use regex::RegexBuilder;
+use serde_json::Value;
+use std::{
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+use tokenizers::{Tokenizer, step_decode_stream};
+use weir_kernels::error::quoted;
+
+/// Name of the tokenizer's file in a checkpoint.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Maximum size of that file, in bytes.
+pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+
+/// A subword tokenizer.
+pub struct SubwordTokenizer {
+    tokenizer: Tokenizer,
+    /// Ids of special tokens, without `unknown`.
+    specials: HashSet<u32>,
+    /// Id that replaces text for which the tokenizer has no piece.
+    unknown: Option<u32>,
+    /// Contents of the file.
+    json: String,
+    /// The bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
+    byte_pieces: Option<BytePieces>,
+    /// Ids that the file puts before each text.
+    leading: Vec<u32>,
+    /// State after some text, from which a text that continues another one is decoded.
+    continuation: DecodeState,
+}
+
+/// One subword of a text, with its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subword {
+    /// Id in the vocabulary.
+    pub id: u32,
+    /// Offset of its first byte in the text.
+    pub start: usize,
+    /// Offset after its last byte.
+    pub end: usize,
+}
+
+/// State of decoding one id at a time, in the form that `step_decode_stream` expects.
+#[derive(Debug, Clone, Default)]
+pub(super) struct DecodeState {
+    /// Byte pieces whose text depends on the next piece, and special tokens among them.
+    bytes: Vec<u32>,
+    ids: Vec<u32>,
+    prefix: String,
+    index: usize,
+}
+
+impl std::fmt::Debug for SubwordTokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SubwordTokenizer").field("pieces", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl SubwordTokenizer {
+    /// Parses the `tokenizer.json` of a model that reads documents. Fails if the library rejects the file, the tokenizer does not
+    /// encode words independently, or a regular expression may take more than linear time.
+    pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
+        Self::parse_checked(json, check_word_by_word)
+    }
+
+    /// Parses the `tokenizer.json` of a model that continues prompts. Fails if the library rejects the file, the merges are random
+    /// (dropout), or a regular expression may take more than linear time.
+    pub fn parse_for_prompts(json: &[u8]) -> Result<Self, VocabularyError> {
+        Self::parse_checked(json, check_dropout)
+    }
+
+    fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
+        let invalid = |error: &dyn std::fmt::Display| {
+            let found = format!("one that the tokenizers library cannot read ({error})");
+            VocabularyError::new("the file", "a tokenizer in Hugging Face's format", found)
+        };
+        let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
+        let mut value: Value = serde_json::from_str(&json)
+            .map_err(|error| VocabularyError::new("the file", "valid JSON", format!("a syntax error ({error})")))?;
+        // Before the library compiles them.
+        check_patterns(&value)?;
+        let tokenizer: Tokenizer = library(|| json.parse()).map_err(|error| invalid(&error))?;
+        let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
+        check_templates("post_processor", &processor)?;
+        check(&value)?;
+        let unknown = unknown_id(&value, &tokenizer);
+        let specials = special_ids(&tokenizer, unknown);
+        lower_special_scores(&mut value, &specials, unknown);
+        let mut tokenizer: Tokenizer = library(|| value.to_string().parse()).map_err(|error| invalid(&error))?;
+        // documents are not truncated, and text that spells out a special token stays text
+        tokenizer.with_padding(None).set_encode_special_tokens(true);
+        tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
+        check_ids(&tokenizer)?;
+        check_pieces(&tokenizer)?;
+        let leading = library(|| leading_ids(&tokenizer)).map_err(|error| invalid(&error))?;
+        let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
+        let mut parsed =
+            Self { tokenizer, specials, unknown, json, byte_pieces, leading, continuation: DecodeState::default() };
+        parsed.continuation = parsed.after_text();
+        Ok(parsed)
+    }
+
+    /// Returns the state after the first piece that is plain text. Without such a piece, the state of an empty text.
+    fn after_text(&self) -> DecodeState {
+        let is_text = |id: &u32| !self.specials.contains(id) && self.unknown != Some(*id);
+        let plain = ('a'..='z').filter_map(|letter| self.id_of(letter.encode_utf8(&mut [0; 4])));
+        for id in plain.filter(is_text) {
+            let mut state = DecodeState::default();
+            if !self.decode_next(&mut state, id).is_empty() {
+                return state;
+            }
+        }
+        DecodeState::default()
+    }
+
+    /// Returns the ids that the file puts before each text, such as a start mark.
+    pub fn leading(&self) -> &[u32] {
+        &self.leading
+    }
+
+    /// Returns the bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
+    pub(super) fn byte_pieces(&self) -> Option<&BytePieces> {
+        self.byte_pieces.as_ref()
+    }
+
+    /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.
+    pub(super) fn continuation(&self) -> DecodeState {
+        self.continuation.clone()
+    }
+
+    /// Returns the number of ids: one more than the largest.
+    pub fn len(&self) -> usize {
+        count_ids(&self.tokenizer)
+    }
+
+    /// Returns true if the tokenizer has no pieces.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the contents of the file.
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Encodes a text. Fails with the library's message if the tokenizer has neither a piece nor an unknown token for a
+    /// part of `text`.
+    pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
+        let encoding = library(|| self.tokenizer.encode(text, false))?;
+        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
+        let text_id = |id: u32| match (self.specials.contains(&id), self.unknown) {
+            (false, _) => Ok(id),
+            (true, Some(unknown)) => Ok(unknown),
+            (true, None) => Err("a special token, which is not text,".to_owned()),
+        };
+        pieces.map(|(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start, end })).collect()
+    }
+
+    /// Decodes ids. Special tokens and unknown ids have no text.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        // `check_pieces` has decoded each piece alone
+        library(|| self.tokenizer.decode(ids, true)).unwrap_or_default()
+    }
+
+    /// Decodes the ids of a text that continues another one. The text begins anew after the last id of `start`.
+    pub(super) fn decode_continuation(&self, ids: &[u32], start: &[u32]) -> String {
+        if let Some(pieces) = &self.byte_pieces {
+            let bytes: Vec<u8> = ids.iter().flat_map(|&id| pieces.get(id)).copied().collect();
+            return String::from_utf8_lossy(&bytes).into_owned();
+        }
+        let mut state = self.continuation();
+        let mut text = String::new();
+        for &id in ids {
+            text += &match start.last() == Some(&id) {
+                true => self.decode_rest(&mut state),
+                false => self.decode_next(&mut state, id),
+            };
+        }
+        text + &self.decode_rest(&mut state)
+    }
+
+    /// Decodes one more id and returns the text that it completes.
+    pub(super) fn decode_next(&self, state: &mut DecodeState, id: u32) -> String {
+        let DecodeState { bytes, ids, prefix, index } = state;
+        bytes.push(id);
+        // the text of byte pieces is known when their run has ended; special tokens do not end it
+        let is_byte = |piece: String| piece.len() == "<0x00>".len() && piece.starts_with("<0x");
+        if self.specials.contains(&id) || self.unknown == Some(id) || self.piece(id).is_none_or(is_byte) {
+            return String::new();
+        }
+        let new = std::mem::take(bytes);
+        let decoded = library(|| step_decode_stream(&self.tokenizer, new, true, ids, prefix, index));
+        // if a decoder changes earlier text, `decode_rest` returns the remainder
+        decoded.ok().flatten().unwrap_or_default()
+    }
+
+    /// Returns the text that was held back, which may be an unfinished code point, and resets `state`.
+    pub(super) fn decode_rest(&self, state: &mut DecodeState) -> String {
+        let DecodeState { bytes, mut ids, prefix, .. } = std::mem::take(state);
+        ids.extend(bytes);
+        let decoded = self.decode(&ids);
+        let common = decoded.chars().zip(prefix.chars()).take_while(|(decoded, returned)| decoded == returned);
+        let returned: usize = common.map(|(decoded, _)| decoded.len_utf8()).sum();
+        decoded.get(returned..).unwrap_or_default().to_owned()
+    }
+
+    /// Returns the piece of `id` as the file spells it.
+    pub fn piece(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// Returns the id of a piece as the file spells it.
+    pub fn id_of(&self, piece: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(piece)
+    }
+}
+
+/// A small unigram tokenizer.
+#[cfg(test)]
+pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
+    {"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+    {"id": 1, "content": "<pad>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+    {"id": 2, "content": "</s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
+    {"id": 3, "content": "<unk>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}],
+    "normalizer": {"type": "NFKC"},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
+    ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
+
+// Bytes of the pieces of a byte-level tokenizer (GPT-2 and its successors).
+//
+// Such a tokenizer spells each byte as one printable character. Its decoder maps the characters of all pieces back and reads the
+// bytes as UTF-8. The bytes of a piece do not depend on other pieces, so a text can be decoded piece by piece.
+
+/// Bytes of all pieces.
+pub(super) struct BytePieces {
+    bytes: Vec<u8>,
+    /// Offset after the last byte of each id's piece.
+    ends: Vec<usize>,
+}
+
+impl BytePieces {
+    /// Reads the pieces of a tokenizer whose `decoder` in the file is byte-level; `None` for other decoders. Special tokens have no
+    /// bytes.
+    pub(super) fn read(decoder: &Value, tokenizer: &Tokenizer, specials: &HashSet<u32>) -> Option<Self> {
+        let decoders = decoder["decoders"].as_array();
+        let only = match decoders.map(Vec::as_slice) {
+            Some([only]) => only,
+            Some(_) => return None,
+            None => decoder,
+        };
+        if only["type"] != "ByteLevel" {
+            return None;
+        }
+        let mut pieces: Vec<_> = tokenizer.get_vocab(true).into_iter().map(|(piece, id)| (id, piece)).collect();
+        pieces.sort_unstable();
+        let mut table = Self { bytes: Vec::new(), ends: Vec::new() };
+        for (id, piece) in pieces {
+            table.ends.resize(id as usize, table.bytes.len());
+            if !specials.contains(&id) {
+                let spelled: Option<Vec<u8>> = piece.chars().map(byte_of).collect();
+                table.bytes.extend(spelled.unwrap_or_else(|| piece.into_bytes()));
+            }
+            table.ends.push(table.bytes.len());
+        }
+        Some(table)
+    }
+
+    /// Returns the bytes of a piece. A special token and an id without a piece have none.
+    pub(super) fn get(&self, id: u32) -> &[u8] {
+        let id = id as usize;
+        let start = id.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        self.ends.get(id).and_then(|&end| self.bytes.get(start..end)).unwrap_or_default()
+    }
+}
+
+/// Returns the byte that a character spells: itself if it is printable, else one of the characters from U+0100 on, in order.
+fn byte_of(character: char) -> Option<u8> {
+    let is_printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let code = u32::from(character);
+    match code {
+        0..=0xff if is_printable(code) => u8::try_from(code).ok(),
+        0x100.. => {
+            let other = (0..=0xff).filter(|&byte| !is_printable(byte)).nth(code as usize - 0x100)?;
+            u8::try_from(other).ok()
+        }
+        _ => None,
+    }
+}
+
+// Checks that a tokenizer encodes each word independently of the others, and that its patterns are matched in linear time.
+//
+// [`StreamTokenizer`](super::StreamTokenizer) encodes a text word by word while it still arrives. That is only correct if
+// the pre-tokenizer splits before or at every space, the merges are not random (no dropout), the normaliser rewrites
+// characters in place, and no added token reaches over a space.
+
+/// Regular expression for whitespace other than the space, as Python defines it.
+pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
+
+/// Pre-tokenizers that split at every space, by their `type`.
+const SPLITS: [&str; 4] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPreTokenizer"];
+
+/// Normalisers that rewrite characters in place, by their `type`.
+const LOCAL: &str =
+    "NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Lowercase, Strip, StripAccents, Replace, BertNormalizer, Sequence";
+
+/// Maximum bytes of a regular expression.
+const PATTERN_BYTES: usize = 1024;
+
+/// Maximum bytes of a compiled regular expression. Time per character grows with it.
+const COMPILED_BYTES: usize = 1 << 20;
+
+/// Parts of a `tokenizer.json` that may contain regular expressions.
+const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
+
+/// Checks the regular expressions of a `tokenizer.json`, which its author chooses and every request runs. The tokenizer's engine
+/// (fancy-regex) backtracks, in exponential time at worst, for look-around, word boundaries, backreferences, and atomic or
+/// possessive groups. It matches all other patterns in linear time, and [`SPACES_BEFORE_WORD`] too. The error names the first
+/// pattern that is not allowed.
+pub(super) fn check_patterns(json: &Value) -> Result<(), VocabularyError> {
+    PATTERN_PARTS.into_iter().try_for_each(|part| check_patterns_in(part, &json[part]))
+}
+
+/// The only look-around that is allowed, and only as one of the pattern's alternatives: spaces up to the last one before a word, in
+/// the patterns of GPT-2 and its successors. The engine gives back at most one character of the run, so the time stays linear.
+const SPACES_BEFORE_WORD: &str = r"\s+(?!\S)";
+
+/// Checks the patterns in `value`, which is at `key`. A pattern is an object with the key `Regex`.
+fn check_patterns_in(key: &str, value: &Value) -> Result<(), VocabularyError> {
+    match value {
+        Value::Object(members) => members.iter().try_for_each(|(name, member)| {
+            let key = format!("{key}.{name}");
+            match member.as_str().filter(|_| name == "Regex") {
+                Some(pattern) => check_pattern(&key, pattern),
+                None => check_patterns_in(&key, member),
+            }
+        }),
+        Value::Array(members) => members
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, member)| check_patterns_in(&format!("{key}[{index}]"), member)),
+        _ => Ok(()),
+    }
+}
+
+fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
+    if pattern.len() > PATTERN_BYTES {
+        let expected = format!("a pattern of at most {PATTERN_BYTES} bytes");
+        return Err(VocabularyError::new(key, expected, format!("{} bytes", pattern.len())));
+    }
+    // These crates accept only patterns that are matched in linear time. The tokenizer's engine passes all of them to the crate
+    // `regex`, except for word boundaries.
+    let is_easy = |pattern: &str| {
+        let parsed = regex_syntax::parse(pattern).ok();
+        parsed.is_some_and(|parsed| !parsed.properties().look_set().contains_word())
+            && RegexBuilder::new(pattern).size_limit(COMPILED_BYTES).build().is_ok()
+    };
+    // The engine passes each of the other alternatives to the crate `regex` as a whole.
+    let is_allowed = match pattern.split_once(SPACES_BEFORE_WORD) {
+        Some((before, after)) => {
+            let before = if before.is_empty() { Some(before) } else { before.strip_suffix('|') };
+            let after = if after.is_empty() { Some(after) } else { after.strip_prefix('|') };
+            before.is_some_and(is_easy) && after.is_some_and(is_easy)
+        }
+        None => is_easy(pattern),
+    };
+    if !is_allowed {
+        let expected =
+            "a small pattern without look-around, word boundaries, backreferences, and atomic or possessive groups";
+        return Err(VocabularyError::new(key, expected, quoted(pattern)));
+    }
+    Ok(())
+}
+
+/// Checks the templates of a post-processor, as the library writes it at `key`. For each text the library looks up the special
+/// tokens of a template. It panics if one is missing, or if the template for a single text names a second text.
+pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), VocabularyError> {
+    if let Some(members) = processor["processors"].as_array() {
+        return members
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, member)| check_templates(&format!("{key}.processors[{index}]"), member));
+    }
+    if processor["type"] != "TemplateProcessing" {
+        return Ok(());
+    }
+    let tokens = &processor["special_tokens"];
+    for (id, token) in tokens.as_object().into_iter().flatten() {
+        let length = |list: &str| token[list].as_array().map_or(0, Vec::len);
+        if length("ids") != length("tokens") {
+            let found = format!("{} and {} in {}", length("ids"), length("tokens"), quoted(id));
+            return Err(VocabularyError::new(format!("{key}.special_tokens"), "as many ids as tokens", found));
+        }
+    }
+    for list in ["single", "pair"] {
+        for piece in processor[list].as_array().into_iter().flatten() {
+            if let Some(id) = piece["SpecialToken"]["id"].as_str().filter(|id| tokens.get(id).is_none()) {
+                return Err(VocabularyError::new(format!("{key}.{list}"), "tokens in special_tokens", quoted(id)));
+            }
+            if list == "single" && piece["Sequence"]["id"] == "B" {
+                return Err(VocabularyError::new(format!("{key}.{list}"), "the sequence A", "\"B\""));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first key
+/// whose value makes the encoding of one word depend on another.
+pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
+    let kind = |value: &Value| value["type"].as_str().unwrap_or("nothing").to_owned();
+    let splits = |value: &Value| SPLITS.contains(&kind(value).as_str()) && value["split"] != Value::Bool(false);
+    let pre = &json["pre_tokenizer"];
+    let members = pre["pretokenizers"].as_array();
+    // within a sequence only the first matters: the later ones receive one word at a time
+    let first = members.and_then(|members| members.first()).unwrap_or(pre);
+    if !splits(first) {
+        let expected = format!("one of {} that splits", SPLITS.join(", "));
+        return Err(VocabularyError::new("pre_tokenizer", expected, kind(first)));
+    }
+    check_dropout(json)?;
+    check_added_tokens(&json["added_tokens"])?;
+    check_normaliser(&json["normalizer"], &kind)
+}
+
+/// Mark that a normaliser may put in the place of a space.
+const SPACE_MARK: char = '▁';
+
+/// Checks that no added token reaches over a space after a word: the library finds these tokens before it splits the text, and
+/// `rstrip` adds the spaces after one to it. It finds no special token in a text.
+fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
+    let is_true = |value: &Value| *value == Value::Bool(true);
+    for (index, token) in tokens.as_array().into_iter().flatten().enumerate() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let normalized = is_true(&token["normalized"]);
+        // a normaliser may turn other white space into a space
+        let is_space = |c: char| c == ' ' || (normalized && (c.is_whitespace() || c == SPACE_MARK));
+        // The spaces before a word are encoded with it. A token of a single word depends on the character before these spaces.
+        let from_word = if is_true(&token["single_word"]) { content } else { content.trim_start_matches(is_space) };
+        let reaches = is_true(&token["rstrip"]) || from_word.contains(is_space);
+        if reaches && !is_true(&token["special"]) {
+            let expected = "a special token, or a token that has no `rstrip` and contains no space after a word";
+            return Err(VocabularyError::new(format!("added_tokens[{index}]"), expected, quoted(content)));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the merges of a `tokenizer.json` are not random.
+pub(super) fn check_dropout(json: &Value) -> Result<(), VocabularyError> {
+    match json["model"]["dropout"].as_f64().filter(|dropout| *dropout > 0.0) {
+        Some(dropout) => Err(VocabularyError::new("model.dropout", "none", dropout.to_string())),
+        None => Ok(()),
+    }
+}
+
+fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<(), VocabularyError> {
+    if value.is_null() {
+        return Ok(());
+    }
+    if LOCAL.split(", ").all(|local| local != kind(value)) {
+        return Err(VocabularyError::new("normalizer", format!("one of {LOCAL}"), kind(value)));
+    }
+    let refused = |expected: &str, found: &Value| Err(VocabularyError::new("normalizer", expected, found.to_string()));
+    // a replacement may only touch one run of spaces at a time
+    let pattern = &value["pattern"];
+    let known = match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
+        (Some(text), _) => text == " " || !text.contains(' '),
+        (_, Some(regex)) => regex == " {2,}" || regex == BLANK,
+        (None, None) => true,
+    };
+    if !known {
+        let expected = format!("replacement of a string without spaces, of one space, of \" {{2,}}\" or of {BLANK:?}");
+        return refused(&expected, pattern);
+    }
+    // a word that is encoded by itself begins with the space before it, which stripping would remove
+    if value["strip_left"] == Value::Bool(true) {
+        return refused("no stripping on the left", value);
+    }
+    let members = value["normalizers"].as_array();
+    members.into_iter().flatten().try_for_each(|member| check_normaliser(member, kind))
+}
+
+// Calls of the tokenizers library, which panics on some files and texts.
+
+/// Limit on the ids of a tokenizer's pieces. Tables have one entry for each id below the largest, also for ids without a piece.
+pub(super) const MAX_IDS: usize = 1 << 22;
+
+/// Runs the library. It panics on some files and texts, which is an error here.
+pub(super) fn library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("a panic of the tokenizers library; its message is in the log".into()),
+    }
+}
+
+/// Returns the number of ids: one more than the largest.
+pub(super) fn count_ids(tokenizer: &Tokenizer) -> usize {
+    tokenizer.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
+}
+
+/// Checks that no id is so large that tables of all ids would take much memory.
+pub(super) fn check_ids(tokenizer: &Tokenizer) -> Result<(), VocabularyError> {
+    match count_ids(tokenizer) {
+        count if count > MAX_IDS => {
+            Err(VocabularyError::new("model.vocab", format!("ids below {MAX_IDS}"), (count - 1).to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the library can decode each piece: some decoders panic on pieces that they do not expect.
+pub(super) fn check_pieces(tokenizer: &Tokenizer) -> Result<(), VocabularyError> {
+    let mut pieces: Vec<_> = tokenizer.get_vocab(true).into_iter().collect();
+    pieces.sort_unstable_by_key(|(_, id)| *id);
+    pieces.into_iter().try_for_each(|(piece, id)| {
+        let decoded = library(|| tokenizer.decode(&[id], true));
+        let found = |error| format!("{error}, at {}", quoted(&piece));
+        decoded
+            .map_err(|error| VocabularyError::new("decoder", "one that accepts every piece", found(error)))
+            .map(|_| ())
+    })
+}
+
+// Finds the special tokens of a `tokenizer.json`, and keeps text from being encoded as one.
+
+/// Returns the ids that the tokenizer's post-processor puts before each text. Fails if the library cannot encode a letter.
+pub(super) fn leading_ids(tokenizer: &Tokenizer) -> tokenizers::Result<Vec<u32>> {
+    let ids = |specials: bool| tokenizer.encode("a", specials).map(|encoding| encoding.get_ids().to_vec());
+    let (plain, all) = (ids(false)?, ids(true)?);
+    let start = all.windows(plain.len().max(1)).position(|part| part == plain);
+    Ok(all[..start.unwrap_or(0)].to_vec())
+}
+
+/// Returns the id for text that the tokenizer has no piece for.
+pub(super) fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
+    let model = &json["model"];
+    let id = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
+    id.or_else(|| tokenizer.token_to_id(model["unk_token"].as_str()?))
+}
+
+/// Returns the ids of the special tokens without that of `unknown`, which text is encoded as.
+pub(super) fn special_ids(tokenizer: &Tokenizer, unknown: Option<u32>) -> HashSet<u32> {
+    let added = tokenizer.get_added_tokens_decoder();
+    let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
+    special.filter(|&id| Some(id) != unknown).collect()
+}
+
+/// Lowers the scores of special tokens so far that text that spells one out is encoded as other pieces.
+pub(super) fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Option<u32>) {
+    const PENALTY: f64 = 1000.0;
+    let Some(vocabulary) = json["model"]["vocab"].as_array_mut() else { return };
+    let is_special = |id: u32| specials.contains(&id) || Some(id) == unknown;
+    let text_pieces = (0_u32..).zip(&*vocabulary).filter(|(id, _)| !is_special(*id));
+    let lowest = text_pieces.filter_map(|(_, piece)| piece[1].as_f64()).fold(0.0, f64::min);
+    for (_, piece) in (0_u32..).zip(vocabulary).filter(|(id, piece)| is_special(*id) && piece[1].is_number()) {
+        piece[1] = Value::from(lowest - PENALTY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::subwords::MAX_IDS;
+    use serde_json::json;
+
+    #[test]
+    fn each_byte_has_one_character() {
+        let spelled: HashSet<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        assert_eq!(spelled.len(), 256);
+        assert_eq!(
+            (byte_of('Ġ'), byte_of('Ċ'), byte_of('a'), byte_of('Ã')),
+            (Some(b' '), Some(b'\n'), Some(b'a'), Some(0xc3))
+        );
+        assert_eq!((byte_of(' '), byte_of('語')), (None, None));
+    }
+
+    #[test]
+    fn subwords_have_byte_offsets_in_the_original_text() {
+        let subwords = SubwordTokenizer::parse(SMALL.as_bytes()).unwrap();
+        assert_eq!(subwords.len(), 13);
+        // the ligature is two characters once normalised
+        let text = "ab abba  ﬁ b";
+        let pieces = subwords.encode(text).unwrap();
+        let ids: Vec<_> = pieces.iter().map(|piece| subwords.piece(piece.id).unwrap()).collect();
+        assert_eq!(ids[..3], ["▁ab", "▁ab", "ba"]);
+        assert_eq!((&text[pieces[2].start..pieces[2].end], &text[pieces[1].start..pieces[1].end]), ("ba", " ab"));
+        let unknown = pieces.iter().find(|piece| piece.id == 3).unwrap();
+        assert!(text[unknown.start..unknown.end].contains('ﬁ'));
+        assert!(pieces.windows(2).all(|pair| pair[0].end <= pair[1].start || pair[0].start == pair[1].start));
+        assert_eq!(subwords.decode(&[7, 7, 8, 2, 1, 99]), "ab abba");
+    }
+
+    #[test]
+    fn special_tokens_are_never_encoded_from_text() {
+        let subwords = SubwordTokenizer::parse(SMALL.as_bytes()).unwrap();
+        for text in ["</s>", "a</s> <pad>b", "<s>", "<unk>"] {
+            let pieces = subwords.encode(text).unwrap();
+            assert!(!pieces.is_empty() && pieces.iter().all(|piece| piece.id >= 3), "{text}: {pieces:?}");
+        }
+        assert_eq!(subwords.encode("").unwrap(), []);
+    }
+
+    #[test]
+    fn a_continuation_keeps_the_space_before_its_first_word() {
+        let subwords = SubwordTokenizer::parse_for_prompts(SMALL.as_bytes()).unwrap();
+        let mut state = subwords.continuation();
+        assert_eq!((subwords.decode_next(&mut state, 7), subwords.decode_rest(&mut state)), (" ab".into(), "".into()));
+        assert!(subwords.leading().is_empty());
+        let mut file: Value = serde_json::from_str(SMALL).unwrap();
+        file["post_processor"] = json!({ "type": "TemplateProcessing", "pair": [],
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                { "SpecialToken": { "id": "</s>", "type_id": 0 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] },
+                "</s>": { "id": "</s>", "ids": [2], "tokens": ["</s>"] } } });
+        assert_eq!(SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap().leading(), [0]);
+    }
+
+    /// The library panics at the first text instead.
+    #[test]
+    fn templates_without_their_tokens_are_rejected() {
+        let token = json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
+        let second = json!({ "Sequence": { "id": "B", "type_id": 0 } });
+        let listed = json!({ "<s>": { "id": "<s>", "ids": [0], "tokens": ["<s>"] } });
+        let uneven = json!({ "<s>": { "id": "<s>", "ids": [0, 0], "tokens": ["<s>"] } });
+        let unlisted = json!({});
+        for (single, tokens, key) in [
+            (&token, &unlisted, "post_processor.processors[0].single"),
+            (&json!({ "SpecialToken": ["<s>", 0] }), &unlisted, "post_processor.processors[0].single"),
+            (&second, &listed, "post_processor.processors[0].single"),
+            (&token, &uneven, "post_processor.processors[0].special_tokens"),
+        ] {
+            let mut file: Value = serde_json::from_str(SMALL).unwrap();
+            let template =
+                json!({ "type": "TemplateProcessing", "pair": [], "single": [single], "special_tokens": tokens });
+            file["post_processor"] = json!({ "type": "Sequence", "processors": [template] });
+            let error = SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap_err();
+            assert_eq!(error.key, key, "{error}");
+        }
+    }
+
+    /// The library panics on a piece that is shorter than what it strips.
+    #[test]
+    fn decoders_that_panic_on_a_piece_are_rejected() {
+        let mut file: Value = serde_json::from_str(SMALL).unwrap();
+        file["decoder"] = json!({ "type": "Strip", "content": "a", "start": 0, "stop": 2 });
+        let error = SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.key, "decoder", "{error}");
+        assert!(error.to_string().ends_with("at \"a\""), "{error}");
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error() {
+        let error = library(|| -> tokenizers::Result<()> { panic!("no") }).unwrap_err();
+        assert!(error.contains("a panic of the tokenizers library"), "{error}");
+    }
+
+    #[test]
+    fn ids_have_a_limit() {
+        let parse = |id: usize| {
+            let mut file: Value = serde_json::from_str(SMALL).unwrap();
+            file["model"] = json!({ "type": "WordLevel", "vocab": { "a": 0, "b": id }, "unk_token": "a" });
+            file["added_tokens"] = json!([]);
+            file["decoder"] =
+                json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+            SubwordTokenizer::parse_for_prompts(file.to_string().as_bytes())
+        };
+        assert_eq!(parse(MAX_IDS - 1).unwrap().len(), MAX_IDS);
+        let message = parse(MAX_IDS).unwrap_err().to_string();
+        assert_eq!(message, "model.vocab: expected ids below 4194304, found 4194304");
+    }
+
+    #[test]
+    fn a_file_that_is_not_a_tokenizer_is_rejected() {
+        for (json, expected) in [
+            ("", "valid JSON, found a syntax error (EOF"),
+            ("\u{0}", "valid JSON, found a syntax error ("),
+            ("{}", "a tokenizer in Hugging Face's format, found one that"),
+            ("[1]", "a tokenizer in Hugging Face's format, found one that"),
+        ] {
+            let error = SubwordTokenizer::parse(json.as_bytes()).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("the file: expected {expected}")), "{error}");
+        }
+        assert!(SubwordTokenizer::parse(&[0xff]).is_err());
+    }
+
+    /// Returns a small tokenizer that also splits words at `pattern`.
+    fn splitting_at(pattern: &str) -> String {
+        let mut tokenizer: Value = serde_json::from_str(SMALL).unwrap();
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        let first = tokenizer["pre_tokenizer"].take();
+        tokenizer["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [first, split] });
+        tokenizer.to_string()
+    }
+
+    #[test]
+    fn patterns_that_backtrack_are_rejected() {
+        let long = "a".repeat(2000);
+        let gpt2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+        assert!(SubwordTokenizer::parse(splitting_at(gpt2).as_bytes()).is_ok());
+        for pattern in
+            [r"(a|a)+(a|a)+$b\s+(?!\S)", r"(?:(a|a)+|\s+(?!\S))+$b", r"a|\s+(?!\S)|\s+(?!\S)", r"\|\s+(?!\S)"]
+        {
+            assert!(SubwordTokenizer::parse(splitting_at(pattern).as_bytes()).is_err(), "{pattern}");
+        }
+        for pattern in [r"(?=(a+)+$)b", r"(a|a)+\b(a|a)+$b", r"(a|aa)+\1", r"(?>a+)b", r"(?:(?:a{99}){99}){99}", &long]
+        {
+            let error = SubwordTokenizer::parse(splitting_at(pattern).as_bytes()).unwrap_err();
+            assert_eq!(error.key, "pre_tokenizer.pretokenizers[1].pattern.Regex", "{pattern}: {error}");
+        }
+    }
+
+    /// Backtracking would take 2^60 steps for each word.
+    #[test]
+    fn allowed_patterns_are_matched_in_linear_time() {
+        let tokenizer = SubwordTokenizer::parse(splitting_at(r"(a|a)+(a|a)+$b|\p{P}").as_bytes()).unwrap();
+        let text = format!("{} ", "a".repeat(60)).repeat(1000);
+        assert!(tokenizer.encode(&text).unwrap().len() > 1000);
+    }
+}

@@ -1,0 +1,667 @@
+//! The server's validated configuration. Flags, `WEIR_*` variables and the settings file arrive here as text; all problems are
+//! reported together.
+
+#[cfg(feature = "settings-file")]
+pub mod file;
+mod keys;
+mod tls;
+
+pub use crate::config::{
+    keys::{AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, UsedKeys},
+    tls::{Tls, TlsFiles},
+};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    io::Write,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZero,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    thread::available_parallelism,
+    time::Duration,
+};
+use weir_engine::Limits;
+use weir_kernels::error::{Error, QUOTED_BYTES, Result, clip, quoted};
+use weir_models::{
+    checkpoint::{CheckpointSource, files::check_folder},
+    load,
+};
+
+/// The configuration of `weir serve`.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// Address of the gRPC server.
+    pub listen: SocketAddr,
+    /// Address of the HTTP completions server, if enabled.
+    pub http_listen: Option<SocketAddr>,
+    /// True if the settings have no address at all. If another program uses the HTTP or admin address, the server then starts
+    /// without that port.
+    pub default_listeners: bool,
+    /// The checkpoints to serve.
+    pub checkpoints: Vec<ServedCheckpoint>,
+    /// The files from which [`Access::credentials`] were read.
+    pub credential_files: CredentialFiles,
+    /// Settings for loading each model.
+    pub model: load::Settings,
+    /// True if each model that can run without its pooling is also served so.
+    pub unpooled_twins: bool,
+    /// Each engine's limits.
+    pub engine: Limits,
+    /// Limits of connections and messages.
+    pub transport: TransportConfig,
+    /// Settings for operators.
+    pub operations: Operations,
+    /// How addresses and model names are announced.
+    pub log: Announce,
+}
+
+/// A checkpoint to serve.
+#[derive(Debug, Clone)]
+pub struct ServedCheckpoint {
+    /// The model's name.
+    pub name: String,
+    /// Where its files are.
+    pub source: CheckpointSource,
+    /// True if the operator named this checkpoint, and false if it was found in the models folder. The server does not start
+    /// without a named checkpoint.
+    pub named: bool,
+}
+
+/// Announces the server's addresses and models on stderr, in the log's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Announce {
+    /// A plain line, at every log level.
+    Line,
+    /// A log event.
+    Event,
+}
+
+impl Announce {
+    /// Prints `message`. Does nothing if stderr is closed or full.
+    pub fn print(self, message: fmt::Arguments<'_>) {
+        match self {
+            Self::Line => {
+                let _ = writeln!(std::io::stderr(), "{message}");
+            }
+            Self::Event => tracing::info!("{message}"),
+        }
+    }
+}
+
+/// Settings for operators: metrics, health, administration, traces.
+#[derive(Debug, Clone)]
+pub struct Operations {
+    /// Address of the HTTP server for metrics and health, if enabled.
+    pub admin_listen: Option<SocketAddr>,
+    /// Maximum time of one iteration of a worker's loop before the worker counts as hanging.
+    pub hang: Duration,
+    /// Token that calls to the admin service must carry; none disables the service.
+    pub admin_token: Option<AdminToken>,
+    /// Folder from which models are loaded at run time.
+    pub models: Option<PathBuf>,
+    /// Maximum model generations in memory.
+    pub max_models: usize,
+    /// URL of the OpenTelemetry collector, if enabled.
+    pub otlp: Option<String>,
+    /// Share of the traces that is sent, 0 to 1.
+    pub otlp_part: f64,
+}
+
+/// Limits of connections and messages, and access control.
+#[derive(Debug, Clone)]
+pub struct TransportConfig {
+    /// Maximum time that running requests may take after shutdown begins.
+    pub drain: Duration,
+    /// Maximum bytes of one request message.
+    pub message_bytes: usize,
+    /// Maximum bytes of all request messages that are incomplete or not yet converted, of the symbols of running and queued
+    /// requests, and of all collected responses, together.
+    pub request_memory: usize,
+    /// Maximum bytes of memory of a response that is collected, not streamed.
+    pub response_bytes: usize,
+    /// Threads that parse and tokenize large requests.
+    pub tokenization_workers: usize,
+    /// Maximum time for the upload of a request.
+    pub upload: Duration,
+    /// Maximum bytes of one request's headers.
+    pub header_bytes: u32,
+    /// Maximum calls in progress on one connection.
+    pub concurrent_streams: u32,
+    /// Maximum calls in progress over all connections.
+    pub calls: usize,
+    /// Maximum calls of one connection that the client cancelled before the server accepted them; one more closes it.
+    pub pending_resets: usize,
+    /// Maximum calls of one connection that the server reset for protocol errors; one more closes it.
+    pub error_resets: usize,
+    /// Maximum connections.
+    pub connections: usize,
+    /// Maximum connections of one IPv4 address or IPv6 /64.
+    pub connections_per_address: usize,
+    /// Maximum time that a connection stays open without a call; none disables the limit.
+    pub connection_idle: Option<Duration>,
+    /// Maximum age of a connection, which varies by a tenth; none disables the limit.
+    pub connection_age: Option<Duration>,
+    /// Maximum time that the calls of a connection may take after its maximum age.
+    pub connection_age_grace: Duration,
+    /// Maximum time for the TLS handshake and the HTTP/2 preface of a new connection.
+    pub handshake: Duration,
+    /// Idle time before an HTTP/2 ping; none disables pings.
+    pub keepalive_interval: Option<Duration>,
+    /// Maximum time for the answer to a ping.
+    pub keepalive_timeout: Duration,
+    /// Idle time before TCP keepalive probes; none disables them.
+    pub tcp_keepalive: Option<Duration>,
+    /// True if response headers wait for the first characters, so that a proxy can retry the request on another server. The
+    /// HTTP status then also reports an unavailable server.
+    pub late_headers: bool,
+    /// Limits of sessions that edit a document.
+    pub editing: EditingConfig,
+    /// Access control.
+    pub access: Access,
+}
+
+/// Limits of sessions that edit a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EditingConfig {
+    /// Maximum sessions in progress.
+    pub sessions: usize,
+    /// Maximum bytes of a document.
+    pub text_bytes: usize,
+    /// Splices a second that the server reads from one session. It reads further ones later.
+    pub splice_rate: usize,
+    /// Maximum time without a message of the client or a request in progress.
+    pub idle: Duration,
+}
+
+impl Default for EditingConfig {
+    fn default() -> Self {
+        Self { sessions: 256, text_bytes: 1 << 20, splice_rate: 100, idle: Duration::from_secs(600) }
+    }
+}
+
+/// Access control. The default lets every client connect and call.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Certificates and API keys. Whether a server has them is fixed when it starts; their contents may change.
+    pub credentials: LiveCredentials,
+    /// Host names and origins that HTTP requests may carry.
+    pub allowed: Arc<AllowedNames>,
+    /// Origins whose pages may read responses of the HTTP port.
+    pub cors: Arc<CorsOrigins>,
+}
+
+impl From<Credentials> for Access {
+    fn from(credentials: Credentials) -> Self {
+        Self { credentials: credentials.into(), ..Self::default() }
+    }
+}
+
+impl Default for TransportConfig {
+    fn default() -> Self {
+        Self {
+            drain: Duration::from_secs(30),
+            message_bytes: 4 << 20,
+            request_memory: 192 << 20,
+            response_bytes: 64 << 20,
+            tokenization_workers: available_parallelism().map_or(1, NonZero::get),
+            upload: Duration::from_secs(60),
+            header_bytes: 16 << 10,
+            concurrent_streams: 256,
+            calls: 4096,
+            pending_resets: 20,
+            error_resets: 1024,
+            connections: 1024,
+            connections_per_address: 256,
+            connection_idle: Some(Duration::from_secs(300)),
+            connection_age: None,
+            connection_age_grace: Duration::from_secs(600),
+            handshake: Duration::from_secs(10),
+            keepalive_interval: Some(Duration::from_secs(60)),
+            keepalive_timeout: Duration::from_secs(20),
+            tcp_keepalive: Some(Duration::from_secs(60)),
+            late_headers: false,
+            editing: EditingConfig::default(),
+            access: Access::default(),
+        }
+    }
+}
+
+// The host names and origins that HTTP requests may carry, in addition to those that no public web page can have.
+//
+// A browser lets any page send requests to any address, and lets a page read responses from its own host name. A page can also
+// point its host name at the server's address (DNS rebinding). The server therefore checks both headers.
+
+/// Last labels of names that nobody can register publicly: reserved by RFC 6761, 6762, 8375 and ICANN, or used by Kubernetes.
+const PRIVATE_SUFFIXES: [&str; 6] = ["localhost", "local", "internal", "test", "home.arpa", "svc"];
+
+/// Host names and origins that HTTP requests may carry, as the operator lists them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AllowedNames {
+    /// Host names without a port, in lower case.
+    hosts: Vec<String>,
+    /// Origins such as `https://weir.example.com`, in lower case.
+    origins: Vec<String>,
+}
+
+impl AllowedNames {
+    /// Returns true if a request may address the server by this host name or address, given without a port.
+    pub fn allows_host(&self, host: &str) -> bool {
+        let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        let address = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host);
+        IpAddr::from_str(address).is_ok() || is_private(&host) || self.hosts.contains(&host)
+    }
+
+    /// Returns true if the operator lists this origin.
+    pub fn lists_origin(&self, origin: &str) -> bool {
+        self.origins.iter().any(|listed| listed.eq_ignore_ascii_case(origin))
+    }
+}
+
+/// Returns true for names that public DNS cannot have: names of one label, and those under a private suffix.
+fn is_private(host: &str) -> bool {
+    let under = |suffix: &&str| host.strip_suffix(*suffix).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    !host.contains('.') || PRIVATE_SUFFIXES.iter().any(under)
+}
+
+impl Checks {
+    /// Checks the values of `--allowed-hosts` and `--allowed-origins`.
+    pub fn allowed_names(&mut self, hosts: &[String], origins: &[String]) -> AllowedNames {
+        for host in hosts.iter().filter(|host| !is_host(host)) {
+            self.reject("--allowed-hosts", host, "a host name without scheme and port, such as weir.example.com");
+        }
+        for origin in origins.iter().filter(|origin| !is_origin(origin)) {
+            self.reject("--allowed-origins", origin, "an origin without a path, such as https://weir.example.com");
+        }
+        let lower_case = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        AllowedNames { hosts: lower_case(hosts), origins: lower_case(origins) }
+    }
+}
+
+fn is_host(host: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !host.is_empty() && !host.ends_with('.') && host.bytes().all(allowed)
+}
+
+/// Returns true if a text has the form of an origin: a scheme and an authority, without the default port of the scheme.
+fn is_origin(origin: &str) -> bool {
+    let Some((scheme, authority)) = origin.split_once("://") else { return false };
+    let visible = authority.bytes().all(|byte| byte.is_ascii_graphic() && !b"/*?#@\\".contains(&byte));
+    // Browsers leave it out, so an origin with it never matches.
+    let has_default_port = match scheme {
+        "http" => authority.ends_with(":80"),
+        "https" => authority.ends_with(":443"),
+        _ => false,
+    };
+    !scheme.is_empty() && !authority.is_empty() && visible && !has_default_port
+}
+
+// Parses settings from text and collects all problems.
+
+/// Parses settings from text and collects all problems.
+#[derive(Debug, Default)]
+pub struct Checks {
+    problems: Vec<String>,
+    origins: Origins,
+}
+
+/// Where settings without a flag on the command line come from, such as `WEIR_ROWS` or `weir.toml, line 3`. The key is the flag.
+pub type Origins = BTreeMap<String, String>;
+
+impl Checks {
+    /// Creates checks that already have these problems, which were found earlier.
+    pub fn with_problems(problems: Vec<String>, origins: Origins) -> Self {
+        Self { problems, origins }
+    }
+
+    /// Parses an address to listen on: IP address and port, `localhost:PORT`, or `:PORT` for all IPv4 addresses of the machine.
+    /// Returns `None` if it is invalid.
+    pub fn address(&mut self, flag: &str, value: &str) -> Option<SocketAddr> {
+        let address = parse_address(value);
+        if address.is_none() {
+            self.reject(flag, value, "an address such as 127.0.0.1:50051, localhost:50051 or :50051");
+        }
+        address
+    }
+
+    /// Parses a switch with [`parse_switch`]; returns false if it is invalid.
+    pub fn switch(&mut self, flag: &str, value: &str) -> bool {
+        parse_switch(value).unwrap_or_else(|| {
+            self.reject(flag, value, "true or false");
+            false
+        })
+    }
+
+    /// Parses a whole number within `range`; returns the lower limit if it is invalid.
+    pub fn number(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
+        let (low, high) = range.clone().into_inner();
+        match value.parse() {
+            Ok(number) if range.contains(&number) => number,
+            _ => {
+                self.reject(flag, value, format!("a whole number from {low} to {high}"));
+                low
+            }
+        }
+    }
+
+    /// Parses a size within `range` with [`parse_bytes`]; returns the lower limit if it is invalid.
+    pub fn bytes(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
+        let (low, high) = range.clone().into_inner();
+        let expected = match parse_bytes(value) {
+            Some(bytes) if range.contains(&bytes) => return bytes,
+            Some(_) => format!("{low} to {high} bytes"),
+            None => "a size such as 512MiB, 2GiB or 1000000".into(),
+        };
+        self.reject(flag, value, expected);
+        low
+    }
+
+    /// Returns the checkpoints in a folder: each subfolder with a `config.json`, sorted by name.
+    pub fn checkpoints(&mut self, flag: &str, folder: &Path) -> Vec<PathBuf> {
+        let folders = subfolders(folder).inspect_err(|error| {
+            if folder.exists() {
+                self.reject_with(flag, error);
+            } else {
+                let expected = "expected a folder of checkpoints, found nothing of this name";
+                self.reject_with(flag, format!("{}: {expected}", folder.display()));
+            }
+        });
+        let (checkpoints, others): (Vec<_>, Vec<_>) =
+            folders.unwrap_or_default().into_iter().partition(|folder| is_checkpoint(folder));
+        for other in others {
+            tracing::debug!(folder = %other.display(), "not a checkpoint: skipped");
+        }
+        checkpoints
+    }
+
+    /// Returns true if a subfolder of a folder is a checkpoint.
+    pub fn has_checkpoints(folder: &Path) -> bool {
+        subfolders(folder).is_ok_and(|folders| folders.iter().any(|folder| is_checkpoint(folder)))
+    }
+
+    /// Checks that a folder is a checkpoint.
+    pub fn checkpoint(&mut self, flag: &str, folder: &Path) {
+        if let Err(error) = check_folder(folder) {
+            let why = match error {
+                Error::Checkpoint { file, expected, found, .. } => {
+                    format!("{}: expected {expected}, found {found}", file.display())
+                }
+                other => other.to_string(),
+            };
+            self.reject_with(flag, why);
+        }
+    }
+
+    /// Adds the problem that `flag` has a value that is not `expected`.
+    pub fn reject(&mut self, flag: &str, value: &str, expected: impl Display) {
+        let found = if value.parse::<f64>().is_ok() { clip(value, QUOTED_BYTES) } else { quoted(value) };
+        self.reject_with(flag, format!("expected {expected}, found {found}"));
+    }
+
+    /// Adds the problem `why` with the value of `flag`, for example with the contents of the file that it names.
+    pub fn reject_with(&mut self, flag: &str, why: impl Display) {
+        let origin = self.origins.get(flag).map(|origin| format!(" (from {origin})")).unwrap_or_default();
+        self.problems.push(format!("{flag}{origin}: {why}"));
+    }
+
+    /// Adds a problem that concerns several flags.
+    pub fn add_problem(&mut self, problem: impl Into<String>) {
+        self.problems.push(problem.into());
+    }
+
+    /// Finishes the checks. Fails with [`Error::Setting`] if there are problems, and lists all of them, one per line.
+    pub fn finish(self) -> Result<()> {
+        match self.problems.as_slice() {
+            [] => Ok(()),
+            [only] => Err(Error::Setting(only.clone())),
+            many => Err(Error::Setting(format!("{} settings are wrong:\n  {}", many.len(), many.join("\n  ")))),
+        }
+    }
+}
+
+/// Parses an address to listen on: IP address and port, `localhost` and a port, or `:PORT` for all IPv4 addresses of the machine.
+/// Other host names are not resolved: a server must not change its address with the name service.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (host, port) = text.rsplit_once(':')?;
+    // The parser of numbers also takes a sign.
+    let digits = Some(port).filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let local = |address: Ipv4Addr| Some(SocketAddr::from((address, digits?.parse().ok()?)));
+    match host {
+        "" => local(Ipv4Addr::UNSPECIFIED),
+        host if host.eq_ignore_ascii_case("localhost") => local(Ipv4Addr::LOCALHOST),
+        _ => text.parse().ok(),
+    }
+}
+
+/// Parses a switch: `true`, `yes`, `on`, `y`, `t` or `1`, or one of their opposites; case does not matter.
+pub fn parse_switch(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "y" | "t" | "1" => Some(true),
+        "false" | "no" | "off" | "n" | "f" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// Parses a size in bytes: a whole number, alone or with a unit (`B`, `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; `K`, `M` and `G` are
+/// short for the last three; case does not matter).
+pub fn parse_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let unit = text.strip_prefix(digits)?.trim().to_ascii_lowercase();
+    let factor: usize = match unit.as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        _ => return None,
+    };
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse::<usize>().ok()?.checked_mul(factor)
+}
+
+/// Returns true for a folder with anything named `config.json`. Loading it reports what is not a file.
+fn is_checkpoint(folder: &Path) -> bool {
+    folder.join("config.json").symlink_metadata().is_ok()
+}
+
+/// Returns the subfolders of a folder, sorted; follows links.
+fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = folder.read_dir().map_err(Error::io(folder))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut folders = paths.collect::<std::io::Result<Vec<_>>>().map_err(Error::io(folder))?;
+    folders.retain(|path| path.is_dir());
+    folders.sort();
+    Ok(folders)
+}
+
+// The origins whose web pages may read responses of the HTTP port (cross-origin resource sharing, CORS).
+
+/// Origins whose pages may send requests and read responses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum CorsOrigins {
+    /// No page of another origin.
+    #[default]
+    None,
+    /// Pages of these origins, such as `https://app.example.com`, in lower case.
+    Listed(Vec<String>),
+    /// Pages of all origins.
+    Any,
+}
+
+impl CorsOrigins {
+    /// Returns true if pages of this origin may read responses.
+    pub fn allows(&self, origin: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Listed(origins) => origins.iter().any(|listed| listed.eq_ignore_ascii_case(origin)),
+            Self::Any => true,
+        }
+    }
+}
+
+impl Checks {
+    /// Checks the values of `--cors-origin`.
+    pub fn cors_origins(&mut self, origins: &[String]) -> CorsOrigins {
+        for origin in origins.iter().filter(|origin| *origin != "*" && !is_origin(origin)) {
+            self.reject("--cors-origin", origin, "* or an origin without a path, such as https://app.example.com");
+        }
+        if origins.iter().any(|origin| origin == "*") {
+            return CorsOrigins::Any;
+        }
+        match origins.is_empty() {
+            true => CorsOrigins::None,
+            false => CorsOrigins::Listed(origins.iter().map(|origin| origin.to_ascii_lowercase()).collect()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(hosts: &[&str], origins: &[&str]) -> Result<AllowedNames, String> {
+        let texts = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
+        let mut checks = Checks::default();
+        let names = checks.allowed_names(&texts(hosts), &texts(origins));
+        checks.finish().map(|()| names).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_names_that_no_public_page_has_are_allowed_without_a_list() {
+        let names = AllowedNames::default();
+        for host in ["127.0.0.1", "[::1]", "localhost", "LOCALHOST.", "weir", "a.localhost", "weir.team.svc", "x.local"]
+        {
+            assert!(names.allows_host(host), "{host}");
+        }
+        for host in
+            ["evil.example.com", "127.0.0.1.nip.io", "localhost.evil.com", "evillocal.com", "a.notlocal", "xlocal.x"]
+        {
+            assert!(!names.allows_host(host), "{host}");
+        }
+        let names = allowed(&["Weir.example.com"], &["https://App.example.com"]).unwrap();
+        assert!(names.allows_host("weir.EXAMPLE.com") && !names.allows_host("a.weir.example.com"));
+        assert!(names.lists_origin("https://app.example.com") && !names.lists_origin("http://app.example.com"));
+    }
+
+    #[test]
+    fn names_have_their_form() {
+        for host in ["", "https://weir", "weir:8000", "we ir", "weir."] {
+            assert!(allowed(&[host], &[]).unwrap_err().contains("--allowed-hosts"), "{host}");
+        }
+        for origin in [
+            "",
+            "null",
+            "weir.example.com",
+            "https://weir.example.com/",
+            "https://",
+            "://x",
+            "https://*.x.com",
+            "https://x:443",
+            "http://x:80",
+            "https://x?y",
+        ] {
+            assert!(allowed(&[], &[origin]).unwrap_err().contains("--allowed-origins"), "{origin}");
+        }
+        allowed(&["a", "b.example"], &["http://a:8000", "app://b"]).unwrap();
+    }
+
+    #[test]
+    fn addresses_may_leave_out_the_host() {
+        let valid = [
+            ("127.0.0.1:50051", "127.0.0.1:50051"),
+            ("[::1]:0", "[::1]:0"),
+            (":50051", "0.0.0.0:50051"),
+            ("localhost:80", "127.0.0.1:80"),
+            ("LocalHost:0", "127.0.0.1:0"),
+        ];
+        for (text, address) in valid {
+            assert_eq!(parse_address(text).map(|address| address.to_string()).as_deref(), Some(address), "{text}");
+        }
+        for invalid in ["", "50051", ":", ":x", ":65536", ":+1", "localhost", "localhost:", "example.com:80", "::1"] {
+            assert_eq!(parse_address(invalid), None, "{invalid}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let valid = [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("4 mib", 4 << 20), ("1kB", 1000), ("3g", 3 << 30)];
+        for (text, bytes) in valid {
+            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+        }
+        for invalid in ["", "GiB", "-1", "+1", "1.5GiB", "1 XB", "99999999999999999999", "17179869184GiB", "１"] {
+            assert_eq!(parse_bytes(invalid), None, "{invalid}");
+        }
+    }
+
+    #[test]
+    fn all_problems_are_reported_together() {
+        let mut checks = Checks::default();
+        assert_eq!(checks.number("--rows", "8", 1..=64), 8);
+        checks.number("--rows", "0", 1..=64);
+        checks.number("--queue", "many", 1..=64);
+        checks.bytes("--kv-memory", "2XB", 1..=usize::MAX);
+        assert_eq!(checks.address("--listen", "localhost"), None);
+        let message = checks.finish().unwrap_err().to_string();
+        for part in [
+            "4 settings",
+            "--rows: expected a whole number from 1 to 64, found 0\n",
+            "found \"many\"",
+            "2XB",
+            "--listen",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+        assert!(Checks::default().finish().is_ok());
+    }
+
+    #[test]
+    fn folders_without_a_config_are_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b", "a", "training"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        for name in ["b", "a"] {
+            std::fs::write(folder.path().join(name).join("config.json"), "{}").unwrap();
+        }
+        let mut checks = Checks::default();
+        let checkpoints = checks.checkpoints("--models", folder.path());
+        assert_eq!(checkpoints, [folder.path().join("a"), folder.path().join("b")]);
+        checks.checkpoint("--model", &folder.path().join("training"));
+        checks.checkpoints("--models", &folder.path().join("nowhere"));
+        let message = checks.finish().unwrap_err().to_string();
+        assert!(message.contains("training") && message.contains("nowhere"), "{message}");
+    }
+
+    fn parse(origins: &[&str]) -> Result<CorsOrigins, String> {
+        let origins: Vec<_> = origins.iter().map(|&origin| origin.to_owned()).collect();
+        let mut checks = Checks::default();
+        let parsed = checks.cors_origins(&origins);
+        checks.finish().map(|()| parsed).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_listed_origins_are_allowed() {
+        assert!(!parse(&[]).unwrap().allows("https://app.example.com"));
+        let listed = parse(&["https://App.example.com", "http://localhost:3000"]).unwrap();
+        assert!(listed.allows("https://app.example.com") && listed.allows("HTTP://LOCALHOST:3000"));
+        for other in ["http://app.example.com", "https://app.example.com:444", "https://x.app.example.com", "null", ""]
+        {
+            assert!(!listed.allows(other), "{other}");
+        }
+        let any = parse(&["https://app.example.com", "*"]).unwrap();
+        assert!(any.allows("https://other.example.com") && any.allows("null"));
+    }
+
+    #[test]
+    fn origins_have_their_form() {
+        for origin in ["", "null", "app.example.com", "https://app.example.com/", "https://*/x", "**"] {
+            assert!(parse(&[origin]).unwrap_err().contains("--cors-origin"), "{origin}");
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Converts requests to jobs: encodes text, fills in defaults, and validates the fields that the engine never sees.
+//!
+//! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
+//! results back.
+
+use crate::grpc::generation::{Prompt, ResumedRequest};
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
+use weir_engine::{
+    codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
+    options::{self, FinishReason, OptionLimits, WindowOptions},
+    sampling::StopStrings,
+    speculation::Speculation,
+    summary::{LongDocuments, Summarize},
+};
+use weir_kernels::error::{Error, Result, quoted};
+use weir_models::{
+    contract::{self, BoundaryMode, BoundaryOptions, Card, EarlyStopping, Noise},
+    usage::{LevelUsage, Timing, Usage},
+};
+use weir_proto::v1::{self, logit_bias::Symbol};
+
+/// Maximum of `stream.coalesce_chars`.
+pub(super) const MAX_COALESCE: usize = 4096;
+
+/// The options of a `Generate` that concern its response only.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ResponseFormat {
+    /// Characters of the prompt.
+    pub(super) prompt_chars: usize,
+    /// Unicode characters of the prompt.
+    pub(super) prompt_text_chars: usize,
+    /// Unicode characters of the prompt, as sent, that normalising replaced or dropped.
+    pub(super) normalized_chars: usize,
+    /// True if the response begins with the prompt.
+    pub(super) echo: bool,
+    /// When a piece is complete.
+    pub(super) split: PieceSplit,
+    /// Which details of each character are sent.
+    pub(super) details: CharacterDetails,
+    /// The request's stop strings that can match.
+    pub(super) stop: Vec<String>,
+    /// The seed of sampling.
+    pub(super) seed: u64,
+    /// Characters that an earlier stream has sent.
+    pub(super) resumed_chars: usize,
+    /// Unicode characters of their text.
+    pub(super) resumed_text_chars: usize,
+}
+
+/// When a piece is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PieceSplit {
+    /// When it has at least this many characters.
+    Characters(usize),
+    /// When a segment ends.
+    Segment,
+}
+
+/// Which details of each character are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CharacterDetails {
+    /// True if the response lists characters one by one.
+    pub(super) listed: bool,
+    /// True if it has their boundary decisions. The engine may emit them for another reason.
+    pub(super) boundaries: bool,
+    /// Number of alternatives of each.
+    pub(super) alternatives: usize,
+    /// True if the response lists the characters' ids.
+    pub(super) ids: bool,
+}
+
+/// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
+pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
+    let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
+    let resumed_field = if request.resume_ids.is_empty() { "resume_text" } else { "resume_ids" };
+    let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
+    let seed = stated_seed.unwrap_or_else(draw_seed);
+    let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
+    let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;
+    let split = piece_split(request.stream.unwrap_or_default(), card)?;
+    let details = request.details.unwrap_or_default();
+    let lists_ids = details.ids();
+    let details = options::Details {
+        // a resumed stream has sent the prompt
+        echo: details.echo() && resumed.symbols.is_empty(),
+        logprobs: details.logprobs(),
+        top_logprobs: size(details.top_logprobs()),
+        boundaries: details.boundaries(),
+    };
+    let mut stopping = request.stopping.unwrap_or_default();
+    let stop = StopStrings::new(std::mem::take(&mut stopping.stop), card)?;
+    let format = ResponseFormat {
+        prompt_chars: prompt.symbols.len(),
+        prompt_text_chars: prompt.text_chars,
+        normalized_chars: prompt.normalized_chars,
+        echo: details.echo,
+        split,
+        details: CharacterDetails {
+            listed: details.logprobs || details.boundaries || details.top_logprobs > 0,
+            boundaries: details.boundaries,
+            alternatives: details.top_logprobs.min(OptionLimits::TOP_LOGPROBS),
+            ids: lists_ids,
+        },
+        stop: stop.texts,
+        seed,
+        // an id that ends the text is no character
+        resumed_chars: resumed.symbols.len()
+            - usize::from(resumed.symbols.last().is_some_and(|&id| card.vocabulary.ends_text(id))),
+        resumed_text_chars: resumed.text_chars,
+    };
+    let job = options::Generate {
+        sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,
+        stopping: self::stopping(&stopping, stop.encoded, prompt.symbols.len(), card),
+        details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
+        boundaries,
+        prompt: prompt.symbols,
+        resumed: resumed.symbols,
+        speculation: speculation(request.speculate.as_deref())?,
+    };
+    // a prompt that is too long has an error of its own
+    if job.prompt.len() <= card.max_symbols {
+        job.check_resumed_length(resumed_field, card)?;
+    }
+    Ok((job, format))
+}
+
+/// Returns the job of a `Score`, and its seed. Fails if a field is out of bounds.
+pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
+    let windows = request.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
+    // Before the text, which may be long, is encoded.
+    windows.map_or(Ok(()), |windows| windows.validate(card))?;
+    let symbols = match windows {
+        Some(_) => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
+        None => card.encode("text", &request.text)?,
+    };
+    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
+}
+
+/// Returns the job of a `Segment`, and its seed. Fails if a field is out of bounds.
+pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
+    let symbols = card.encode("text", &request.text)?;
+    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
+}
+
+/// Returns the options of a `Compress`. The codec checks them.
+pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> CompressOptions {
+    let windows = wire.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
+    CompressOptions {
+        block: wire.block_chars.map_or(DEFAULT_BLOCK, size),
+        windows: windows.unwrap_or_else(|| default_windows(card)),
+        normalise: wire.normalise(),
+        text_bytes: wire.text_bytes,
+    }
+}
+
+/// Returns the options of a `Summarize`. Fails if a field is out of bounds.
+pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+    let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
+    let sampled = |sampled: v1::Sampling| v1::Sampling {
+        repetition_penalty: sampled.repetition_penalty.or(wire.repetition_penalty),
+        ..sampled
+    };
+    let sampling = wire.sampling.clone().map(|wire| sampling(sampled(wire), seed(), card)).transpose()?;
+    Ok(Summarize {
+        beam: wire.beam_size.map(size),
+        length_penalty: wire.length_penalty,
+        min_tokens: wire.min_tokens.map(size),
+        max_tokens: wire.max_tokens.map(size),
+        no_repeat_ngram: wire.no_repeat_ngram.map(size),
+        early_stopping: wire.early_stopping.as_deref().map(early_stopping).transpose()?,
+        repetition_penalty: wire.repetition_penalty,
+        sampling,
+        hypotheses: wire.hypotheses.map(size),
+        hard: wire.hard_topk,
+    })
+}
+
+/// Returns how a `Summarize` treats a document that is too long. Fails if its two fields contradict each other, and for parts of a
+/// document that is already encoded.
+pub(super) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocuments> {
+    let field = "options.long_documents";
+    let number = wire.long_documents.unwrap_or_default();
+    let known = v1::LongDocuments::try_from(number);
+    let known = known.map_err(|_| Error::bad_option(field, number.to_string(), "one of LongDocuments"))?;
+    let chosen = match (known, wire.cut) {
+        (v1::LongDocuments::Unspecified, Some(true)) | (v1::LongDocuments::Cut, None | Some(true)) => {
+            LongDocuments::Cut
+        }
+        (v1::LongDocuments::Unspecified | v1::LongDocuments::Refuse, None | Some(false)) => LongDocuments::Refuse,
+        (v1::LongDocuments::Chunk, None | Some(false)) => LongDocuments::Chunk,
+        (other, Some(cut)) => {
+            let bound = format!("a value that agrees with cut, which is {cut}");
+            return Err(Error::bad_option(field, other.as_str_name(), bound));
+        }
+    };
+    if chosen == LongDocuments::Chunk && wire.document_id.is_some() {
+        return Err(Error::bad_option(
+            field,
+            "LONG_DOCUMENTS_CHUNK with document_id",
+            "refuse or cut (document_id names an encoded document)",
+        ));
+    }
+    Ok(chosen)
+}
+
+fn early_stopping(name: &str) -> Result<EarlyStopping> {
+    let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
+    let unknown = || Error::bad_option("options.early_stopping", quoted(name), format!("one of {}", names()));
+    EarlyStopping::parse(name).ok_or_else(unknown)
+}
+
+/// Returns the boundary options of a job that samples nothing else, and their seed.
+fn seeded_boundaries(mode: Option<&str>, seed: Option<u64>, card: &Card) -> Result<(BoundaryOptions, u64)> {
+    let seed = seed.unwrap_or_else(draw_seed);
+    Ok((boundaries(mode, seed, card)?, seed))
+}
+
+/// Draws a seed for a request without one. The operating system seeds the standard library's hash keys.
+fn draw_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
+    let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| contract::unknown_mode(quoted(name), card));
+    let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
+    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
+    contract::check_mode(&boundaries, card)?;
+    Ok(boundaries)
+}
+
+fn speculation(setting: Option<&str>) -> Result<Option<Speculation>> {
+    let unknown = |text| Error::bad_option("speculate", quoted(text), Speculation::EXPECTED);
+    let parse = |text| Speculation::parse(text).ok_or_else(|| unknown(text));
+    setting.filter(|text| !text.is_empty()).map(parse).transpose()
+}
+
+fn piece_split(stream: v1::Streaming, card: &Card) -> Result<PieceSplit> {
+    if stream.per_segment() {
+        if stream.coalesce_chars.is_some() {
+            return Err(Error::Exclusive { first: "stream.coalesce_chars", second: "stream.per_segment" });
+        }
+        options::must_pool("stream.per_segment", card)?;
+        return Ok(PieceSplit::Segment);
+    }
+    let count = size(stream.coalesce_chars.unwrap_or(1));
+    if !(1..=MAX_COALESCE).contains(&count) {
+        return Err(Error::bad_option("stream.coalesce_chars", count.to_string(), format!("1 to {MAX_COALESCE}")));
+    }
+    Ok(PieceSplit::Characters(count))
+}
+
+fn sampling(wire: v1::Sampling, seed: u64, card: &Card) -> Result<options::Sampling> {
+    let field = "sampling.logit_bias";
+    // Checked first: each symbol is looked up, and a list of a million would be slow.
+    if wire.logit_bias.len() > OptionLimits::LOGIT_BIAS {
+        return Err(Error::bad_option(
+            field,
+            wire.logit_bias.len().to_string(),
+            format!("at most {}", OptionLimits::LOGIT_BIAS),
+        ));
+    }
+    let biases =
+        wire.logit_bias.iter().filter_map(|bias| Some((biased_symbol(field, bias, card).transpose()?, bias.bias)));
+    let logit_bias = biases.map(|(symbol, bias)| Ok((symbol?, bias))).collect::<Result<_>>()?;
+    let default = card.sampling;
+    Ok(options::Sampling {
+        temperature: wire.temperature.unwrap_or(default.temperature),
+        top_k: wire.top_k.map_or(default.top_k, size),
+        top_p: wire.top_p.unwrap_or(default.top_p),
+        min_p: wire.min_p.unwrap_or(default.min_p),
+        repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
+        seed,
+        logit_bias,
+    })
+}
+
+/// Returns the symbol of a bias, or `None` for a character that the model never generates: its bias has no effect.
+fn biased_symbol(field: &'static str, bias: &v1::LogitBias, card: &Card) -> Result<Option<u32>> {
+    let text = match &bias.symbol {
+        Some(Symbol::Id(id)) => return Ok(Some(*id)),
+        Some(Symbol::Text(text)) => text,
+        None => return Err(Error::bad_option(field, "nothing", "exactly one symbol")),
+    };
+    match card.vocabulary.encode_exactly(field, text) {
+        Err(Error::UnknownSymbol { .. }) if text.chars().nth(1).is_none() => Ok(None),
+        encoded => match encoded?.as_slice() {
+            [id] => Ok(Some(*id)),
+            _ => Err(Error::bad_option(field, quoted(text), "exactly one symbol")),
+        },
+    }
+}
+
+fn stopping(wire: &v1::Stopping, stop: Vec<Vec<u32>>, prompt_chars: usize, card: &Card) -> options::Stopping {
+    options::Stopping {
+        max_chars: wire.max_chars.map_or_else(|| options::Stopping::default_max_chars(prompt_chars, card), size),
+        min_chars: size(wire.min_chars()),
+        max_segments: wire.max_segments.map(size),
+        stop,
+        include_stop: wire.include_stop(),
+        ignore_end: wire.ignore_eos(),
+    }
+}
+
+/// Widens a count. Supported machines have at least 32 bits.
+fn size(count: u32) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+// The usage, timing and finish reason of a job as messages, and conversions of counts and durations.
+
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Narrows a count. A limit beyond 32 bits is no limit.
+pub(super) fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+pub(super) fn usage(usage: Usage) -> v1::Usage {
+    v1::Usage {
+        prompt_chars: usage.prompt_chars as u64,
+        cached_chars: usage.cached_chars as u64,
+        generated_chars: usage.generated_chars as u64,
+        prompt_segments: usage.prompt_segments as u64,
+        generated_segments: usage.generated_segments as u64,
+        shortening_factor: usage.shortening_factor(),
+        nxt_steps: usage.nxt_steps as u64,
+        prompt_text_chars: None,
+        generated_text_chars: None,
+        normalized_chars: None,
+        resumed_chars: usage.resumed_chars as u64,
+        drafted_chars: usage.drafted_chars as u64,
+        accepted_chars: usage.accepted_chars as u64,
+    }
+}
+
+pub(super) fn timing(timing: Timing) -> v1::Timing {
+    let unpooled = timing.unpooled.map(|unpooled| unpooled.prefill_ns.saturating_add(unpooled.decode_ns));
+    let measured = timing.prefill_ns.saturating_add(timing.decode_ns);
+    v1::Timing {
+        queue_ns: timing.queue_ns,
+        prefill_ns: timing.prefill_ns,
+        time_to_first_char_ns: timing.time_to_first_char_ns,
+        decode_ns: timing.decode_ns,
+        total_ns: timing.total_ns,
+        steps: timing.steps,
+        wait_steps: timing.wait_steps,
+        middle_steps: timing.middle_steps,
+        middle_ns: timing.middle_ns,
+        unpooled_estimate_ns: unpooled,
+        gain_estimate: unpooled.filter(|_| measured > 0).map(|unpooled| unpooled as f64 / measured as f64),
+        unpooled_prefill_estimate_ns: timing.unpooled.map(|unpooled| unpooled.prefill_ns),
+        unpooled_decode_estimate_ns: timing.unpooled.map(|unpooled| unpooled.decode_ns),
+    }
+}
+
+/// Returns the levels of a model with several levels of chunking.
+pub(super) fn levels(usage: &Usage, timing: &Timing) -> Vec<v1::LevelUsage> {
+    usage.by_level(timing).into_iter().map(level).collect()
+}
+
+pub(super) fn level(level: LevelUsage) -> v1::LevelUsage {
+    v1::LevelUsage {
+        chunks: level.chunks as u64,
+        shortening_factor: level.shortening_factor,
+        middle_steps: level.middle_steps as u64,
+    }
+}
+
+pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {
+    match reason {
+        FinishReason::MaxChars => v1::FinishReason::MaxChars,
+        FinishReason::MaxSegments => v1::FinishReason::MaxSegments,
+        FinishReason::Stop(_) => v1::FinishReason::Stop,
+        FinishReason::MaxContext => v1::FinishReason::MaxContext,
+        FinishReason::EndOfText => v1::FinishReason::EndOfText,
+        FinishReason::End => v1::FinishReason::Unspecified,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
+
+    fn card(vocabulary: Vocabulary) -> Card {
+        let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
+        Card { max_symbols: 300, boundary_modes, ..Card::for_tests(vocabulary) }
+    }
+
+    fn letters() -> Card {
+        card(Vocabulary::from_symbols(&[" ", "a", "b", "c"], TextNormaliser::Text8).unwrap())
+    }
+
+    fn request(prompt: &str) -> v1::GenerateRequest {
+        v1::GenerateRequest { prompt: prompt.into(), ..Default::default() }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_proto_file() {
+        let (job, format) = generate_job(request("Ab"), &letters()).unwrap();
+        assert_eq!(job.prompt, [1, 2]);
+        assert_eq!(job.sampling, options::Sampling { seed: format.seed, ..Default::default() });
+        assert_eq!((job.stopping.max_chars, job.stopping.min_chars, job.stopping.max_segments), (256, 0, None));
+        assert_eq!(job.details, options::Details::default());
+        assert_eq!((format.split, format.details.listed, format.prompt_chars), (PieceSplit::Characters(1), false, 2));
+        assert_eq!(job.boundaries.mode, None);
+    }
+
+    #[test]
+    fn the_default_length_fits_the_context() {
+        let (job, _) = generate_job(request(&"a".repeat(290)), &letters()).unwrap();
+        assert_eq!(job.stopping.max_chars, 10);
+        let (job, _) = generate_job(request(&"a".repeat(300)), &letters()).unwrap();
+        assert_eq!(job.stopping.max_chars, 1);
+    }
+
+    #[test]
+    fn drawn_seeds_differ() {
+        let seed = || generate_job(request("a"), &letters()).unwrap().1.seed;
+        assert_ne!(seed(), seed());
+    }
+
+    #[test]
+    fn stop_strings_are_normalised_and_may_never_match() {
+        let convert = |stop: &[&str], card: &Card| {
+            let stop = stop.iter().map(|&text| text.to_owned()).collect();
+            let stopping = Some(v1::Stopping { stop, ..Default::default() });
+            let (job, format) = generate_job(v1::GenerateRequest { stopping, ..request("a") }, card).unwrap();
+            (job.stopping.stop, format.stop)
+        };
+        // The index of a match refers to the strings that can match.
+        let (encoded, texts) = convert(&["\n\n", "b C", "d"], &letters());
+        assert_eq!((encoded, texts), (vec![vec![2, 0, 3]], vec!["b C".to_owned()]));
+        let bytes = card(Vocabulary::byte_level(TextNormaliser::None));
+        assert_eq!(convert(&["é"], &bytes).0, [[0xc3, 0xa9]]);
+    }
+
+    #[test]
+    fn a_biased_symbol_is_one_symbol() {
+        let bias = |symbol| {
+            let sampling = v1::Sampling { logit_bias: vec![v1::LogitBias { symbol, bias: 1.5 }], ..Default::default() };
+            generate_job(v1::GenerateRequest { sampling: Some(sampling), ..request("a") }, &letters())
+                .map(|(job, _)| job.sampling.logit_bias)
+        };
+        assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);
+        assert_eq!(bias(Some(Symbol::Id(2))).unwrap(), [(2, 1.5)]);
+        assert_eq!(bias(Some(Symbol::Text("é".into()))).unwrap(), []);
+        assert!(matches!(bias(Some(Symbol::Text("cc".into()))), Err(Error::BadOption { .. })));
+        assert!(bias(Some(Symbol::Text("éc".into()))).is_err());
+        assert!(matches!(bias(Some(Symbol::Text("".into()))), Err(Error::BadOption { .. })));
+        assert!(matches!(bias(None), Err(Error::BadOption { .. })));
+    }
+}

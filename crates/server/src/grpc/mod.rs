@@ -1,0 +1,14 @@
+//! The services of `weir.v1`: each converts requests to jobs, submits them to an engine, and streams the events back.
+
+pub(crate) mod admin;
+pub(crate) mod codec;
+mod convert;
+pub(crate) mod editing;
+#[cfg(all(feature = "http", any(test, fuzzing)))]
+pub(crate) mod fuzzing;
+pub(crate) mod generation;
+pub(crate) mod latency;
+pub(crate) mod models;
+pub(crate) mod request_parts;
+pub(crate) mod score;
+pub(crate) mod summarization;

@@ -1,0 +1,262 @@
+//! The messages of a `Score` response: chunks of characters, then the summary. The encoder keeps only the next chunk.
+
+use crate::grpc::{
+    convert,
+    generation::{MessageEncoder, character, ends_segment, is_cut},
+};
+use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
+use weir_engine::{Event, options::EmittedSymbol};
+use weir_models::{
+    contract::levels,
+    text::{TextCounter, Vocabulary},
+};
+use weir_proto::v1::{self, score_response::Event as Payload};
+
+/// Maximum characters of a chunk, in which each alternative counts like one.
+const CHUNK: usize = 512;
+
+/// Encodes the events of one scored text.
+pub(crate) struct ScoreEncoder {
+    vocabulary: Arc<Vocabulary>,
+    seed: u64,
+    /// Maximum characters of a chunk.
+    max_chars: usize,
+    waiting: VecDeque<EmittedSymbol>,
+    /// Sum of the characters' log-probabilities.
+    logprob_sum: f64,
+    /// Characters with a log-probability.
+    scored: u64,
+    /// Size of all text, and of the text of scored characters.
+    text: TextCounter,
+    scored_text: TextCounter,
+    /// Sum of the log-probabilities of segment ends, for a model that writes segments.
+    end_logprob_sum: Option<f64>,
+    summary: Option<v1::ScoreSummary>,
+    /// Unicode characters of the text, as sent, that normalising replaced or dropped.
+    normalized_chars: usize,
+}
+
+impl ScoreEncoder {
+    /// Creates an encoder for a text with this number of alternatives for each character. `writes_segments` is true for a model that
+    /// scores segment ends.
+    pub(super) fn new(seed: u64, alternatives: usize, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
+        let end_logprob_sum = writes_segments.then_some(0.0);
+        let waiting = VecDeque::new();
+        let text = TextCounter::new(Arc::clone(&vocabulary));
+        let scored_text = text.clone();
+        Self {
+            vocabulary,
+            seed,
+            max_chars: (CHUNK / alternatives.saturating_add(1)).max(1),
+            waiting,
+            logprob_sum: 0.0,
+            scored: 0,
+            text,
+            scored_text,
+            end_logprob_sum,
+            summary: None,
+            normalized_chars: 0,
+        }
+    }
+
+    /// Reports that normalising replaced or dropped this number of characters of the text.
+    pub(super) fn with_normalized_chars(self, normalized_chars: usize) -> Self {
+        Self { normalized_chars, ..self }
+    }
+}
+
+impl MessageEncoder for ScoreEncoder {
+    type Message = v1::ScoreResponse;
+
+    const LEADING: usize = 0;
+
+    fn push(&mut self, event: Event) {
+        match event {
+            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+            Event::Characters(characters) => {
+                for logprob in characters.iter().filter_map(|character| character.logprob) {
+                    self.logprob_sum += f64::from(logprob);
+                    self.scored += 1;
+                }
+                for character in &characters {
+                    self.text.push(character.symbol, true);
+                    self.scored_text.push(character.symbol, character.logprob.is_some());
+                }
+                let ends = characters.iter().filter_map(|character| character.decision?.end_logprob);
+                let ends = ends.map(f64::from).sum::<f64>();
+                self.end_logprob_sum = self.end_logprob_sum.map(|sum| sum + ends);
+                self.waiting.extend(characters);
+            }
+            Event::Finished { usage, timing, .. } => {
+                tracing::debug!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
+                self.text.finish();
+                self.scored_text.finish();
+                let units = match self.vocabulary.is_subword() {
+                    true => self.scored_text.chars,
+                    false => usize::try_from(self.scored).unwrap_or(usize::MAX),
+                };
+                let per = |nats: f64, count: usize| (self.scored > 0 && count > 0).then(|| -nats / LN_2 / count as f64);
+                let per_char = |nats: f64| per(nats, units);
+                let prompt_text_chars = Some(self.text.chars as u64);
+                let normalized_chars = Some(self.normalized_chars as u64);
+                self.summary = Some(v1::ScoreSummary {
+                    bits_per_char: per_char(self.logprob_sum),
+                    nxt_bits_per_char: self.end_logprob_sum.and_then(per_char),
+                    scored_chars: self.scored,
+                    seed: self.seed,
+                    bits_per_byte: per(self.logprob_sum, self.scored_text.bytes),
+                    usage: Some(v1::Usage { prompt_text_chars, normalized_chars, ..convert::usage(usage) }),
+                    timing: Some(convert::timing(timing)),
+                    levels: convert::levels(&usage, &timing),
+                });
+            }
+        }
+    }
+
+    fn close(&mut self) {}
+
+    fn next(&mut self) -> Option<v1::ScoreResponse> {
+        let payload = if self.waiting.is_empty() {
+            Payload::Summary(self.summary.take()?)
+        } else {
+            let next = self.waiting.drain(..self.waiting.len().min(self.max_chars));
+            let characters = next.map(|symbol| character(symbol, true, &self.vocabulary)).collect();
+            Payload::Chunk(v1::ScoreChunk { characters })
+        };
+        Some(v1::ScoreResponse { event: Some(payload) })
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= self.max_chars
+    }
+}
+
+// Turns boundary decisions into segments with offsets.
+
+/// Returns the segments of a text, in order. Together they cover all of it.
+pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
+    let mut all = Vec::new();
+    let mut byte = 0;
+    let mut char = 0;
+    let mut last_end = true;
+    for run in characters.chunk_by(|before, after| !is_cut(before, after)) {
+        let ids: Vec<_> = run.iter().map(|character| character.symbol).collect();
+        let text = vocabulary.decode(&ids);
+        let chars = vocabulary.count_without_marks(&ids);
+        // Byte symbols count themselves: the text may contain replacement characters.
+        let bytes = if vocabulary.is_bytes() { chars } else { text.len() };
+        let begins = run.first().and_then(|first| first.decision).filter(|first| first.begins_segment());
+        let decided = begins.or_else(|| run.last()?.decision);
+        last_end = run.last().is_some_and(ends_segment);
+        let segment = v1::Segment {
+            text,
+            byte_start: byte,
+            byte_end: byte + bytes as u64,
+            char_start: char,
+            char_end: char + chars as u64,
+            boundary_probability: decided.and_then(|decision| decision.probability),
+            open: false,
+            chunk_depth: begins.map_or(0, |first| first.depth.into()),
+        };
+        byte = segment.byte_end;
+        char = segment.char_end;
+        all.push(segment);
+    }
+    // only the last segment of a text may go on after it
+    all.last_mut().into_iter().for_each(|last: &mut v1::Segment| last.open = !last_end);
+    all
+}
+
+/// Returns the boundaries of each level, if there are several.
+pub fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
+    let levels = levels(characters.iter().map(|character| character.decision.map_or(0, |decision| decision.depth)));
+    let level = |level: Vec<u8>| v1::BoundaryLevel { boundaries: level.into_iter().map(u32::from).collect() };
+    if levels.len() > 1 { levels.into_iter().map(level).collect() } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_engine::options::FinishReason;
+    use weir_models::{
+        contract::SymbolBoundary,
+        text::TextNormaliser,
+        usage::{Timing, Usage},
+    };
+
+    fn messages(count: usize) -> Vec<Payload> {
+        let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
+        let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
+        let character =
+            |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new(), cut: None };
+        encoder.push(Event::Characters((0..count).map(character).collect()));
+        encoder.push(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
+        std::iter::from_fn(|| encoder.next()).filter_map(|message| message.event).collect()
+    }
+
+    #[test]
+    fn chunks_are_bounded_and_the_summary_is_last() {
+        let messages = messages(CHUNK + 1);
+        let [Payload::Chunk(first), Payload::Chunk(second), Payload::Summary(summary)] = &messages[..] else {
+            panic!("{messages:?}")
+        };
+        assert_eq!((first.characters.len(), second.characters.len()), (CHUNK, 1));
+        assert_eq!((summary.scored_chars, summary.seed), (CHUNK as u64, 7));
+        assert!((summary.bits_per_char.unwrap() - 1.0).abs() < 1e-6);
+        assert_eq!(summary.bits_per_byte, summary.bits_per_char);
+        assert_eq!(summary.usage.unwrap().prompt_text_chars, Some(CHUNK as u64 + 1));
+    }
+
+    #[test]
+    fn one_character_has_no_score() {
+        let messages = messages(1);
+        let Some(Payload::Summary(summary)) = messages.last() else { panic!("{messages:?}") };
+        assert_eq!((summary.bits_per_char, summary.scored_chars), (None, 0));
+    }
+
+    /// Returns the symbols, with a boundary after each index in `closing`.
+    fn emitted(symbols: &[u32], closing: &[usize]) -> Vec<EmittedSymbol> {
+        let decision = |index| {
+            Some(SymbolBoundary {
+                boundary: closing.contains(&index),
+                depth: 0,
+                probability: Some(index as f32 / 10.0),
+                end_logprob: None,
+            })
+        };
+        let character = |(index, &symbol)| EmittedSymbol {
+            symbol,
+            logprob: None,
+            decision: decision(index),
+            top: Vec::new(),
+            cut: None,
+        };
+        symbols.iter().enumerate().map(character).collect()
+    }
+
+    #[test]
+    fn offsets_are_in_bytes_and_characters() {
+        let vocabulary = Vocabulary::from_symbols(&["a", "é"], TextNormaliser::None).unwrap();
+        let segments = crate::grpc::score::segments(&emitted(&[1, 0, 1, 1], &[1]), &vocabulary);
+        let offsets = |s: &v1::Segment| (s.text.clone(), s.byte_start..s.byte_end, s.char_start..s.char_end, s.open);
+        assert_eq!(offsets(&segments[0]), ("éa".into(), 0..3, 0..2, false));
+        assert_eq!(offsets(&segments[1]), ("éé".into(), 3..7, 2..4, true));
+        assert_eq!(segments[0].boundary_probability, Some(0.1));
+    }
+
+    #[test]
+    fn a_text_that_ends_with_a_boundary_has_no_open_segment() {
+        let vocabulary = Vocabulary::from_symbols(&["a"], TextNormaliser::None).unwrap();
+        let segments = crate::grpc::score::segments(&emitted(&[0, 0], &[0, 1]), &vocabulary);
+        assert_eq!(segments.iter().map(|segment| segment.open).collect::<Vec<_>>(), [false, false]);
+        assert!(crate::grpc::score::segments(&[], &vocabulary).is_empty());
+    }
+
+    #[test]
+    fn bytes_may_be_cut_within_a_code_point() {
+        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
+        let segments = crate::grpc::score::segments(&emitted(&[0xc3, 0xa9, 0x61], &[0]), &vocabulary);
+        assert_eq!((segments[0].text.as_str(), segments[0].byte_end), ("\u{fffd}", 1));
+        assert_eq!((segments[1].byte_start, segments[1].byte_end), (1, 3));
+    }
+}

@@ -1,0 +1,731 @@
+//! The service `Summarization`: passes a document to the model's engine, which encodes it while it arrives, and answers with a
+//! stream over the engine's events. A document that may be summarized in parts is received first.
+
+use crate::{
+    call::{Call, Reply},
+    grpc::{
+        codec::PartTotals,
+        convert::{self, count},
+        generation::{
+            Buffered, JobEvents, JobService, MessageEncoder, Output, ResponseStream, TaskResponse, buffered, is_last,
+            reject, terms,
+        },
+        request_parts::RequestParts,
+    },
+    middleware::limits::Reservation,
+    registry::{Lease, RequestPermit, summarizes},
+    tokenization::TokenizationWorkers,
+};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use tokio::{task::AbortHandle, time::sleep};
+use tokio_util::either::Either;
+use tonic::{Request, Response, Streaming};
+use weir_engine::{
+    DocumentEvent, DocumentSource, DocumentUpload, Event, Events, Terms,
+    beam::Hypothesis,
+    clock,
+    options::FinishReason,
+    summary::{
+        self, ByteRange, EncodedDocument, FieldNames, KeptSpan, LongDocument, LongDocuments, MAX_BYTES, Summarize,
+        SummaryResult, TextPart, spans,
+    },
+};
+use weir_kernels::error::{Error, Result};
+use weir_models::{
+    contract::{Card, EncodingStage, PoolingChoice, covers_text, no_text},
+    text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan, Vocabulary},
+};
+use weir_proto::v1::{self, summarization_server, summarize_request::Part, summarize_response::Event as Payload};
+
+/// The response of one job, or of the jobs of all parts.
+pub(crate) type SummaryResponses = Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
+
+/// A checked request, and what its jobs need.
+struct SummaryCall {
+    parts: RequestParts<v1::SummarizeRequest>,
+    permit: RequestPermit,
+    engine: Lease,
+    request: Summarize,
+    terms: Terms,
+    call: Call,
+}
+
+impl JobService {
+    /// Starts a `Summarize`.
+    pub(crate) async fn start_summary(
+        &self,
+        mut parts: RequestParts<v1::SummarizeRequest>,
+        call: Call,
+    ) -> Result<SummaryResponses> {
+        let permit = self.gate.enter()?;
+        let first = parts.next().await?;
+        let Some(Part::Options(options)) = first.and_then(|first| first.part) else {
+            return Err(Error::bad_option("options", "none", "options in the first part of the request"));
+        };
+        let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
+        let request = convert::summary_options(&options, engine.card())?;
+        let long_documents = convert::long_documents(&options)?;
+        let terms = terms(&call, options.priority);
+        let summary = SummaryCall { parts, permit, engine, request, terms, call };
+        if long_documents == LongDocuments::Chunk {
+            return self.start_parts(summary).map(Either::Right);
+        }
+        self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
+    }
+
+    /// Starts one job for a document that is encoded while it arrives, or for the cached one of this id.
+    async fn start_job(
+        &self,
+        summary: SummaryCall,
+        document_id: Option<String>,
+        cut: bool,
+    ) -> Result<ResponseStream<SummaryEncoder>> {
+        let SummaryCall { mut parts, permit, engine, request, terms, call } = summary;
+        let (events, upload_task) = match document_id {
+            Some(id) => {
+                // Before the rest of the request is read, so that an unknown id is reported at once.
+                let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
+                if parts.next().await?.is_some() {
+                    return Err(Error::bad_option("chunk", "one", "no part after options with a document_id"));
+                }
+                (events, None)
+            }
+            None => {
+                let (upload, incoming) = engine.upload();
+                let events = engine.summarize(&request, DocumentSource::Uploading(incoming), terms)?;
+                let receiver = DocumentReceiver::new(&engine, cut, upload, self.document_workers(&call));
+                (events, Some(receiver.spawn(parts)))
+            }
+        };
+        let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
+        let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
+    }
+
+    /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
+    fn start_parts(&self, summary: SummaryCall) -> Result<TaskResponse<v1::SummarizeResponse>> {
+        let SummaryCall { parts, permit, engine, request, terms, call } = summary;
+        let limits = engine.document_limits().ok_or_else(|| Error::Internal("a summarizer without limits".into()))?;
+        request.plan(engine.card(), limits, engine.limits().rows)?;
+        let stall = engine.limits().stall;
+        let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
+        let workers = self.document_workers(&call);
+        let permits = [permit, self.gate.enter()?];
+        let summary = PartedSummary { engine, request, terms, workers, reserved, call: call.clone() };
+        Ok(TaskResponse::spawn(permits, call, stall, move |output| async move {
+            let text = receive(parts, &summary.reserved).await?;
+            summary.run(text, &output).await
+        }))
+    }
+
+    fn document_workers(&self, call: &Call) -> DocumentWorkers {
+        DocumentWorkers { workers: self.workers.clone(), tenant: call.tenant() }
+    }
+}
+
+#[tonic::async_trait]
+impl summarization_server::Summarization for JobService {
+    type SummarizeStream = Buffered<SummaryResponses>;
+
+    async fn summarize(&self, request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
+        let call = Call::of(&request);
+        let started = self.start_summary(RequestParts::of(request), call.clone()).await;
+        let responses = started.map_err(reject(&call))?;
+        buffered(responses, self.first_messages::<SummaryEncoder>()).await.map(Response::new)
+    }
+}
+
+// Receives the whole text of a document, and counts the memory that it takes.
+
+/// Receives all chunks of a document. Each is checked against [`MAX_BYTES`] and counted in `reserved` before it is
+/// appended, which then releases the memory of its message.
+pub(super) async fn receive(mut parts: RequestParts<v1::SummarizeRequest>, reserved: &Reservation) -> Result<String> {
+    let mut text = String::new();
+    while let Some(message) = parts.next().await? {
+        append(&mut text, &chunk_text(message.part)?, reserved)?;
+        parts.release();
+    }
+    Ok(text)
+}
+
+/// Appends a chunk. Fails if the text would be too long, or if no memory is left for it.
+fn append(text: &mut String, chunk: &str, reserved: &Reservation) -> Result<()> {
+    let needed = text.len().saturating_add(chunk.len());
+    if needed > MAX_BYTES {
+        let unit = "bytes of a document that is summarized in parts";
+        return Err(Error::LongerThan { field: TEXT, limit: MAX_BYTES, unit, why: None });
+    }
+    if needed > text.capacity() {
+        let capacity = needed.max(text.capacity().saturating_mul(2)).min(MAX_BYTES);
+        reserved.add_leaving_a_message(capacity.saturating_sub(text.capacity()))?;
+        text.reserve_exact(capacity.saturating_sub(text.len()));
+    }
+    text.push_str(chunk);
+    Ok(())
+}
+
+// Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
+
+/// The field of a document's text in errors.
+pub(super) const TEXT: &str = "chunk.text";
+
+/// The task that receives a document. Dropping this aborts it.
+pub(super) struct UploadTask(AbortHandle);
+
+impl Drop for UploadTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The workers that tokenize long chunks for this tenant.
+#[derive(Clone)]
+pub(super) struct DocumentWorkers {
+    pub(super) workers: TokenizationWorkers,
+    pub(super) tenant: Arc<str>,
+}
+
+/// A document on its way to the engine.
+pub(super) struct DocumentReceiver {
+    workers: DocumentWorkers,
+    tokenizer: StreamTokenizer,
+    upload: DocumentUpload,
+    /// True if a document over the limit is cut instead of rejected.
+    cut: bool,
+    /// Maximum tokens.
+    limit: usize,
+    /// The symbol that is appended to the document.
+    end: u32,
+    /// True if a token covers text of the document.
+    covers_text: bool,
+}
+
+impl DocumentReceiver {
+    pub(super) fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: DocumentWorkers) -> Self {
+        let limits = engine.document_limits();
+        // The end symbol counts as a token, too.
+        let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
+        let vocabulary = Arc::clone(&engine.card().vocabulary);
+        let tokenizer = match limits {
+            Some(limits) => limits.tokenizer(vocabulary, TEXT),
+            None => StreamTokenizer::new(vocabulary, TEXT, limit),
+        };
+        Self {
+            workers,
+            tokenizer: tokenizer.with_truncation(cut),
+            upload,
+            cut,
+            limit,
+            end: limits.map_or(0, |limits| limits.marks.end),
+            covers_text: false,
+        }
+    }
+
+    /// Receives the document in a task of its own.
+    pub(super) fn spawn(self, parts: RequestParts<v1::SummarizeRequest>) -> UploadTask {
+        UploadTask(tokio::spawn(self.receive(parts)).abort_handle())
+    }
+
+    /// Receives the document to its end or to the limit, and tokenizes long chunks on workers. Text beyond the limit is not read.
+    async fn receive(mut self, mut parts: RequestParts<v1::SummarizeRequest>) {
+        loop {
+            let part = match parts.next().await {
+                Ok(message) => message.map(|message| message.part),
+                Err(error) => return self.upload.fail(error),
+            };
+            let ended = part.is_none();
+            let bytes = match &part {
+                Some(Some(Part::Chunk(chunk))) => chunk.text.len(),
+                Some(_) => 0,
+                // A long document may have a long last word.
+                None => usize::try_from(self.tokenizer.bytes()).unwrap_or(usize::MAX),
+            };
+            let DocumentWorkers { workers, tenant } = self.workers.clone();
+            let work = move || {
+                let pushed = self.push(part);
+                (self, pushed)
+            };
+            // An error means that the tokenizer panicked, which has ended the upload.
+            let Ok((receiver, pushed)) = workers.run(&tenant, bytes, work).await else { return };
+            self = receiver;
+            match pushed {
+                Ok(LimitStatus::Within) if !ended => {}
+                Ok(limit_status) => return self.close(limit_status == LimitStatus::Exceeded),
+                Err(error) => return self.upload.fail(error),
+            }
+        }
+    }
+
+    /// Tokenizes the next part, or the rest at the end of the document (`None`).
+    fn push(&mut self, part: Option<Option<Part>>) -> Result<LimitStatus> {
+        let mut tokens = Vec::new();
+        let limit_status = match part {
+            Some(part) => self.tokenizer.push(&chunk_text(part)?, &mut tokens)?,
+            None => self.tokenizer.finish(&mut tokens)?,
+        };
+        if limit_status == LimitStatus::Exceeded && !self.cut {
+            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
+        }
+        self.covers_text |= covers_text(&tokens);
+        let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        if !ids.is_empty() {
+            self.upload.push(&ids, &tokens.iter().map(byte_range).collect::<Vec<_>>());
+        }
+        Ok(limit_status)
+    }
+
+    fn close(self, cut: bool) {
+        if !self.covers_text {
+            return self.upload.fail(no_text(TEXT));
+        }
+        let end = self.tokenizer.bytes();
+        self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
+        self.upload.close(cut);
+    }
+}
+
+/// Returns the text of a part after the options. Fails for any other part.
+pub(super) fn chunk_text(part: Option<Part>) -> Result<String> {
+    match part {
+        Some(Part::Chunk(chunk)) => Ok(chunk.text),
+        Some(Part::Options(_)) => {
+            Err(Error::bad_option("options", "another message of options", "options in the first part only"))
+        }
+        None => Err(Error::bad_option("part", "nothing", "options or a chunk")),
+    }
+}
+
+// Runs a `Summarize` call whose document may be longer than the model reads. Summarizes the parts one after another, each by a job
+// of its own, then their summaries.
+
+/// Names of the options in errors.
+const NAMES: FieldNames = FieldNames { text: TEXT, long_documents: "options.long_documents" };
+
+/// How long a part waits before it asks again for a place or memory that others held.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Bytes of a part's message outside of its summary.
+const PART_BYTES: usize = size_of::<v1::SummaryPart>();
+
+/// A call whose document is summarized in parts.
+pub(super) struct PartedSummary {
+    pub(super) engine: Lease,
+    pub(super) request: Summarize,
+    pub(super) terms: Terms,
+    pub(super) workers: DocumentWorkers,
+    /// The memory of the document's text, and of the summaries of its parts.
+    pub(super) reserved: Reservation,
+    pub(super) call: Call,
+}
+
+/// The end of a job.
+struct JobOutput {
+    selected: Vec<v1::Selected>,
+    finished: v1::SummaryFinished,
+    result: Box<SummaryResult>,
+}
+
+impl PartedSummary {
+    /// Summarizes a document, and sends the events of the response. Fails as [`LongDocument`] does, and if a job fails.
+    pub(super) async fn run(self, text: String, output: &Output<v1::SummarizeResponse>) -> Result<()> {
+        let mut totals = PartTotals::new(clock::since(self.call.arrived));
+        // Reserved bytes of the round's text, and of the next round's.
+        let mut held = text.capacity();
+        let mut next_held = 0;
+        let mut document = LongDocument::new(text, NAMES);
+        let mut parts: Vec<v1::SummaryPart> = Vec::new();
+        loop {
+            let (next, part) = self.next_part(document).await?;
+            document = next;
+            let is_first = part.round == 1 && part.number == 1;
+            let submitted = clock::since(self.call.arrived);
+            let events = self.submit(&part, is_first).await?;
+            let job = self.read(events, output, is_first, part.is_whole()).await?;
+            totals.add(&job.finished, &job.result);
+            if part.is_whole() {
+                if let Some(span) = &self.call.span {
+                    let (usage, timing) = totals.of_jobs();
+                    span.record_job(&self.engine.card().name, usage, timing);
+                }
+                let finished = totals.finish(job.finished, parts, submitted, clock::since(self.call.arrived));
+                return output.send(message(Payload::Finished(finished))).await;
+            }
+            let (summarized, selected) = summarized_part(&part, job);
+            let bytes = summarized.summary.len();
+            // Once in the response, and once in the text of the next round.
+            self.when_free(true, || self.reserved.add(2 * bytes + PART_BYTES)).await?;
+            next_held += bytes;
+            totals.add_part(&part);
+            let sent = v1::SummaryPart { selected, ..summarized.clone() };
+            output.send(message(Payload::Part(sent))).await?;
+            document.push_summary(&part, &summarized.summary)?;
+            parts.push(summarized);
+            if part.is_last {
+                self.reserved.release(held);
+                held = std::mem::take(&mut next_held);
+            }
+        }
+    }
+
+    /// Tries until other calls leave a place or memory, up to the stall limit if `waits` is true.
+    async fn when_free<T>(&self, waits: bool, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let began = clock::now();
+        loop {
+            match attempt() {
+                Err(Error::QueueFull { .. }) if waits && clock::since(began) < self.engine.limits().stall => {
+                    sleep(RETRY).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Cuts the next part off the document, on a worker if much text is left.
+    async fn next_part(&self, document: LongDocument) -> Result<(LongDocument, TextPart)> {
+        let bytes = document.bytes_left();
+        let engine = self.engine.clone();
+        let work = move || {
+            let missing = || Error::Internal("a summarizer without limits".into());
+            let limits = engine.document_limits().ok_or_else(missing)?;
+            let part = document.next_part(&engine.card().vocabulary, limits)?;
+            Ok((document, part))
+        };
+        let DocumentWorkers { workers, tenant } = &self.workers;
+        workers.run(tenant, bytes, work).await?
+    }
+
+    /// Submits a part. If the queue is full, the first part fails, and a later one waits up to the stall limit.
+    async fn submit(&self, part: &TextPart, is_first: bool) -> Result<Events> {
+        // The call was admitted when it arrived.
+        let terms = Terms { continues: true, ..self.terms.clone() };
+        let submit = || {
+            let (upload, incoming) = self.engine.upload();
+            upload.push(&part.ids, &part.byte_ranges);
+            if !(is_first && part.is_whole()) {
+                upload.use_once();
+            }
+            upload.close(false);
+            self.engine.summarize(&self.request, DocumentSource::Uploading(incoming), terms.clone())
+        };
+        self.when_free(!is_first, submit).await
+    }
+
+    /// Reads the events of a job to its end. Sends `started` for the first job, and all messages but the last if the part is the
+    /// whole text of its round.
+    async fn read(
+        &self,
+        mut events: Events,
+        output: &Output<v1::SummarizeResponse>,
+        is_first: bool,
+        is_whole: bool,
+    ) -> Result<JobOutput> {
+        let lost = || Error::Internal("the engine dropped a job without a final event".into());
+        let card = self.engine.card();
+        let end = self.engine.document_limits().map_or(0, |limits| limits.marks.end);
+        let mut encoder = SummaryEncoder::new(card, end, &self.call.id, None);
+        let mut selected = Vec::new();
+        loop {
+            let event = events.recv().await.ok_or_else(lost)??;
+            let last = is_last(&event);
+            let result = match &event {
+                Event::Document(DocumentEvent::Summarized(result)) => Some(result.clone()),
+                _ => None,
+            };
+            encoder.push(event);
+            if last {
+                encoder.close();
+            }
+            while let Some(response) = encoder.next() {
+                match response.event {
+                    Some(Payload::Finished(finished)) => {
+                        let result = result.ok_or_else(lost)?;
+                        return Ok(JobOutput { selected, finished, result });
+                    }
+                    Some(Payload::Started(started)) if is_first => {
+                        output.send(message(Payload::Started(started))).await?
+                    }
+                    Some(Payload::Started(_)) | None => {}
+                    Some(event) if is_whole => output.send(message(event)).await?,
+                    Some(Payload::Selected(kept)) => selected.push(kept),
+                    Some(_) => {}
+                }
+            }
+            if last {
+                return Err(lost());
+            }
+        }
+    }
+}
+
+fn message(event: Payload) -> v1::SummarizeResponse {
+    v1::SummarizeResponse { event: Some(event) }
+}
+
+/// Returns the message for a part that is summarized, without its spans, and the spans.
+fn summarized_part(part: &TextPart, job: JobOutput) -> (v1::SummaryPart, Vec<v1::Selected>) {
+    let JobOutput { selected, finished, .. } = job;
+    let usage = finished.usage.unwrap_or_default();
+    let summarized = v1::SummaryPart {
+        round: count(part.round),
+        part: count(part.number),
+        byte_start: part.start,
+        byte_end: part.end,
+        round_bytes: part.round_bytes,
+        document_tokens: usage.document_tokens,
+        summary_tokens: usage.summary_tokens,
+        summary: finished.hypotheses.into_iter().next().map(|best| best.text).unwrap_or_default(),
+        selected: Vec::new(),
+    };
+    (summarized, selected)
+}
+
+// The messages of a `Summarize` response: `started`, progress, selections, pieces, `finished`.
+
+/// Bytes of text from which on a message is sent before more events are taken.
+const PIECE: usize = 4096;
+
+/// Encodes the events of one summary.
+pub(crate) struct SummaryEncoder {
+    request_id: String,
+    model: String,
+    vocabulary: Arc<Vocabulary>,
+    /// Id of the end mark.
+    end: u32,
+    text: StreamDetokenizer,
+    /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
+    upload_task: Option<UploadTask>,
+    started: Option<v1::SummaryStarted>,
+    progress: Option<v1::Progress>,
+    selected: VecDeque<v1::Selected>,
+    /// Poolings whose selection is already queued.
+    poolings_selected: usize,
+    encoded: Option<Arc<EncodedDocument>>,
+    piece: String,
+    finished: Option<v1::SummaryFinished>,
+    closed: bool,
+}
+
+impl SummaryEncoder {
+    pub(super) fn new(card: &Card, end: u32, request_id: &str, upload_task: Option<UploadTask>) -> Self {
+        let vocabulary = Arc::clone(&card.vocabulary);
+        Self {
+            request_id: request_id.to_owned(),
+            model: card.name.clone(),
+            text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
+            vocabulary,
+            end,
+            upload_task,
+            started: None,
+            progress: None,
+            selected: VecDeque::new(),
+            poolings_selected: 0,
+            encoded: None,
+            piece: String::new(),
+            finished: None,
+            closed: false,
+        }
+    }
+
+    fn push_document(&mut self, event: DocumentEvent) {
+        match event {
+            DocumentEvent::Reading(reading) => self.progress = Some(progress(reading)),
+            DocumentEvent::Chosen(update) => self.select(&update.choices, &update.byte_ranges, update.tokens),
+            DocumentEvent::Encoded(encoded) => {
+                let new = &encoded.choices[self.poolings_selected.min(encoded.choices.len())..];
+                self.select(new, &encoded.byte_ranges, encoded.tokens);
+                self.encoded = Some(encoded);
+            }
+            DocumentEvent::Summarized(summary) => self.finished = Some(self.finish(&summary)),
+        }
+    }
+
+    /// Queues the selections of the next poolings. `ranges` holds the byte range of each of the document's `tokens`.
+    fn select(&mut self, choices: &[PoolingChoice], ranges: &[ByteRange], tokens: usize) {
+        self.poolings_selected += choices.len();
+        self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens)));
+    }
+
+    fn finish(&self, summary: &summary::SummaryResult) -> v1::SummaryFinished {
+        let summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
+        let tokens = usage.generated_chars;
+        let total_ns = timing.total_ns;
+        tracing::debug!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
+        let reason = match reason {
+            FinishReason::EndOfText => v1::SummaryFinishReason::EndOfText,
+            _ => v1::SummaryFinishReason::MaxTokens,
+        };
+        let encoded = self.encoded.as_deref();
+        let count = |field: fn(&EncodedDocument) -> usize| encoded.map_or(0, |encoded| field(encoded) as u64);
+        let layers = encoded.into_iter().flat_map(|encoded| &encoded.layers);
+        let steps = (tokens as u64).saturating_sub(1);
+        v1::SummaryFinished {
+            reason: reason.into(),
+            document_id: document_id.clone(),
+            hypotheses: hypotheses.iter().map(|hypothesis| self.hypothesis(hypothesis)).collect(),
+            usage: Some(v1::SummaryUsage {
+                document_tokens: usage.prompt_chars as u64,
+                cached_tokens: usage.cached_chars as u64,
+                cut: encoded.is_some_and(|encoded| encoded.cut),
+                summary_tokens: tokens as u64,
+                vectors: count(|encoded| encoded.vectors),
+                cross_attention_bytes: count(|encoded| encoded.bytes),
+                unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
+                document_bytes: encoded.and_then(EncodedDocument::read_bytes),
+            }),
+            timing: Some(v1::SummaryTiming {
+                queue_ns: timing.queue_ns,
+                upload_ns: waits.arrival_ns,
+                encode_rest_ns: waits.rest_ns,
+                blocks_at_end: waits.blocks_at_end as u64,
+                blocks: waits.blocks as u64,
+                layers: layers.map(|layer| v1::EncoderLayer { length: layer.length as u64, ns: layer.ns }).collect(),
+                memory_ns: encoded.map_or(0, |encoded| encoded.memory_ns),
+                time_to_first_token_ns: timing.time_to_first_char_ns,
+                decode_ns: timing.decode_ns,
+                decode_ns_per_token: timing.decode_ns.checked_div(steps),
+                total_ns,
+                encode_ns: encoded.map_or(0, EncodedDocument::encode_ns),
+                kept_share: encoded.and_then(EncodedDocument::kept_share),
+                cross_attention_bytes: count(|encoded| encoded.bytes),
+                unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
+            }),
+            parts: Vec::new(),
+        }
+    }
+
+    fn hypothesis(&self, hypothesis: &Hypothesis) -> v1::Hypothesis {
+        let Hypothesis { tokens, logprobs, score } = hypothesis;
+        v1::Hypothesis {
+            text: self.vocabulary.decode(hypothesis.text(self.end)),
+            ids: tokens.clone(),
+            score: *score,
+            logprobs: logprobs.clone(),
+        }
+    }
+}
+
+/// Returns an encoder for a program that runs an engine without a server: it takes the events of one summary, `None` at their end, and
+/// returns the messages about each. `end` is the id of the end mark.
+pub fn summary(card: &Card, end: u32) -> impl FnMut(Option<Event>) -> Vec<v1::SummarizeResponse> + use<> {
+    let mut encoder = SummaryEncoder::new(card, end, "", None);
+    move |event| {
+        match event {
+            Some(event) => encoder.push(event),
+            None => encoder.close(),
+        }
+        std::iter::from_fn(|| encoder.next()).collect()
+    }
+}
+
+/// Returns the message for the spans that one pooling keeps.
+fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1::Selected {
+    let (spans, tokens) = spans(choice, ranges, tokens);
+    let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
+    let spans = spans.into_iter().map(span).collect();
+    v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64 }
+}
+
+fn progress(reading: summary::DocumentProgress) -> v1::Progress {
+    let summary::DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
+    let (stage, layer) = match stage {
+        EncodingStage::Waiting => ("waiting", None),
+        EncodingStage::Layer(layer) => ("layer", Some(layer)),
+        EncodingStage::Memory => ("memory", None),
+        EncodingStage::Done => ("done", None),
+    };
+    v1::Progress {
+        stage: stage.to_owned(),
+        layer: layer.map(count),
+        tokens_read: tokens as u64,
+        blocks_encoded: blocks as u64,
+        blocks_total: total.map(|total| total as u64),
+        document_bytes: read_bytes,
+        cut,
+    }
+}
+
+impl MessageEncoder for SummaryEncoder {
+    type Message = v1::SummarizeResponse;
+
+    const LEADING: usize = 1;
+
+    fn push(&mut self, event: Event) {
+        match event {
+            Event::Started { cached_chars } => {
+                self.started = Some(v1::SummaryStarted {
+                    request_id: std::mem::take(&mut self.request_id),
+                    model: std::mem::take(&mut self.model),
+                    cached_tokens: cached_chars as u64,
+                });
+            }
+            Event::Characters(tokens) => {
+                tokens.iter().for_each(|token| self.piece.push_str(self.text.push(token.symbol)));
+            }
+            Event::Document(event) => self.push_document(event),
+            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) => {}
+        }
+    }
+
+    fn close(&mut self) {
+        self.upload_task = None;
+        self.piece.push_str(self.text.finish());
+        self.closed = true;
+    }
+
+    fn next(&mut self) -> Option<v1::SummarizeResponse> {
+        let payload = if let Some(started) = self.started.take() {
+            Payload::Started(started)
+        } else if let Some(progress) = self.progress.take() {
+            Payload::Progress(progress)
+        } else if let Some(selected) = self.selected.pop_front() {
+            Payload::Selected(selected)
+        } else if !self.piece.is_empty() {
+            Payload::Piece(v1::SummaryPiece { text: std::mem::take(&mut self.piece) })
+        } else {
+            Payload::Finished(self.finished.take().filter(|_| self.closed)?)
+        };
+        Some(v1::SummarizeResponse { event: Some(payload) })
+    }
+
+    fn is_full(&self) -> bool {
+        self.piece.len() >= PIECE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::TransportConfig, middleware::limits::BodyMemory};
+
+    fn reserved(request_memory: usize) -> Reservation {
+        let config = TransportConfig { request_memory, message_bytes: 1 << 10, ..TransportConfig::default() };
+        Reservation::new(BodyMemory::new(&config), "a".into())
+    }
+
+    #[test]
+    fn the_text_is_counted_before_it_is_kept() {
+        let reserved = reserved(16 << 10);
+        let mut text = String::new();
+        let chunk = "a".repeat(1 << 10);
+        for count in 1..=4_usize {
+            append(&mut text, &chunk, &reserved).unwrap();
+            assert_eq!((text.len(), text.capacity()), (count << 10, (count << 10).next_power_of_two()));
+        }
+        // A tenant has half of the memory, and the rest of it must hold the next message.
+        let error = append(&mut text, &chunk, &reserved).unwrap_err();
+        assert!(matches!(error, Error::QueueFull { .. } | Error::Oversized { .. }), "{error}");
+        assert_eq!(text.len(), 4 << 10);
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_refused_before_memory_is_taken() {
+        let reserved = reserved(MAX_BYTES * 4);
+        let mut text = String::new();
+        append(&mut text, &"a".repeat(MAX_BYTES - 1), &reserved).unwrap();
+        append(&mut text, "b", &reserved).unwrap();
+        let error = append(&mut text, "c", &reserved).unwrap_err().to_string();
+        assert!(error.contains(&format!("at most {MAX_BYTES} bytes")), "{error}");
+        assert!(text.capacity() <= MAX_BYTES);
+    }
+}

@@ -1,0 +1,816 @@
+//! Completion requests of OpenAI's API, converted to requests of `Generate`. Requests of the Open Inference Protocol are first
+//! converted to these.
+//!
+//! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
+//! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, Error as _, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
+};
+use serde_json::{Map, Value};
+use std::fmt;
+use weir_engine::{options::OptionLimits, summary::LongDocuments};
+use weir_kernels::error::{self, Error, Names, Result, mismatch, quoted};
+use weir_models::contract::EarlyStopping;
+use weir_proto::v1;
+
+/// Default of `max_tokens`, as in OpenAI's API.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// The names of this API.
+pub(crate) const NAMES: Names = Names { dropped: "options.", fields: &[&FIELDS], methods: &PATHS };
+
+/// Fields of the gRPC API, and their names in this one if they differ.
+pub(crate) const FIELDS: [(&str, &str); 18] = [
+    ("prompt_ids", "prompt"),
+    ("chunk.text", "document"),
+    ("sampling.seed", "seed"),
+    ("sampling.temperature", "temperature"),
+    ("sampling.top_k", "top_k"),
+    ("sampling.top_p", "top_p"),
+    ("sampling.min_p", "min_p"),
+    ("sampling.repetition_penalty", "repetition_penalty"),
+    ("sampling.logit_bias", "logit_bias"),
+    ("stopping.max_chars", "max_tokens"),
+    ("stopping.min_chars", "min_tokens"),
+    ("stopping.max_segments", "max_segments"),
+    ("stopping.stop", "stop"),
+    ("stopping.ignore_eos", "ignore_eos"),
+    ("details.top_logprobs", "logprobs"),
+    ("details.boundaries", "boundaries"),
+    ("details.logprobs", "logprobs"),
+    ("details.echo", "echo"),
+];
+
+/// The gRPC methods behind the paths of this API.
+const PATHS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
+
+/// Returns OpenAI's `finish_reason`: `stop` or `length`.
+pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
+    match reason {
+        v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
+        _ => "length",
+    }
+}
+
+/// The fields of a completion request.
+#[derive(Deserialize, Default)]
+#[serde(expecting = "an object")]
+pub(crate) struct CompletionRequest {
+    pub(crate) model: Option<String>,
+    #[serde(default)]
+    pub(crate) prompt: Prompts<MAX_CHOICES>,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) min_tokens: Option<u32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) seed: Option<Seed>,
+    pub(crate) n: Option<usize>,
+    pub(crate) best_of: Option<usize>,
+    #[serde(default)]
+    pub(crate) stop: Texts<{ OptionLimits::STOPS }>,
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) echo: Option<bool>,
+    pub(crate) logprobs: Option<u32>,
+    #[serde(default)]
+    pub(crate) logit_bias: Biases,
+    pub(crate) priority: Option<i32>,
+    pub(crate) resume_text: Option<String>,
+    pub(crate) speculate: Option<Speculate>,
+    pub(crate) suffix: Option<String>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    pub(crate) boundaries: Option<bool>,
+    pub(crate) boundary_mode: Option<String>,
+    pub(crate) max_segments: Option<u32>,
+    pub(crate) length_penalty: Option<f32>,
+    pub(crate) early_stopping: Option<EarlyStopping>,
+    #[serde(alias = "no_repeat_ngram_size")]
+    pub(crate) no_repeat_ngram: Option<u32>,
+    pub(crate) cut: Option<bool>,
+    pub(crate) long_documents: Option<LongDocuments>,
+}
+
+/// Options of a stream.
+#[derive(Deserialize, Default, Clone, Copy)]
+#[serde(expecting = "an object")]
+pub(crate) struct StreamOptions {
+    #[serde(default, deserialize_with = "null_as_false")]
+    pub(crate) include_usage: bool,
+    #[serde(default, deserialize_with = "null_as_false")]
+    pub(crate) continuous_usage_stats: bool,
+}
+
+fn null_as_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl CompletionRequest {
+    /// Parses JSON. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
+    pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
+        parse_json(bytes, input)
+    }
+
+    /// Converts parsed fields; fails as [`parse`](Self::parse) does. Errors call the fields `input`.
+    pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
+        let read = serde_path_to_error::deserialize(Value::Object(fields));
+        read.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
+            unreadable(input, &error.path().to_string(), error.inner())
+        })
+    }
+
+    /// Returns true if the response is a stream.
+    pub(crate) fn wants_stream(&self) -> bool {
+        self.stream.unwrap_or_default()
+    }
+
+    /// Returns the options of the stream.
+    pub(crate) fn stream_options(&self) -> StreamOptions {
+        self.stream_options.unwrap_or_default()
+    }
+
+    /// Returns true if the response marks where segments end.
+    pub(crate) fn wants_boundaries(&self) -> bool {
+        self.boundaries.unwrap_or_default()
+    }
+
+    /// Returns true if the response lists characters.
+    pub(crate) fn wants_characters(&self) -> bool {
+        self.logprobs.is_some() || self.wants_boundaries()
+    }
+
+    /// Returns the number of choices for each prompt.
+    pub(crate) fn choices_per_prompt(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
+    /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Without a prompt,
+    /// it is empty. Each is built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
+    pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
+        self.reject_unsupported()?;
+        let prompts = self.prompt.list().unwrap_or_default();
+        let count = prompts.len().max(1);
+        let n = self.choices_per_prompt();
+        check_choices(n, count)?;
+        if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
+            return Err(Error::bad_option("best_of", best_of.to_string(), format!("{n} (the value of n)")));
+        }
+        if n * count > 1 && self.resume_text.as_ref().is_some_and(|text| !text.is_empty()) {
+            let found = format!("with {} choices", n * count);
+            return Err(Error::bad_option("resume_text", found, "at most one choice"));
+        }
+        let top_k = self.top_k()?;
+        Ok((0..n * count).map(move |index| self.generate_request(prompts.get(index / n), top_k, index % n)))
+    }
+
+    /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.
+    pub(crate) fn top_k(&self) -> Result<Option<u32>> {
+        let convert = |k| match k {
+            -1 => Ok(0),
+            k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or a larger number")),
+        };
+        self.top_k.map(convert).transpose()
+    }
+
+    pub(crate) fn reject_unsupported(&self) -> Result<()> {
+        let not_zero = |value: Option<f32>| value.filter(|value| *value != 0.0).map(|value| value.to_string());
+        for (field, found, neutral) in [
+            ("presence_penalty", not_zero(self.presence_penalty), "0"),
+            ("frequency_penalty", not_zero(self.frequency_penalty), "0"),
+            ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
+        ] {
+            if let Some(found) = found {
+                return Err(Error::bad_option(field, found, format!("{neutral} (the only supported value)")));
+            }
+        }
+        Ok(())
+    }
+
+    fn generate_request(&self, prompt: Option<&Prompt>, top_k: Option<u32>, index: usize) -> v1::GenerateRequest {
+        let (prompt, prompt_ids) = match prompt {
+            Some(Prompt::Text(text)) => (text.clone(), Vec::new()),
+            Some(Prompt::Ids(ids)) => (String::new(), ids.clone()),
+            None => Default::default(),
+        };
+        // Each choice draws from a seed of its own.
+        let seed = self.seed.map(|Seed(seed)| seed.wrapping_add(index as u64));
+        // Only characters with log-probabilities arrive with their number, which running counts need.
+        let counted = self.stream_options().continuous_usage_stats;
+        v1::GenerateRequest {
+            model: self.model.clone(),
+            prompt,
+            prompt_ids,
+            sampling: Some(v1::Sampling {
+                temperature: self.temperature,
+                top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                seed,
+                logit_bias: self.logit_biases(),
+            }),
+            stopping: Some(v1::Stopping {
+                max_chars: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+                min_chars: self.min_tokens,
+                max_segments: self.max_segments,
+                stop: self.stop.0.clone(),
+                include_stop: self.include_stop_str_in_output,
+                ignore_eos: self.ignore_eos,
+            }),
+            stream: None,
+            details: Some(v1::Details {
+                echo: self.echo,
+                logprobs: Some(counted || self.logprobs.is_some()),
+                top_logprobs: self.logprobs,
+                boundaries: self.boundaries,
+                ids: None,
+            }),
+            boundary_mode: self.boundary_mode.clone(),
+            priority: self.priority,
+            resume_text: self.resume_text.clone().unwrap_or_default(),
+            resume_ids: Vec::new(),
+            speculate: self.speculate.clone().map(|Speculate(setting)| setting),
+        }
+    }
+
+    /// Removes the biases of ids outside a vocabulary of `symbols` symbols: the model never generates these.
+    pub(crate) fn drop_biases_without_symbol(&mut self, symbols: usize) {
+        self.logit_bias.0.retain(|bias| (bias.id as usize) < symbols);
+    }
+
+    /// Returns the biases as messages.
+    pub(crate) fn logit_biases(&self) -> Vec<v1::LogitBias> {
+        let message =
+            |bias: &Bias| v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(bias.id)), bias: bias.value };
+        self.logit_bias.0.iter().map(message).collect()
+    }
+}
+
+/// Parses a JSON object. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
+    // serde would accept a list as the fields in their order.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        let why = format!("{input}: expected an object, found a list");
+        return Err(Error::Unreadable { field: None, why });
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut deserializer);
+    let parsed = parsed.map_err(|error| unreadable(input, &error.path().to_string(), error.inner()))?;
+    deserializer.end().map_err(|error| unreadable(input, "", &error))?;
+    Ok(parsed)
+}
+
+/// Returns the error of a value at `path`, as serde writes paths. The message begins with the path, or with `input` if it is empty.
+pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> Error {
+    // serde's path ends with `?` where the text ends within a key, and is `.` at the root
+    let path = path.trim_end_matches('?').trim_end_matches('.');
+    let message = error.to_string();
+    let mismatch = mismatch(&message, vec![path], error.is_data());
+    let field = Some(&mismatch.key).filter(|key| !key.is_empty());
+    let why = format!("{}: {mismatch}", field.map_or(input, String::as_str));
+    Error::Unreadable { field: field.cloned(), why }
+}
+
+/// Builds the error of a field with a value of the wrong type.
+pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
+    Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
+}
+
+// Lists in a request's JSON, bounded while they are parsed: no element beyond the limit is stored.
+
+/// Null, a string, or a list of at most `MAX` strings.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Texts<const MAX: usize>(pub(crate) Vec<String>);
+
+impl<'de, const MAX: usize> Deserialize<'de> for Texts<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(TextsVisitor::<MAX>)
+    }
+}
+
+struct TextsVisitor<const MAX: usize>;
+
+impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
+    type Value = Texts<MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a string or a list of at most {MAX} strings")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+        Ok(Texts::default())
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
+        Ok(Texts(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut texts = Vec::new();
+        while texts.len() < MAX
+            && let Some(text) = list.next_element()?
+        {
+            texts.push(text);
+        }
+        check_count(MAX, "strings", texts.len() + count_rest(&mut list)?)?;
+        Ok(Texts(texts))
+    }
+}
+
+/// Counts the rest of a list without storing it.
+fn count_rest<'de, A: SeqAccess<'de>>(list: &mut A) -> std::result::Result<usize, A::Error> {
+    let mut count = 0;
+    while list.next_element::<IgnoredAny>()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Fails if there are more than `limit` elements, which the error calls `unit`.
+fn check_count<E: serde::de::Error>(limit: usize, unit: &str, count: usize) -> std::result::Result<(), E> {
+    if count > limit {
+        return Err(E::custom(format!("expected at most {limit} {unit}, found {count}")));
+    }
+    Ok(())
+}
+
+/// Biases by symbol id: null, or an object whose keys are ids.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct Biases(pub(crate) Vec<Bias>);
+
+/// A number that is added to the logit of a symbol.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Bias {
+    id: u32,
+    value: f32,
+}
+
+impl<'de> Deserialize<'de> for Biases {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(BiasesVisitor)
+    }
+}
+
+struct BiasesVisitor;
+
+impl<'de> Visitor<'de> for BiasesVisitor {
+    type Value = Biases;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object of at most {} symbol ids, each with a number as its value", OptionLimits::LOGIT_BIAS)
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+        Ok(Biases::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut biases = Vec::new();
+        while biases.len() < OptionLimits::LOGIT_BIAS
+            && let Some(key) = map.next_key::<String>()?
+        {
+            let is_number = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
+            let id = match key.parse() {
+                Ok(id) => id,
+                // No vocabulary has a symbol of either id.
+                Err(_) if is_number => u32::MAX,
+                Err(_) => return Err(A::Error::custom(format!("expected symbol ids as keys, found {}", quoted(&key)))),
+            };
+            let value: f64 = map.next_value()?;
+            biases.push(Bias { id, value: value as f32 });
+        }
+        let mut count = biases.len();
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        check_count(OptionLimits::LOGIT_BIAS, "symbol ids", count)?;
+        Ok(Biases(biases))
+    }
+}
+
+// The number of choices of a request.
+
+/// Maximum choices of one request, of all prompts together.
+pub(crate) const MAX_CHOICES: usize = 64;
+
+/// Checks the number of choices for each of these prompts, of which there is at least one.
+pub(crate) fn check_choices(n: usize, prompts: usize) -> Result<()> {
+    if n > 0 && n.saturating_mul(prompts) <= MAX_CHOICES {
+        return Ok(());
+    }
+    let bound = match prompts {
+        1 => format!("1 to {MAX_CHOICES}"),
+        _ => format!("1 to {} ({MAX_CHOICES} choices for {prompts} prompts together)", MAX_CHOICES / prompts),
+    };
+    Err(Error::bad_option("n", n.to_string(), bound))
+}
+
+// The prompts of a request's JSON: a text, ids of symbols, or a list of either.
+
+/// Maximum ids of a prompt, about as over gRPC: a message has at most 65,536 fields there, and each id counts as one.
+const MAX_IDS: usize = 65_000;
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    /// Ids of the model's vocabulary, which OpenAI's API calls tokens.
+    Ids(Vec<u32>),
+}
+
+/// The field `prompt` of a request.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum Prompts<const MAX: usize> {
+    /// The request has no such field.
+    #[default]
+    Missing,
+    Null,
+    /// At most `MAX` prompts.
+    List(Vec<Prompt>),
+}
+
+impl<const MAX: usize> Prompts<MAX> {
+    /// Returns the prompts, at least one. Fails if the request has none.
+    pub(crate) fn list(&self) -> error::Result<&[Prompt]> {
+        let found = match self {
+            Self::Missing => "nothing",
+            Self::Null => "null",
+            Self::List(list) if list.is_empty() => "an empty list",
+            Self::List(list) => return Ok(list),
+        };
+        Err(error::Error::bad_option("prompt", found, "at least one symbol"))
+    }
+}
+
+impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptsVisitor::<MAX>)
+    }
+}
+
+struct PromptsVisitor<const MAX: usize>;
+
+impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
+    type Value = Prompts<MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a string, a list of token ids, or a list of at most {MAX} of either")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+        Ok(Prompts::Null)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
+        Ok(Prompts::List(vec![Prompt::Text(text.to_owned())]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut prompts = Vec::new();
+        let mut ids = Vec::new();
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Id(_) if ids.len() == MAX_IDS => check_ids(MAX_IDS + 1 + count_rest(&mut list)?)?,
+                Element::Id(id) if prompts.is_empty() => ids.push(id),
+                Element::Prompt(_) if prompts.len() == MAX => {
+                    check_count(MAX, "prompts", MAX + 1 + count_rest(&mut list)?)?;
+                }
+                Element::Prompt(prompt) if ids.is_empty() => prompts.push(prompt),
+                _ => return Err(A::Error::custom("expected either token ids or prompts, found both")),
+            }
+        }
+        if !ids.is_empty() {
+            prompts.push(Prompt::Ids(ids));
+        }
+        Ok(Prompts::List(prompts))
+    }
+}
+
+/// An element of a list: a prompt, or an id of the only prompt.
+enum Element {
+    Id(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a string, a token id from 0 to {}, or a list of token ids", u32::MAX)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Element, E> {
+        Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, id: u64) -> std::result::Result<Element, E> {
+        u32::try_from(id).map(Element::Id).map_err(|_| E::invalid_value(Unexpected::Unsigned(id), &self))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Element, A::Error> {
+        let mut ids = Vec::new();
+        while ids.len() < MAX_IDS
+            && let Some(id) = list.next_element()?
+        {
+            ids.push(id);
+        }
+        check_ids(ids.len() + count_rest(&mut list)?)?;
+        if ids.is_empty() {
+            return Err(A::Error::custom("expected at least one token id, found none"));
+        }
+        Ok(Element::Prompt(Prompt::Ids(ids)))
+    }
+}
+
+/// Fails if a prompt has too many ids.
+fn check_ids<E: serde::de::Error>(count: usize) -> std::result::Result<(), E> {
+    check_count(MAX_IDS, "token ids in a prompt", count)
+}
+
+// Seeds in JSON.
+
+/// A signed or unsigned 64-bit number, or its text. Responses report seeds as text because many JSON parsers round such numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seed(pub(crate) u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(SeedVisitor)
+    }
+}
+
+struct SeedVisitor;
+
+impl de::Visitor<'_> for SeedVisitor {
+    type Value = Seed;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a whole number from -2^63 to 2^64 - 1")
+    }
+
+    fn visit_u64<E>(self, seed: u64) -> std::result::Result<Seed, E> {
+        Ok(Seed(seed))
+    }
+
+    fn visit_i64<E>(self, seed: i64) -> std::result::Result<Seed, E> {
+        Ok(Seed(seed.cast_unsigned()))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Seed, E> {
+        let signed = |_| text.parse().map(i64::cast_unsigned);
+        text.parse().or_else(signed).map(Seed).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+}
+
+// The setting of a completion for speculation, in JSON.
+
+/// The setting as text: a name, or a number of characters. The gRPC service checks it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Speculate(pub(crate) String);
+
+impl<'de> Deserialize<'de> for Speculate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_any(SpeculateVisitor)
+    }
+}
+
+struct SpeculateVisitor;
+
+impl de::Visitor<'_> for SpeculateVisitor {
+    type Value = Speculate;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(weir_engine::speculation::Speculation::EXPECTED)
+    }
+
+    fn visit_u64<E>(self, number: u64) -> std::result::Result<Speculate, E> {
+        Ok(Speculate(number.to_string()))
+    }
+
+    fn visit_str<E>(self, text: &str) -> std::result::Result<Speculate, E> {
+        Ok(Speculate(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
+        Ok(CompletionRequest::parse(body.as_bytes(), "the body")?.generate_requests()?.collect())
+    }
+
+    fn field(error: &Error) -> Option<&str> {
+        match error {
+            Error::BadOption { field, .. } => Some(field),
+            Error::Unreadable { field, .. } => field.as_deref(),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn nulls_and_unknown_fields_are_ignored() {
+        let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
+            "user": "me", "stream_options": {"include_usage": null, "x": 1}, "presence_penalty": 0, "suffix": null}"#;
+        let [request] = &requests(body).unwrap()[..] else { panic!() };
+        assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", Some(16)));
+    }
+
+    #[test]
+    fn every_choice_is_a_request() {
+        let all = requests(r#"{"prompt": ["a", "b"], "n": 2, "seed": -1, "stop": ["x", "y"], "top_k": -1}"#).unwrap();
+        let prompts_and_seeds: Vec<_> =
+            all.iter().map(|request| (request.prompt.as_str(), request.sampling.as_ref().unwrap().seed)).collect();
+        assert_eq!(prompts_and_seeds, [("a", Some(u64::MAX)), ("a", Some(0)), ("b", Some(u64::MAX)), ("b", Some(0))]);
+        assert_eq!(all[0].sampling.as_ref().unwrap().top_k, Some(0));
+        assert_eq!(all[0].stopping.as_ref().unwrap().stop, ["x", "y"]);
+    }
+
+    #[test]
+    fn biases_without_a_symbol_are_dropped() {
+        let body = r#"{"prompt": "a", "logit_bias": {"7": 1, "8": 2, "4294967296": 3, "99999999999999999999": 4}}"#;
+        let mut request = CompletionRequest::parse(body.as_bytes(), "the body").unwrap();
+        assert_eq!(request.logit_biases().len(), 4);
+        request.drop_biases_without_symbol(8);
+        let kept = v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(7)), bias: 1.0 };
+        assert_eq!(request.logit_biases(), [kept]);
+    }
+
+    #[test]
+    fn a_prompt_may_be_ids() {
+        let all = requests(r#"{"prompt": [[3, 1], [2]], "n": 2}"#).unwrap();
+        let ids: Vec<_> = all.iter().map(|request| &request.prompt_ids[..]).collect();
+        assert_eq!(ids, [&[3, 1][..], &[3, 1], &[2], &[2]]);
+        assert!(all.iter().all(|request| request.prompt.is_empty()));
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (body, field) in [
+            (r#"{"prompt": [1, -2]}"#, Some("prompt[1]")),
+            (r#"{"prompt": [[1], [2, 3.5]]}"#, Some("prompt[1][1]")),
+            (r#"{"prompt": [1, "a"]}"#, Some("prompt")),
+            (r#"{"prompt": 3}"#, Some("prompt")),
+            (r#"{"prompt": "a", "n": 0}"#, Some("n")),
+            (r#"{"prompt": "a", "n": 65}"#, Some("n")),
+            (r#"{"prompt": "a", "best_of": 2}"#, Some("best_of")),
+            (r#"{"prompt": "a", "suffix": "b"}"#, Some("suffix")),
+            (r#"{"prompt": "a", "frequency_penalty": 0.5}"#, Some("frequency_penalty")),
+            (r#"{"prompt": "a", "max_tokens": -1}"#, Some("max_tokens")),
+            (r#"{"prompt": "a", "temperature": "hot"}"#, Some("temperature")),
+            (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"-1": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"1.5": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, Some("logit_bias.1")),
+            (r#"{"prompt": "a", "top_k": -2}"#, Some("top_k")),
+            (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),
+            ("{", None),
+            (r#"{"prompt": "a", "seed": 1, "seed": 2}"#, Some("seed")),
+            ("[]", None),
+            (r#"{"prompt": "a"} and"#, None),
+        ] {
+            let error = requests(body).err().unwrap_or_else(|| panic!("{body} is accepted"));
+            assert_eq!(self::field(&error), field, "{body}");
+            assert!(!["struct", "u32", "f32"].iter().any(|word| error.to_string().contains(word)), "{error}");
+            let start = format!("{}: expected ", field.unwrap_or("the body"));
+            assert!(error.to_string().starts_with(&start) && error.to_string().contains(", found "), "{body}: {error}");
+        }
+        for (body, message) in [
+            (
+                r#"{"max_tokens": "x"}"#,
+                "max_tokens: expected a whole number of at least 0, found \"x\" (line 1 column 18)",
+            ),
+            (
+                r#"{"prompt": "a",}"#,
+                "the body: expected valid JSON, found a syntax error (trailing comma at line 1 column 16)",
+            ),
+            (r#"{"seed": 1, "seed": 2}"#, "seed: expected one value, found two (line 1 column 18)"),
+        ] {
+            assert_eq!(requests(body).err().unwrap().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_list_beyond_its_limit_is_counted() {
+        let stops = |count: usize| serde_json::from_str::<Texts<16>>(&format!("{:?}", vec!["a"; count]));
+        assert_eq!(stops(16).unwrap().0.len(), 16);
+        let message = stops(17).unwrap_err().to_string();
+        assert!(message.starts_with("expected at most 16 strings, found 17"), "{message}");
+        let message = stops(1000).unwrap_err().to_string();
+        assert!(message.starts_with("expected at most 16 strings, found 1000"), "{message}");
+    }
+
+    #[test]
+    fn biases_beyond_their_limit_are_counted() {
+        let limit = OptionLimits::LOGIT_BIAS;
+        let biases = |count: usize| {
+            let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
+            serde_json::from_str::<Biases>(&format!("{{{}}}", entries.join(",")))
+        };
+        assert_eq!(biases(limit).unwrap().0.len(), limit);
+        let message = biases(limit + 2).unwrap_err().to_string();
+        let expected = format!("expected at most {limit} symbol ids, found {}", limit + 2);
+        assert!(message.starts_with(&expected), "{message}");
+    }
+
+    #[test]
+    fn all_prompts_share_the_limit() {
+        let error = |n, prompts| check_choices(n, prompts).unwrap_err().to_string();
+        assert!(check_choices(64, 1).is_ok() && check_choices(1, 64).is_ok());
+        assert_eq!(error(65, 1), "n: expected 1 to 64, found 65");
+        assert_eq!(error(0, 1), "n: expected 1 to 64, found 0");
+        assert_eq!(error(22, 3), "n: expected 1 to 21 (64 choices for 3 prompts together), found 22");
+    }
+
+    fn parse(json: &str) -> Result<Vec<Prompt>, String> {
+        let prompts: Prompts<2> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        prompts.list().map(<[Prompt]>::to_vec).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn prompts_are_texts_or_ids() {
+        let text = |text: &str| Prompt::Text(text.into());
+        assert_eq!(parse("\"a\"").unwrap(), [text("a")]);
+        assert_eq!(parse("[\"a\", \"\"]").unwrap(), [text("a"), text("")]);
+        assert_eq!(parse("[3, 1, 2]").unwrap(), [Prompt::Ids(vec![3, 1, 2])]);
+        assert_eq!(parse("[[3], [1, 2]]").unwrap(), [Prompt::Ids(vec![3]), Prompt::Ids(vec![1, 2])]);
+        assert_eq!(parse("[[3], \"a\"]").unwrap(), [Prompt::Ids(vec![3]), text("a")]);
+    }
+
+    #[test]
+    fn a_request_needs_a_prompt() {
+        assert_eq!(parse("null").unwrap_err(), "prompt: expected at least one symbol, found null");
+        assert_eq!(parse("[]").unwrap_err(), "prompt: expected at least one symbol, found an empty list");
+        let missing = Prompts::<2>::default().list().unwrap_err().to_string();
+        assert_eq!(missing, "prompt: expected at least one symbol, found nothing");
+    }
+
+    #[test]
+    fn ids_are_bounded_while_they_are_parsed() {
+        let ids = |count: usize| vec!["1"; count].join(",");
+        assert!(parse(&format!("[{}]", ids(MAX_IDS))).is_ok());
+        for json in [format!("[{}]", ids(MAX_IDS + 1)), format!("[[{}]]", ids(MAX_IDS + 1))] {
+            let error = parse(&json).unwrap_err();
+            assert!(error.contains("at most 65000 token ids in a prompt, found 65001"), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_values_are_refused() {
+        for (json, part) in [
+            ("3", "a list of token ids"),
+            ("[-1]", "a token id from 0"),
+            ("[[]]", "at least one token id"),
+            ("[4294967296]", "a token id from 0"),
+            ("[1.5]", "a token id from 0"),
+            ("[[1, -1]]", "u32"),
+            ("[1, \"a\"]", "found both"),
+            ("[\"a\", 1]", "found both"),
+            ("[\"a\", [1], \"c\"]", "at most 2 prompts, found 3"),
+            ("{}", "a list of token ids"),
+        ] {
+            let error = parse(json).unwrap_err();
+            assert!(error.contains(part), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_reported_seed_can_be_requested() {
+        let read = |text: &str| serde_json::from_str::<Seed>(text);
+        let cases = [("0", 0), ("17657090610222322651", 17_657_090_610_222_322_651), ("-1", u64::MAX)];
+        for (text, seed) in cases {
+            assert_eq!(read(text).unwrap(), Seed(seed));
+            assert_eq!(read(&format!("\"{text}\"")).unwrap(), Seed(seed));
+        }
+        for wrong in ["1.5", "\"x\"", "18446744073709551616", "true", "[]"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("2^64 - 1"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn names_and_numbers_are_read() {
+        let read = |text: &str| serde_json::from_str::<Speculate>(text).map(|Speculate(text)| text);
+        assert_eq!(["\"auto\"", "\"off\"", "\"4\"", "4"].map(|text| read(text).unwrap()), ["auto", "off", "4", "4"]);
+        for wrong in ["true", "-1", "1.5", "[]"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("\"auto\", \"off\""), "{wrong}: {error}");
+        }
+    }
+}

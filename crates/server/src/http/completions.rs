@@ -1,0 +1,295 @@
+//! `/v1/completions`: one call of `Generate` for each choice, collected or streamed. A model that summarizes answers in
+//! `summary_completions`.
+
+use crate::{
+    calls::{ClientContext, Generated},
+    http::{
+        ApiState,
+        completion_request::{CompletionRequest, StreamOptions, parse_json},
+        error::ApiError,
+        response::{self, Choice, CompletionHead, EventSource, TokenCounts},
+        summaries,
+    },
+    metrics::Metrics,
+    middleware::limits::GuardedBody,
+    registry::{Lease, continues_text},
+};
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::{MatchedPath, Request, State},
+    http::{Method, StatusCode},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+use tokio_stream::{Stream, StreamMap};
+use tonic::Status;
+use weir_engine::{Handle, clock};
+use weir_proto::v1::generate_response::Event;
+
+pub(super) async fn complete(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    client.with_request_id(handle(state, &client, request).await.into_response())
+}
+
+async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+    let received_at = clock::now();
+    let body = state.read_body(client, request).await?;
+    let tenant = Arc::clone(&body.tenant);
+    let mut request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
+    let engines = state.monitor.engines();
+    let model = request.model.as_deref();
+    if let Some(engine) = summaries::summarizer(engines, model)? {
+        request.drop_biases_without_symbol(engine.card().vocabulary.len());
+        return summaries::summary_completions_handle(&state, client, request, &engine, &tenant).await;
+    }
+    // `Generate` refuses an unknown model.
+    if let Ok(engine) = engines.find_able("model", model, continues_text) {
+        request.drop_biases_without_symbol(engine.card().vocabulary.len());
+        // Only a model with a start mark continues an empty text.
+        if engine.card().first_logits.is_none() {
+            request.prompt.list()?;
+        }
+    }
+    let completion = Completion::start(&state, client, &request).await?;
+    let counts = completion.counts();
+    if !request.wants_stream() {
+        drop(request);
+        return Ok(counts.add_header(completion.collect(&state, &tenant).await?));
+    }
+    let received_at = request.wants_boundaries().then_some(received_at);
+    let events = CompletionEvents { completion, options: request.stream_options(), received_at };
+    Ok(counts.add_header(response::response(events, state.calls.jobs.late_headers).await?))
+}
+
+/// The calls of one request, and the output collected from them.
+struct Completion {
+    head: CompletionHead,
+    choices: Vec<Choice>,
+    choices_per_prompt: usize,
+    /// The running calls by the index of their choice.
+    streams: StreamMap<usize, Generated>,
+}
+
+impl Completion {
+    async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self, ApiError> {
+        let mut choices = Vec::new();
+        let mut streams = StreamMap::new();
+        for (index, message) in request.generate_requests()?.enumerate() {
+            let generated = state.calls.generate(client, message).await?;
+            let changed = generated.response.encoder().normalized_chars();
+            choices.push(Choice::new(index, request.wants_characters(), changed));
+            streams.insert(index, generated);
+        }
+        let head = CompletionHead::new(&client.request_id);
+        Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams })
+    }
+
+    /// Waits for messages until a choice has output. Returns the index of that choice.
+    fn poll_choice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+        loop {
+            let Some((index, message)) = ready!(Pin::new(&mut self.streams).poll_next(cx)) else {
+                return Poll::Ready(None);
+            };
+            let event = match message {
+                Ok(message) => message.event,
+                Err(status) => return Poll::Ready(Some(Err(status))),
+            };
+            let Some(choice) = self.choices.get_mut(index) else { continue };
+            match event {
+                Some(Event::Started(started)) => {
+                    self.head.set_model(&started.model);
+                    choice.start(&started);
+                }
+                Some(Event::Piece(piece)) => choice.push(piece),
+                Some(Event::Finished(finished)) => choice.finish(finished),
+                None => {}
+            }
+            if choice.has_output() {
+                return Poll::Ready(Some(Ok(index)));
+            }
+        }
+    }
+
+    /// Returns all choices in one message, once they are complete.
+    async fn collect(mut self, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
+        let mut size = state.collected.begin(tenant, "set stream to true");
+        let mut bytes = 0_usize;
+        while let Some(index) = std::future::poll_fn(|cx| self.poll_choice(cx)).await {
+            let choice = self.choices.get_mut(index?);
+            bytes = bytes.saturating_add(choice.map_or(0, Choice::take_growth));
+            size.grow_to(bytes)?;
+        }
+        if !self.is_complete() {
+            return Err(response::ended_early().into());
+        }
+        // A long response also takes long to format.
+        let formatted = state.calls.jobs.workers.run(tenant, bytes, move || {
+            let usage = self.counts().usage();
+            let choices = self.choices.iter_mut().map(Choice::take_output).collect();
+            Json(self.head.message(choices, Some(usage))).into_response()
+        });
+        Ok(formatted.await?.map(|body| Body::new(GuardedBody::new(body, size))))
+    }
+
+    /// Returns true if all choices have ended.
+    fn is_complete(&self) -> bool {
+        self.choices.iter().all(Choice::is_complete)
+    }
+
+    /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
+    fn counts(&self) -> TokenCounts {
+        let counts = self.choices.iter().enumerate().map(|(index, choice)| match index % self.choices_per_prompt {
+            0 => choice.counts,
+            _ => choice.counts.without_prompt(),
+        });
+        counts.fold(TokenCounts::default(), TokenCounts::add)
+    }
+}
+
+/// A completion as server-sent events.
+struct CompletionEvents {
+    completion: Completion,
+    options: StreamOptions,
+    /// When the request arrived, if messages report the time since then.
+    received_at: Option<Instant>,
+}
+
+impl EventSource for CompletionEvents {
+    type Message = usize;
+
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+        self.completion.poll_choice(cx)
+    }
+
+    fn event(&mut self, index: usize) -> Option<Value> {
+        let choice = self.completion.choices.get_mut(index)?.take_output();
+        let usage = match self.options {
+            StreamOptions { continuous_usage_stats: true, .. } => Some(self.completion.counts().usage()),
+            StreamOptions { include_usage: true, .. } => Some(Value::Null),
+            _ => None,
+        };
+        let mut message = self.completion.head.message(vec![choice], usage);
+        if let (Some(received_at), Some(message)) = (self.received_at, message.as_object_mut()) {
+            let elapsed_ns = u64::try_from(clock::since(received_at).as_nanos()).unwrap_or(u64::MAX);
+            message.insert("elapsed_ns".into(), elapsed_ns.into());
+        }
+        Some(message)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.completion.is_complete()
+    }
+
+    fn last_event(&self) -> Option<Value> {
+        let usage = || self.completion.counts().usage();
+        self.options.include_usage.then(|| self.completion.head.message(Vec::new(), Some(usage())))
+    }
+}
+
+// `/v1/chat/completions`: refused with the call to make instead, because no model here has a chat template.
+
+/// The field of a chat that the server reads.
+#[derive(Deserialize)]
+struct ChatRequest {
+    model: Option<String>,
+}
+
+/// Refuses a request. The error for an unknown model is that of `/v1/completions`.
+pub(super) async fn refuse(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    let error = match find_model(&state, &client, request).await {
+        Ok(model) => no_chat(model.as_deref()),
+        Err(error) => error,
+    };
+    client.with_request_id(error.into_response())
+}
+
+/// Returns the model of a request. If the request names none, returns the first that completes text, else the first.
+async fn find_model(state: &ApiState, client: &ClientContext, request: Request) -> Result<Option<Lease>, ApiError> {
+    let body = state.read_body(client, request).await?;
+    let ChatRequest { model } = state.parse(body, |bytes| parse_json(bytes, "the body")).await?;
+    let engines = state.monitor.engines();
+    if let Some(name) = model.filter(|name| !name.is_empty()) {
+        return Ok(Some(engines.find("model", Some(name.as_str()))?));
+    }
+    let mut models = engines.all();
+    let first = models.iter().position(|engine| continues_text(engine)).unwrap_or_default();
+    Ok((first < models.len()).then(|| models.swap_remove(first)))
+}
+
+/// Returns the error that names the call to make to a model.
+fn no_chat(model: Option<&Handle>) -> ApiError {
+    let call = match model {
+        Some(writer) if continues_text(writer) => {
+            let name = &writer.card().name;
+            let body = json!({ "model": name, "prompt": "the history of ", "max_tokens": 40 });
+            format!("{name:?} completes text and has no chat template: send POST /v1/completions with {body}")
+        }
+        Some(summarizer) => {
+            let name = &summarizer.card().name;
+            let body = json!({ "model": name, "document": "…" });
+            format!("{name:?} summarizes documents and has no chat template: send POST /v1/summaries with {body}")
+        }
+        None => "this server has no model".to_owned(),
+    };
+    ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", format!("messages: {call}")).with_param("messages")
+}
+
+// Counts every request when the head of its response is known, by path, method and status code.
+
+/// The methods that are counted by name. All others count as `other`; otherwise clients could create any number of series.
+const METHODS: [Method; 4] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST];
+
+/// The label of paths and methods that the API does not have.
+const OTHER: &str = "other";
+
+/// nginx's status code for a request whose connection closed before the response.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// The status code of a request whose handler panics. Its connection ends without a response.
+const PANIC: u16 = 500;
+
+/// Counts a request. The router sets [`MatchedPath`] before it calls its layers.
+pub(super) async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
+    let method = METHODS.iter().find(|known| *known == request.method()).map_or(OTHER, Method::as_str).to_owned();
+    let mut open = OpenRequest {
+        metrics,
+        handler: request.extensions().get::<MatchedPath>().cloned(),
+        method,
+        status: CLIENT_CLOSED_REQUEST,
+    };
+    let response = next.run(request).await;
+    open.status = response.status().as_u16();
+    response
+}
+
+/// A request that has no response yet. It is counted when this is dropped.
+struct OpenRequest {
+    metrics: Arc<Metrics>,
+    handler: Option<MatchedPath>,
+    method: String,
+    status: u16,
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        let handler = self.handler.as_ref().map_or(OTHER, MatchedPath::as_str);
+        let status = if std::thread::panicking() { PANIC } else { self.status };
+        self.metrics.count_http_request(handler, &self.method, status);
+    }
+}

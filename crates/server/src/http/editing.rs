@@ -1,0 +1,1399 @@
+//! `/v1/edit`: a WebSocket that carries one call of `Edit`. Each message of the call is a text message in JSON.
+//!
+//! The call begins before the handshake is answered. So the server checks the key and counts the session while it can still
+//! answer with an HTTP status.
+
+use crate::{
+    calls::ClientContext,
+    grpc::editing::{EditMessage, MAX_SPLICES, check_splice_count, failed, request_id as action_id},
+    http::{ApiState, completion_request::parse_json, error::ApiError},
+    middleware::limits::{BodyMemory, RequestMemory, Reservation},
+    tokenization::TokenizationWorkers,
+    transport::http1::{ReceivedBytes, UpgradeContext},
+};
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::{
+        FromRequestParts, Request, State, WebSocketUpgrade,
+        ws::{CloseCode, CloseFrame, Message, Utf8Bytes, WebSocket, close_code},
+    },
+    http::{
+        HeaderMap, HeaderValue, StatusCode,
+        header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE},
+    },
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use prost::Message as _;
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+use tokio::{
+    sync::mpsc::{self, OwnedPermit, Sender},
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use weir_kernels::error::{Error, Result};
+use weir_proto::v1::{
+    self, EditRequest, EditResponse, TextSplice, document_closed::Reason, edit_request::Action, edit_response::Event,
+};
+
+/// The path of the handshake.
+pub(super) const PATH: &str = "/v1/edit";
+
+/// The subprotocol of these messages.
+const PROTOCOL: &str = "weir.v1.edit";
+
+/// The beginning of a subprotocol that carries an API key, in the alphabet of base64 for URLs. A page cannot set headers of a
+/// WebSocket, and a key in the URL would be written to the logs of proxies.
+const KEY_PROTOCOL: &str = "weir.v1.bearer.";
+
+/// The header of the subprotocols.
+const KEY_HEADER: &str = "Sec-WebSocket-Protocol";
+
+/// Size in bytes of the buffer of received data. A longer message takes more.
+const READ_BUFFER: usize = 8 << 10;
+
+/// The mark of a handshake whose API key cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MalformedKey;
+
+impl From<MalformedKey> for ApiError {
+    fn from(_: MalformedKey) -> Self {
+        let message = format!(
+            "{KEY_HEADER}: expected an API key in base64url without padding after {KEY_PROTOCOL}, found other text"
+        );
+        Self::new(StatusCode::UNAUTHORIZED, "malformed_key", message)
+            .with_param(KEY_HEADER)
+            .logged_as(Code::InvalidArgument)
+    }
+}
+
+/// Moves the API key of a handshake to `authorization`. Only marks a request with a malformed key: [`edit`] refuses it, so that the
+/// layer in between logs the refusal.
+pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
+    if request.uri().path() == PATH
+        && let Err(malformed) = add_key(request.headers_mut())
+    {
+        request.extensions_mut().insert(malformed);
+    }
+    next.run(request).await
+}
+
+/// Answers the handshake of a WebSocket, and edits a document over it.
+pub(super) async fn edit(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    client.with_request_id(begin(state, &client, request).await.into_response())
+}
+
+/// Begins the call, and answers the handshake.
+async fn begin(state: ApiState, client: &ClientContext, request: Request) -> std::result::Result<Response, ApiError> {
+    if let Some(malformed) = request.extensions().get::<MalformedKey>() {
+        return Err((*malformed).into());
+    }
+    let tenant = client.principal()?.tenant();
+    let (mut parts, _) = request.into_parts();
+    let context: Option<UpgradeContext> = parts.extensions.get().cloned();
+    let Ok(socket) = WebSocketUpgrade::from_request_parts(&mut parts, &()).await else { return Ok(not_a_handshake()) };
+    let UpgradeContext { open, received } = context.ok_or_else(|| {
+        let message = "the request has no connection to upgrade";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })?;
+    let (requests, receiver) = mpsc::channel(1);
+    let memory = Arc::clone(&state.calls.jobs.memory);
+    let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+    let sent = RequestMemory::new(reservation());
+    let responses = state.calls.edit(client, receiver, sent.clone()).await?;
+    let socket = socket
+        .protocols([PROTOCOL])
+        .max_frame_size(state.max_body_bytes)
+        .max_message_size(state.max_body_bytes)
+        .read_buffer_size(READ_BUFFER)
+        .write_buffer_size(0);
+    let call = open.begin_call();
+    let reserved = reservation();
+    let queue = MessageQueue::new(reservation(), sent, READ_AHEAD);
+    let workers = state.calls.jobs.workers;
+    let max_message = state.max_body_bytes;
+    Ok(socket.on_upgrade(async move |socket| {
+        received.begin(reserved);
+        let ending = open.ending().clone();
+        EditSocket { socket, requests, queue, received, tenant, memory, workers, max_message }
+            .run(responses, ending)
+            .await;
+        drop(call);
+    }))
+}
+
+/// Moves an API key from the subprotocols to `authorization`, where the server expects it.
+fn add_key(headers: &mut HeaderMap) -> std::result::Result<(), MalformedKey> {
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
+    let keys: Vec<String> =
+        offered.filter_map(|protocol| protocol.strip_prefix(KEY_PROTOCOL)).map(str::to_owned).collect();
+    for key in keys {
+        let decoded = URL_SAFE_NO_PAD.decode(key).map_err(|_| MalformedKey)?;
+        let value = [b"Bearer ", decoded.as_slice()].concat();
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| MalformedKey)?;
+        value.set_sensitive(true);
+        headers.append(AUTHORIZATION, value);
+    }
+    Ok(())
+}
+
+/// Refuses a request that is not a handshake.
+fn not_a_handshake() -> Response {
+    let message = "/v1/edit: expected the handshake of a WebSocket, with the headers `upgrade: websocket`, `connection: upgrade`, \
+                   `sec-websocket-version: 13` and `sec-websocket-key`; a proxy in between must pass them on";
+    let mut response = ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message).into_response();
+    let headers = response.headers_mut();
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+    // `upgrade` is a header of this connection only.
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    response
+}
+
+// The messages that were read before the call of their session takes them.
+//
+// The server reads ahead, so that it answers a client's pings while `--max-edit-rate` holds its session back.
+
+/// Bytes of messages after which the server reads no further.
+const READ_AHEAD: usize = 256 << 10;
+
+/// Bytes that a message takes in addition to its length and its splices.
+const OVERHEAD: usize = size_of::<QueuedMessage>();
+
+/// A message that waits.
+struct QueuedMessage {
+    message: EditMessage,
+    /// Bytes that it takes.
+    bytes: usize,
+    /// Bytes that are reserved for it.
+    reserved: usize,
+}
+
+/// Messages that wait for the call.
+struct MessageQueue {
+    messages: VecDeque<QueuedMessage>,
+    /// Bytes of the messages.
+    bytes: usize,
+    /// Bytes after which the queue is full. The last message may exceed them.
+    limit: usize,
+    /// The memory of the messages.
+    reserved: Reservation,
+    /// The memory of messages that are sent to the call, which releases it.
+    sent: RequestMemory,
+}
+
+impl MessageQueue {
+    /// Creates an empty queue that is full after `limit` bytes. `reserved` counts waiting messages, and `sent` those that the call
+    /// converts.
+    fn new(reserved: Reservation, sent: RequestMemory, limit: usize) -> Self {
+        Self { messages: VecDeque::new(), bytes: 0, limit, reserved, sent }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Returns true if another message may be read.
+    fn has_room(&self) -> bool {
+        self.bytes < self.limit
+    }
+
+    /// Adds a message. Fails if there is no memory for it.
+    fn push(&mut self, message: EditRequest) -> Result<()> {
+        let splices = match &message.action {
+            Some(Action::Splice(splice)) => splice.splices.len(),
+            _ => 0,
+        };
+        let bytes = message.encoded_len() + OVERHEAD + splices * size_of::<TextSplice>();
+        self.reserved.add(bytes)?;
+        self.add(QueuedMessage { message: Ok(message), bytes, reserved: bytes });
+        Ok(())
+    }
+
+    /// Adds the answer to a message that was refused. It is short, and is queued even if there is no memory for it: its client
+    /// could not continue without it.
+    fn push_refusal(&mut self, answer: EditResponse) {
+        let bytes = answer.encoded_len() + OVERHEAD + size_of::<EditResponse>();
+        let reserved = if self.reserved.add(bytes).is_ok() { bytes } else { 0 };
+        self.add(QueuedMessage { message: Err(answer), bytes, reserved });
+    }
+
+    fn add(&mut self, message: QueuedMessage) {
+        self.bytes += message.bytes;
+        self.messages.push_back(message);
+    }
+
+    /// Sends the first message to the call.
+    fn send_next(&mut self, permit: OwnedPermit<EditMessage>) {
+        let Some(QueuedMessage { message, bytes, reserved }) = self.messages.pop_front() else { return };
+        self.bytes -= bytes;
+        self.reserved.release(reserved);
+        // Fails only if others took the memory in between.
+        let _ = self.sent.add(reserved);
+        permit.send(message);
+    }
+}
+
+/// Waits until the call takes another request. Waits forever once the call has ended: its last responses follow. Cancel safe.
+async fn permit(requests: Sender<EditMessage>) -> OwnedPermit<EditMessage> {
+    match requests.reserve_owned().await {
+        Ok(permit) => permit,
+        Err(_) => std::future::pending().await,
+    }
+}
+
+// The messages of a client in JSON: objects with one field, which names the kind of the message.
+
+/// A message that cannot be read.
+#[derive(Debug)]
+struct RefusedMessage {
+    /// The id of its `complete` or `score`, if that can be read.
+    id: Option<u64>,
+    error: Error,
+}
+
+impl From<Error> for RefusedMessage {
+    fn from(error: Error) -> Self {
+        Self { id: None, error }
+    }
+}
+
+/// Reads a message.
+fn read_message(text: &[u8]) -> Result<v1::EditRequest, RefusedMessage> {
+    let read = parse_json(text, "the message").and_then(RequestMessage::into_request);
+    read.map_err(|error| RefusedMessage { id: read_id(text), error })
+}
+
+/// Returns the id of a message whose other fields may be wrong.
+fn read_id(text: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Identified {
+        Complete(Id),
+        Score(Id),
+    }
+    #[derive(Deserialize)]
+    struct Id {
+        id: u64,
+    }
+    match serde_json::from_slice(text).ok()? {
+        Identified::Complete(Id { id }) | Identified::Score(Id { id }) => Some(id),
+    }
+}
+
+/// A message of a client.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case", expecting = "an object with one field: open, splice, complete, score or close")]
+enum RequestMessage {
+    Open(OpenMessage),
+    Splice(SpliceMessage),
+    Complete(CompleteMessage),
+    Score(ScoreMessage),
+    Close(CloseMessage),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct OpenMessage {
+    model: Option<String>,
+    #[serde(default)]
+    text: String,
+    #[serde(default)]
+    revision: u64,
+    priority: Option<i32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct SpliceMessage {
+    revision: u64,
+    splices: Replacements,
+}
+
+/// The first replacements of a splice, at most [`MAX_SPLICES`], and the count of all.
+#[derive(Debug)]
+struct Replacements {
+    first: Vec<Replacement>,
+    count: usize,
+}
+
+impl<'de> Deserialize<'de> for Replacements {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Replacements;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Replacements, A::Error> {
+                let mut first = Vec::new();
+                while first.len() < MAX_SPLICES
+                    && let Some(replacement) = list.next_element()?
+                {
+                    first.push(replacement);
+                }
+                let mut count = first.len();
+                // A list that goes on is too long. The rest is counted without memory for it.
+                if count == MAX_SPLICES {
+                    while list.next_element::<IgnoredAny>()?.is_some() {
+                        count += 1;
+                    }
+                }
+                Ok(Replacements { first, count })
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
+}
+
+/// One replacement of a splice.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct Replacement {
+    start_byte: u64,
+    end_byte: u64,
+    #[serde(default)]
+    text: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct CompleteMessage {
+    id: u64,
+    cursor_byte: u64,
+    count: Option<u32>,
+    until: Option<UntilName>,
+    max_chars: Option<u32>,
+}
+
+/// The end of a completion.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum UntilName {
+    Word,
+    Line,
+    Segment,
+    MaxChars,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct ScoreMessage {
+    id: u64,
+    start_byte: u64,
+    end_byte: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an empty object")]
+struct CloseMessage {}
+
+impl RequestMessage {
+    /// Converts the message to one of the call. Fails if it has too many splices.
+    fn into_request(self) -> Result<v1::EditRequest> {
+        let action = match self {
+            Self::Open(OpenMessage { model, text, revision, priority }) => {
+                Action::Open(v1::OpenDocument { model, text, revision, priority })
+            }
+            Self::Splice(SpliceMessage { revision, splices: Replacements { first, count } }) => {
+                check_splice_count(count)?;
+                let splice = |Replacement { start_byte, end_byte, text }| v1::TextSplice { start_byte, end_byte, text };
+                Action::Splice(v1::SpliceDocument { revision, splices: first.into_iter().map(splice).collect() })
+            }
+            Self::Complete(CompleteMessage { id, cursor_byte, count, until, max_chars }) => {
+                let until = until.map(|until| v1::Until::from(until).into());
+                Action::Complete(v1::CompleteDocument { id, cursor_byte, count, until, max_chars })
+            }
+            Self::Score(ScoreMessage { id, start_byte, end_byte }) => {
+                Action::Score(v1::ScoreDocument { id, start_byte, end_byte })
+            }
+            Self::Close(CloseMessage {}) => Action::Close(v1::CloseDocument {}),
+        };
+        Ok(v1::EditRequest { action: Some(action) })
+    }
+}
+
+impl From<UntilName> for v1::Until {
+    fn from(name: UntilName) -> Self {
+        match name {
+            UntilName::Word => Self::Word,
+            UntilName::Line => Self::Line,
+            UntilName::Segment => Self::Segment,
+            UntilName::MaxChars => Self::MaxChars,
+        }
+    }
+}
+
+// The messages of the server in JSON: objects with one field, which names the kind of the message.
+//
+// They borrow from the response and are written in one pass: a tree of values would take many times the memory of the text.
+
+/// Length of a formatted response relative to its encoded length, at most. Objects repeat the names of their fields.
+const FORMATTED: usize = 8;
+
+/// A message of the server.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum ResponseMessage<'a> {
+    Applied(AppliedMessage),
+    Completions(CompletionsMessage<'a>),
+    Scores(ScoresMessage<'a>),
+    Stale(StaleMessage),
+    Failed(FailedMessage<'a>),
+    Closed(ClosedMessage),
+}
+
+#[derive(Serialize)]
+struct AppliedMessage {
+    revision: u64,
+    text_bytes: u64,
+    normalized_chars: u64,
+}
+
+#[derive(Serialize)]
+struct CompletionsMessage<'a> {
+    id: u64,
+    revision: u64,
+    #[serde(serialize_with = "items")]
+    items: &'a [v1::CompletionItem],
+    cut: bool,
+    reused_chars: u64,
+    recomputed_chars: u64,
+    distributions: u32,
+    reused_distributions: u32,
+    duration_ns: u64,
+}
+
+/// One of the completions.
+#[derive(Serialize)]
+struct ItemMessage<'a> {
+    text: &'a str,
+    logprob: f64,
+    chars: u32,
+    boundaries: &'a [u32],
+}
+
+#[derive(Serialize)]
+struct ScoresMessage<'a> {
+    id: u64,
+    revision: u64,
+    #[serde(serialize_with = "characters")]
+    characters: &'a [v1::Character],
+    start_bytes: &'a [u64],
+    recomputed_chars: u64,
+    duration_ns: u64,
+}
+
+/// A scored character, without the fields that it does not have. Its numbers are written as `f64`, as in the other responses.
+#[derive(Serialize)]
+struct CharacterMessage<'a> {
+    text: &'a str,
+    id: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boundary_probability: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nxt_logprob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boundary: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_depth: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct StaleMessage {
+    id: u64,
+}
+
+/// A failure, without the fields that it does not have.
+#[derive(Serialize)]
+struct FailedMessage<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    code: &'a str,
+    reason: &'a str,
+    message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ClosedMessage {
+    reason: &'static str,
+}
+
+/// Formats a response under its name.
+fn response_text(response: &v1::EditResponse) -> Result<String> {
+    let Some(event) = &response.event else { return Ok("{}".into()) };
+    // Growing would double the memory.
+    let mut text = Vec::with_capacity(response.encoded_len().saturating_mul(FORMATTED));
+    let broken = |error: &dyn std::fmt::Display| Error::Internal(format!("a response that is not JSON: {error}"));
+    serde_json::to_writer(&mut text, &ResponseMessage::from(event)).map_err(|error| broken(&error))?;
+    String::from_utf8(text).map_err(|error| broken(&error))
+}
+
+impl<'a> From<&'a Event> for ResponseMessage<'a> {
+    fn from(event: &'a Event) -> Self {
+        match event {
+            Event::Applied(applied) => {
+                let &v1::DocumentApplied { revision, text_bytes, normalized_chars } = applied;
+                Self::Applied(AppliedMessage { revision, text_bytes, normalized_chars })
+            }
+            Event::Completions(completions) => Self::Completions(completions.into()),
+            Event::Scores(scores) => Self::Scores(scores.into()),
+            &Event::Stale(v1::StaleRequest { id }) => Self::Stale(StaleMessage { id }),
+            Event::Failed(failure) => Self::Failed(failure.into()),
+            Event::Closed(closed) => Self::Closed(ClosedMessage { reason: reason_name(closed.reason()) }),
+        }
+    }
+}
+
+impl<'a> From<&'a v1::DocumentCompletions> for CompletionsMessage<'a> {
+    fn from(completions: &'a v1::DocumentCompletions) -> Self {
+        Self {
+            id: completions.id,
+            revision: completions.revision,
+            items: &completions.items,
+            cut: completions.cut,
+            reused_chars: completions.reused_chars,
+            recomputed_chars: completions.recomputed_chars,
+            distributions: completions.distributions,
+            reused_distributions: completions.reused_distributions,
+            duration_ns: completions.duration_ns,
+        }
+    }
+}
+
+impl<'a> From<&'a v1::DocumentScores> for ScoresMessage<'a> {
+    fn from(scores: &'a v1::DocumentScores) -> Self {
+        Self {
+            id: scores.id,
+            revision: scores.revision,
+            characters: &scores.characters,
+            start_bytes: &scores.start_bytes,
+            recomputed_chars: scores.recomputed_chars,
+            duration_ns: scores.duration_ns,
+        }
+    }
+}
+
+impl<'a> From<&'a v1::EditFailure> for FailedMessage<'a> {
+    fn from(v1::EditFailure { id, code, reason, message, field }: &'a v1::EditFailure) -> Self {
+        Self { id: *id, code, reason, message, field: field.as_deref() }
+    }
+}
+
+fn items<S: Serializer>(items: &[v1::CompletionItem], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(items.iter().map(ItemMessage::from))
+}
+
+fn characters<S: Serializer>(characters: &[v1::Character], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(characters.iter().map(CharacterMessage::from))
+}
+
+impl<'a> From<&'a v1::CompletionItem> for ItemMessage<'a> {
+    fn from(v1::CompletionItem { text, logprob, chars, boundaries }: &'a v1::CompletionItem) -> Self {
+        Self { text, logprob: *logprob, chars: *chars, boundaries }
+    }
+}
+
+impl<'a> From<&'a v1::Character> for CharacterMessage<'a> {
+    fn from(character: &'a v1::Character) -> Self {
+        Self {
+            text: &character.text,
+            id: character.id,
+            logprob: character.logprob.map(f64::from),
+            boundary_probability: character.boundary_probability.map(f64::from),
+            nxt_logprob: character.nxt_logprob.map(f64::from),
+            boundary: character.boundary,
+            chunk_depth: (character.chunk_depth > 0).then_some(character.chunk_depth),
+        }
+    }
+}
+
+/// Returns the name of the reason why a session ended.
+fn reason_name(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Unspecified => "unspecified",
+        Reason::Client => "client",
+        Reason::Idle => "idle",
+        Reason::Draining => "draining",
+        Reason::ModelChanged => "model_changed",
+    }
+}
+
+// A WebSocket after its handshake: passes messages in both directions until one side closes.
+
+/// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Maximum pings that a client may leave unanswered.
+const MAX_PINGS: u32 = 2;
+
+/// Maximum time for the client to answer the close frame.
+const CLOSE_TIME: Duration = Duration::from_millis(400);
+
+/// Copies of a formatted response at a time: its text, and the frame that is sent.
+const COPIES: usize = 2;
+
+/// A WebSocket, and the call that it carries.
+struct EditSocket {
+    socket: WebSocket,
+    /// The call's requests.
+    requests: Sender<EditMessage>,
+    /// Messages that the call has not taken yet.
+    queue: MessageQueue,
+    /// The memory of received messages.
+    received: ReceivedBytes,
+    tenant: Arc<str>,
+    memory: Arc<BodyMemory>,
+    /// Parse and format long messages.
+    workers: TokenizationWorkers,
+    /// Maximum bytes of a message.
+    max_message: usize,
+}
+
+/// The reason for the end of the WebSocket.
+enum End {
+    /// The client has closed it, or is gone.
+    Client,
+    /// The server closes it, with a code and a reason of at most 123 bytes.
+    Server(CloseCode, &'static str),
+}
+
+impl EditSocket {
+    /// Passes messages on until the session ends or `ending` is cancelled.
+    async fn run(
+        mut self,
+        mut responses: impl Stream<Item = std::result::Result<EditResponse, Status>> + Unpin,
+        ending: CancellationToken,
+    ) {
+        // Also while a client reads nothing, so that a response cannot be sent.
+        let ended = ending.run_until_cancelled(self.exchange(&mut responses)).await;
+        let end =
+            ended.unwrap_or(End::Server(close_code::AWAY, "the server closes the connection; open the document again"));
+        // Ends the call.
+        drop(responses);
+        if let End::Server(code, reason) = end {
+            let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
+            let socket = &mut self.socket;
+            let close = async move {
+                socket.send(Message::Close(Some(frame))).await?;
+                // Closing a connection with unread data would discard what the client has not read yet.
+                while socket.recv().await.transpose()?.is_some() {}
+                Ok::<_, axum::Error>(())
+            };
+            // A client that is gone needs no answer.
+            let _ = timeout(CLOSE_TIME, close).await;
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        responses: &mut (impl Stream<Item = std::result::Result<EditResponse, Status>> + Unpin),
+    ) -> End {
+        let mut pings = interval(PING_INTERVAL);
+        // A response that the client reads slowly delays the pings, and the answers to them.
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        pings.tick().await;
+        // Intervals since the last message in which the server has read. The first one may begin without a ping.
+        let mut silent = 0;
+        // True once the server has read since the last ping or message. While the queue is full, it does not.
+        let mut has_read = false;
+        let mut end = End::Server(close_code::ERROR, "the call ended early");
+        loop {
+            tokio::select! {
+                biased;
+                response = responses.next() => match response {
+                    Some(Ok(response)) => {
+                        if let Some(Event::Closed(closed)) = &response.event {
+                            end = end_of(closed.reason());
+                        }
+                        if self.send(response).await.is_err() {
+                            return End::Client;
+                        }
+                    }
+                    None => return end,
+                    Some(Err(status)) => return self.fail(status).await,
+                },
+                _ = pings.tick() => {
+                    silent += u32::from(std::mem::take(&mut has_read));
+                    if silent > MAX_PINGS || self.socket.send(Message::Ping(Bytes::new())).await.is_err() {
+                        return End::Client;
+                    }
+                }
+                permit = permit(self.requests.clone()), if !self.queue.is_empty() => self.queue.send_next(permit),
+                received = next_message(&mut self.socket, &mut has_read), if self.queue.has_room() => {
+                    silent = 0;
+                    has_read = false;
+                    match received {
+                        None => return End::Client,
+                        Some(Err(error)) => return self.end_of_broken(error),
+                        Some(Ok(message)) => self.take(message).await,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Queues a message for the call, or `failed` if it is refused.
+    async fn take(&mut self, message: Message) {
+        // A control frame may come between the parts of a message, which are not read yet.
+        let control = control_bytes(&message);
+        let taken = parse(&self.workers, &self.tenant, message).await;
+        match control {
+            Some(payload) => self.received.release_control(payload),
+            None => self.received.release_message(),
+        }
+        let queued = match taken {
+            Ok(None) => return,
+            Ok(Some(request)) => {
+                let id = action_id(&request);
+                self.queue.push(request).map_err(|error| RefusedMessage { id, error })
+            }
+            Err(refused) => Err(refused),
+        };
+        if let Err(RefusedMessage { id, error }) = queued {
+            self.queue.push_refusal(failed(id, &error));
+        }
+    }
+
+    /// Sends a response. Fails if the client is gone.
+    async fn send(&mut self, mut response: EditResponse) -> std::result::Result<(), axum::Error> {
+        let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
+        let id = request_id(&response);
+        // The other responses are short. Their client could not continue without them.
+        if id.is_some()
+            && let Err(full) = reserved.add(response.encoded_len().saturating_mul(FORMATTED * COPIES))
+        {
+            response = failed(id, &full);
+        }
+        let bytes = response.encoded_len().saturating_mul(FORMATTED);
+        let formatted = self.workers.run(&self.tenant, bytes, move || response_text(&response)).await.flatten();
+        let text = match formatted.or_else(|error| response_text(&failed(id, &error))) {
+            Ok(text) => text,
+            Err(error) => ApiError::from(error).body().to_string(),
+        };
+        self.socket.send(Message::Text(text.into())).await
+    }
+
+    /// Sends the error of a call that failed.
+    async fn fail(&mut self, status: Status) -> End {
+        let text = ApiError::from(status).body().to_string();
+        // A client that is gone needs no answer.
+        let _ = self.socket.send(Message::Text(text.into())).await;
+        End::Server(close_code::ERROR, "the call failed; the last message has the error")
+    }
+
+    /// Returns the end of a WebSocket from which no message could be read.
+    fn end_of_broken(&self, error: axum::Error) -> End {
+        use tungstenite::Error as Broken;
+        match error.into_inner().downcast_ref() {
+            Some(Broken::Capacity(_)) => {
+                tracing::info!(limit = self.max_message, "rejected a message that is too long");
+                End::Server(close_code::SIZE, "a message is longer than --max-message-bytes")
+            }
+            Some(Broken::Utf8(_)) => End::Server(close_code::INVALID, "a text message is not UTF-8"),
+            Some(Broken::Protocol(_)) => End::Server(close_code::PROTOCOL, "a frame breaks RFC 6455"),
+            // The only error of this crate is that of the memory of received messages.
+            Some(Broken::Io(error)) if error.get_ref().is_some_and(|source| source.is::<Error>()) => {
+                End::Server(close_code::AGAIN, "no memory for the message now; try again later")
+            }
+            // The connection broke.
+            _ => End::Client,
+        }
+    }
+}
+
+/// Returns the end of a WebSocket whose session has ended.
+fn end_of(reason: Reason) -> End {
+    match reason {
+        Reason::Client => End::Server(close_code::NORMAL, "closed by the client"),
+        Reason::Idle => End::Server(close_code::AWAY, "idle; open the document again"),
+        Reason::Draining => End::Server(close_code::AWAY, "the server shuts down; open the document on another one"),
+        Reason::ModelChanged => End::Server(close_code::AWAY, "the model has changed; open the document again"),
+        Reason::Unspecified => End::Server(close_code::ERROR, "closed for no known reason"),
+    }
+}
+
+/// Returns the id of the request that a response answers.
+fn request_id(response: &EditResponse) -> Option<u64> {
+    match &response.event {
+        Some(Event::Completions(completions)) => Some(completions.id),
+        Some(Event::Scores(scores)) => Some(scores.id),
+        _ => None,
+    }
+}
+
+/// Sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel safe.
+async fn next_message(
+    socket: &mut WebSocket,
+    has_read: &mut bool,
+) -> Option<std::result::Result<Message, axum::Error>> {
+    *has_read = true;
+    socket.recv().await
+}
+
+/// Returns the length of a control frame's payload, or `None` for a whole message.
+fn control_bytes(message: &Message) -> Option<usize> {
+    match message {
+        Message::Text(_) | Message::Binary(_) => None,
+        Message::Ping(payload) | Message::Pong(payload) => Some(payload.len()),
+        // Nothing follows it.
+        Message::Close(_) => Some(0),
+    }
+}
+
+/// Parses a message, on a worker if it is long. Returns `None` for a control frame, such as a pong.
+async fn parse(
+    workers: &TokenizationWorkers,
+    tenant: &Arc<str>,
+    message: Message,
+) -> std::result::Result<Option<EditRequest>, RefusedMessage> {
+    let text = match message {
+        Message::Text(text) => text,
+        Message::Binary(_) => {
+            let why = "the message: expected a text message in JSON, not a binary one".to_owned();
+            return Err(Error::Unreadable { field: None, why }.into());
+        }
+        Message::Ping(_) | Message::Pong(_) | Message::Close(_) => return Ok(None),
+    };
+    let bytes = text.len();
+    workers.run(tenant, bytes, move || read_message(text.as_bytes())).await?.map(Some)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::{
+        config::TransportConfig,
+        http::editing::{read_message, response_text},
+        middleware::limits::{BodyMemory, RequestMemory},
+    };
+    use axum::{Router, extract::WebSocketUpgrade, routing::get};
+    use hyper::server::conn::http1;
+    use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+    use std::sync::Arc;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+        sync::mpsc::{self, Receiver},
+        task::JoinHandle,
+    };
+    use tokio_stream::wrappers::ReceiverStream;
+    use weir_proto::v1::{
+        DocumentApplied, DocumentScores, EditFailure, EditRequest, EditResponse, OpenDocument, SpliceDocument,
+        edit_response::Event,
+    };
+
+    fn authorization(protocols: &[&str]) -> Result<Vec<String>, MalformedKey> {
+        let mut headers = HeaderMap::new();
+        for protocol in protocols {
+            headers.append(SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
+        }
+        add_key(&mut headers)?;
+        Ok(headers.get_all(AUTHORIZATION).iter().map(|value| value.to_str().unwrap().to_owned()).collect())
+    }
+
+    #[test]
+    fn a_subprotocol_carries_the_key() {
+        let key = |key: &str| format!("{KEY_PROTOCOL}{}", URL_SAFE_NO_PAD.encode(key));
+        assert_eq!(authorization(&[PROTOCOL]).unwrap(), [""; 0]);
+        let both = format!("{PROTOCOL},  {}", key("a-key?>~"));
+        assert_eq!(authorization(&[&both]).unwrap(), ["Bearer a-key?>~"]);
+        assert_eq!(authorization(&[PROTOCOL, &key("b")]).unwrap(), ["Bearer b"]);
+        // Authentication refuses several.
+        assert_eq!(authorization(&[&key("a"), &key("b")]).unwrap().len(), 2);
+        for malformed in ["weir.v1.bearer.=", "weir.v1.bearer.CgA"] {
+            assert_eq!(authorization(&[malformed]), Err(MalformedKey), "{malformed}");
+        }
+    }
+
+    fn open(bytes: usize) -> EditRequest {
+        let open = OpenDocument { text: "a".repeat(bytes), ..OpenDocument::default() };
+        EditRequest { action: Some(Action::Open(open)) }
+    }
+
+    fn failed(id: Option<u64>, message: &str) -> EditResponse {
+        let failure = EditFailure { id, message: message.into(), ..EditFailure::default() };
+        EditResponse { event: Some(Event::Failed(failure)) }
+    }
+
+    fn memory(bytes: usize) -> impl Fn() -> Reservation {
+        let config = TransportConfig { message_bytes: 100, request_memory: bytes, ..TransportConfig::default() };
+        let memory = BodyMemory::new(&config);
+        move || Reservation::new(Arc::clone(&memory), "a".into())
+    }
+
+    /// Returns the bytes that can be reserved now.
+    fn free(reserved: Reservation) -> usize {
+        (0..).take_while(|_| reserved.add(1).is_ok()).count()
+    }
+
+    #[tokio::test]
+    async fn messages_count_until_the_call_has_converted_them() {
+        let memory = memory(8000);
+        let all = free(memory());
+        let sent = RequestMemory::new(memory());
+        let mut queue = MessageQueue::new(memory(), sent.clone(), 700 + 2 * OVERHEAD);
+        queue.push(open(700)).unwrap();
+        assert!(queue.has_room() && !queue.is_empty());
+        queue.push(open(701)).unwrap();
+        assert!(!queue.has_room());
+        let held = all - free(memory());
+        assert!((1401 + 2 * OVERHEAD..1420 + 2 * OVERHEAD).contains(&held), "{held}");
+        assert!(queue.push(open(all - held)).is_err());
+        let (sender, mut receiver) = mpsc::channel(1);
+        for bytes in [700, 701] {
+            queue.send_next(permit(sender.clone()).await);
+            assert_eq!(receiver.recv().await, Some(Ok(open(bytes))));
+        }
+        assert!(queue.has_room() && queue.is_empty());
+        assert_eq!(all - free(memory()), held);
+        sent.release();
+        assert_eq!(free(memory()), all);
+    }
+
+    #[test]
+    fn splices_count_with_the_memory_that_they_take() {
+        let memory = memory(40_000);
+        let all = free(memory());
+        let mut queue = MessageQueue::new(memory(), RequestMemory::new(memory()), usize::MAX);
+        let splices = vec![TextSplice::default(); 256];
+        queue.push(EditRequest { action: Some(Action::Splice(SpliceDocument { revision: 1, splices })) }).unwrap();
+        let held = all - free(memory());
+        assert!(held >= 256 * size_of::<TextSplice>(), "{held}");
+    }
+
+    #[tokio::test]
+    async fn refusals_wait_in_their_place() {
+        let memory = memory(4000);
+        let full = memory();
+        while full.add(1).is_ok() {}
+        let mut queue = MessageQueue::new(memory(), RequestMemory::new(memory()), 1);
+        queue.push_refusal(failed(Some(7), "first"));
+        assert!(!queue.has_room(), "it counts even without memory");
+        drop(full);
+        let all = free(memory());
+        queue.push(open(1)).unwrap();
+        queue.push_refusal(failed(None, "second"));
+        let (sender, mut receiver) = mpsc::channel(1);
+        for expected in [Err(failed(Some(7), "first")), Ok(open(1)), Err(failed(None, "second"))] {
+            queue.send_next(permit(sender.clone()).await);
+            assert_eq!(receiver.recv().await, Some(expected));
+        }
+        queue.sent.release();
+        assert!(queue.is_empty() && free(memory()) == all);
+    }
+
+    fn action(text: &str) -> Result<Action, String> {
+        let message = read_message(text.as_bytes()).map_err(|refused| refused.error.to_string())?;
+        Ok(message.action.unwrap())
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_has_its_id() {
+        for (text, id) in [
+            (r#"{"complete": {"id": 7, "cursor_byte": -1}}"#, Some(7)),
+            (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, Some(0)),
+            (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, None),
+            (r#"{"complete": {"id": 1}, "score": {"id": 2}}"#, None),
+            (r#"{"complete": {"id": 1}"#, None),
+            (r#"{"splice": {"id": 1}}"#, None),
+            ("1", None),
+        ] {
+            assert_eq!(read_message(text.as_bytes()).unwrap_err().id, id, "{text}");
+        }
+    }
+
+    #[test]
+    fn each_message_has_its_form() {
+        let open = v1::OpenDocument { model: Some("m".into()), text: "é".into(), revision: 3, priority: Some(-1) };
+        assert_eq!(
+            action(r#"{"open": {"model": "m", "text": "é", "revision": 3, "priority": -1}}"#),
+            Ok(Action::Open(open))
+        );
+        assert_eq!(action(r#"{"open": {}}"#), Ok(Action::Open(v1::OpenDocument::default())));
+        let splices = vec![v1::TextSplice { start_byte: 1, end_byte: 2, text: "x".into() }];
+        let splice = Action::Splice(v1::SpliceDocument { revision: 4, splices });
+        assert_eq!(
+            action(r#"{"splice": {"revision": 4, "splices": [{"start_byte": 1, "end_byte": 2, "text": "x"}]}}"#),
+            Ok(splice)
+        );
+        for (name, until) in [
+            ("word", v1::Until::Word),
+            ("line", v1::Until::Line),
+            ("segment", v1::Until::Segment),
+            ("max_chars", v1::Until::MaxChars),
+        ] {
+            let complete = v1::CompleteDocument {
+                id: 1,
+                cursor_byte: 2,
+                count: Some(3),
+                until: Some(until.into()),
+                max_chars: Some(4),
+            };
+            let text = format!(
+                r#"{{"complete": {{"id": 1, "cursor_byte": 2, "count": 3, "until": "{name}", "max_chars": 4}}}}"#
+            );
+            assert_eq!(action(&text), Ok(Action::Complete(complete)));
+        }
+        let score = v1::ScoreDocument { id: 1, start_byte: 2, end_byte: 3 };
+        assert_eq!(action(r#"{"score": {"id": 1, "start_byte": 2, "end_byte": 3}}"#), Ok(Action::Score(score)));
+        assert_eq!(action(r#"{"close": {}}"#), Ok(Action::Close(v1::CloseDocument {})));
+    }
+
+    #[test]
+    fn the_splices_of_a_message_are_limited() {
+        let splices = |count| {
+            let list = vec![r#"{"start_byte": 0, "end_byte": 0}"#; count].join(", ");
+            format!(r#"{{"splice": {{"revision": 1, "splices": [{list}]}}}}"#)
+        };
+        let Ok(Action::Splice(splice)) = action(&splices(MAX_SPLICES)) else { panic!("no splice") };
+        assert_eq!(splice.splices.len(), MAX_SPLICES);
+        for count in [MAX_SPLICES + 1, 1000] {
+            let expected = format!("splice.splices: expected at most {MAX_SPLICES} in a message, found {count}");
+            assert_eq!(action(&splices(count)), Err(expected));
+        }
+    }
+
+    #[test]
+    fn malformed_messages_are_named() {
+        for (text, part) in [
+            ("{", "the message: "),
+            ("[]", "the message: expected an object, found a list"),
+            ("{}", "the message: "),
+            (r#"{"type": {}}"#, "found \"type\""),
+            (r#"{"open": {"txt": "a"}}"#, "open.txt: expected one of `model`"),
+            (r#"{"splice": {"revision": -1}}"#, "splice.revision"),
+            (r#"{"splice": {"splices": []}}"#, "splice.revision: expected a value, found nothing"),
+            (r#"{"splice": {"revision": 1, "splices": 1}}"#, "splice.splices: expected a list, found 1"),
+            (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte"),
+            (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until"),
+            (r#"{"close": {}, "open": {}}"#, "the message: "),
+        ] {
+            let error = action(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    fn text(event: Event) -> String {
+        response_text(&v1::EditResponse { event: Some(event) }).unwrap()
+    }
+
+    #[test]
+    fn responses_have_the_fields_that_are_set() {
+        let failure = v1::EditFailure { id: Some(7), code: "C".into(), field: Some("f".into()), ..Default::default() };
+        assert_eq!(
+            text(Event::Failed(failure)),
+            r#"{"failed":{"id":7,"code":"C","reason":"","message":"","field":"f"}}"#
+        );
+        let failure = v1::EditFailure::default();
+        assert_eq!(text(Event::Failed(failure)), r#"{"failed":{"code":"","reason":"","message":""}}"#);
+        let characters = vec![
+            v1::Character { text: "\"".into(), id: 1, nxt_logprob: Some(f32::NAN), ..Default::default() },
+            v1::Character { logprob: Some(-0.4), boundary: Some(false), chunk_depth: 2, ..Default::default() },
+        ];
+        let scores = v1::DocumentScores { id: 3, characters, start_bytes: vec![0, 1], ..Default::default() };
+        assert_eq!(
+            text(Event::Scores(scores)),
+            r#"{"scores":{"id":3,"revision":0,"characters":[{"text":"\"","id":1,"nxt_logprob":null},"#.to_owned()
+                + r#"{"text":"","id":0,"logprob":-0.4000000059604645,"boundary":false,"chunk_depth":2}],"#
+                + r#""start_bytes":[0,1],"recomputed_chars":0,"duration_ns":0}}"#
+        );
+        let item = v1::CompletionItem { text: "a".into(), logprob: -1.0, chars: 1, boundaries: vec![0] };
+        let completions = v1::DocumentCompletions { id: 4, items: vec![item], ..Default::default() };
+        assert_eq!(
+            text(Event::Completions(completions)),
+            r#"{"completions":{"id":4,"revision":0,"items":[{"text":"a","logprob":-1.0,"chars":1,"boundaries":[0]}],"#
+                .to_owned()
+                + r#""cut":false,"reused_chars":0,"recomputed_chars":0,"distributions":0,"reused_distributions":0,"duration_ns":0}}"#
+        );
+        let applied = v1::DocumentApplied { revision: 1, text_bytes: 2, normalized_chars: 3 };
+        assert_eq!(text(Event::Applied(applied)), r#"{"applied":{"revision":1,"text_bytes":2,"normalized_chars":3}}"#);
+        assert_eq!(text(Event::Stale(v1::StaleRequest { id: 5 })), r#"{"stale":{"id":5}}"#);
+        let closed = v1::DocumentClosed { reason: Reason::ModelChanged.into() };
+        assert_eq!(text(Event::Closed(closed)), r#"{"closed":{"reason":"model_changed"}}"#);
+        assert_eq!(response_text(&v1::EditResponse::default()).unwrap(), "{}");
+    }
+
+    #[test]
+    fn long_responses_fit_in_their_estimate() {
+        let is_within = |event| {
+            let response = v1::EditResponse { event: Some(event) };
+            let length = response_text(&response).unwrap().len();
+            assert!(length <= response.encoded_len() * FORMATTED, "{length} of {}", response.encoded_len());
+        };
+        // Control characters and long numbers take the most characters of JSON.
+        let number = Some(-1.234_567_8e-30);
+        let character = v1::Character {
+            text: "\u{1}".into(),
+            id: 1,
+            logprob: number,
+            boundary: Some(false),
+            boundary_probability: number,
+            nxt_logprob: number,
+            chunk_depth: 2,
+            ..Default::default()
+        };
+        for character in [
+            character.clone(),
+            v1::Character { boundary_probability: None, nxt_logprob: None, chunk_depth: 0, ..character },
+        ] {
+            let characters = vec![character; 500];
+            is_within(Event::Scores(v1::DocumentScores {
+                characters,
+                start_bytes: (0..500).collect(),
+                ..Default::default()
+            }));
+        }
+        let item = v1::CompletionItem {
+            text: "\u{1}".repeat(9),
+            logprob: -1.234_567_891e-30,
+            chars: 9,
+            boundaries: vec![1; 9],
+        };
+        is_within(Event::Completions(v1::DocumentCompletions { items: vec![item; 50], ..Default::default() }));
+    }
+
+    /// Buffer of a connection, in bytes.
+    const BUFFER: usize = 256;
+
+    const HANDSHAKE: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+    sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+
+    /// The shortest message.
+    const CLOSE: &str = r#"{"close": {}}"#;
+
+    /// A ping, masked with zeros.
+    const PING: [u8; 6] = [0x89, 0x80, 0, 0, 0, 0];
+
+    /// The answer to a ping, masked with zeros.
+    const PONG: [u8; 6] = [0x8a, 0x80, 0, 0, 0, 0];
+
+    /// A client, and the call of its session.
+    struct Session {
+        client: DuplexStream,
+        requests: Receiver<EditMessage>,
+        responses: Sender<Result<EditResponse, Status>>,
+        memory: Arc<BodyMemory>,
+        ending: CancellationToken,
+        task: JoinHandle<()>,
+    }
+
+    impl Session {
+        async fn begin() -> Self {
+            Self::reading_ahead(100).await
+        }
+
+        /// Begins a session that reads no further once it has read `limit` bytes ahead.
+        async fn reading_ahead(limit: usize) -> Self {
+            let (server, mut client) = tokio::io::duplex(BUFFER);
+            let received = ReceivedBytes::default();
+            let (sender, mut upgraded) = mpsc::channel(1);
+            let take = move |upgrade: WebSocketUpgrade| {
+                let sender = sender.clone();
+                let taken = async move |socket| drop(sender.send(socket).await);
+                std::future::ready(upgrade.write_buffer_size(0).on_upgrade(taken))
+            };
+            let service = TowerToHyperService::new(Router::new().route("/", get(take)));
+            let server = TokioIo::new(ReceivedBytes::wrap(server, received.clone()));
+            tokio::spawn(http1::Builder::new().serve_connection(server, service).with_upgrades());
+            client.write_all(HANDSHAKE).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(client.read_u8().await.unwrap());
+            }
+            let config = TransportConfig { message_bytes: 200, request_memory: 200, ..TransportConfig::default() };
+            let memory = BodyMemory::new(&config);
+            let tenant = Arc::<str>::from("a");
+            let reservation = || Reservation::new(Arc::clone(&memory), Arc::clone(&tenant));
+            received.begin(reservation());
+            let (requests, receiver) = mpsc::channel(1);
+            let (responses, answers) = mpsc::channel(1);
+            let ending = CancellationToken::new();
+            let socket = EditSocket {
+                socket: upgraded.recv().await.unwrap(),
+                requests,
+                queue: MessageQueue::new(reservation(), RequestMemory::new(reservation()), limit),
+                received,
+                tenant,
+                memory: Arc::clone(&memory),
+                workers: TokenizationWorkers::new(1),
+                max_message: config.message_bytes,
+            };
+            let task = tokio::spawn(socket.run(ReceiverStream::new(answers), ending.clone()));
+            Self { client, requests: receiver, responses, memory, ending, task }
+        }
+
+        /// Sends a text message, masked with zeros.
+        async fn send(&mut self, text: &str) {
+            let frame = [&[0x81, 0x80 | text.len() as u8, 0, 0, 0, 0][..], text.as_bytes()].concat();
+            self.client.write_all(&frame).await.unwrap();
+        }
+
+        /// Returns the first byte and the payload of the next frame, or `None` at the end of the connection.
+        async fn frame(&mut self) -> Option<(u8, Vec<u8>)> {
+            let first = self.client.read_u8().await.ok()?;
+            let length = match self.client.read_u8().await.unwrap() {
+                126 => self.client.read_u16().await.unwrap().into(),
+                length => usize::from(length),
+            };
+            let mut payload = vec![0; length];
+            self.client.read_exact(&mut payload).await.unwrap();
+            Some((first, payload))
+        }
+
+        /// Counts the pings until the end of the connection, at most `limit`. Sends `answer` to each.
+        async fn pings(&mut self, limit: usize, answer: &[u8]) -> usize {
+            for count in 0..limit {
+                let Some((first, _)) = self.frame().await else { return count };
+                assert_eq!(first, 0x89);
+                self.client.write_all(answer).await.unwrap();
+            }
+            limit
+        }
+
+        async fn answer(&self, event: Event) {
+            self.responses.send(Ok(EditResponse { event: Some(event) })).await.unwrap();
+        }
+
+        async fn text(&mut self) -> String {
+            let (first, payload) = self.frame().await.unwrap();
+            assert_eq!(first, 0x81);
+            String::from_utf8(payload).unwrap()
+        }
+
+        /// Returns the code of the close frame.
+        async fn closed(&mut self) -> u16 {
+            let (first, payload) = self.frame().await.unwrap();
+            assert_eq!(first, 0x88);
+            u16::from_be_bytes([payload[0], payload[1]])
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_answer_no_pings_are_left() {
+        let mut session = Session::begin().await;
+        assert_eq!(session.pings(10, &[]).await, 2);
+        let mut session = Session::begin().await;
+        assert_eq!(session.pings(10, &PONG).await, 10);
+        assert_eq!(session.pings(10, &[]).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_the_server_does_not_read_are_not_missed() {
+        let mut session = Session::reading_ahead(1).await;
+        // The call does not take the first request. The second one fills the queue, so the server reads nothing more.
+        session.send(CLOSE).await;
+        session.send(CLOSE).await;
+        assert_eq!(session.pings(10, &[]).await, 10);
+        session.requests.recv().await.unwrap().unwrap();
+        assert_eq!(session.pings(10, &[]).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pings_are_answered_while_the_call_takes_nothing() {
+        let mut session = Session::begin().await;
+        session.send(CLOSE).await;
+        session.send(CLOSE).await;
+        session.client.write_all(&PING).await.unwrap();
+        assert_eq!(session.frame().await, Some((0x8a, Vec::new())));
+        for _ in 0..2 {
+            assert!(session.requests.recv().await.is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_message_keeps_its_place() {
+        let mut session = Session::begin().await;
+        for text in [r#"{"open": {}}"#, r#"{"score": {"id": 7}}"#] {
+            session.send(text).await;
+            // The call is held back: it does not take the message yet.
+            assert!(timeout(PING_INTERVAL / 4, session.frame()).await.is_err());
+        }
+        assert!(session.requests.recv().await.unwrap().is_ok());
+        let Some(Err(refusal)) = session.requests.recv().await else { panic!("it is not refused") };
+        let Some(Event::Failed(failure)) = refusal.event else { panic!("{refusal:?}") };
+        assert_eq!((failure.id, &*failure.code), (Some(7), "INVALID_ARGUMENT"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_does_not_delay_the_end() {
+        for reads in [false, true] {
+            let mut session = Session::begin().await;
+            let message = "m".repeat(3 * BUFFER);
+            session.answer(Event::Failed(EditFailure { message, ..EditFailure::default() })).await;
+            tokio::time::sleep(PING_INTERVAL * 5).await;
+            assert!(!session.task.is_finished());
+            session.ending.cancel();
+            if reads {
+                assert!(session.text().await.contains("mmm"));
+                assert_eq!(session.closed().await, close_code::AWAY);
+            }
+            timeout(CLOSE_TIME * 2, &mut session.task).await.expect("the session goes on").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn only_long_responses_need_free_memory() {
+        let mut session = Session::begin().await;
+        let all = Reservation::new(Arc::clone(&session.memory), "a".into());
+        while all.add(1).is_ok() {}
+        session.answer(Event::Applied(DocumentApplied::default())).await;
+        assert!(session.text().await.starts_with(r#"{"applied":"#));
+        session.answer(Event::Scores(DocumentScores { id: 7, ..DocumentScores::default() })).await;
+        let failed = session.text().await;
+        assert!(failed.starts_with(r#"{"failed":{"id":7,"code":"RESOURCE_EXHAUSTED""#), "{failed}");
+        drop(all);
+        session.answer(Event::Scores(DocumentScores { id: 8, ..DocumentScores::default() })).await;
+        assert!(session.text().await.starts_with(r#"{"scores":{"id":8"#));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_message_closes_with_the_code_of_its_fault() {
+        let not_utf8 = [0x81, 0x81, 0, 0, 0, 0, 0xff];
+        let without_mask = [0x81, 1, b'a'];
+        // A part of a message, longer than the memory of requests.
+        let part = [&[0x01, 0xfe, 1, 0, 0, 0, 0, 0][..], &[b' '; 220]].concat();
+        for (sent, code) in
+            [(&without_mask[..], close_code::PROTOCOL), (&not_utf8, close_code::INVALID), (&part, close_code::AGAIN)]
+        {
+            let mut session = Session::begin().await;
+            session.client.write_all(sent).await.unwrap();
+            assert_eq!(session.closed().await, code);
+        }
+        // Nothing is sent to a client that is gone.
+        let Session { client, task, .. } = Session::begin().await;
+        drop(client);
+        task.await.unwrap();
+    }
+
+    /// Reads a message. The answer to one that cannot be read must be JSON.
+    pub(crate) fn read(text: &[u8]) -> Option<EditRequest> {
+        read_message(text).inspect_err(|refused| format(&crate::grpc::editing::failed(refused.id, &refused.error))).ok()
+    }
+
+    /// Formats a response, which must be JSON.
+    pub(crate) fn format(response: &EditResponse) {
+        let text = response_text(response).unwrap_or_default();
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "not JSON: {text}");
+    }
+}

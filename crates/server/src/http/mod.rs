@@ -1,0 +1,486 @@
+//! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
+//!
+//! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
+//! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
+//! [`completion_request`](super::completion_request) (also used by `oip`), `response`, `sse` (streams) and `error`.
+//!
+//! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
+
+pub(crate) mod completion_request;
+mod completions;
+pub(crate) mod editing;
+mod error;
+pub(crate) mod open_inference;
+mod playground;
+mod response;
+pub(crate) mod summaries;
+
+use crate::{
+    call::{Call, EDIT, REQUEST_ID, SUMMARIZE, request_id},
+    calls::{CallResponse, Calls, ClientContext},
+    collected::CollectedLimits,
+    config::{LiveCredentials, TransportConfig},
+    grpc::{
+        editing::EditMessage,
+        generation::{TaskResponse, reject},
+        models::ModelsService,
+        request_parts::RequestParts,
+        summarization::SummaryResponses,
+    },
+    http::error::ApiError,
+    middleware::{
+        auth::principal,
+        limits::{GuardedBody, RequestMemory, Reservation, drained},
+        observe::{PATH_BYTES, Refusal, RefusalLog},
+    },
+    open_inference::InferenceService,
+    registry::{Monitor, draining_error},
+    transport::{
+        connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
+        http1::{BrowserChecks, Cors, ReceivedBytes, UpgradableConnection, UpgradeContext},
+        http2::{HeadArrived, HeadLimit},
+    },
+};
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    extract::{Path, Request, State, rejection::PathRejection},
+    http::{
+        HeaderMap, HeaderValue, Method, StatusCode, Uri,
+        header::{self, ALLOW},
+    },
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, post},
+};
+use hyper::{body::Incoming, server::conn::http1};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use prost::Message;
+use serde_json::{Value, json};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::mpsc::Receiver, time::sleep};
+use tokio_io_timeout::TimeoutWriter;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tower::{ServiceExt, service_fn};
+use weir_kernels::error::{Error, Result, clip, quoted};
+use weir_proto::v1;
+
+/// The path of health checks.
+const HEALTH: &str = "/health";
+
+const LIVE: &str = "/v2/health/live";
+
+const READY: &str = "/v2/health/ready";
+
+/// Paths that are answered also while all connections have requests in progress.
+const HEALTH_PATHS: [&str; 3] = [HEALTH, LIVE, READY];
+
+/// The methods of a path that is only read.
+const READS: &str = "GET, HEAD, OPTIONS";
+
+/// Minimum size in bytes of hyper's read buffer.
+const MIN_READ_BUFFER: usize = 8 << 10;
+
+/// Serves these connections until `closing` is cancelled, and then until the last one has its response.
+pub(crate) async fn serve(
+    incoming: impl Stream<Item = Connection> + Unpin,
+    api: ApiState,
+    config: &TransportConfig,
+    refusals: RefusalLog,
+    closing: CancellationToken,
+) {
+    let engines = api.monitor.engines().clone();
+    let pages = PageAccess { checks: BrowserChecks::of_port(&config.access), cors: Cors::new(&config.access.cors) };
+    let refused = RefusedRequests { log: refusals, credentials: config.access.credentials.clone() };
+    let router = router(api).layer(from_fn_with_state(refused, identify));
+    // Outside the identification, which reads the key from `authorization`.
+    let router = router.layer(from_fn(editing::read_key));
+    let router = router.layer(from_fn_with_state(pages, check_page));
+    let router = router.layer(from_fn(check_place));
+    // Outside everything that may refuse a request.
+    let router = router.layer(from_fn_with_state(Arc::clone(engines.metrics()), completions::count));
+    let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
+        let unread = UnreadBody::default();
+        let watched = unread.clone();
+        let received = ReceivedBytes::default();
+        let counted = received.clone();
+        let router = router.clone();
+        let connection = open.clone();
+        let arrived = HeadArrived::default();
+        let head = arrived.clone();
+        let limited = open.clone();
+        // Not layers of the router, which would be built anew for each connection.
+        let calls = service_fn(move |request: hyper::Request<Incoming>| {
+            arrived.record();
+            let mut request = watched.watch(request.map(Body::new));
+            request.extensions_mut().insert(peer.clone());
+            request.extensions_mut().insert(UpgradeContext { open: open.clone(), received: counted.clone() });
+            track_call(open.clone(), request, router.clone())
+        });
+        // HTTP/1.1 can only end a response early by closing the connection. A client that reads nothing for as long as the engines
+        // allow would otherwise keep its connection for ever.
+        let mut stream = TimeoutWriter::new(stream);
+        stream.set_timeout(Some(engines.stall()));
+        let stream = ReceivedBytes::wrap(LingeringClose::wrap(Box::pin(stream), unread), received);
+        let stream = HeadLimit::wrap(stream, config.handshake, limited, head);
+        let mut server = http1::Builder::new();
+        // hyper needs a request's whole head in its read buffer.
+        server.max_buf_size((config.header_bytes as usize).max(MIN_READ_BUFFER));
+        // `HeadLimit` replaces hyper's limit, which also counts the time between two requests.
+        server.header_read_timeout(None);
+        let server = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(calls));
+        Box::pin(UpgradableConnection::new(server.with_upgrades(), connection))
+    };
+    serve_connections(incoming, config, closing, start).await;
+}
+
+/// Decides which web pages may send requests and read responses.
+#[derive(Clone)]
+struct PageAccess {
+    checks: BrowserChecks,
+    cors: Cors,
+}
+
+/// Refuses requests of foreign pages, answers preflights, and lets the pages of listed origins read responses.
+async fn check_page(State(pages): State<PageAccess>, request: Request, next: Next) -> Response {
+    let request = match pages.checks.check(request) {
+        Ok(request) => request,
+        Err(refusal) => return refusal.into_response(),
+    };
+    match pages.cors.preflight(request.headers(), request.method()) {
+        Some(answer) => answer,
+        None => {
+            let readable = pages.cors.allows(request.headers());
+            pages.cors.mark(next.run(request).await, readable)
+        }
+    }
+}
+
+/// Identifies clients, and logs refused requests.
+#[derive(Clone)]
+struct RefusedRequests {
+    log: RefusalLog,
+    credentials: LiveCredentials,
+}
+
+/// Stores the [`ClientContext`] in a request. Logs the request if it is refused, in a span like that of a gRPC call.
+async fn identify(State(refused): State<RefusedRequests>, mut request: Request, next: Next) -> Response {
+    let uri = request.uri().clone();
+    let principal = principal(refused.credentials.current().keys.as_ref(), &request);
+    let client = ClientContext::new(request_id(request.headers()), request.headers(), principal);
+    request.extensions_mut().insert(client.clone());
+    let mut response = next.run(request).await;
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        let path = clip(uri.path(), PATH_BYTES);
+        let id = response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        let principal = client.principal().ok().map(tracing::field::display);
+        tracing::info_span!("call", path, id, principal).in_scope(|| refused.log.record(&refusal));
+    }
+    response
+}
+
+impl ClientContext {
+    /// Adds the request's id to a response.
+    fn with_request_id(&self, mut response: Response) -> Response {
+        if let Ok(value) = HeaderValue::from_str(&self.request_id) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        response
+    }
+}
+
+/// Refuses a request on a connection that is only for health checks, unless it is one.
+async fn check_place(Extension(context): Extension<UpgradeContext>, request: Request, next: Next) -> Response {
+    if context.open.is_health_only() && !HEALTH_PATHS.contains(&request.uri().path()) {
+        let message = "all connections have requests in progress; this one is for health checks only";
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response();
+    }
+    next.run(request).await
+}
+
+/// Counts a request as a call of its connection.
+async fn track_call(
+    open: OpenConnection,
+    request: Request,
+    router: Router,
+) -> std::result::Result<Response, Infallible> {
+    let path = request.uri().path();
+    let needs_no_key = HEALTH_PATHS.contains(&path) || path == "/";
+    let call = if needs_no_key { open.begin_keyless_call() } else { open.begin_call() };
+    let response = router.oneshot(request).await?;
+    let response = response::end_with_connection(response, open.ending().clone());
+    Ok(response.map(|body| Body::new(GuardedBody::new(body, call))))
+}
+
+fn router(state: ApiState) -> Router {
+    Router::new()
+        .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
+        .route("/v1/chat/completions", with_options(post(completions::refuse), "OPTIONS, POST"))
+        .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
+        .route(editing::PATH, with_options(axum::routing::get(editing::edit), "GET, OPTIONS"))
+        .route("/v1/models", with_options(axum::routing::get(list), READS))
+        .route("/v1/models/{name}", with_options(axum::routing::get(get), READS))
+        .route("/v2", with_options(axum::routing::get(open_inference::server), READS))
+        .route(LIVE, with_options(axum::routing::get(open_inference::live), READS))
+        .route(READY, with_options(axum::routing::get(open_inference::ready), READS))
+        .route("/v2/models/{name}", with_options(axum::routing::get(open_inference::model), READS))
+        .route("/v2/models/{name}/ready", with_options(axum::routing::get(open_inference::model_ready), READS))
+        .route("/v2/models/{name}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
+        .route("/v2/models/{name}/versions/{version}", with_options(axum::routing::get(open_inference::model), READS))
+        .route(
+            "/v2/models/{name}/versions/{version}/ready",
+            with_options(axum::routing::get(open_inference::model_ready), READS),
+        )
+        .route("/v2/models/{name}/versions/{version}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
+        .route(HEALTH, with_options(axum::routing::get(health), READS))
+        .route("/", with_options(axum::routing::get(playground::page), READS))
+        .fallback(|uri: Uri| async move {
+            let paths = "completions, models and summaries are under /v1, the Open Inference Protocol under /v2";
+            let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
+            ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
+        })
+        .with_state(state)
+}
+
+/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path. The error of any other method lists them, too.
+fn with_options(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
+    let methods = methods.options(move || std::future::ready((StatusCode::NO_CONTENT, [(ALLOW, allowed)])));
+    methods.fallback(move |method: Method| {
+        let message = format!("method: expected one of {allowed}, found {}", quoted(method.as_str()));
+        let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", message);
+        std::future::ready(([(ALLOW, allowed)], error))
+    })
+}
+
+async fn health(State(state): State<ApiState>) -> Response {
+    match state.monitor.ready() {
+        Ok(()) => "ok\n".into_response(),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    }
+}
+
+// `/v1/models`: the models in service, in OpenAI's form.
+
+async fn list(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(state.models.list(false))).await;
+    let response = listed.map(|listed| {
+        let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
+        Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
+    });
+    client.with_request_id(response.map_err(ApiError::from).into_response())
+}
+
+async fn get(
+    State(state): State<ApiState>,
+    name: std::result::Result<Path<String>, PathRejection>,
+    Extension(client): Extension<ClientContext>,
+) -> Response {
+    client.with_request_id(find(&state, &client, name).await.into_response())
+}
+
+async fn find(
+    state: &ApiState,
+    client: &ClientContext,
+    name: std::result::Result<Path<String>, PathRejection>,
+) -> std::result::Result<Json<Value>, ApiError> {
+    let Path(name) = name?;
+    let models = &state.models;
+    let get = |call: &_| models.get(call, Some(&name), false);
+    let model = state.calls.ask("/weir.v1.Models/GetModel", client, get).await?;
+    Ok(Json(model_json(model, state.started_at)))
+}
+
+/// Converts a model to JSON. This API calls symbols tokens; `token` names their kind.
+fn model_json(model: v1::Model, created: u64) -> Value {
+    let token = match &model.vocabulary {
+        Some(vocabulary) if vocabulary.bytes => "byte",
+        Some(vocabulary) if vocabulary.pieces => "piece",
+        _ => "character",
+    };
+    let document_tokens = model.documents.as_ref().map(|documents| documents.max_tokens);
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "weir",
+        "max_model_len": document_tokens.or(model.limits.map(|limits| limits.max_symbols)),
+        "token": token,
+        "family": model.family,
+        "shape": model.shape,
+        "parameters": model.parameters,
+        "dtype": model.dtype,
+        "pooled": model.pooled,
+        "boundary_modes": model.boundary_modes,
+        "training_length": model.training_length,
+        "documents": model.documents.map(|documents| json!({
+            "max_tokens": documents.max_tokens,
+            "max_summary_tokens": documents.max_summary_tokens,
+            "poolings": documents.poolings.iter().map(|pooling| pooling.layer).collect::<Vec<_>>(),
+        })),
+    })
+}
+
+// The state that all handlers share, and the limits on request bodies.
+
+/// The state that all handlers share.
+#[derive(Clone)]
+pub(crate) struct ApiState {
+    pub(crate) calls: Calls,
+    pub(crate) inference: InferenceService,
+    pub(crate) models: Arc<ModelsService>,
+    pub(crate) monitor: Monitor,
+    /// Limits of responses that are not streamed.
+    pub(crate) collected: CollectedLimits,
+    /// Maximum bytes of a body.
+    pub(crate) max_body_bytes: usize,
+    /// Maximum time for a body to arrive.
+    pub(crate) upload_timeout: Duration,
+    /// Cancelled when the server begins to shut down.
+    pub(crate) draining: CancellationToken,
+    /// When the server started, in seconds since 1970.
+    pub(crate) started_at: u64,
+}
+
+/// A request's body, with the memory that it uses.
+struct ApiBody {
+    bytes: Vec<u8>,
+    /// The tenant whose shares the request uses.
+    tenant: Arc<str>,
+    /// Released when the body is dropped.
+    _reserved: Reservation,
+}
+
+impl ApiState {
+    /// Checks the key and the headers of a request with a body. Returns its tenant.
+    fn check_head(&self, client: &ClientContext, request: &Request) -> Result<Arc<str>, ApiError> {
+        let tenant = client.principal()?.tenant();
+        if !is_json(request.headers()) {
+            let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+            let found = found.map_or_else(|| "none".to_owned(), quoted);
+            let message = format!("Content-Type: expected application/json, found {found}");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
+        }
+        let encodings = request.headers().get_all(header::CONTENT_ENCODING);
+        if encodings.iter().any(|encoding| encoding != "identity") {
+            let message = "Content-Encoding: compressed bodies are not supported";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", message));
+        }
+        let declared = request.headers().get(header::CONTENT_LENGTH);
+        let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
+        if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
+            return Err(self.oversized());
+        }
+        Ok(tenant)
+    }
+
+    fn oversized(&self) -> ApiError {
+        Error::Oversized { what: "the body", limit: self.max_body_bytes }.into()
+    }
+
+    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
+    async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
+        let tenant = self.check_head(client, &request)?;
+        // Memory is taken as bytes arrive: a declared length costs the client nothing.
+        let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
+        let read = async {
+            let mut parts = request.into_body().into_data_stream();
+            let mut body = Vec::new();
+            while let Some(part) = parts.next().await {
+                let message = "the body is incomplete or malformed";
+                let part = part.map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "incomplete", message))?;
+                if part.len() > self.max_body_bytes - body.len() {
+                    return Err(self.oversized());
+                }
+                reserved.add(part.len())?;
+                body.extend_from_slice(&part);
+            }
+            Ok(ApiBody { bytes: body, tenant, _reserved: reserved })
+        };
+        tokio::select! {
+            biased;
+            body = read => body,
+            () = sleep(self.upload_timeout) => {
+                let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
+            }
+            () = drained(self.draining.clone()) => Err(draining_error().into()),
+        }
+    }
+
+    /// Parses a body, on a worker if it is long.
+    async fn parse<T: Send + 'static>(
+        &self,
+        body: ApiBody,
+        parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let tenant = Arc::clone(&body.tenant);
+        let parsed = self.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
+        Ok(parsed.await.flatten()?)
+    }
+}
+
+/// The response to a `Summarize`.
+type Summarized = CallResponse<SummaryResponses>;
+
+/// The calls that only this API makes.
+impl Calls {
+    /// Calls `Summarize` with the messages of a request.
+    async fn summarize(
+        &self,
+        client: &ClientContext,
+        messages: Vec<v1::SummarizeRequest>,
+    ) -> Result<Summarized, Status> {
+        let bytes = messages.iter().map(Message::encoded_len).sum();
+        self.begin(SUMMARIZE, client, bytes, async |call: Call, memory| {
+            let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
+            self.jobs.start_summary(parts, call.clone()).await.map_err(reject(&call))
+        })
+        .await
+    }
+
+    /// Calls `Edit`. `memory` counts the messages that are sent to the call, until the call has taken them.
+    async fn edit(
+        &self,
+        client: &ClientContext,
+        messages: Receiver<EditMessage>,
+        memory: RequestMemory,
+    ) -> Result<CallResponse<TaskResponse<v1::EditResponse>>, Status> {
+        self.begin(EDIT, client, 0, async |call: Call, _| {
+            let parts = RequestParts::new(ReceiverStream::new(messages).map(Ok), Some(memory));
+            self.jobs.start_editing(parts, &call).map_err(reject(&call))
+        })
+        .await
+    }
+
+    /// Calls a method whose response is known at once.
+    async fn ask<R>(
+        &self,
+        path: &'static str,
+        client: &ClientContext,
+        handler: impl FnOnce(&Call) -> Result<R, Status>,
+    ) -> Result<R, Status> {
+        self.begin(path, client, 0, async |call: Call, _| handler(&call)).await.map(CallResponse::into_complete)
+    }
+}
+
+/// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
+fn is_json(headers: &HeaderMap) -> bool {
+    let is_json_type = |kind: &str| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("application/json")
+    };
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    let first = kinds.next().and_then(|kind| kind.to_str().ok());
+    first.is_some_and(is_json_type) && kinds.next().is_none()
+}
+
+/// Returns the current time in seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

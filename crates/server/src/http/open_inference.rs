@@ -1,0 +1,603 @@
+//! `/v2`: the Open Inference Protocol (KServe's protocol, version 2) over HTTP and JSON.
+//!
+//! A request becomes a call of the same method as over gRPC. `request` reads tensors in JSON, and `response`
+//! writes them. Errors have this protocol's form: an object whose `error` is a text.
+
+use crate::{
+    calls::ClientContext,
+    grpc::generation::Incoming,
+    http::{ApiState, completion_request::parse_json, error::ApiError},
+    middleware::limits::GuardedBody,
+    open_inference as metadata,
+};
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::{Path, Request, State, rejection::PathRejection},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use prost::Message;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, SeqAccess, Unexpected, Visitor},
+};
+use serde_json::{Map, Value, json};
+use std::{collections::HashMap, fmt, marker::PhantomData, sync::Arc};
+use weir_kernels::error::Result;
+use weir_proto::inference::{
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataResponse,
+    ServerMetadataResponse,
+    infer_parameter::ParameterChoice,
+    model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
+    model_metadata_response::TensorMetadata,
+};
+
+/// Memory of a response in JSON relative to its encoded length: one byte may become an escape of six.
+const FORMATTED: usize = 8;
+
+/// Header of a request whose tensors follow the JSON in binary.
+const BINARY: &str = "inference-header-content-length";
+
+/// The model that a path names.
+#[derive(Deserialize)]
+pub(super) struct ModelPath {
+    name: String,
+    /// Absent for the only version.
+    #[serde(default)]
+    version: String,
+}
+
+/// The model that a path names, unless its escapes are malformed.
+type PathResult = std::result::Result<Path<ModelPath>, PathRejection>;
+
+/// Returns the name and version of the server, and the extensions that it supports.
+pub(super) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let answer = state
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerMetadata", &client, |_| Ok(metadata::models_server()))
+        .await;
+    finish(&client, answer.map(|answer| Json(response_server(answer))).map_err(ApiError::from))
+}
+
+/// Answers 200 if no model's worker hangs. Needs no key.
+pub(super) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let live = state
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerLive", &client, |_| Ok(state.monitor.alive().is_ok()))
+        .await;
+    finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
+}
+
+/// Answers 200 if the server takes requests. Needs no key.
+pub(super) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let ready = state
+        .calls
+        .ask("/inference.GRPCInferenceService/ServerReady", &client, |_| Ok(state.monitor.ready().is_ok()))
+        .await;
+    finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
+}
+
+/// Returns the tensors of a model.
+pub(super) async fn model(
+    State(state): State<ApiState>,
+    path: PathResult,
+    Extension(client): Extension<ClientContext>,
+) -> Response {
+    finish(&client, tensors(&state, &client, path).await)
+}
+
+async fn tensors(
+    state: &ApiState,
+    client: &ClientContext,
+    path: PathResult,
+) -> std::result::Result<Json<Value>, ApiError> {
+    let Path(ModelPath { name, version }) = path?;
+    let inference = &state.inference;
+    let metadata = |call: &_| inference.metadata(call, &name, &version);
+    Ok(Json(response_model(state.calls.ask("/inference.GRPCInferenceService/ModelMetadata", client, metadata).await?)))
+}
+
+/// Answers 200 if a model takes requests.
+pub(super) async fn model_ready(
+    State(state): State<ApiState>,
+    path: PathResult,
+    Extension(client): Extension<ClientContext>,
+) -> Response {
+    finish(&client, readiness(&state, &client, path).await)
+}
+
+async fn readiness(
+    state: &ApiState,
+    client: &ClientContext,
+    path: PathResult,
+) -> std::result::Result<(StatusCode, Json<Value>), ApiError> {
+    let Path(ModelPath { name, version }) = path?;
+    let inference = &state.inference;
+    let ready = state
+        .calls
+        .ask("/inference.GRPCInferenceService/ModelReady", client, |_| Ok(inference.is_ready(&name, &version)))
+        .await?;
+    Ok(flag(ready, json!({ "name": name, "ready": ready })))
+}
+
+/// Answers a request for text, in one message.
+pub(super) async fn infer(
+    State(state): State<ApiState>,
+    path: PathResult,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    let answer = handle(&state, path, &client, request).await;
+    finish(&client, answer)
+}
+
+async fn handle(
+    state: &ApiState,
+    path: PathResult,
+    client: &ClientContext,
+    request: Request,
+) -> std::result::Result<Response, ApiError> {
+    let Path(path) = path?;
+    if request.headers().contains_key(BINARY) {
+        state.check_head(client, &request)?;
+        let message = format!("{BINARY}: binary tensors are not supported; send them as JSON");
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "binary_tensors", message));
+    }
+    let body = state.read_body(client, request).await?;
+    let tenant = Arc::clone(&body.tenant);
+    let request = state.parse(body, |bytes| InferenceRequest::parse(bytes, "the body")).await?;
+    let message = request.into_message(path.name, path.version);
+    let inference = &state.inference;
+    let answer = state.calls.begin(
+        "/inference.GRPCInferenceService/ModelInfer",
+        client,
+        message.encoded_len(),
+        async |call, memory| inference.infer(client, Incoming { message, call, memory: Some(memory) }).await,
+    );
+    let answer = answer.await?.into_complete();
+    let bytes = answer.encoded_len().saturating_mul(FORMATTED);
+    let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
+    size.grow_to(bytes)?;
+    // A long response also takes long to format.
+    let formatted = state.calls.jobs.workers.run(&tenant, bytes, move || format(answer));
+    Ok(formatted.await??.map(|body| Body::new(GuardedBody::new(body, size))))
+}
+
+fn format(answer: ModelInferResponse) -> std::result::Result<Response, ApiError> {
+    Ok(Json(inference(answer)?).into_response())
+}
+
+/// Returns a status that probes read, with the same in JSON.
+fn flag(holds: bool, body: Value) -> (StatusCode, Json<Value>) {
+    // The protocol asks for a 4xx status.
+    (if holds { StatusCode::OK } else { StatusCode::BAD_REQUEST }, Json(body))
+}
+
+/// Adds the request's id, and gives an error this protocol's form.
+fn finish(client: &ClientContext, answer: std::result::Result<impl IntoResponse, ApiError>) -> Response {
+    client.with_request_id(answer.map_or_else(ApiError::into_text_response, IntoResponse::into_response))
+}
+
+// Inference requests in JSON, converted to messages. Lists are bounded while they are parsed; the service checks their contents.
+
+/// Maximum inputs and outputs. More than the API has, so that an unknown one is named.
+const MAX_TENSORS: usize = 16;
+
+/// Maximum dimensions of a shape, and maximum elements of a tensor. Valid tensors have one element.
+const MAX_ELEMENTS: usize = 8;
+
+/// Maximum parameters of a request or tensor, as over gRPC.
+const MAX_PARAMETERS: usize = 64;
+
+/// The fields of a request. Unknown ones are ignored.
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+pub(crate) struct InferenceRequest {
+    id: Option<String>,
+    #[serde(default)]
+    parameters: Parameters,
+    #[serde(default)]
+    inputs: List<Input, MAX_TENSORS>,
+    #[serde(default)]
+    outputs: List<Output, MAX_TENSORS>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct Input {
+    name: String,
+    datatype: String,
+    #[serde(default)]
+    shape: List<i64, MAX_ELEMENTS>,
+    #[serde(default)]
+    parameters: Parameters,
+    #[serde(default)]
+    data: List<Element, MAX_ELEMENTS>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct Output {
+    name: String,
+    #[serde(default)]
+    parameters: Parameters,
+}
+
+impl InferenceRequest {
+    /// Parses JSON. Errors call it `input`, and name the malformed field.
+    pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
+        parse_json(bytes, input)
+    }
+
+    /// Converts the request to a message for a model.
+    pub(crate) fn into_message(self, model_name: String, model_version: String) -> ModelInferRequest {
+        let outputs = self
+            .outputs
+            .0
+            .into_iter()
+            .map(|Output { name, parameters }| InferRequestedOutputTensor { name, parameters: parameters.0 });
+        ModelInferRequest {
+            model_name,
+            model_version,
+            id: self.id.unwrap_or_default(),
+            parameters: self.parameters.0,
+            inputs: self.inputs.0.into_iter().map(Input::into_message).collect(),
+            outputs: outputs.collect(),
+            raw_input_contents: Vec::new(),
+        }
+    }
+}
+
+impl Input {
+    fn into_message(self) -> InferInputTensor {
+        let mut contents = InferTensorContents::default();
+        for element in self.data.0 {
+            element.add_to(&mut contents);
+        }
+        InferInputTensor {
+            name: self.name,
+            datatype: self.datatype,
+            shape: self.shape.0,
+            parameters: self.parameters.0,
+            contents: Some(contents),
+        }
+    }
+}
+
+/// An element of a tensor, or a row of elements: shapes may be flattened or nested.
+enum Element {
+    Text(String),
+    Flag(bool),
+    Number(f64),
+    Row(List<Scalar, MAX_ELEMENTS>),
+}
+
+/// An element that is not a row.
+struct Scalar(Element);
+
+impl Element {
+    fn add_to(self, contents: &mut InferTensorContents) {
+        match self {
+            Self::Text(text) => contents.bytes_contents.push(text.into_bytes()),
+            Self::Flag(flag) => contents.bool_contents.push(flag),
+            Self::Number(number) => contents.fp64_contents.push(number),
+            Self::Row(row) => row.0.into_iter().for_each(|scalar| scalar.0.add_to(contents)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor { may_be_row: true })
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor { may_be_row: false }).map(Self)
+    }
+}
+
+struct ElementVisitor {
+    may_be_row: bool,
+}
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a boolean or a number")?;
+        if self.may_be_row { f.write_str(", or a list of these") } else { Ok(()) }
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_owned()))
+    }
+
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<Element, E> {
+        Ok(Element::Flag(flag))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Element, E> {
+        Ok(Element::Number(number as f64))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Element, E> {
+        Ok(Element::Number(number as f64))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Element, E> {
+        Ok(Element::Number(number))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
+        if !self.may_be_row {
+            return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+        }
+        ListVisitor(PhantomData).visit_seq(list).map(Element::Row)
+    }
+}
+
+/// Null, or a list of at most `MAX` elements.
+struct List<T, const MAX: usize>(Vec<T>);
+
+impl<T, const MAX: usize> Default for List<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ListVisitor(PhantomData))
+    }
+}
+
+struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
+    type Value = List<T, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX} elements")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while let Some(element) = list.next_element()? {
+            if elements.len() == MAX {
+                return Err(A::Error::custom(format!("expected at most {MAX} elements, found more")));
+            }
+            elements.push(element);
+        }
+        Ok(List(elements))
+    }
+}
+
+/// Null, or an object of at most [`MAX_PARAMETERS`] parameters.
+#[derive(Default)]
+struct Parameters(HashMap<String, InferParameter>);
+
+impl<'de> Deserialize<'de> for Parameters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ParametersVisitor)
+    }
+}
+
+struct ParametersVisitor;
+
+impl<'de> Visitor<'de> for ParametersVisitor {
+    type Value = Parameters;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object of at most {MAX_PARAMETERS} parameters")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Parameters, E> {
+        Ok(Parameters::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parameters, A::Error> {
+        let mut parameters = HashMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if parameters.len() == MAX_PARAMETERS {
+                return Err(A::Error::custom(format!("expected at most {MAX_PARAMETERS} parameters, found more")));
+            }
+            let choice: Parameter = map.next_value()?;
+            parameters.insert(name, InferParameter { parameter_choice: Some(choice.0) });
+        }
+        Ok(Parameters(parameters))
+    }
+}
+
+/// The value of a parameter.
+struct Parameter(ParameterChoice);
+
+impl<'de> Deserialize<'de> for Parameter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ParameterVisitor)
+    }
+}
+
+struct ParameterVisitor;
+
+impl Visitor<'_> for ParameterVisitor {
+    type Value = Parameter;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a boolean or a number")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Parameter, E> {
+        Ok(Parameter(ParameterChoice::StringParam(text.to_owned())))
+    }
+
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<Parameter, E> {
+        Ok(Parameter(ParameterChoice::BoolParam(flag)))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Parameter, E> {
+        Ok(Parameter(ParameterChoice::Int64Param(number)))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Parameter, E> {
+        Ok(Parameter(ParameterChoice::Uint64Param(number)))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Parameter, E> {
+        Ok(Parameter(ParameterChoice::DoubleParam(number)))
+    }
+}
+
+// Messages of the Open Inference Protocol in JSON.
+
+/// Bytes of the length in front of an element of BYTES.
+const LENGTH_BYTES: usize = 4;
+
+/// Converts the server's metadata.
+fn response_server(metadata: ServerMetadataResponse) -> Value {
+    let ServerMetadataResponse { name, version, extensions } = metadata;
+    json!({ "name": name, "version": version, "extensions": extensions })
+}
+
+/// Converts a model's metadata.
+fn response_model(metadata: ModelMetadataResponse) -> Value {
+    let ModelMetadataResponse { name, versions, platform, inputs, outputs } = metadata;
+    let tensor =
+        |TensorMetadata { name, datatype, shape }| json!({ "name": name, "datatype": datatype, "shape": shape });
+    let tensors = |all: Vec<TensorMetadata>| all.into_iter().map(tensor).collect::<Vec<_>>();
+    json!({
+        "name": name, "versions": versions, "platform": platform, "inputs": tensors(inputs), "outputs": tensors(outputs),
+    })
+}
+
+/// Converts the response to a request. Fails if an output has not the form in which our service writes it.
+fn inference(response: ModelInferResponse) -> Result<Value> {
+    let mut outputs = Vec::new();
+    for (output, raw) in response.outputs.into_iter().zip(response.raw_output_contents) {
+        let element = element(&output.datatype, raw)
+            .ok_or_else(|| weir_kernels::error::Error::Internal(format!("the output {} is malformed", output.name)))?;
+        outputs.push(json!({
+            "name": output.name, "datatype": output.datatype, "shape": output.shape, "data": [element],
+        }));
+    }
+    let mut message = json!({
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+        "parameters": response.parameters.into_iter().filter_map(parameter).collect::<Map<_, _>>(),
+        "outputs": outputs,
+    });
+    if !response.id.is_empty() {
+        message["id"] = response.id.into();
+    }
+    Ok(message)
+}
+
+/// Returns the only element of a tensor, from its raw contents.
+fn element(datatype: &str, mut raw: Vec<u8>) -> Option<Value> {
+    if datatype == "BYTES" {
+        raw.get(..LENGTH_BYTES)?;
+        raw.drain(..LENGTH_BYTES);
+        return String::from_utf8(raw).ok().map(Value::from);
+    }
+    let number: [u8; 4] = raw.try_into().ok()?;
+    match datatype {
+        "UINT32" => Some(u32::from_le_bytes(number).into()),
+        "FP32" => Some(f32::from_le_bytes(number).into()),
+        _ => None,
+    }
+}
+
+fn parameter((name, parameter): (String, InferParameter)) -> Option<(String, Value)> {
+    let value = match parameter.parameter_choice? {
+        ParameterChoice::BoolParam(flag) => flag.into(),
+        ParameterChoice::Int64Param(number) => number.into(),
+        ParameterChoice::Uint64Param(number) => number.into(),
+        ParameterChoice::DoubleParam(number) => number.into(),
+        ParameterChoice::StringParam(text) => text.into(),
+    };
+    Some((name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::inference::model_infer_response::InferOutputTensor;
+
+    fn parse(body: &str) -> Result<ModelInferRequest> {
+        Ok(InferenceRequest::parse(body.as_bytes(), "the body")?.into_message("m".into(), "1".into()))
+    }
+
+    #[test]
+    fn tensors_may_be_flat_or_nested() {
+        let message = parse(
+            r#"{"id": "7", "parameters": {"max_tokens": 3, "temperature": 0.5, "priority": -1, "x": "y", "z": true},
+                "inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [["ab"]]},
+                           {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [false], "parameters": null}],
+                "outputs": [{"name": "text_output"}], "unknown": 1}"#,
+        )
+        .unwrap();
+        assert_eq!((message.id.as_str(), message.model_name.as_str(), message.model_version.as_str()), ("7", "m", "1"));
+        let [text, stream] = &message.inputs[..] else { panic!() };
+        assert_eq!((&text.shape[..], text.datatype.as_str()), (&[1, 1][..], "BYTES"));
+        assert_eq!(text.contents.as_ref().unwrap().bytes_contents, [b"ab"]);
+        assert_eq!(stream.contents.as_ref().unwrap().bool_contents, [false]);
+        assert_eq!(message.outputs[0].name, "text_output");
+        let parameter = |name: &str| message.parameters[name].parameter_choice.clone().unwrap();
+        assert_eq!(parameter("max_tokens"), ParameterChoice::Uint64Param(3));
+        assert_eq!(parameter("priority"), ParameterChoice::Int64Param(-1));
+        assert_eq!(parameter("temperature"), ParameterChoice::DoubleParam(0.5));
+    }
+
+    #[test]
+    fn long_lists_are_refused() {
+        let input = r#"{"name": "a", "datatype": "BYTES", "shape": [1], "data": ["b"]}"#;
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        for (body, part) in [
+            (format!(r#"{{"inputs": [{}]}}"#, [input; 17].join(",")), "at most 16 elements"),
+            (r#"{"inputs": [{"name": "a", "datatype": "BYTES", "data": [1,2,3,4,5,6,7,8,9]}]}"#.into(), "at most 8"),
+            (r#"{"inputs": [{"name": "a", "datatype": "BYTES", "data": [null]}]}"#.into(), "a string, a boolean"),
+            (r#"{"inputs": [{"name": "a"}]}"#.into(), "datatype"),
+            (r#"{"parameters": {"a": []}}"#.into(), "a string, a boolean or a number"),
+            (
+                format!(r#"{{"inputs": [{{"name": "a", "datatype": "B", "data": {}}}]}}"#, nested(3)),
+                "a string, a boolean or a number",
+            ),
+            ("[]".into(), "the body: expected an object, found a list"),
+        ] {
+            let error = parse(&body).unwrap_err().to_string();
+            assert!(error.contains(": expected ") && error.contains(part), "{error}");
+        }
+        let many: Vec<_> = (0..65).map(|index| format!(r#""p{index}": 1"#)).collect();
+        let error = parse(&format!(r#"{{"parameters": {{{}}}}}"#, many.join(","))).unwrap_err().to_string();
+        assert!(error.contains("at most 64 parameters"), "{error}");
+    }
+
+    #[test]
+    fn raw_contents_become_elements() {
+        let output = |name: &str, datatype: &str| InferOutputTensor {
+            name: name.into(),
+            datatype: datatype.into(),
+            shape: vec![1],
+            ..Default::default()
+        };
+        let response = |contents: &[&[u8]]| ModelInferResponse {
+            model_name: "m".into(),
+            model_version: "1".into(),
+            outputs: vec![output("a", "BYTES"), output("b", "UINT32"), output("c", "FP32")],
+            raw_output_contents: contents.iter().map(|raw| raw.to_vec()).collect(),
+            ..Default::default()
+        };
+        let json = inference(response(&[b"\x03\0\0\0\xc3\xa9\n", &[2, 1, 0, 0], &(-0.5_f32).to_le_bytes()])).unwrap();
+        assert_eq!(json["outputs"][0], json!({ "name": "a", "datatype": "BYTES", "shape": [1], "data": ["é\n"] }));
+        assert_eq!((&json["outputs"][1]["data"], &json["outputs"][2]["data"]), (&json!([258]), &json!([-0.5])));
+        assert_eq!((&json["model_name"], json.get("id")), (&json!("m"), None));
+        assert!(inference(response(&[b"\x03\0"])).is_err());
+        assert!(inference(response(&[b"\x01\0\0\0\xff"])).is_err());
+    }
+}

@@ -1,0 +1,42 @@
+//! The server of [weir](https://docs.rs/weir): gRPC and HTTP services over engines, from start to shutdown.
+//!
+//! Reading order:
+//!
+//! - [`run`]: puts the server together, and shuts it down
+//! - [`config`]: validated settings
+//! - `transport`: from the listener to a request: connections, TLS, HTTP/1 and HTTP/2
+//! - `middleware`: the layers around every call, in the order in which a call meets them; `call`: what they know of it
+//! - `registry`: the models that are served, their engines and health
+//! - `calls`: the handlers that all surfaces share
+//! - `grpc`: the services of `weir.v1`; `open_inference`: the Open Inference Protocol; `http`: OpenAI's API and the playground
+//! - `status`: errors as gRPC statuses; `tokenization`: converts large requests off the threads that serve connections
+//! - [`metrics`]: every metric, declared once; `traces`: spans
+
+mod call;
+mod calls;
+mod collected;
+pub mod config;
+#[cfg(all(feature = "http", any(test, fuzzing)))]
+pub mod fuzzing;
+mod grpc;
+#[cfg(feature = "http")]
+mod http;
+pub mod metrics;
+mod middleware;
+mod open_inference;
+mod registry;
+#[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only the HTTP ports use some of its functions"))]
+pub mod run;
+mod status;
+mod tokenization;
+mod traces;
+mod transport;
+
+pub use call::REQUEST_ID;
+pub use grpc::admin::{AdminConfig, ModelLoader};
+pub use registry::{Engines, LaunchedEngine, Lease, Monitor};
+pub use status::{DOMAIN, WRONG_KIND_OF_MODEL, status};
+pub use traces::Traces;
+#[cfg(feature = "http")]
+pub use transport::admin_port::serve_admin_port;
+pub use transport::connections::{Accepted, Duplex, Listener};

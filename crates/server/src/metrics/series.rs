@@ -1,0 +1,472 @@
+//! The tables of a model's metrics, and the series of one model.
+
+use crate::metrics::meter::RequestTotals;
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder},
+    metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+use weir_engine::{Handle, options::FinishReason};
+use weir_kernels::error::Code;
+use weir_models::usage::{MAX_LEVELS, Timing, Usage};
+
+/// A metric's name with the prefix of all names.
+macro_rules! weir {
+    ($name:literal) => {
+        concat!("weir_", $name)
+    };
+}
+
+/// Buckets of times, in seconds: a step of a small model takes less than a tenth of a millisecond, a queue may take minutes.
+const SECONDS: [f64; 28] = [
+    50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3, 10e-3, 20e-3,
+    50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
+];
+
+/// Buckets of character counts.
+const CHARS: [f64; 21] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6];
+
+/// Buckets of the rows of a step.
+const ROWS: [f64; 14] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 512.0, 4096.0];
+
+/// Buckets of characters per segment.
+const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0, 64.0];
+
+/// Values of the label that separates gaps after a boundary from gaps within a segment.
+const AFTER: [&str; 2] = ["char", "boundary"];
+
+/// Values of the label that separates the events of editing sessions.
+const EDIT_EVENTS: [&str; 4] = ["splice", "completion", "score", "stale"];
+
+pub(super) const REASONS: [FinishReason; 6] = [
+    FinishReason::MaxChars,
+    FinishReason::MaxSegments,
+    FinishReason::Stop(0),
+    FinishReason::MaxContext,
+    FinishReason::EndOfText,
+    FinishReason::End,
+];
+
+pub(super) const CODES: [Code; 11] = [
+    Code::InvalidArgument,
+    Code::NotFound,
+    Code::FailedPrecondition,
+    Code::ResourceExhausted,
+    Code::DeadlineExceeded,
+    Code::Cancelled,
+    Code::Unauthenticated,
+    Code::PermissionDenied,
+    Code::OutOfRange,
+    Code::Unavailable,
+    Code::Internal,
+];
+
+pub(super) type FloatGauge = Gauge<f64, AtomicU64>;
+
+/// Declares the metrics of a model: `field: kind = constructor, label and its values, name, help`.
+macro_rules! per_model {
+    ($($field:ident: $kind:ty = $new:expr, [$label:literal $values:expr], $name:literal, $help:literal;)*) => {
+        /// The metrics of all models.
+        pub(super) struct Families { $($field: SortedFamily<$kind>,)* }
+
+        /// The metrics of one model. Each field holds one series per value of its label, or one series without a label.
+        #[derive(Debug)]
+        pub(super) struct Series { $(pub(super) $field: Vec<$kind>,)* pub(super) totals: Mutex<RequestTotals> }
+
+        impl Families {
+            pub(super) fn register(registry: &mut Registry) -> Self {
+                $(
+                    let $field = SortedFamily::<$kind>::new(|| $new);
+                    registry.register(weir!($name), $help, $field.clone());
+                )*
+                Self { $($field,)* }
+            }
+
+            /// Returns the series of a model; creates those that do not exist.
+            pub(super) fn series(&self, model: &str) -> Series {
+                Series { $($field: labels(model, $label, &$values)
+                    .map(|labels| self.$field.get_or_create(&labels)).collect(),)* totals: Mutex::default() }
+            }
+
+            pub(super) fn remove(&self, model: &str) {
+                $(labels(model, $label, &$values).for_each(|labels| self.$field.remove(&labels));)*
+            }
+        }
+    };
+}
+
+per_model! {
+    running: Gauge = Gauge::default(), ["" [""]], "num_requests_running", "Requests that hold a row";
+    waiting: Gauge = Gauge::default(), ["" [""]], "num_requests_waiting", "Requests that wait for a row";
+    kv_usage: FloatGauge = FloatGauge::default(), ["" [""]],
+        "kv_cache_usage_ratio", "Share of the key-value memory that requests use: 1 is all of it";
+    kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
+    kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
+    preemptions: Counter = Counter::default(), ["" [""]],
+        "num_preemptions", "Running requests that were preempted";
+    restarts: Counter = Counter::default(), ["" [""]],
+        "worker_restarts", "Times that the model's worker started over after a panic";
+    prompt_chars: Counter = Counter::default(), ["" [""]],
+        "prompt_tokens", "Characters of prompts and scored texts that were processed";
+    generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Characters generated";
+    cache_queries: Counter = Counter::default(), ["" [""]],
+        "prefix_cache_queries", "Characters of prompts looked up in the segment cache: all but the last, which is always fed";
+    cache_hits: Counter = Counter::default(), ["" [""]],
+        "prefix_cache_hits", "Characters of prompts that came from the segment cache";
+    resumed: Counter = Counter::default(), ["" [""]],
+        "resumed_requests", "Requests that continued the text of a broken stream";
+    resumed_chars: Counter = Counter::default(), ["" [""]],
+        "resumed_tokens", "Characters of such texts, which were fed and not generated";
+    drafted: Counter = Counter::default(), ["" [""]],
+        "spec_decode_num_draft_tokens", "Characters that speculation guessed and fed";
+    accepted: Counter = Counter::default(), ["" [""]],
+        "spec_decode_num_accepted_tokens", "Guessed characters that were right";
+    edit_sessions: Gauge = Gauge::default(), ["" [""]], "edit_sessions", "Editing sessions with an open document";
+    edits: Counter = Counter::default(), ["event" EDIT_EVENTS],
+        "edit_events", "Changes, completions and scores of editing sessions, and requests that a change overtook";
+    success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],
+        "request_success", "Completed requests, by finish reason";
+    failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],
+        "request_failure", "Requests that an engine accepted and ended with an error, by status code";
+    first_char: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "time_to_first_token_seconds", "From a request's arrival to its first character";
+    gap: ObservedHistogram = ObservedHistogram::new(SECONDS), ["after" AFTER],
+        "inter_token_latency_seconds", "From one character to the next, after a boundary or within a segment";
+    total: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "e2e_request_latency_seconds", "From a request's arrival to its end";
+    queue: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "request_queue_time_seconds", "From a request's arrival to its admission";
+    inference: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "request_inference_time_seconds", "From a request's admission to its end";
+    prefill: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "request_prefill_time_seconds", "From a request's admission to the end of its prompt";
+    decode: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "request_decode_time_seconds", "From a request's first character to its last";
+    prompt: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Characters of a request's prompt";
+    generation: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
+        "request_generation_tokens", "Characters generated for a request";
+    step_chars: ObservedHistogram = ObservedHistogram::new(CHARS), ["" [""]],
+        "iteration_tokens", "Characters fed in a step, all rows together";
+    step_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
+    middle_rows: ObservedHistogram = ObservedHistogram::new(ROWS), ["" [""]],
+        "middle_rows_per_step", "Rows that shared a run of the middle layers";
+    middle_run: Counter = Counter::default(), ["" [""]],
+        "middle_steps_run", "Runs of the middle layers: one for each segment that closed";
+    middle_skipped: Counter = Counter::default(), ["" [""]],
+        "middle_steps_skipped", "Runs of the middle layers that pooling saved: one for each character that closed no segment";
+    shortening: FloatGauge = FloatGauge::default(), ["" [""]],
+        "shortening_factor", "Characters per closed segment since a model of this name was first loaded; 0 before the first";
+    boundary_rate: FloatGauge = FloatGauge::default(), ["" [""]],
+        "boundary_rate", "Closed segments per character since a model of this name was first loaded";
+    request_shortening: ObservedHistogram = ObservedHistogram::new(SHORTENING), ["" [""]],
+        "request_shortening_factor", "Characters per closed segment of a request that closed any";
+    lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "segment_cache_lookups", "Lookups in the segment cache, by result";
+    hit_bytes: Counter = Counter::default(), ["" [""]],
+        "segment_cache_hit_bytes", "Bytes of key-value pages that requests shared with the segment cache";
+    evictions: Counter = Counter::default(), ["" [""]],
+        "segment_cache_evictions", "Entries evicted from the segment cache for other entries or for requests";
+    cache_bytes: Gauge = Gauge::default(), ["" [""]],
+        "segment_cache_bytes", "Bytes that the segment cache holds: its pages, and an estimate of its tree";
+    cache_entries: Gauge = Gauge::default(), ["" [""]], "segment_cache_entries", "Entries of the segment cache";
+    document_lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "document_cache_lookups", "Lookups in the document cache, by result";
+    document_evictions: Counter = Counter::default(), ["" [""]],
+        "document_cache_evictions", "Encoded documents evicted for other documents or for requests";
+    document_bytes: Gauge = Gauge::default(), ["" [""]],
+        "document_cache_bytes", "Bytes of the encoded documents in the document cache";
+    document_entries: Gauge = Gauge::default(), ["" [""]], "document_cache_entries", "Encoded documents in the document cache";
+    generations: Gauge = Gauge::default(), ["" [""]],
+        "model_generations", "Generations of the model in memory: the serving one and draining ones";
+}
+
+impl Series {
+    /// Sets the gauges from the state of the model's engines.
+    pub(super) fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
+        let gauges = [
+            &self.running,
+            &self.waiting,
+            &self.kv_bytes,
+            &self.kv_limit,
+            &self.cache_bytes,
+            &self.cache_entries,
+            &self.document_bytes,
+            &self.document_entries,
+            &self.generations,
+        ];
+        let mut sums = [0_i64; 9];
+        for engine in engines {
+            let load = engine.load();
+            let cache = engine.segment_cache_usage();
+            let documents = engine.document_cache_usage();
+            let values = [
+                load.running,
+                load.queued,
+                load.bytes,
+                engine.memory().limit,
+                cache.bytes,
+                cache.entries,
+                documents.bytes,
+                documents.entries,
+                1,
+            ];
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = sum.saturating_add(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        for (gauge, sum) in gauges.into_iter().zip(sums) {
+            gauge[0].set(sum);
+        }
+        let ratio = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
+        self.kv_usage[0].set(ratio(self.kv_bytes[0].get() as f64, self.kv_limit[0].get() as f64));
+        let closed = self.middle_run[0].get() as f64;
+        let open = self.middle_skipped[0].get() as f64;
+        self.shortening[0].set(ratio(closed + open, closed));
+        self.boundary_rate[0].set(ratio(closed, closed + open));
+    }
+}
+
+/// Returns the labels of a model's series, one for each value of the metric's label.
+fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<Item = Labels> {
+    let own = move |value: &str| (!label.is_empty()).then(|| (label, value.to_owned()));
+    values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
+}
+
+/// The metrics of all models' levels of chunking. A model without several levels has no such series, so they begin with the first
+/// request that has levels. Clones share their series.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LevelFamilies {
+    chunks: SortedFamily<Counter>,
+    middle_steps: SortedFamily<Counter>,
+    shortening: SortedFamily<FloatGauge>,
+    /// Symbols of the requests that are counted. Not rendered.
+    symbols: SortedFamily<Counter>,
+}
+
+impl LevelFamilies {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let families = Self::default();
+        let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
+        registry.register(weir!("level_chunks"), help, families.chunks.clone());
+        let help =
+            "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
+        registry.register(weir!("level_middle_steps"), help, families.middle_steps.clone());
+        let help = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
+        registry.register(weir!("level_shortening_factor"), help, families.shortening.clone());
+        families
+    }
+
+    /// Counts a finished request, if it has several levels.
+    pub(super) fn count(&self, model: &str, usage: &Usage, timing: &Timing) {
+        let levels = usage.by_level(timing);
+        if levels.is_empty() {
+            return;
+        }
+        let symbols = self.symbols.get_or_create(&level_labels(model, 0));
+        symbols.inc_by((usage.prompt_chars + usage.generated_chars) as u64);
+        let mut around = symbols.get();
+        for (index, level) in levels.iter().enumerate() {
+            let labels = level_labels(model, index + 1);
+            let chunks = self.chunks.get_or_create(&labels);
+            chunks.inc_by(level.chunks as u64);
+            self.middle_steps.get_or_create(&labels).inc_by(level.middle_steps as u64);
+            let own = chunks.get();
+            self.shortening.get_or_create(&labels).set(around as f64 / own as f64);
+            around = own;
+        }
+    }
+
+    pub(super) fn remove(&self, model: &str) {
+        for level in 0..=MAX_LEVELS {
+            let labels = level_labels(model, level);
+            self.chunks.remove(&labels);
+            self.middle_steps.remove(&labels);
+            self.shortening.remove(&labels);
+            self.symbols.remove(&labels);
+        }
+    }
+}
+
+fn level_labels(model: &str, level: usize) -> Labels {
+    vec![("model_name", model.to_owned()), ("level", level.to_string())]
+}
+
+/// Names and values of a series' labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// The series of one metric, by their labels. The client library's own family renders them in the random order of a hash map,
+/// so that two scrapes of an idle server differ.
+#[derive(Debug)]
+pub(super) struct SortedFamily<M> {
+    series: Arc<RwLock<BTreeMap<Labels, M>>>,
+    /// Creates the metric of a new series.
+    create: fn() -> M,
+}
+
+impl<M> Clone for SortedFamily<M> {
+    fn clone(&self) -> Self {
+        Self { series: Arc::clone(&self.series), create: self.create }
+    }
+}
+
+impl<M: Default> Default for SortedFamily<M> {
+    fn default() -> Self {
+        Self::new(M::default)
+    }
+}
+
+impl<M> SortedFamily<M> {
+    pub(super) fn new(create: fn() -> M) -> Self {
+        Self { series: Arc::default(), create }
+    }
+
+    /// Removes a series, if it exists.
+    pub(super) fn remove(&self, labels: &Labels) {
+        self.series.write().unwrap_or_else(PoisonError::into_inner).remove(labels);
+    }
+}
+
+impl<M: Clone> SortedFamily<M> {
+    /// Returns the series with these labels; creates it if it does not exist. Clones of a metric share its value.
+    pub(super) fn get_or_create(&self, labels: &Labels) -> M {
+        if let Some(metric) = self.series.read().unwrap_or_else(PoisonError::into_inner).get(labels) {
+            return metric.clone();
+        }
+        let mut series = self.series.write().unwrap_or_else(PoisonError::into_inner);
+        series.entry(labels.clone()).or_insert_with(self.create).clone()
+    }
+}
+
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for SortedFamily<M> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (labels, metric) in &*self.series.read().unwrap_or_else(PoisonError::into_inner) {
+            metric.encode(encoder.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        M::TYPE
+    }
+}
+
+/// A histogram whose series are absent from the text until it has an observation. A model has many histograms of dozens of buckets
+/// each, and some of them never apply to it.
+#[derive(Debug, Clone)]
+pub(super) struct ObservedHistogram {
+    histogram: Histogram,
+    has_observations: Arc<AtomicBool>,
+}
+
+impl ObservedHistogram {
+    pub(super) fn new(buckets: impl IntoIterator<Item = f64>) -> Self {
+        Self { histogram: Histogram::new(buckets), has_observations: Arc::default() }
+    }
+
+    pub(super) fn observe(&self, value: f64) {
+        self.histogram.observe(value);
+        self.has_observations.store(true, Ordering::Release);
+    }
+}
+
+impl EncodeMetric for ObservedHistogram {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        if self.has_observations.load(Ordering::Acquire) { self.histogram.encode(encoder) } else { Ok(()) }
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+impl TypedMetric for ObservedHistogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+pub(super) use weir;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::encoding::text;
+    use weir_models::usage::LevelCounts;
+
+    #[test]
+    fn series_are_rendered_in_the_order_of_their_labels() {
+        let family = SortedFamily::<Counter>::default();
+        let labels = |value: u32| vec![("value", value.to_string())];
+        // 32 series: a random order would be this one by chance in one of 32! runs
+        for value in (10..42).rev() {
+            family.get_or_create(&labels(value)).inc_by(u64::from(value));
+        }
+        family.get_or_create(&labels(10)).inc();
+        family.remove(&labels(41));
+        let mut registry = Registry::default();
+        registry.register("a", "A", family);
+        let mut out = String::new();
+        text::encode(&mut out, &registry).unwrap();
+        let samples: Vec<_> = out.lines().filter(|line| !line.starts_with('#')).collect();
+        let count = |value: u32| if value == 10 { 11 } else { value };
+        let expected: Vec<_> = (10..41).map(|value| format!("a_total{{value=\"{value}\"}} {}", count(value))).collect();
+        assert_eq!(samples, expected);
+    }
+
+    #[test]
+    fn series_begin_with_the_first_observation() {
+        let histogram = ObservedHistogram::new([1.0, 2.0]);
+        let mut registry = Registry::default();
+        registry.register("a", "A", histogram.clone());
+        let samples = || {
+            let mut out = String::new();
+            text::encode(&mut out, &registry).unwrap();
+            assert!(out.contains("# HELP a A.\n# TYPE a histogram\n"), "{out}");
+            out.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(), Vec::<String>::new());
+        histogram.observe(1.5);
+        let all =
+            ["a_sum 1.5", "a_count 1", "a_bucket{le=\"1.0\"} 0", "a_bucket{le=\"2.0\"} 1", "a_bucket{le=\"+Inf\"} 1"];
+        assert_eq!(samples(), all);
+    }
+
+    #[test]
+    fn levels_are_counted_for_models_that_have_several() {
+        let mut registry = Registry::default();
+        let families = LevelFamilies::register(&mut registry);
+        let render = || {
+            let mut out = String::new();
+            text::encode(&mut out, &registry).unwrap();
+            out
+        };
+        let counted = |prompt_chars, chunks: &[usize], steps: &[usize]| {
+            let usage = Usage { prompt_chars, levels: LevelCounts::from(chunks), ..Usage::default() };
+            families.count("m", &usage, &Timing { level_steps: LevelCounts::from(steps), ..Timing::default() });
+            let text = render();
+            let lines = text.lines().filter(|line| line.starts_with("weir_level_"));
+            lines.map(|line| line.replace("model_name=\"m\",", "")).collect::<Vec<_>>()
+        };
+        assert_eq!(counted(9, &[3], &[3]), Vec::<String>::new());
+        counted(20, &[8, 4], &[7, 4]);
+        let expected = [
+            "weir_level_chunks_total{level=\"1\"} 10",
+            "weir_level_chunks_total{level=\"2\"} 5",
+            "weir_level_middle_steps_total{level=\"1\"} 9",
+            "weir_level_middle_steps_total{level=\"2\"} 5",
+            "weir_level_shortening_factor{level=\"1\"} 2.5",
+            "weir_level_shortening_factor{level=\"2\"} 2.0",
+        ];
+        assert_eq!(counted(5, &[2, 1], &[2, 1]), expected);
+        families.remove("m");
+        assert!(!render().contains("{model_name=\"m\""));
+        assert_eq!(counted(6, &[3, 1], &[3, 1])[4], "weir_level_shortening_factor{level=\"1\"} 2.0");
+    }
+}

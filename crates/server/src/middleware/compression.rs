@@ -1,0 +1,304 @@
+//! Compressed messages. The server reads gzip and deflate; a message that decompresses to more than the limit is rejected like one
+//! that was sent that long.
+//!
+//! A unary response uses the compression of its request, because most clients announce compression that they do not
+//! want. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
+//! of a compressed message, and should not wait for either.
+
+use crate::{
+    call::{CODEC, EDIT, STREAM_INFER, SUMMARIZE},
+    middleware::{HttpRequest, MiddlewareFuture, Next},
+    tokenization::{INLINE_BYTES, TokenizationWorkers},
+};
+use flate2::read::{GzDecoder, ZlibDecoder};
+use std::{
+    io::{ErrorKind, Read},
+    sync::Arc,
+};
+use tonic::codegen::{
+    Bytes,
+    http::{HeaderMap, HeaderValue, header::HeaderName},
+};
+use tower::ServiceExt;
+use weir_kernels::error::{Error, Result};
+
+/// The encoding of the request.
+pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+
+/// The encodings that the client reads.
+const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+
+/// Methods that answer with a stream, mostly of short messages.
+const STREAMED: [&str; 5] =
+    ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", SUMMARIZE, STREAM_INFER, EDIT];
+
+/// Returns true for the path of a method that answers with a stream.
+pub(super) fn is_streamed(path: &str) -> bool {
+    STREAMED.iter().chain(&CODEC).any(|streamed| *streamed == path)
+}
+
+/// Maximum growth of a compressed byte: deflate encodes a repetition of 258 bytes in at least 2 bits.
+const GROWTH: usize = 1032;
+
+/// Length in bytes of a gRPC message's header: the compressed flag, and the length.
+pub(super) const HEADER: usize = 5;
+
+/// Configures a service for messages of at most `$bytes` bytes, compressed or not, in both directions.
+macro_rules! compressing {
+    ($service:expr, $bytes:expr) => {
+        [tonic::codec::CompressionEncoding::Gzip, tonic::codec::CompressionEncoding::Deflate]
+            .into_iter()
+            .fold($service.max_decoding_message_size($bytes), |service, encoding| {
+                service.accept_compressed(encoding).send_compressed(encoding)
+            })
+    };
+}
+
+/// Follows the gRPC messages in a body, however the bytes are split.
+#[derive(Default)]
+pub(super) struct MessageScanner {
+    header: [u8; HEADER],
+    /// Bytes of the current header that have arrived.
+    header_len: usize,
+    /// Bytes of the current message that are still to come.
+    remaining: usize,
+}
+
+impl MessageScanner {
+    /// Takes the next bytes of the body. Returns the maximum size that any compressed message completed by them may decompress
+    /// to, or 0 if they complete none.
+    pub(super) fn scan(&mut self, mut bytes: &[u8]) -> usize {
+        let mut max = 0;
+        loop {
+            if self.header_len < HEADER {
+                let (header, rest) = bytes.split_at(bytes.len().min(HEADER - self.header_len));
+                self.header[self.header_len..][..header.len()].copy_from_slice(header);
+                self.header_len += header.len();
+                bytes = rest;
+                if self.header_len < HEADER {
+                    return max;
+                }
+                self.remaining = self.message_len();
+            }
+            let taken = bytes.len().min(self.remaining);
+            self.remaining -= taken;
+            bytes = &bytes[taken..];
+            if self.remaining > 0 {
+                return max;
+            }
+            if self.header[0] != 0 {
+                max = max.max(self.message_len().saturating_mul(GROWTH));
+            }
+            self.header_len = 0;
+            if bytes.is_empty() {
+                return max;
+            }
+        }
+    }
+
+    /// Returns the number of bytes of the last message that have arrived, with its header, if it is incomplete. 0 if it is not.
+    pub(super) fn incomplete_bytes(&self) -> usize {
+        if self.header_len < HEADER { self.header_len } else { HEADER + self.message_len() - self.remaining }
+    }
+
+    /// Returns the length of the last message, if its header has arrived and the message is incomplete.
+    pub(super) fn announced_len(&self) -> Option<usize> {
+        (self.header_len == HEADER).then(|| self.message_len())
+    }
+
+    fn message_len(&self) -> usize {
+        let [_, a, b, c, d] = self.header;
+        u32::from_be_bytes([a, b, c, d]) as usize
+    }
+}
+
+/// Returns true if the client reads this encoding.
+fn accepts(headers: &HeaderMap, encoding: &HeaderValue) -> bool {
+    let accepted = headers.get(ACCEPTED).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    accepted.split(',').any(|accepted| encoding.as_bytes() == accepted.trim().as_bytes())
+}
+
+/// Reduces the accepted encodings to the one that the request uses, or to none.
+pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let streamed = is_streamed(request.uri().path());
+    let headers = request.headers_mut();
+    let used = headers.get(ENCODING).filter(|encoding| !streamed && accepts(headers, encoding)).cloned();
+    match used {
+        Some(encoding) => drop(headers.insert(ACCEPTED, encoding)),
+        None => drop(headers.remove(ACCEPTED)),
+    }
+    Box::pin(next.oneshot(request))
+}
+
+// Decompresses the messages of requests on the tokenization workers, before tonic sees them.
+//
+// A few kilobytes can decompress to the largest message. tonic would do that on the threads that serve connections, where many
+// such messages would delay all other calls.
+
+/// The encodings that the server reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Gzip,
+    Deflate,
+}
+
+/// Decompresses the messages of one call.
+#[derive(Clone)]
+pub(super) struct Decompressor {
+    encoding: Encoding,
+    /// Maximum bytes of a decompressed message.
+    max_message: usize,
+    workers: TokenizationWorkers,
+    caller: Arc<str>,
+}
+
+impl Decompressor {
+    /// Returns the decompressor of a call with these headers. `None` if its messages are not compressed, or in a way that the
+    /// services refuse.
+    pub(super) fn new(
+        headers: &HeaderMap,
+        max_message: usize,
+        workers: &TokenizationWorkers,
+        caller: Arc<str>,
+    ) -> Option<Self> {
+        let encoding = match headers.get(ENCODING)?.as_bytes() {
+            b"gzip" => Encoding::Gzip,
+            b"deflate" => Encoding::Deflate,
+            _ => return None,
+        };
+        Some(Self { encoding, max_message, workers: workers.clone(), caller })
+    }
+
+    /// Decompresses a message, and puts a header before it as before one that was never compressed. A large one is decompressed on a
+    /// worker. Fails with [`Error::Oversized`] if it exceeds the limit, and with [`Error::Unreadable`] if it is not in the
+    /// encoding.
+    pub(super) async fn decompress(self, message: Bytes) -> Result<Bytes> {
+        let oversized = Error::Oversized { what: "the message", limit: self.max_message };
+        if message.len() > self.max_message {
+            return Err(oversized);
+        }
+        if let Some(short) = self.read(&message, self.max_message.min(INLINE_BYTES))? {
+            return Ok(short);
+        }
+        if self.max_message <= INLINE_BYTES {
+            return Err(oversized);
+        }
+        let Self { workers, caller, .. } = self.clone();
+        let long = workers.run(&caller, self.max_message, move || self.read(&message, self.max_message));
+        long.await.flatten()?.ok_or(oversized)
+    }
+
+    /// Decompresses a message. Returns `None` if that gives more than `limit` bytes.
+    fn read(&self, compressed: &[u8], limit: usize) -> Result<Option<Bytes>> {
+        let mut message = vec![0; HEADER];
+        let most = limit as u64 + 1;
+        let read = match self.encoding {
+            Encoding::Gzip => GzDecoder::new(compressed).take(most).read_to_end(&mut message),
+            Encoding::Deflate => ZlibDecoder::new(compressed).take(most).read_to_end(&mut message),
+        };
+        let length = read.map_err(unreadable)?;
+        if length > limit {
+            return Ok(None);
+        }
+        // The limit is below 2^32: the transport's settings say so.
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        message[1..HEADER].copy_from_slice(&length.to_be_bytes());
+        message.shrink_to_fit();
+        Ok(Some(message.into()))
+    }
+}
+
+fn unreadable(error: std::io::Error) -> Error {
+    let why = match error.kind() {
+        ErrorKind::UnexpectedEof => "the compressed message is incomplete".to_owned(),
+        _ => format!("the message cannot be decompressed: {error}"),
+    };
+    Error::Unreadable { field: None, why }
+}
+
+/// Messages that are passed on together.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Messages {
+    /// One compressed message, without its header.
+    Compressed(Bytes),
+    /// Any number of others.
+    Plain(Bytes),
+}
+
+/// Takes the next messages out of complete ones.
+pub(super) fn next_messages(messages: &mut Bytes) -> Option<Messages> {
+    let mut plain = 0;
+    while let Some(&[flag, a, b, c, d]) = messages.get(plain..).and_then(|rest| rest.first_chunk()) {
+        let end = plain.saturating_add(HEADER).saturating_add(u32::from_be_bytes([a, b, c, d]) as usize);
+        if flag == 1 && plain == 0 && end <= messages.len() {
+            let message = messages.split_to(end).split_off(HEADER);
+            return Some(Messages::Compressed(message));
+        }
+        if flag == 1 {
+            break;
+        }
+        plain = end;
+    }
+    // The start of a message that is too long is passed on as it is.
+    let end = if plain == 0 { messages.len() } else { plain.min(messages.len()) };
+    (end > 0).then(|| Messages::Plain(messages.split_to(end)))
+}
+
+pub(crate) use compressing;
+
+#[cfg(test)]
+mod tests {
+    use super::{Messages::*, *};
+
+    #[test]
+    fn a_message_counts_once_it_is_complete_however_it_is_split() {
+        let message = |compressed: u8, length: u32| {
+            [&[compressed][..], &length.to_be_bytes(), &vec![7; length as usize]].concat()
+        };
+        let body = [message(0, 9), message(1, 3), message(1, 0), message(0, 0), message(1, 2)].concat();
+        assert_eq!(MessageScanner::default().scan(&body), 3 * GROWTH);
+        for size in 1..body.len() {
+            let mut scanner = MessageScanner::default();
+            let sizes: Vec<_> = body.chunks(size).map(|bytes| scanner.scan(bytes)).collect();
+            assert_eq!(sizes.iter().copied().max(), Some(3 * GROWTH), "{sizes:?}");
+            // The message of three bytes ends with the 22nd byte.
+            let before = sizes.iter().take(21 / size).copied().max().unwrap_or(0);
+            assert_eq!(before, 0, "{sizes:?}");
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (0, None));
+            scanner.scan(&message(0, 9)[..3]);
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (3, None));
+            scanner.scan(&message(0, 9)[3..7]);
+            assert_eq!((scanner.incomplete_bytes(), scanner.announced_len()), (7, Some(9)));
+        }
+    }
+
+    fn message(compressed: u8, bytes: &'static [u8]) -> Vec<u8> {
+        [&[compressed][..], &(bytes.len() as u32).to_be_bytes(), bytes].concat()
+    }
+
+    fn split(mut messages: Bytes) -> Vec<Messages> {
+        std::iter::from_fn(|| next_messages(&mut messages)).collect()
+    }
+
+    #[test]
+    fn compressed_messages_are_taken_one_by_one() {
+        let plain = [message(0, b"a"), message(0, b"")].concat();
+        let all = [&plain[..], &message(1, b"b"), &message(1, b""), &message(0, b"c")].concat();
+        let parts = [
+            Plain(plain.into()),
+            Compressed(Bytes::from_static(b"b")),
+            Compressed(Bytes::new()),
+            Plain(message(0, b"c").into()),
+        ];
+        assert_eq!(split(all.into()), parts);
+        assert_eq!(split(Bytes::new()), []);
+    }
+
+    #[test]
+    fn an_incomplete_message_is_passed_on_as_it_is() {
+        for compressed in [0, 1] {
+            let begun = message(compressed, b"too long")[..7].to_vec();
+            assert_eq!(split(begun.clone().into()), [Plain(begun.into())]);
+        }
+    }
+}

@@ -1,0 +1,753 @@
+//! Limits on request bodies while they arrive. Each connection may carry many calls, each with a long message; together they could
+//! exceed the server's memory. So one limit covers all bodies, one tenant gets only a part of it, and a body that does not arrive
+//! in time loses its memory.
+
+use crate::{
+    call::{CODEC, Call, EDIT, STREAM_INFER, SUMMARIZE},
+    config::TransportConfig,
+    middleware::{
+        HttpRequest, Middleware, Next,
+        auth::{KEYLESS_MESSAGE_BYTES, KeylessCalls, needs_no_key},
+        compression::{Decompressor, HEADER, MessageScanner, Messages, next_messages},
+    },
+    registry::draining_error,
+    status::status,
+    tokenization::TokenizationWorkers,
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::{
+    collections::HashMap,
+    future::Future,
+    ops::RangeInclusive,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, body::Body, codegen::Bytes};
+use tower::ServiceExt;
+use weir_engine::{accounting, clock};
+use weir_kernels::error::{Error, Result};
+
+/// Delay before a rejected client should retry. Arriving bodies are complete or rejected by then.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How long a body may still take to arrive once the server begins to shut down.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Counts the bytes of bodies until they are converted or dropped. Rejects a body that exceeds the limit of all bodies or of its
+/// tenant, or that does not arrive in time.
+///
+/// A compressed message that has arrived counts with its largest possible decompressed size until the body is dropped: the
+/// decoder keeps the memory that its largest message took. `workers` decompress it, so the services receive no compressed messages.
+///
+/// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
+/// request, which continues like any other.
+pub(super) fn limit(
+    memory: Arc<BodyMemory>,
+    config: &TransportConfig,
+    workers: TokenizationWorkers,
+    draining: CancellationToken,
+) -> impl Middleware {
+    let timeout = config.upload;
+    let max_message = config.message_bytes;
+    // A message never decompresses to more than `message_bytes`, and a single one must always fit.
+    let max_expanded =
+        config.message_bytes.min(memory.tenant_limit.saturating_sub(config.message_bytes.saturating_add(HEADER)));
+    move |mut request: HttpRequest, next: Next| {
+        let call = Call::of_http(&request);
+        let id = Arc::clone(&call.id);
+        let reserved = Arc::new(Reservation::new(Arc::clone(&memory), call.tenant()));
+        let path = request.uri().path();
+        let max_decompressed = if needs_no_key(path) { KEYLESS_MESSAGE_BYTES } else { max_message };
+        let decompressor = Decompressor::new(request.headers(), max_decompressed, &workers, call.tenant());
+        let is_codec = CODEC.contains(&path);
+        // A stream of requests need not arrive as a whole: each request must.
+        let is_stream = path == STREAM_INFER || path == EDIT || is_codec;
+        let started = (path == SUMMARIZE || is_codec).then_some(false);
+        request.extensions_mut().insert(RequestMemory(Arc::clone(&reserved)));
+        let drained = Box::pin(drained(draining.clone()));
+        let late = Box::pin(sleep(timeout));
+        let limited = |body| LimitedBody {
+            body,
+            id,
+            reserved,
+            messages: WholeMessages::new(max_message),
+            max_expanded,
+            decompressor: decompressor.clone(),
+            complete: Bytes::new(),
+            decompressing: None,
+            is_stream,
+            started,
+            timeout,
+            late,
+            drained,
+        };
+        Box::pin(next.oneshot(request.map(|body| Body::new(limited(body)))))
+    }
+}
+
+/// Waits until a body that has not arrived must be rejected, because the server shuts down.
+pub(crate) async fn drained(draining: CancellationToken) {
+    draining.cancelled().await;
+    sleep(GRACE).await;
+}
+
+/// The memory that arriving bodies and collected responses share, on all ports. A tenant may hold half of what the others leave, and
+/// always the longest message.
+pub(crate) struct BodyMemory {
+    /// Maximum bytes of one tenant while no other holds any.
+    tenant_limit: usize,
+    /// Bytes of the longest message.
+    longest: usize,
+    bytes: SharedLimit,
+}
+
+impl BodyMemory {
+    /// Creates the memory with the limits of `config`.
+    pub(crate) fn new(config: &TransportConfig) -> Arc<Self> {
+        // The longest message fits, with its header.
+        let longest = config.message_bytes.saturating_add(HEADER);
+        let limit = config.request_memory.max(longest);
+        let bytes = SharedLimit::new(limit, longest);
+        Arc::new(Self { tenant_limit: bytes.largest_share(), longest, bytes })
+    }
+
+    /// Fails if `bytes` exceeds what one request may hold.
+    fn check(&self, bytes: usize) -> Result<()> {
+        if bytes > self.tenant_limit {
+            return Err(Error::Oversized { what: "the memory of one request", limit: self.tenant_limit });
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<()> {
+        self.check(bytes)?;
+        let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
+        match self.bytes.take(tenant, bytes) {
+            Ok(()) => Ok(()),
+            Err(Exceeded::Total(limit)) => full("bytes of requests and collected responses", limit),
+            Err(Exceeded::Caller(limit)) => full("bytes of one caller's requests and collected responses", limit),
+        }
+    }
+
+    fn release(&self, tenant: &Arc<str>, bytes: usize) {
+        self.bytes.give_back(tenant, bytes);
+    }
+}
+
+/// The memory that one body or collected response uses. Dropping it releases all of it.
+pub(crate) struct Reservation {
+    memory: Arc<BodyMemory>,
+    tenant: Arc<str>,
+    bytes: Mutex<ReservedBytes>,
+}
+
+#[derive(Default)]
+struct ReservedBytes {
+    /// Bytes that have arrived and are not read yet.
+    arrived: usize,
+    /// Maximum decompressed size of the largest compressed message so far.
+    expanded: usize,
+}
+
+impl Reservation {
+    /// Creates an empty reservation of `tenant`.
+    pub(crate) fn new(memory: Arc<BodyMemory>, tenant: Arc<str>) -> Self {
+        Self { memory, tenant, bytes: Mutex::default() }
+    }
+
+    /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read. Fails if the limit of all
+    /// memory or of the tenant is exceeded.
+    pub(crate) fn add(&self, more: usize) -> Result<bool> {
+        let mut bytes = self.bytes();
+        self.memory.reserve(&self.tenant, more)?;
+        let first = bytes.arrived == 0;
+        bytes.arrived = bytes.arrived.saturating_add(more);
+        Ok(first)
+    }
+
+    /// Fails if a request that holds `bytes` bytes could never receive the longest message.
+    pub(crate) fn check_leaving_a_message(&self, bytes: usize) -> Result<()> {
+        self.memory.check(bytes.saturating_add(self.memory.longest))
+    }
+
+    /// Reserves `more` bytes, unless that leaves less than the longest message takes. A call that works on what it has received can
+    /// so receive the rest.
+    pub(crate) fn add_leaving_a_message(&self, more: usize) -> Result<()> {
+        let left = self.memory.longest;
+        self.memory.reserve(&self.tenant, more.saturating_add(left))?;
+        self.memory.release(&self.tenant, left);
+        let mut bytes = self.bytes();
+        bytes.arrived = bytes.arrived.saturating_add(more);
+        Ok(())
+    }
+
+    /// Raises the memory for decompressed messages to `size`.
+    fn expand_to(&self, size: usize) -> Result<()> {
+        let mut bytes = self.bytes();
+        if size > bytes.expanded {
+            self.memory.reserve(&self.tenant, size - bytes.expanded)?;
+            bytes.expanded = size;
+        }
+        Ok(())
+    }
+
+    /// Releases `less` of the bytes that were reserved.
+    pub(crate) fn release(&self, less: usize) {
+        let mut bytes = self.bytes();
+        let less = less.min(bytes.arrived);
+        bytes.arrived -= less;
+        drop(bytes);
+        self.memory.release(&self.tenant, less);
+    }
+
+    /// Releases the bytes that had arrived: they are read.
+    fn release_arrived(&self) {
+        let arrived = std::mem::take(&mut self.bytes().arrived);
+        self.memory.release(&self.tenant, arrived);
+    }
+
+    fn release_all(&self) {
+        let ReservedBytes { arrived, expanded } = std::mem::take(&mut *self.bytes());
+        self.memory.release(&self.tenant, arrived.saturating_add(expanded));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes().arrived == 0
+    }
+
+    fn bytes(&self) -> MutexGuard<'_, ReservedBytes> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.release_all();
+    }
+}
+
+/// The memory of a call's requests. It counts until this value and the body are dropped, so that a request that waits to be
+/// converted counts, too. A stream's reader releases it after each request.
+#[derive(Clone)]
+pub(crate) struct RequestMemory(Arc<Reservation>);
+
+impl RequestMemory {
+    /// Counts the bytes of the requests of a call without a body.
+    pub(crate) fn new(reserved: Reservation) -> Self {
+        Self(Arc::new(reserved))
+    }
+
+    /// Counts `bytes` bytes that have arrived. Fails if the limit of all memory or of the tenant is exceeded.
+    pub(crate) fn add(&self, bytes: usize) -> Result<()> {
+        self.0.add(bytes).map(drop)
+    }
+
+    /// Takes the memory out of a call, to hold it longer than the call's body.
+    pub(crate) fn take<T>(request: &mut tonic::Request<T>) -> Option<Self> {
+        request.extensions_mut().remove()
+    }
+
+    /// Releases the bytes of a request that has been converted, and gives the next one its full time.
+    pub(crate) fn release(&self) {
+        self.0.release_arrived();
+    }
+}
+
+/// The body of a request, with the memory that it uses.
+struct LimitedBody {
+    body: Body,
+    id: Arc<str>,
+    reserved: Arc<Reservation>,
+    messages: WholeMessages,
+    /// Maximum bytes that count for a compressed message.
+    max_expanded: usize,
+    /// `None` if messages are passed on as they are.
+    decompressor: Option<Decompressor>,
+    /// Complete messages that have not been passed on.
+    complete: Bytes,
+    /// The message that is being decompressed.
+    decompressing: Option<Pin<Box<dyn Future<Output = Result<Bytes>> + Send>>>,
+    /// True for a stream of separate requests.
+    is_stream: bool,
+    /// For a call that runs while its request arrives: whether it has begun.
+    started: Option<bool>,
+    /// How long a request may take to arrive.
+    timeout: Duration,
+    /// When the current request must have arrived.
+    late: Pin<Box<Sleep>>,
+    /// Ready soon after the server begins to shut down.
+    drained: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+}
+
+impl LimitedBody {
+    /// Reserves memory for arrived bytes and for their decompressed size, and keeps the bytes until their message is complete.
+    fn take_in(&mut self, bytes: Bytes) -> Result<()> {
+        let first = self.reserved.add(bytes.len())?;
+        if first && self.is_stream {
+            let deadline = clock::now() + self.timeout;
+            self.late.as_mut().reset(deadline.into());
+        }
+        let expanded = self.messages.push(bytes);
+        self.reserved.expand_to(expanded.min(self.max_expanded))
+    }
+
+    /// Polls for the next messages to pass on, decompressed if that is necessary. `None` if no complete one is left.
+    fn poll_messages(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes>>> {
+        loop {
+            if let Some(decompressing) = &mut self.decompressing {
+                let decompressed = ready!(decompressing.as_mut().poll(cx));
+                self.decompressing = None;
+                return Poll::Ready(Some(decompressed));
+            }
+            if self.complete.is_empty() {
+                self.complete = self.messages.pop().unwrap_or_default();
+            }
+            let Some(decompressor) = &self.decompressor else {
+                let complete = std::mem::take(&mut self.complete);
+                return Poll::Ready(Some(complete).filter(|complete| !complete.is_empty()).map(Ok));
+            };
+            match next_messages(&mut self.complete) {
+                None => return Poll::Ready(None),
+                Some(Messages::Compressed(message)) => {
+                    self.decompressing = Some(Box::pin(decompressor.clone().decompress(message)));
+                }
+                Some(Messages::Plain(messages)) => return Poll::Ready(Some(Ok(messages))),
+            }
+        }
+    }
+}
+
+impl HttpBody for LimitedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(messages) = ready!(self.poll_messages(cx)) {
+                let messages = messages.map(Frame::data).map_err(|error| status(&error, &self.id));
+                return Poll::Ready(Some(messages));
+            }
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
+                    draining_error()
+                } else if self.is_stream && self.reserved.is_empty() && self.started != Some(false) {
+                    // Any time may pass between two requests of a stream. The options of a text must come in time.
+                    return Poll::Pending;
+                } else {
+                    ready!(self.late.as_mut().poll(cx));
+                    Error::Deadline { stage: "while the request came in" }
+                };
+                return Poll::Ready(Some(Err(status(&error, &self.id))));
+            };
+            if let Some(started) = &mut self.started {
+                *started = true;
+            }
+            let Some(frame) = frame.transpose()? else {
+                // The reader reports an incomplete message.
+                return Poll::Ready(self.messages.take_rest().map(|rest| Ok(Frame::data(rest))));
+            };
+            match frame.into_data() {
+                Ok(bytes) => {
+                    if let Err(full) = self.take_in(bytes) {
+                        return Poll::Ready(Some(Err(status(&full, &self.id))));
+                    }
+                }
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let all_passed_on = self.messages.is_empty() && self.complete.is_empty() && self.decompressing.is_none();
+        all_passed_on && self.body.is_end_stream()
+    }
+}
+
+// Limits on the calls in progress over all connections. Each call takes some memory, also one whose message never arrives.
+//
+// A caller may hold at most half of the calls that the others leave free, so that there is always something left for the next
+// one. Health and reflection have [a limit of their own](super::keyless_calls), so the server answers them even if all other calls
+// are taken.
+
+/// Limits on the calls of health and reflection, which include the streams that watch health.
+const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
+
+/// Delay before a rejected client should retry.
+const CALL_LIMITS_RETRY: Duration = Duration::from_secs(1);
+
+/// Rejects calls beyond the limit of `calls`, and those of a caller beyond its share.
+pub(super) fn call_limits_limit(calls: Arc<CallTable>, config: &TransportConfig) -> impl Middleware {
+    // A connection with a call is busy, so these calls must leave connections that a new one may replace.
+    let max_keyless = config.connections.saturating_mul(3) / 4;
+    let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());
+    let keyless_calls = KeylessCalls::new(max_keyless);
+    move |request: HttpRequest, next: Next| {
+        let call = Call::of_http(&request);
+        if needs_no_key(request.uri().path()) {
+            return keyless_calls.run(call, request, next);
+        }
+        let place = match calls.begin(call.tenant()) {
+            Ok(place) => place,
+            Err(full) => {
+                tracing::debug!(error = %full, "rejected");
+                return Box::pin(std::future::ready(Ok(status(&full, &call.id).into_http())));
+            }
+        };
+        Box::pin(async move {
+            let response = next.oneshot(request).await?;
+            Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))
+        })
+    }
+}
+
+/// The calls in progress of one kind.
+pub(crate) struct CallTable {
+    what: &'static str,
+    calls: SharedLimit,
+}
+
+/// A call in progress. Dropping it makes room for another.
+pub(crate) struct CallPlace {
+    table: Arc<CallTable>,
+    caller: Arc<str>,
+}
+
+impl CallTable {
+    /// Creates a table of at most `max` calls, which errors call `what`.
+    pub(crate) fn new(what: &'static str, max: usize) -> Arc<Self> {
+        Arc::new(Self { what, calls: SharedLimit::new(max, 0) })
+    }
+
+    /// Counts a call. Fails if its caller has as many as are left free, or if all are taken.
+    pub(crate) fn begin(self: &Arc<Self>, caller: Arc<str>) -> std::result::Result<CallPlace, Error> {
+        match self.calls.take(&caller, 1) {
+            Ok(()) => Ok(CallPlace { table: Arc::clone(self), caller }),
+            Err(Exceeded::Total(limit) | Exceeded::Caller(limit)) => {
+                Err(Error::TooMany { what: self.what, limit, retry: CALL_LIMITS_RETRY })
+            }
+        }
+    }
+}
+
+impl Drop for CallPlace {
+    fn drop(&mut self) {
+        self.table.calls.give_back(&self.caller, 1);
+    }
+}
+
+// A body that holds a value until it is sent or dropped, and one that watches its frames.
+
+/// The next frame of a body, or its end.
+pub(super) type NextFrame = Option<std::result::Result<Frame<Bytes>, Status>>;
+
+/// The body of a response, with a value that is dropped together with it.
+pub(crate) struct GuardedBody<B, G> {
+    body: B,
+    _guard: G,
+}
+
+impl<B, G> GuardedBody<B, G> {
+    /// Keeps `guard` as long as `body`.
+    pub(crate) fn new(body: B, guard: G) -> Self {
+        Self { body, _guard: guard }
+    }
+}
+
+impl<B: http_body::Body + Unpin, G: Unpin> http_body::Body for GuardedBody<B, G> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A body whose frames, and whose end, pass a function.
+pub(super) struct WatchedBody<F> {
+    body: tonic::body::Body,
+    watch: F,
+}
+
+impl<F: FnMut(NextFrame) -> NextFrame + Send + Unpin + 'static> WatchedBody<F> {
+    /// Passes each frame of `body` through `watch`.
+    pub(super) fn wrap(body: tonic::body::Body, watch: F) -> tonic::body::Body {
+        tonic::body::Body::new(Self { body, watch })
+    }
+}
+
+impl<F: FnMut(NextFrame) -> NextFrame + Unpin> http_body::Body for WatchedBody<F> {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        Poll::Ready((self.watch)(frame))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+// A limited amount that all callers share: calls in progress, or bytes of requests. A caller may hold half of what the others leave,
+// and at least the smallest share while it lasts.
+
+/// A limited amount and who holds it. A caller may hold half of what the other callers leave.
+#[derive(Debug)]
+pub(super) struct SharedLimit {
+    limit: usize,
+    /// Minimum share of a caller, while that much is left.
+    smallest_share: usize,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Debug, Default)]
+struct Usage {
+    total: usize,
+    /// The amount of each caller that holds any.
+    by_caller: HashMap<Arc<str>, usize>,
+}
+
+/// The limit that a caller has met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exceeded {
+    /// The limit of all callers together.
+    Total(usize),
+    /// The limit of this caller at this moment.
+    Caller(usize),
+}
+
+impl SharedLimit {
+    /// Creates a limit of which nothing is taken.
+    pub(super) fn new(limit: usize, smallest_share: usize) -> Self {
+        Self { limit, smallest_share, usage: Mutex::default() }
+    }
+
+    /// Returns the amount that a caller may hold while the others hold `others`.
+    fn share(&self, others: usize) -> usize {
+        accounting::share(self.limit, others, self.smallest_share)
+    }
+
+    /// Returns the amount that a caller may hold if no other holds any.
+    pub(super) fn largest_share(&self) -> usize {
+        self.share(0)
+    }
+
+    /// Takes `amount` for a caller. Changes nothing if that exceeds a limit.
+    pub(super) fn take(&self, caller: &Arc<str>, amount: usize) -> std::result::Result<(), Exceeded> {
+        let mut usage = self.usage();
+        let own = usage.by_caller.get(caller).copied().unwrap_or(0);
+        let caller_limit = self.share(usage.total.saturating_sub(own));
+        let within = |held: usize, limit: usize| held.checked_add(amount).filter(|sum| *sum <= limit);
+        let total = within(usage.total, self.limit).ok_or(Exceeded::Total(self.limit))?;
+        let own = within(own, caller_limit).ok_or(Exceeded::Caller(caller_limit))?;
+        usage.total = total;
+        usage.by_caller.insert(Arc::clone(caller), own);
+        Ok(())
+    }
+
+    /// Gives back `amount` that [`Self::take`] took for this caller.
+    pub(super) fn give_back(&self, caller: &Arc<str>, amount: usize) {
+        let mut usage = self.usage();
+        let own = usage.by_caller.get(caller).copied().unwrap_or(0);
+        if amount > own {
+            // Only a bug leads here. The account stays, so its limit still holds.
+            tracing::error!(amount, own, "more was given back than a caller holds");
+            return;
+        }
+        // The total is the sum over all callers.
+        usage.total = usage.total.saturating_sub(amount);
+        if own == amount {
+            usage.by_caller.remove(caller);
+        } else {
+            usage.by_caller.insert(Arc::clone(caller), own.saturating_sub(amount));
+        }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl SharedLimit {
+    /// Returns the total amount and the number of callers that hold any.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let usage = self.usage();
+        (usage.total, usage.by_caller.len())
+    }
+}
+
+// Collects the bytes of gRPC messages until each message is complete.
+//
+// tonic reserves memory for a message as soon as its header announces a length. A client could announce many long messages and
+// send none of them. So tonic receives a message only when all its bytes have arrived.
+
+/// The bytes of a body that the services have not received yet.
+pub(crate) struct WholeMessages {
+    scanner: MessageScanner,
+    /// Maximum bytes of a message. A longer one is passed on at once, and tonic rejects it.
+    max_message: usize,
+    /// Complete messages, if there are any.
+    whole: Bytes,
+    /// The start of an incomplete message. It grows with the bytes that arrive.
+    incomplete: Vec<u8>,
+}
+
+impl WholeMessages {
+    /// Collects messages of at most `max_message` bytes.
+    pub(crate) fn new(max_message: usize) -> Self {
+        Self { scanner: MessageScanner::default(), max_message, whole: Bytes::new(), incomplete: Vec::new() }
+    }
+
+    /// Takes the next bytes of the body, after [`pop`](Self::pop) returned `None`. Returns the maximum size that any compressed
+    /// message completed by them may decompress to, or 0 if they complete none.
+    pub(crate) fn push(&mut self, mut bytes: Bytes) -> usize {
+        let expanded = self.scanner.scan(&bytes);
+        let is_too_long = self.scanner.announced_len().is_some_and(|length| length > self.max_message);
+        let incomplete = if is_too_long { 0 } else { self.scanner.incomplete_bytes() };
+        // The incomplete message may have begun in earlier bytes.
+        let complete = (self.incomplete.len() + bytes.len()).saturating_sub(incomplete);
+        if complete == 0 {
+            self.incomplete.extend_from_slice(&bytes);
+        } else if self.incomplete.is_empty() {
+            let rest = bytes.split_off(complete);
+            self.whole = bytes;
+            self.incomplete.extend_from_slice(&rest);
+        } else {
+            let rest = bytes.split_off(complete - self.incomplete.len());
+            self.incomplete.extend_from_slice(&bytes);
+            self.whole = std::mem::replace(&mut self.incomplete, rest.to_vec()).into();
+        }
+        expanded
+    }
+
+    /// Returns the complete messages.
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        Some(std::mem::take(&mut self.whole)).filter(|whole| !whole.is_empty())
+    }
+
+    /// Returns the start of a message that will not be completed.
+    pub(crate) fn take_rest(&mut self) -> Option<Bytes> {
+        Some(std::mem::take(&mut self.incomplete)).filter(|rest| !rest.is_empty()).map(Bytes::from)
+    }
+
+    /// True if all bytes have been passed on.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.incomplete.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_counts_until_it_is_dropped() {
+        let table = CallTable::new("calls", 2);
+        let call = table.begin("a".into()).unwrap();
+        let error = table.begin("a".into()).map(drop).unwrap_err();
+        assert!(matches!(error, Error::TooMany { what: "calls", limit: 1, .. }), "{error:?}");
+        drop(call);
+        assert_eq!(table.calls.held(), (0, 0));
+    }
+
+    #[test]
+    fn each_caller_leaves_half_to_the_next() {
+        let limit = SharedLimit::new(16, 0);
+        let callers = [("a", 8), ("b", 4), ("c", 2), ("d", 1), ("e", 1)];
+        for (caller, share) in callers {
+            let caller = Arc::from(caller);
+            for _ in 0..share {
+                assert_eq!(limit.take(&caller, 1), Ok(()), "{caller}");
+            }
+            assert!(limit.take(&caller, 1).is_err(), "{caller}");
+        }
+        assert_eq!(limit.take(&"f".into(), 1), Err(Exceeded::Total(16)));
+        callers.iter().for_each(|(caller, share)| limit.give_back(&Arc::from(*caller), *share));
+        assert_eq!(limit.held(), (0, 0));
+    }
+
+    #[test]
+    fn a_caller_may_hold_the_smallest_share() {
+        let limit = SharedLimit::new(80, 30);
+        assert_eq!(limit.take(&"a".into(), 41), Err(Exceeded::Caller(40)));
+        assert_eq!(limit.take(&"a".into(), 40), Ok(()));
+        assert_eq!(limit.take(&"b".into(), 31), Err(Exceeded::Caller(30)));
+        assert_eq!(limit.take(&"b".into(), 30), Ok(()));
+        assert_eq!(limit.take(&"c".into(), 11), Err(Exceeded::Total(80)));
+        assert_eq!(limit.take(&"c".into(), 10), Ok(()));
+    }
+
+    #[test]
+    fn amounts_that_overflow_are_refused() {
+        let limit = SharedLimit::new(usize::MAX, usize::MAX);
+        assert_eq!(limit.take(&"a".into(), usize::MAX), Ok(()));
+        assert_eq!(limit.take(&"a".into(), 1), Err(Exceeded::Total(usize::MAX)));
+        limit.give_back(&"b".into(), 1);
+        assert_eq!(limit.held(), (usize::MAX, 1), "a caller gives back only what it holds");
+    }
+
+    fn message(length: u32) -> Vec<u8> {
+        [&[0][..], &length.to_be_bytes(), &vec![7; length as usize]].concat()
+    }
+
+    #[test]
+    fn messages_pass_as_a_whole_however_they_are_split() {
+        let sent = [message(9), message(0), message(300), message(1), message(40)].concat();
+        let ends = [14, 19, 324, 330, 375];
+        for size in 1..sent.len() {
+            let mut messages = WholeMessages::new(1000);
+            let mut received = Vec::new();
+            for bytes in sent.chunks(size) {
+                messages.push(Bytes::copy_from_slice(bytes));
+                received.extend(messages.pop().unwrap_or_default());
+                assert!(
+                    received.is_empty() || ends.contains(&received.len()),
+                    "{} in pieces of {size}",
+                    received.len()
+                );
+            }
+            assert_eq!(received, sent);
+            assert!(messages.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_announced_length_takes_no_memory() {
+        let mut messages = WholeMessages::new(4 << 20);
+        messages.push(Bytes::copy_from_slice(&message(4 << 20)[..9]));
+        assert!(messages.pop().is_none() && !messages.is_empty());
+        assert!(messages.incomplete.capacity() < 64);
+        assert_eq!(messages.take_rest().unwrap().len(), 9);
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_passes_at_once() {
+        let mut messages = WholeMessages::new(8);
+        let sent = message(9);
+        messages.push(Bytes::copy_from_slice(&sent[..3]));
+        assert!(messages.pop().is_none());
+        messages.push(Bytes::copy_from_slice(&sent[3..7]));
+        assert_eq!(messages.pop().unwrap(), sent[..7]);
+    }
+}

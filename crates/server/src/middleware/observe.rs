@@ -1,0 +1,869 @@
+//! Counts every call at its end, by method and status code, and ends its span.
+//!
+//! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
+//! end means that the client cancelled the call.
+
+use crate::{
+    call::{Call, REQUEST_ID, request_id},
+    metrics::Metrics,
+    middleware::{
+        HttpRequest, Middleware, MiddlewareFuture, Next,
+        auth::KEYLESS_MESSAGE_BYTES,
+        compression::HEADER,
+        limits::{NextFrame, WatchedBody},
+    },
+    status::{code_name, rule_and_field, status},
+    traces::{CallSpan, Method, Traces},
+};
+use http_body::Body as _;
+use prost::Message;
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    task::Poll,
+    time::{Duration, Instant},
+};
+use tonic::{
+    Code, Status,
+    codegen::http::{HeaderMap, HeaderValue},
+};
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_types::StatusExt;
+use tower::ServiceExt;
+use tracing::{Instrument, Span};
+use weir_engine::clock;
+use weir_kernels::error::{Error, Result, clip};
+use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
+
+/// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
+const METHODS: [(&str, &[&str]); 11] = [
+    ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
+    ("weir.v1.Summarization", &["Summarize"]),
+    ("weir.v1.Codec", &["Compress", "Decompress"]),
+    ("weir.v1.Editing", &["Edit"]),
+    ("weir.v1.Models", &["ListModels", "GetModel"]),
+    ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations", "ResetReport"]),
+    ("weir.v1.Latency", &["GetReport"]),
+    (
+        "inference.GRPCInferenceService",
+        &[
+            "ServerLive",
+            "ServerReady",
+            "ModelReady",
+            "ServerMetadata",
+            "ModelMetadata",
+            "ModelInfer",
+            "ModelStreamInfer",
+            "ModelConfig",
+            "ModelStatistics",
+            "RepositoryIndex",
+        ],
+    ),
+    ("grpc.health.v1.Health", &["Check", "Watch", "List"]),
+    ("grpc.reflection.v1.ServerReflection", &["ServerReflectionInfo"]),
+    ("grpc.reflection.v1alpha.ServerReflection", &["ServerReflectionInfo"]),
+];
+
+/// The header or trailer with the status.
+const STATUS: &str = "grpc-status";
+
+/// The prefix of our own services' names.
+const OWN: &str = "weir.v1.";
+
+const OTHER: Method = Method { service: "other", name: "other" };
+
+/// Counts calls in `metrics`, and traces those of our own services.
+pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middleware {
+    move |mut request: HttpRequest, next: Next| {
+        let mut context = Call::of_http(&request);
+        let mut call =
+            OpenCall::begin(&metrics, traces.as_ref(), request.uri().path(), request.headers(), &mut context);
+        request.extensions_mut().insert(context);
+        Box::pin(async move {
+            let response = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
+            // A response without a body has its status in the headers.
+            if response.body().is_end_stream() || response.headers().contains_key(STATUS) {
+                call.set_code(Some(response.headers()));
+            }
+            Ok(response.map(|body| WatchedBody::wrap(body, move |frame| call.observe(frame))))
+        })
+    }
+}
+
+/// Counts a request that its connection refuses, so that it reaches no middleware.
+pub(crate) fn count_refused(metrics: &Metrics, path: &str, code: Code) {
+    let Method { service, name } = method(path);
+    metrics.count_call(service, name, code_name(code));
+}
+
+/// A call that has not ended. It is counted when this is dropped.
+pub(crate) struct OpenCall {
+    metrics: Arc<Metrics>,
+    span: Option<CallSpan>,
+    method: Method,
+    /// The status of the call. Until it is known, the call counts as cancelled by the client.
+    pub(crate) code: Code,
+}
+
+impl OpenCall {
+    /// Begins to count a call of the method at `path`, and its span if calls of the method are traced.
+    pub(crate) fn begin(
+        metrics: &Arc<Metrics>,
+        traces: Option<&Traces>,
+        path: &str,
+        headers: &HeaderMap,
+        call: &mut Call,
+    ) -> Self {
+        let method = method(path);
+        let traces = traces.filter(|_| method.service.starts_with(OWN));
+        call.span = traces.map(|traces| traces.begin(method, headers));
+        if let Some(span) = &call.span {
+            span.set_request_id(&call.id);
+        }
+        Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
+    }
+
+    /// Takes the status from the end of the response.
+    fn observe(&mut self, frame: NextFrame) -> NextFrame {
+        match &frame {
+            Some(Ok(frame)) if frame.is_trailers() => self.set_code(frame.trailers_ref()),
+            Some(Ok(_)) => {}
+            Some(Err(_)) => self.code = Code::Internal,
+            None if self.code == Code::Cancelled => self.set_code(None),
+            None => {}
+        }
+        frame
+    }
+
+    /// Reads the status code from the last headers or trailers of the response.
+    fn set_code(&mut self, trailers: Option<&HeaderMap>) {
+        let status = trailers.and_then(|trailers| trailers.get(STATUS));
+        self.code = status.map_or(Code::Unknown, |status| Code::from_bytes(status.as_bytes()));
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.metrics.count_call(self.method.service, self.method.name, code_name(self.code));
+        if let Some(span) = &self.span {
+            span.end(self.code);
+        }
+    }
+}
+
+/// Returns the method that a path names, or [`OTHER`].
+fn method(path: &str) -> Method {
+    let known = |(service, methods): &(&'static str, &[&'static str])| {
+        let method = path.strip_prefix('/')?.strip_prefix(service)?.strip_prefix('/')?;
+        methods.iter().find(|known| **known == method).map(|name| Method { service, name })
+    };
+    METHODS.iter().find_map(known).unwrap_or(OTHER)
+}
+
+// A panic in a service fails its own call with INTERNAL, and nothing else.
+
+/// Answers INTERNAL if the service panics before its response begins.
+pub(super) fn catch(request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let id = Call::of_http(&request).id;
+    Box::pin(async move {
+        catch_panic(next.oneshot(request)).await.unwrap_or_else(|error| Ok(status(&error, &id).into_http()))
+    })
+}
+
+/// Waits for the beginning of a response. Fails with [`Error::Internal`] if a panic prevents it.
+pub(crate) async fn catch_panic<T>(response: impl Future<Output = T>) -> Result<T> {
+    let mut response = pin!(response);
+    std::future::poll_fn(|cx| match caught(|| response.as_mut().poll(cx)) {
+        Ok(polled) => polled.map(Ok),
+        Err(error) => {
+            tracing::error!(%error, "failed");
+            Poll::Ready(Err(error))
+        }
+    })
+    .await
+}
+
+/// Runs `work` on a response that has begun, so that [`catch`] no longer sees its panics. Fails with
+/// [`Error::Internal`] if `work` panics. The caller must then drop all data that `work` was changing.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log shows where".into()))
+}
+
+// Reports requests to reflection that cannot be read.
+//
+// tonic-reflection ends its response with the status OK when it cannot read a request. So the requests are checked before it reads
+// them, and the status in the trailers of the response is replaced after a failure.
+
+/// How the paths of reflection begin, in both versions.
+const REFLECTION: &str = "/grpc.reflection.";
+
+/// Gives the response of reflection the status of a request that could not be read.
+pub(super) fn report(request: HttpRequest, next: Next) -> MiddlewareFuture {
+    if !request.uri().path().starts_with(REFLECTION) {
+        return Box::pin(next.oneshot(request));
+    }
+    let request_id = Call::of_http(&request).id;
+    // Why a request could not be read, once that is known.
+    let failure = Arc::<OnceLock<Status>>::default();
+    let found = Arc::clone(&failure);
+    // The body passes on whole messages that are not compressed.
+    let check_requests = move |frame: NextFrame| {
+        let frame = frame?.and_then(|frame| {
+            let checked = frame.data_ref().map_or(Ok(()), |messages| check(messages));
+            checked.map(|()| frame).map_err(|error| status(&error, &request_id))
+        });
+        if let Err(failure) = &frame {
+            // An earlier failure is the cause of this one.
+            let _ = found.set(failure.clone());
+        }
+        Some(frame)
+    };
+    let replace_status = move |mut frame: NextFrame| {
+        let trailers = frame.as_mut().and_then(|frame| frame.as_mut().ok()?.trailers_mut());
+        if let (Some(trailers), Some(failure)) = (trailers, failure.get())
+            && let Err(error) = failure.add_header(trailers)
+        {
+            return Some(Err(error));
+        }
+        frame
+    };
+    let request = request.map(|body| WatchedBody::wrap(body, check_requests));
+    Box::pin(async move {
+        let response = next.oneshot(request).await?;
+        Ok(response.map(|body| WatchedBody::wrap(body, replace_status)))
+    })
+}
+
+/// Checks that each of these messages is a request of at most [`KEYLESS_MESSAGE_BYTES`].
+fn check(mut messages: &[u8]) -> Result<()> {
+    while !messages.is_empty() {
+        let early = || Error::Unreadable { field: None, why: "the message ends early".into() };
+        let (header, rest) = messages.split_at_checked(HEADER).ok_or_else(early)?;
+        let length = header[1..].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+        if length > KEYLESS_MESSAGE_BYTES {
+            return Err(Error::Oversized { what: "the message", limit: KEYLESS_MESSAGE_BYTES });
+        }
+        let (message, later) = rest.split_at_checked(length).ok_or_else(early)?;
+        // Both versions have the same fields.
+        ServerReflectionRequest::decode(message).map_err(|error| undecodable(&error.to_string()))?;
+        messages = later;
+    }
+    Ok(())
+}
+
+// Log lines about refused calls, so that an operator sees at the default level that a limit is reached or a client errs.
+//
+// A client can cause refusals at will, so each kind has one line in [`INTERVAL`] at most. The next line counts the refusals that had
+// none. A kind is a code, a rule and a field. A client can also cause many kinds, so the kinds beyond [`KINDS`] share one line for
+// each code. A line has the rule and the field, and no value: a value may be a client's text.
+
+/// Minimum time between two lines about the same kind.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Maximum kinds that have lines of their own.
+const KINDS: usize = 64;
+
+/// Maximum bytes of a field's name. No known field has a longer one.
+const FIELD_BYTES: usize = 64;
+
+/// The codes of refusals that no other part of the server logs.
+const CODES: [Code; 7] = [
+    Code::InvalidArgument,
+    Code::NotFound,
+    Code::FailedPrecondition,
+    Code::ResourceExhausted,
+    Code::OutOfRange,
+    Code::Unauthenticated,
+    Code::PermissionDenied,
+];
+
+/// The reason of an error whose field may be a key that the client chose.
+const UNREADABLE: &str = "UNREADABLE";
+
+/// The fields of requests in JSON, on all paths. Other keys are the client's own text. A test compares them with the requests.
+const JSON_FIELDS: [&str; 51] = [
+    "beam_size",
+    "best_of",
+    "boundaries",
+    "boundary_mode",
+    "cut",
+    "document",
+    "document_id",
+    "early_stopping",
+    "echo",
+    "frequency_penalty",
+    "hard_topk",
+    "hypotheses",
+    "id",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "inputs",
+    "length_penalty",
+    "logit_bias",
+    "logprobs",
+    "long_documents",
+    "max_new_tokens",
+    "max_segments",
+    "max_tokens",
+    "messages",
+    "min_new_tokens",
+    "min_p",
+    "min_tokens",
+    "model",
+    "n",
+    "no_repeat_ngram",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "outputs",
+    "parameters",
+    "presence_penalty",
+    "priority",
+    "prompt",
+    "repetition_penalty",
+    "resume_text",
+    "sampling_parameters",
+    "seed",
+    "speculate",
+    "stop",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "timeout",
+    "top_k",
+    "top_p",
+    "triton_enable_empty_final_response",
+];
+
+/// The state of the lines. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RefusalLog {
+    kinds: Arc<Mutex<BTreeMap<Kind, Refusals>>>,
+}
+
+/// Group of refusals that share log lines.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    code: i32,
+    /// The rule and the field. `None` for the kinds of this code that have no lines of their own.
+    cause: Option<(String, Option<String>)>,
+}
+
+/// The refusals of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Refusals {
+    /// When the last line was logged.
+    last_line: Option<Instant>,
+    /// Refusals since then.
+    unlogged: u64,
+}
+
+/// A refused call, as the log describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: Code,
+    /// The name of the violated rule, in upper case.
+    pub(crate) rule: String,
+    /// The field of the request that is wrong.
+    pub(crate) field: Option<String>,
+    /// The error's message. The log has it only if a limit is reached or credentials are refused.
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    /// Describes the status of a gRPC call.
+    fn of(status: &Status) -> Self {
+        let details = status.get_error_details();
+        let (rule, field) = rule_and_field(&details);
+        let is_of_schema = rule != UNREADABLE || status.message().starts_with(DECODING);
+        let field = if is_of_schema { field.map(str::to_owned) } else { field.and_then(json_field) };
+        Self { code: status.code(), rule: rule.to_owned(), field, message: status.message().to_owned() }
+    }
+
+    /// Describes a refused request in JSON.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_json(code: Code, rule: String, field: Option<&str>, message: &str) -> Self {
+        let field = if rule == UNREADABLE { field.and_then(json_field) } else { field.map(str::to_owned) };
+        Self { code, rule, field, message: message.to_owned() }
+    }
+
+    /// Logs this refusal, and the number of earlier ones that had no line.
+    fn log(&self, unlogged: u64) {
+        let Self { code, rule, field, message } = self;
+        match code {
+            // These messages have only names and numbers of limits.
+            Code::ResourceExhausted => {
+                tracing::warn!(?code, rule, limit = message, unlogged, "refused a call: a limit is reached");
+            }
+            // These messages never contain credentials.
+            Code::Unauthenticated => tracing::info!(?code, rule, why = message, unlogged, "refused credentials"),
+            Code::PermissionDenied => tracing::warn!(?code, rule, why = message, unlogged, "refused credentials"),
+            _ => tracing::info!(?code, rule, field, unlogged, "refused a call"),
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        let field = self.field.as_deref().map(|field| clip(field, FIELD_BYTES));
+        Kind { code: self.code as i32, cause: Some((self.rule.clone(), field)) }
+    }
+}
+
+/// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it: keys may be a client's
+/// text.
+fn json_field(path: &str) -> Option<String> {
+    let first = path.split(['.', '[']).next()?;
+    JSON_FIELDS.contains(&first).then(|| first.to_owned())
+}
+
+impl RefusalLog {
+    /// Logs the status of a gRPC call, in the current span, if its kind has had no line in [`INTERVAL`].
+    pub(crate) fn record_status(&self, status: &Status) {
+        if CODES.contains(&status.code()) {
+            self.record(&Refusal::of(status));
+        }
+    }
+
+    /// Logs a refusal, in the current span, if its kind has had no line in [`INTERVAL`].
+    pub(crate) fn record(&self, refusal: &Refusal) {
+        if let Some(unlogged) = self.count(refusal, clock::now()) {
+            refusal.log(unlogged);
+        }
+    }
+
+    /// Counts a refusal. Returns the number of earlier refusals without a line if this one gets a line.
+    pub(crate) fn count(&self, refusal: &Refusal, now: Instant) -> Option<u64> {
+        if !CODES.contains(&refusal.code) {
+            return None;
+        }
+        // Before the lock: a flood of refusals waits for it.
+        let mut kind = refusal.kind();
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        if !kinds.contains_key(&kind) && kinds.len() >= KINDS {
+            forget_quiet_kinds(&mut kinds, now);
+            if kinds.len() >= KINDS {
+                kind.cause = None;
+            }
+        }
+        let refusals = kinds.entry(kind).or_default();
+        if refusals.is_recent(now) {
+            refusals.unlogged += 1;
+            return None;
+        }
+        refusals.last_line = Some(now);
+        Some(std::mem::take(&mut refusals.unlogged))
+    }
+}
+
+impl Refusals {
+    /// Returns true if a line was logged less than [`INTERVAL`] ago.
+    fn is_recent(&self, now: Instant) -> bool {
+        self.last_line.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL)
+    }
+}
+
+/// Removes the kinds without a line in the last [`INTERVAL`]. Adds their counts of unlogged refusals to the shared kind of their
+/// code.
+fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
+    let mut unlogged = BTreeMap::<i32, u64>::new();
+    kinds.retain(|kind, refusals| {
+        let is_kept = kind.cause.is_none() || refusals.is_recent(now);
+        if !is_kept && refusals.unlogged > 0 {
+            *unlogged.entry(kind.code).or_default() += refusals.unlogged;
+        }
+        is_kept
+    });
+    for (code, count) in unlogged {
+        kinds.entry(Kind { code, cause: None }).or_default().unlogged += count;
+    }
+}
+
+// Gives each call its id and its log span, and the response the header that carries the id. The log never contains text of a
+// request. tower-http's request-id layer does not suffice: it takes a client's id without validating it.
+
+/// Maximum bytes of a path that are logged.
+pub(crate) const PATH_BYTES: usize = 128;
+
+/// Stores a new [`Call`] in the request, and adds the id to the response.
+///
+/// Reads the clock here and not in the future that it returns: tonic starts its own timer for `grpc-timeout` when this
+/// function has returned, and ours must not be later than that.
+pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let arrived = clock::now();
+    let id = request_id(request.headers());
+    request.extensions_mut().insert(Call::new(Arc::clone(&id), arrived));
+    Box::pin(async move {
+        let mut response = next.oneshot(request).await?;
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        Ok(response)
+    })
+}
+
+/// Runs the call in its log span. Calls that are refused before their response begins go to `refusals`.
+pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
+    move |request: HttpRequest, next: Next| {
+        let span = log_span(request.uri().path(), &Call::of_http(&request).id);
+        let started = clock::now();
+        let refusals = refusals.clone();
+        let response = async move {
+            let response = next.oneshot(request).await?;
+            let status = Status::from_header_map(response.headers());
+            let code = status.as_ref().map_or(Code::Ok, Status::code);
+            tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
+            if let Some(status) = status {
+                refusals.record_status(&status);
+            }
+            Ok(response)
+        };
+        Box::pin(response.instrument(span))
+    }
+}
+
+/// Creates the log span of a call. Authentication records its principal.
+pub(crate) fn log_span(path: &str, id: &str) -> Span {
+    tracing::info_span!("call", path = clip(path, PATH_BYTES), id, principal = tracing::field::Empty)
+}
+
+// Adds our codes and details to the failures that tonic reports when it cannot read a request or does not know its method.
+//
+// tonic's code is not enough: it is INTERNAL for a request message that is not protobuf, and for one that ends early. The first is
+// known by how tonic's error text begins; the second keeps its code. A test pins these texts to the version of tonic. Clients get
+// tonic's text unchanged.
+
+/// Maximum bytes of a path that an error repeats.
+const TONIC_ERRORS_PATH_BYTES: usize = 128;
+
+/// How prost's error text begins for bytes that are not protobuf.
+pub(super) const DECODING: &str = "failed to decode Protobuf message: ";
+
+/// How tonic's error text begins for a message that is longer than the limit as sent.
+const TOO_LONG: &str = "Error, decoded message length too large: ";
+
+/// Type of the message in the oneof `part`, and the name of its field. prost calls each of these fields `part`.
+const PARTS: [(&str, &str); 2] = [("SummarizeOptions", "options"), ("DocumentChunk", "chunk")];
+
+/// Adds our code and details to a response that tonic itself created.
+pub(super) fn add_details(request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let call = Call::of_http(&request);
+    let uri = request.uri().clone();
+    Box::pin(async move {
+        let response = next.oneshot(request).await?;
+        let Some(answer) = Status::from_header_map(response.headers()) else { return Ok(response) };
+        let error = if answer.code() == Code::Unimplemented && answer.message().is_empty() {
+            Some(Error::UnknownMethod { path: clip(uri.path(), TONIC_ERRORS_PATH_BYTES) })
+        } else {
+            unreadable(&answer)
+        };
+        Ok(error.map_or(response, |error| status(&error, &call.id).into_http()))
+    })
+}
+
+/// Returns the error that tonic's status stands for, if it is about a message that tonic cannot read.
+pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
+    let message = answer.message();
+    // Our own statuses have details.
+    if !answer.details().is_empty() {
+        None
+    } else if message.starts_with(TOO_LARGE_DECODED) {
+        Some(Error::Oversized { what: "the decoded message", limit: last_number(message)? })
+    } else if message.starts_with(TOO_MANY_FIELDS) {
+        Some(Error::LongerThan { field: "message", limit: last_number(message)?, unit: "fields", why: None })
+    } else if message.starts_with(TOO_LONG) {
+        Some(Error::Oversized { what: "the message", limit: last_number(message)? })
+    } else {
+        message.starts_with(DECODING).then(|| undecodable(message))
+    }
+}
+
+/// Returns the error for a message that prost cannot decode, with the field that prost names.
+pub(crate) fn undecodable(message: &str) -> Error {
+    let path = message.strip_prefix(DECODING).unwrap_or_default();
+    Error::Unreadable { field: field(path), why: message.to_owned() }
+}
+
+/// Returns the last number in `message`: the limit.
+fn last_number(message: &str) -> Option<usize> {
+    message.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
+}
+
+/// Returns the path of the field in `Inner.field: Outer.field: reason`, outermost first.
+fn field(mut path: &str) -> Option<String> {
+    let mut field = None::<String>;
+    let mut inner = "";
+    while let Some((step, rest)) = path.split_once(": ") {
+        let Some((message, name)) = step.split_once('.').filter(|_| !step.contains(' ')) else { break };
+        let part = PARTS.iter().find(|(kind, _)| name == "part" && *kind == inner);
+        let name = part.map_or(name, |(_, name)| *name);
+        field = Some(field.map_or_else(|| name.to_owned(), |inner| format!("{name}.{inner}")));
+        inner = message;
+        path = rest;
+    }
+    field
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        middleware::{
+            Answered,
+            testing::{code, respond, seconds_left},
+        },
+        status::status,
+    };
+    use prost::Message;
+    #[cfg(feature = "http")]
+    use std::collections::BTreeSet;
+    use tonic::{body::Body, codegen::http::Request};
+    use weir_kernels::error::{self, Error};
+    use weir_proto::v1;
+
+    #[test]
+    fn every_method_of_our_services_is_named() {
+        let set = prost_types::FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
+        let mut methods = 0;
+        for file in &set.file {
+            for service in &file.service {
+                for found in &service.method {
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), found.name());
+                    assert_ne!(method(&path), OTHER, "{path}");
+                    methods += 1;
+                }
+            }
+        }
+        assert!(methods > 10, "{methods}");
+    }
+
+    #[test]
+    fn only_known_methods_are_named() {
+        let generate = Method { service: "weir.v1.Generation", name: "Generate" };
+        assert_eq!(method("/weir.v1.Generation/Generate"), generate);
+        for path in ["", "/", "/weir.v1.Generation", "/weir.v1.Generation/", "/weir.v1.Generation/Made", "/a/b"] {
+            assert_eq!(method(path), OTHER, "{path:?}");
+        }
+    }
+
+    async fn panics(_: HttpRequest) -> Answered {
+        tokio::task::yield_now().await;
+        panic!("no")
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_service_is_an_answer() {
+        assert_eq!(code(&respond(catch, panics, &[]).await), tonic::Code::Internal);
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        assert!(matches!(caught(|| panic!("no")), Err::<(), _>(Error::Internal(_))));
+        assert_eq!(caught(|| 1).unwrap(), 1);
+    }
+
+    /// Returns the frame of a message.
+    fn framed(message: &[u8]) -> Vec<u8> {
+        [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
+    }
+
+    #[test]
+    fn all_messages_of_a_frame_are_checked() {
+        let request = framed(&ServerReflectionRequest::default().encode_to_vec());
+        assert!(check(&[]).is_ok());
+        assert!(check(&request).is_ok());
+        for bad in [framed(&[0, 0]), framed(&[0; KEYLESS_MESSAGE_BYTES + 1]), vec![0; 3], vec![0, 0, 0, 0, 9, 1]] {
+            assert!(check(&bad).is_err(), "{bad:?}");
+            assert!(check(&[&request[..], &bad].concat()).is_err(), "{bad:?}");
+        }
+    }
+
+    fn field(error: &Error) -> Option<String> {
+        Refusal::of(&status(error, "")).field
+    }
+
+    #[test]
+    fn a_refusal_names_its_field() {
+        let named = |error: Error, name: &str| assert_eq!(field(&error).as_deref(), Some(name), "{error}");
+        let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
+        named(Error::UnknownModel { name: "x".into(), known: vec![] }, "model");
+        named(Error::UnknownDocument { id: "x".into() }, "document_id");
+        named(Error::bad_option("n", "0", "1"), "n");
+        named(wrong_kind("Generate"), "model");
+        named(wrong_kind("stopping.max_segments"), "stopping.max_segments");
+        assert_eq!(field(&Error::Oversized { what: "the body", limit: 1 }), None);
+    }
+
+    #[test]
+    fn unreadable_values_have_the_field_and_no_key_of_the_client() {
+        let unreadable =
+            |path: &str, why: &str| field(&Error::Unreadable { field: Some(path.into()), why: why.into() });
+        assert_eq!(unreadable("top_p", "top_p: expected a number").as_deref(), Some("top_p"));
+        assert_eq!(unreadable("logit_bias.secret", "x").as_deref(), Some("logit_bias"));
+        assert_eq!(unreadable("prompt[3]", "x").as_deref(), Some("prompt"));
+        assert_eq!(unreadable("secret", "x"), None);
+        let decoding = format!("{DECODING}Sampling.top_p: GenerateRequest.sampling: invalid wire type");
+        assert_eq!(unreadable("sampling.top_p", &decoding).as_deref(), Some("sampling.top_p"));
+    }
+
+    fn refusal(code: Code, field: &str) -> Refusal {
+        Refusal { code, rule: "BAD_OPTION".into(), field: Some(field.into()), message: String::new() }
+    }
+
+    #[test]
+    fn each_kind_has_one_line_in_the_interval() {
+        let log = RefusalLog::default();
+        let start = Instant::now();
+        let count = |code, field, seconds| log.count(&refusal(code, field), start + Duration::from_secs(seconds));
+        assert_eq!(count(Code::InvalidArgument, "n", 0), Some(0));
+        assert_eq!(count(Code::InvalidArgument, "n", 1), None);
+        assert_eq!(count(Code::InvalidArgument, "top_p", 1), Some(0), "another field");
+        assert_eq!(count(Code::InvalidArgument, "n", 9), None);
+        assert_eq!(count(Code::ResourceExhausted, "n", 9), Some(0), "another code");
+        assert_eq!(count(Code::InvalidArgument, "n", 10), Some(2));
+        assert_eq!(count(Code::InvalidArgument, "n", 20), Some(0));
+        for quiet in [Code::Ok, Code::Cancelled, Code::Unavailable, Code::Internal] {
+            assert_eq!(count(quiet, "n", 30), None, "{quiet:?}");
+        }
+    }
+
+    #[test]
+    fn many_kinds_share_a_line() {
+        let log = RefusalLog::default();
+        let start = Instant::now();
+        let count = |index: usize, seconds| {
+            let refusal = refusal(Code::InvalidArgument, &format!("splices[{index}]"));
+            log.count(&refusal, start + Duration::from_secs(seconds))
+        };
+        for index in 0..KINDS {
+            assert_eq!(count(index, 0), Some(0));
+        }
+        assert_eq!(
+            [count(0, 1), count(KINDS, 1), count(KINDS + 1, 1), count(KINDS + 2, 1)],
+            [None, Some(0), None, None]
+        );
+        assert_eq!(log.kinds.lock().unwrap().len(), KINDS + 1);
+        // The quiet kinds make room, and the shared one keeps the count of kind 0.
+        assert_eq!(count(KINDS + 3, 10), Some(0));
+        let kinds = log.kinds.lock().unwrap();
+        let unlogged: Vec<_> = kinds.iter().map(|(kind, refusals)| (kind.cause.is_none(), refusals.unlogged)).collect();
+        assert_eq!(unlogged, [(true, 3), (false, 0)]);
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn json_fields_are_those_of_the_requests() {
+        use crate::http::completion_request::CompletionRequest;
+        use crate::http::open_inference::InferenceRequest;
+        use crate::http::summaries::SummaryRequest;
+        use crate::open_inference::request::EMPTY_FINAL;
+        use crate::open_inference::request::TIMEOUT;
+        use crate::open_inference::tensors::SAMPLING_PARAMETERS;
+        let mut fields = BTreeSet::from([SAMPLING_PARAMETERS, EMPTY_FINAL, TIMEOUT]);
+        fields.extend(FieldNames::of::<CompletionRequest>());
+        fields.extend(FieldNames::of::<SummaryRequest>());
+        fields.extend(FieldNames::of::<InferenceRequest>());
+        // Refused before they are parsed: the field of chats that errors name.
+        fields.insert("messages");
+        assert_eq!(BTreeSet::from(JSON_FIELDS), fields);
+        assert_eq!(fields.len(), JSON_FIELDS.len(), "a field is listed twice");
+    }
+
+    /// Reads the names of a struct's fields, aliases included, from its implementation of `Deserialize`.
+    #[cfg(feature = "http")]
+    #[derive(Default)]
+    struct FieldNames(&'static [&'static str]);
+
+    #[cfg(feature = "http")]
+    impl FieldNames {
+        fn of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
+            let mut names = Self::default();
+            assert!(T::deserialize(&mut names).is_err());
+            names.0
+        }
+    }
+
+    #[cfg(feature = "http")]
+    impl<'de> serde::Deserializer<'de> for &mut FieldNames {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_struct<V: serde::de::Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Self::Error> {
+            self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("only names are read"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    #[tokio::test]
+    async fn responses_carry_the_request_id() {
+        let response = respond(assign, seconds_left, &[(REQUEST_ID, "mine")]).await;
+        assert_eq!(response.headers()[REQUEST_ID], "mine");
+        let response = respond(assign, seconds_left, &[(REQUEST_ID, "not mine")]).await;
+        assert_eq!(response.headers()[REQUEST_ID].len(), 16);
+    }
+
+    /// Returns the field and code of the error for bytes that are not an `M`.
+    fn decode<M: Message + Default + std::fmt::Debug>(bytes: &[u8]) -> (Option<String>, error::Code) {
+        let message = M::decode(bytes).unwrap_err().to_string();
+        let error = unreadable(&Status::internal(&message)).unwrap();
+        assert_eq!(error.to_string(), message);
+        let code = error.code();
+        let Error::Unreadable { field, .. } = error else { panic!("{error:?}") };
+        (field, code)
+    }
+
+    #[test]
+    fn fields_are_named_as_in_the_schema() {
+        let bad = error::Code::InvalidArgument;
+        assert_eq!(decode::<v1::GenerateRequest>(b"\x12\x01\xff"), (Some("prompt".into()), bad));
+        assert_eq!(decode::<v1::SummarizeRequest>(b"\x12\x03\x0a\x01\xff"), (Some("chunk.text".into()), bad));
+        assert_eq!(decode::<v1::SummarizeRequest>(b"\x0a\x03\x0a\x01\xff"), (Some("options.model".into()), bad));
+        assert_eq!(decode::<v1::GenerateRequest>(&[0, 0]), (None, bad));
+    }
+
+    /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.
+    async fn answer(message: &[u8]) -> (Code, String) {
+        let (_, service) = tonic_health::server::health_reporter();
+        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
+        let body = Body::new(axum::body::Body::from(body));
+        let request = Request::post("/grpc.health.v1.Health/Check").body(body).unwrap();
+        let response = service.max_decoding_message_size(8).oneshot(request).await.unwrap();
+        let status = Status::from_header_map(response.headers()).unwrap();
+        (status.code(), status.message().to_owned())
+    }
+
+    /// If this test fails with a new version, check [`unreadable`] and adapt the constants and this test.
+    #[tokio::test]
+    async fn tonic_0_14_9_and_prost_0_14_4_word_their_messages_like_this() {
+        let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).unwrap();
+        for pinned in ["\"tonic\"\nversion = \"0.14.9\"\n", "\"prost\"\nversion = \"0.14.4\"\n"] {
+            assert!(lock.contains(pinned), "{pinned}");
+        }
+        let long = "Error, decoded message length too large: found 9 bytes, the limit is: 8 bytes";
+        assert_eq!(answer(&[0; 9]).await, (Code::OutOfRange, long.into()));
+        let text = "failed to decode Protobuf message: HealthCheckRequest.service: invalid string value: data is not UTF-8 encoded";
+        assert_eq!(answer(b"\x0a\x01\xff").await, (Code::Internal, text.into()));
+        let oversized = unreadable(&Status::out_of_range(long)).unwrap();
+        assert_eq!(oversized.to_string(), "the message: expected at most 8 bytes, found more");
+    }
+
+    #[test]
+    fn only_statuses_of_tonic_are_changed() {
+        let ours = status(&Error::Internal(format!("{DECODING}x")), "r");
+        assert!(unreadable(&ours).is_none());
+        assert!(unreadable(&Status::internal("something else")).is_none());
+    }
+}

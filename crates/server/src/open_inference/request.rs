@@ -1,0 +1,461 @@
+//! Converts a `ModelInferRequest` to a request of `Generate`, and reads which outputs the client wants.
+
+use crate::{
+    calls::{Calls, ClientContext, Generated},
+    collected::CollectedSize,
+    http::completion_request::{CompletionRequest, unreadable, wrong_type},
+    open_inference::{
+        for_client,
+        response::{ResponseBuilder, failure_message},
+        tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor},
+    },
+    status::status,
+};
+use prost::Message;
+use serde_json::{Map, Value};
+use std::{
+    collections::{HashMap, VecDeque},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+use tokio_stream::Stream;
+use tonic::Status;
+use weir_engine::clock;
+use weir_kernels::error::{Error, Result, clip, quoted};
+use weir_proto::{
+    inference::{InferParameter, ModelInferRequest, ModelStreamInferResponse, infer_parameter::ParameterChoice},
+    v1::{self, GenerateResponse},
+};
+
+/// The version of every model.
+pub(super) const VERSION: &str = "1";
+
+/// Number of Triton's priority levels: 1 is the highest, and 0 selects the default.
+pub(super) const PRIORITY_LEVELS: u64 = 16;
+
+/// The level of a request without one.
+pub(super) const DEFAULT_LEVEL: u64 = 8;
+
+/// Maximum bytes of a request's id, which every message of the response repeats.
+const ID_BYTES: usize = 256;
+
+/// Maximum parameters of a request. More than the API has, because unknown ones are ignored.
+const MAX_PARAMETERS: usize = 64;
+
+/// Maximum bytes of all parameters, or of the tensor that replaces them. The longest valid stop strings and biases fit.
+const PARAMETER_BYTES: usize = 256 << 10;
+
+/// Parameters for the server, not for the model.
+pub(crate) const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+const PRIORITY: &str = "priority";
+
+pub(crate) const TIMEOUT: &str = "timeout";
+
+/// Fields whose values stay text even if they look like numbers.
+const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
+
+pub(super) struct InferRequest {
+    pub(super) generate: v1::GenerateRequest,
+    pub(super) output: OutputOptions,
+    /// When the client stops waiting.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// The outputs that a client wants, and their form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct OutputOptions {
+    /// The request's id.
+    pub(super) id: String,
+    /// True if text is sent while it is generated.
+    pub(super) stream: bool,
+    /// True if a separate message without outputs marks the end.
+    pub(super) empty_final: bool,
+    /// True for each wanted output, in the order of [`OUTPUTS`].
+    pub(super) outputs: [bool; OUTPUTS.len()],
+}
+
+impl OutputOptions {
+    /// Returns true if this output is wanted.
+    pub(super) fn has(&self, output: &str) -> bool {
+        OUTPUTS.iter().zip(self.outputs).any(|((name, _), wanted)| wanted && *name == output)
+    }
+}
+
+/// Returns the request's id, shortened as responses repeat it.
+pub(super) fn shortened_id(request: &ModelInferRequest) -> String {
+    clip(&request.id, ID_BYTES)
+}
+
+/// Checks that a version is empty or the only one. Fails with [`Error::BadOption`] otherwise.
+pub(super) fn check_version(version: &str) -> Result<()> {
+    if version.is_empty() || version == VERSION {
+        return Ok(());
+    }
+    Err(Error::bad_option("model_version", quoted(version), "\"1\" or empty"))
+}
+
+impl InferRequest {
+    /// Checks and converts a request to a model of `symbols` symbols. Fails at the first invalid input, output or parameter, before
+    /// any is copied.
+    pub(super) fn parse(mut request: ModelInferRequest, symbols: usize) -> Result<Self> {
+        check_version(&request.model_version)?;
+        if request.id.len() > ID_BYTES {
+            return Err(Error::bad_option("id", request.id.len().to_string(), format!("at most {ID_BYTES} bytes")));
+        }
+        check_parameters(&request.parameters)?;
+        check_outputs(&request)?;
+        let mut inputs = Inputs::take(&mut request)?;
+        let text = inputs
+            .text(TEXT_INPUT)
+            .ok_or_else(|| Error::bad_option("inputs", "none", format!("one named {TEXT_INPUT}")))?;
+        let stream = inputs.flag(STREAM).unwrap_or(false);
+        let output = OutputOptions {
+            outputs: outputs(&request, &inputs),
+            stream,
+            empty_final: flag(&request.parameters, EMPTY_FINAL)?.unwrap_or(false),
+            id: request.id,
+        };
+        let priority = priority(&request.parameters)?;
+        let deadline = deadline(&request.parameters)?;
+        // The tensor replaces the request's parameters for the model.
+        let tensor = inputs.text(SAMPLING_PARAMETERS);
+        let mut fields =
+            tensor.map_or_else(|| Ok(parameters(request.parameters)), |text| sampling_parameters(&text))?;
+        parse_texts(&mut fields);
+        let fields_have_priority = fields.get(PRIORITY).is_some();
+        let echo = inputs.flag(EXCLUDE_INPUT).map_or(!stream, |exclude| !exclude);
+        fields.insert("model".into(), request.model_name.into());
+        // The prompt may be long: it replaces this one once all fields are checked.
+        fields.insert("prompt".into(), "".into());
+        fields.insert("echo".into(), echo.into());
+        let mut completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
+        completion.drop_biases_without_symbol(symbols);
+        let mut requests = completion.generate_requests()?;
+        let choices = requests.len();
+        let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
+            return Err(Error::bad_option("n", choices.to_string(), "1 (each request has one response)"));
+        };
+        generate.prompt = text;
+        if !fields_have_priority {
+            generate.priority = priority;
+        }
+        // Only characters with log-probabilities arrive with their number, which running counts need.
+        let counted = stream && output.has("num_output_tokens");
+        let logprobs = counted || output.has("logprobs") || output.has("cumulative_logprob");
+        generate.details.get_or_insert_default().logprobs = Some(logprobs);
+        Ok(Self { generate, output, deadline })
+    }
+}
+
+/// Checks the number and the size of the parameters.
+fn check_parameters(parameters: &HashMap<String, InferParameter>) -> Result<()> {
+    if parameters.len() > MAX_PARAMETERS {
+        return Err(Error::bad_option("parameters", parameters.len().to_string(), format!("at most {MAX_PARAMETERS}")));
+    }
+    let bytes = parameters.iter().map(|(name, parameter)| name.len() + parameter.encoded_len()).sum();
+    check_size("parameters", bytes)
+}
+
+/// Checks the size of parameters before they are parsed.
+fn check_size(field: &'static str, bytes: usize) -> Result<()> {
+    if bytes > PARAMETER_BYTES {
+        return Err(Error::TooLong { field, length: bytes, limit: PARAMETER_BYTES, unit: "bytes", why: None });
+    }
+    Ok(())
+}
+
+/// Checks the names and parameters of the listed outputs.
+fn check_outputs(request: &ModelInferRequest) -> Result<()> {
+    if request.outputs.len() > OUTPUTS.len() {
+        let found = request.outputs.len().to_string();
+        return Err(Error::bad_option("outputs", found, format!("at most {}", OUTPUTS.len())));
+    }
+    for output in &request.outputs {
+        if !OUTPUTS.iter().any(|(name, _)| *name == output.name) {
+            return Err(unknown_tensor("outputs", &output.name, &OUTPUTS));
+        }
+        let unsupported = |key: &&String| key.starts_with("shared_memory") || *key == "classification";
+        if let Some(key) = output.parameters.keys().find(unsupported) {
+            let found = quoted(key);
+            return Err(Error::bad_option("outputs", found, "no parameter but binary_data"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns which outputs are wanted: the listed ones, or else the text and those that flags select.
+fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> [bool; OUTPUTS.len()] {
+    OUTPUTS.map(|(name, _)| match request.outputs.is_empty() {
+        true => name == "text_output" || inputs.flag(&format!("{RETURN}{name}")).unwrap_or(false),
+        false => request.outputs.iter().any(|output| output.name == name),
+    })
+}
+
+fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
+    check_size(SAMPLING_PARAMETERS, text.len())?;
+    serde_json::from_str(text).map_err(|error| unreadable(SAMPLING_PARAMETERS, SAMPLING_PARAMETERS, &error))
+}
+
+/// Returns the parameters of a request that are for the model.
+fn parameters(all: HashMap<String, InferParameter>) -> Map<String, Value> {
+    let is_for_server = |name: &str| name.starts_with("triton_") || [PRIORITY, TIMEOUT].contains(&name);
+    let value = |parameter: InferParameter| {
+        Some(match parameter.parameter_choice? {
+            ParameterChoice::BoolParam(value) => value.into(),
+            ParameterChoice::Int64Param(value) => value.into(),
+            ParameterChoice::Uint64Param(value) => value.into(),
+            ParameterChoice::StringParam(value) => value.into(),
+            ParameterChoice::DoubleParam(value) => value.into(),
+        })
+    };
+    all.into_iter()
+        .filter(|(name, _)| !is_for_server(name))
+        .filter_map(|(name, parameter)| Some((name, value(parameter)?)))
+        .collect()
+}
+
+/// Converts numbers and flags in text form, which clients of Triton's text models send.
+fn parse_texts(fields: &mut Map<String, Value>) {
+    for (name, value) in fields.iter_mut() {
+        if let (Value::String(text), false) = (&*value, TEXTS.contains(&name.as_str())) {
+            let parsed = match text.trim() {
+                "True" => Ok(Value::Bool(true)),
+                "False" => Ok(Value::Bool(false)),
+                text => serde_json::from_str(text),
+            };
+            if let Ok(parsed) = parsed {
+                *value = parsed;
+            }
+        }
+    }
+}
+
+fn flag(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Result<Option<bool>> {
+    match parameters.get(name).map(|parameter| &parameter.parameter_choice) {
+        None => Ok(None),
+        Some(Some(ParameterChoice::BoolParam(flag))) => Ok(Some(*flag)),
+        Some(_) => Err(wrong_type(name, "a bool_param")),
+    }
+}
+
+fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Result<Option<u64>> {
+    match parameters.get(name).map(|parameter| &parameter.parameter_choice) {
+        None => Ok(None),
+        Some(Some(ParameterChoice::Uint64Param(count))) => Ok(Some(*count)),
+        Some(Some(ParameterChoice::Int64Param(count))) => {
+            u64::try_from(*count).map(Some).map_err(|_| Error::bad_option(name, count.to_string(), "0 or more"))
+        }
+        Some(_) => Err(wrong_type(name, "an int64_param or uint64_param")),
+    }
+}
+
+/// Converts Triton's priority to ours, where larger is higher.
+fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>> {
+    let Some(level) = count(parameters, PRIORITY)?.filter(|level| *level > 0) else { return Ok(None) };
+    match i32::try_from(level) {
+        Ok(own) if level <= PRIORITY_LEVELS => Ok(Some(8 - own)),
+        _ => Err(Error::bad_option(PRIORITY, level.to_string(), format!("0 to {PRIORITY_LEVELS}"))),
+    }
+}
+
+/// Converts Triton's time-out in microseconds to a deadline.
+fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Instant>> {
+    let timeout = count(parameters, TIMEOUT)?.filter(|timeout| *timeout > 0);
+    Ok(timeout.and_then(|timeout| clock::now().checked_add(Duration::from_micros(timeout))))
+}
+
+// One request of a stream, from the call to its last message.
+
+/// A call without a response yet.
+type PendingCall = Pin<Box<dyn Future<Output = std::result::Result<Generated, Status>> + Send>>;
+
+/// One request and its response.
+pub(super) struct StreamedRequest {
+    id: String,
+    stage: CallStage,
+    response: ResponseBuilder,
+    /// The memory of a response that is not streamed. Held until the connection asks for more, which is after it has sent the message.
+    size: Option<CollectedSize>,
+    request_id: Arc<str>,
+    ready: VecDeque<ModelStreamInferResponse>,
+}
+
+enum CallStage {
+    Pending(PendingCall),
+    Running(Generated),
+    Ended,
+}
+
+impl StreamedRequest {
+    /// Starts a valid request. Its response counts in `size`, unless it is streamed.
+    pub(super) fn new(calls: Calls, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
+        let InferRequest { generate, output, deadline } = request;
+        let id = output.id.clone();
+        let size = (!output.stream).then_some(size);
+        let response = ResponseBuilder::new(output);
+        let request_id = Arc::clone(&client.request_id);
+        let client = client.until(deadline);
+        let call = Box::pin(async move { calls.generate(&client, generate).await });
+        let stage = CallStage::Pending(call);
+        Self { id, stage, response, size, request_id, ready: VecDeque::new() }
+    }
+
+    /// Answers an invalid request.
+    pub(super) fn rejected(id: &str, status: &Status) -> Self {
+        let response = ResponseBuilder::new(OutputOptions::default());
+        let ready = [failure_message(id, status)].into();
+        Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
+    }
+
+    /// Handles the next message of the call, or its end.
+    fn receive(&mut self, message: Option<std::result::Result<GenerateResponse, Status>>) {
+        match message {
+            Some(Ok(message)) => {
+                message.event.into_iter().for_each(|event| self.response.push(event));
+                let bytes = self.response.memory_bytes();
+                let counted = self.size.as_mut().map_or(Ok(()), |size| size.grow_to(bytes));
+                if let Err(error) = counted {
+                    self.fail(&status(&error, &self.request_id));
+                } else if self.response.has_output() {
+                    self.send();
+                }
+            }
+            Some(Err(status)) => self.fail(&status),
+            None if self.response.is_complete() => {}
+            None => self.fail(&Status::internal("the response ended early")),
+        }
+    }
+
+    fn send(&mut self) {
+        let message = self.response.take_message();
+        let end = self.response.is_complete().then(|| self.response.end_message()).flatten();
+        let messages = [Some(message), end].into_iter().flatten();
+        let messages =
+            messages.map(|message| ModelStreamInferResponse { infer_response: Some(message), ..Default::default() });
+        self.ready.extend(messages);
+        if self.response.is_complete() {
+            self.stage = CallStage::Ended;
+        }
+    }
+
+    fn fail(&mut self, status: &Status) {
+        self.response = ResponseBuilder::new(OutputOptions::default());
+        self.size = None;
+        self.ready.push_back(failure_message(&self.id, &for_client(status)));
+        self.stage = CallStage::Ended;
+    }
+}
+
+impl Stream for StreamedRequest {
+    type Item = ModelStreamInferResponse;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Poll::Ready(Some(message));
+            }
+            match &mut self.stage {
+                CallStage::Ended => return Poll::Ready(None),
+                CallStage::Pending(call) => match ready!(call.as_mut().poll(cx)) {
+                    Ok(stream) => self.stage = CallStage::Running(stream),
+                    Err(status) => self.fail(&status),
+                },
+                CallStage::Running(stream) => {
+                    let message = ready!(Pin::new(stream).poll_next(cx));
+                    self.receive(message);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::inference::{InferTensorContents, model_infer_request};
+
+    fn bytes(name: &str, text: &str) -> model_infer_request::InferInputTensor {
+        let contents = InferTensorContents { bytes_contents: vec![text.into()], ..Default::default() };
+        model_infer_request::InferInputTensor {
+            name: name.into(),
+            datatype: "BYTES".into(),
+            shape: vec![1],
+            contents: Some(contents),
+            ..Default::default()
+        }
+    }
+
+    fn parse_with(parameters: &[(&str, ParameterChoice)], sampling: Option<&str>) -> Result<InferRequest> {
+        let parameter = |(name, choice): &(&str, ParameterChoice)| {
+            ((*name).to_owned(), InferParameter { parameter_choice: Some(choice.clone()) })
+        };
+        let mut inputs = vec![bytes("text_input", "ab")];
+        inputs.extend(sampling.map(|text| bytes("sampling_parameters", text)));
+        let parameters = parameters.iter().map(parameter).collect();
+        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, 256)
+    }
+
+    #[test]
+    fn biases_outside_the_vocabulary_have_no_effect() {
+        let request = parse_with(&[], Some(r#"{"logit_bias": {"7": 1, "256": 2, "50256": -100}}"#)).unwrap();
+        let ids: Vec<_> = request.generate.sampling.unwrap().logit_bias.into_iter().map(|bias| bias.symbol).collect();
+        assert_eq!(ids, [Some(v1::logit_bias::Symbol::Id(7))]);
+    }
+
+    #[test]
+    fn numbers_may_be_texts_or_parameters_of_the_request() {
+        let sampling = r#"{"temperature": "0.5", "max_tokens": "7", "ignore_eos": "True", "stop": "1"}"#;
+        let all = parse_with(&[("max_tokens", ParameterChoice::Int64Param(9))], Some(sampling)).unwrap().generate;
+        let sampling = all.sampling.unwrap();
+        let stopping = all.stopping.unwrap();
+        assert_eq!((sampling.temperature, stopping.max_chars, stopping.ignore_eos), (Some(0.5), Some(7), Some(true)));
+        assert_eq!(stopping.stop, ["1"]);
+        let alone = [
+            ("max_tokens", ParameterChoice::StringParam("9".into())),
+            ("temperature", ParameterChoice::DoubleParam(0.0)),
+        ];
+        let all = parse_with(&alone, None).unwrap().generate;
+        assert_eq!((all.sampling.unwrap().temperature, all.stopping.unwrap().max_chars), (Some(0.0), Some(9)));
+    }
+
+    #[test]
+    fn priorities_and_timeouts_follow_triton() {
+        let priority = |level| {
+            parse_with(&[("priority", ParameterChoice::Uint64Param(level))], None)
+                .map(|request| request.generate.priority)
+        };
+        assert_eq!((priority(0).unwrap(), priority(1).unwrap(), priority(16).unwrap()), (None, Some(7), Some(-8)));
+        assert_eq!(priority(DEFAULT_LEVEL).unwrap(), Some(0));
+        assert!(priority(17).unwrap_err().to_string().contains("0 to 16"));
+        let timed = parse_with(&[("timeout", ParameterChoice::Int64Param(1_000_000))], None).unwrap();
+        assert!(timed.deadline.unwrap() > Instant::now());
+        assert!(parse_with(&[("timeout", ParameterChoice::Int64Param(-1))], None).is_err());
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (sampling, start) in [
+            ("{", "sampling_parameters: expected "),
+            ("[1]", "sampling_parameters: expected "),
+            (r#"{"n": 2}"#, "n: expected 1 (each request has one response), found 2"),
+            (r#"{"temperature": "hot"}"#, "temperature: expected a number, found \"hot\""),
+            (r#"{"frequency_penalty": 1}"#, "frequency_penalty: "),
+        ] {
+            let error = parse_with(&[], Some(sampling)).err().unwrap().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+        let request = ModelInferRequest { model_version: "7".into(), ..Default::default() };
+        assert!(
+            InferRequest::parse(request, 256)
+                .err()
+                .unwrap()
+                .to_string()
+                .starts_with("model_version: expected \"1\" or empty")
+        );
+        let error = InferRequest::parse(ModelInferRequest::default(), 256).err().unwrap();
+        assert!(error.to_string().contains("one named text_input"));
+    }
+}

@@ -1,0 +1,372 @@
+//! Responses: events of `Generate` as output tensors.
+
+use crate::{
+    call::Call,
+    calls::ClientContext,
+    http::completion_request::finish_reason,
+    middleware::{
+        limits::RequestMemory,
+        observe::{undecodable, unreadable},
+    },
+    open_inference::{
+        DecodedRequest, InferenceService, for_client,
+        request::{InferRequest, OutputOptions, StreamedRequest, VERSION, shortened_id},
+        tensors::{OUTPUTS, OutputValue, push_output},
+    },
+    status::{code_name, status},
+};
+use serde_json::{Map, json};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio_stream::{Stream, StreamMap};
+use tonic::{Status, Streaming};
+use tonic_types::StatusExt;
+use weir_kernels::error::Result;
+use weir_proto::{
+    inference::{InferParameter, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice},
+    v1::{self, generate_response::Event},
+};
+
+/// Parameter of every message: true on the last message of its request.
+const FINAL: &str = "triton_final_response";
+
+/// The finish reason before the end, as clients of Triton's text models expect it.
+const NO_REASON: &str = "None";
+
+/// Collects the events of one request, and builds messages from them.
+pub(super) struct ResponseBuilder {
+    model: String,
+    options: OutputOptions,
+    text: String,
+    /// Log-probabilities of the characters in the next message, by symbol id: a JSON array without its last bracket.
+    logprobs: String,
+    cumulative_logprob: f64,
+    prompt_chars: u64,
+    /// Characters generated so far.
+    generated: u64,
+    /// Characters reported in earlier messages.
+    reported: u64,
+    finished: Option<v1::Finished>,
+}
+
+impl ResponseBuilder {
+    /// Starts a response.
+    pub(super) fn new(options: OutputOptions) -> Self {
+        Self {
+            model: String::new(),
+            options,
+            text: String::new(),
+            logprobs: String::new(),
+            cumulative_logprob: 0.0,
+            prompt_chars: 0,
+            generated: 0,
+            reported: 0,
+            finished: None,
+        }
+    }
+
+    /// Adds the next event.
+    pub(super) fn push(&mut self, event: Event) {
+        match event {
+            Event::Started(started) => {
+                self.model = started.model;
+                self.prompt_chars = started.prompt_chars;
+            }
+            Event::Piece(piece) => {
+                self.text.push_str(&piece.text);
+                if !piece.prompt {
+                    self.generated += piece.characters.iter().filter(|character| !character.ends_text).count() as u64;
+                    piece.characters.into_iter().for_each(|character| self.push_character(character));
+                }
+            }
+            Event::Finished(finished) => {
+                self.generated = finished.usage.map_or(self.generated, |usage| usage.generated_chars);
+                self.finished = Some(finished);
+            }
+        }
+    }
+
+    fn push_character(&mut self, character: v1::Character) {
+        self.cumulative_logprob += f64::from(character.logprob.unwrap_or_default());
+        if !self.options.has("logprobs") {
+            return;
+        }
+        let mut alternatives = Map::new();
+        let sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
+        alternatives.insert(character.id.to_string(), sampled);
+        for (rank, other) in (1..).zip(character.top) {
+            let ranked = json!({ "logprob": other.logprob, "rank": rank, "decoded_token": other.text });
+            alternatives.insert(other.id.to_string(), ranked);
+        }
+        self.logprobs.push(if self.logprobs.is_empty() { '[' } else { ',' });
+        self.logprobs += &serde_json::Value::from(alternatives).to_string();
+    }
+
+    /// Returns the memory in bytes of the output that is not taken yet, and of the message that will be built from it.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.text.len().saturating_add(self.logprobs.len()).saturating_mul(2)
+    }
+
+    /// Returns true after the last event.
+    pub(super) fn is_complete(&self) -> bool {
+        self.finished.is_some()
+    }
+
+    /// Returns true if a message is due.
+    pub(super) fn has_output(&self) -> bool {
+        self.is_complete() || self.options.stream && !self.text.is_empty()
+    }
+
+    /// Takes the output since the last message. It also marks the end, unless the client wants a separate message for that.
+    pub(super) fn take_message(&mut self) -> ModelInferResponse {
+        let last = self.is_complete() && !self.options.empty_final;
+        let mut message = self.empty_message(last);
+        let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
+        let text = std::mem::take(&mut self.text);
+        let mut logprobs = std::mem::take(&mut self.logprobs);
+        logprobs.push_str(if logprobs.is_empty() { "[]" } else { "]" });
+        let new_chars = self.generated - self.reported;
+        self.reported = self.generated;
+        for ((name, _), wanted) in OUTPUTS.iter().zip(self.options.outputs) {
+            let value = match *name {
+                _ if !wanted => continue,
+                "text_output" => OutputValue::Text(&text),
+                "finish_reason" => OutputValue::Text(reason),
+                "cumulative_logprob" => OutputValue::Number(self.cumulative_logprob),
+                "logprobs" => OutputValue::Text(&logprobs),
+                "num_input_tokens" => OutputValue::Count(self.prompt_chars),
+                _ => OutputValue::Count(new_chars),
+            };
+            push_output(&mut message, name, value);
+        }
+        message
+    }
+
+    /// Returns the message that only marks the end, if the client wants one.
+    pub(super) fn end_message(&self) -> Option<ModelInferResponse> {
+        self.options.empty_final.then(|| self.empty_message(true))
+    }
+
+    fn empty_message(&self, last: bool) -> ModelInferResponse {
+        let model_name = self.model.clone();
+        let id = self.options.id.clone();
+        let parameters = [parameter(FINAL, ParameterChoice::BoolParam(last))].into();
+        ModelInferResponse { model_name, model_version: VERSION.into(), id, parameters, ..Default::default() }
+    }
+}
+
+/// Builds the last message of a failed request in a stream. Triton only sends the text. Our parameters add the code, the violated
+/// rule, and the delay before a retry.
+pub(super) fn failure_message(id: &str, status: &Status) -> ModelStreamInferResponse {
+    let details = status.get_error_details();
+    let text = ParameterChoice::StringParam;
+    let mut parameters = vec![
+        parameter(FINAL, ParameterChoice::BoolParam(true)),
+        parameter("code", text(code_name(status.code()).into())),
+    ];
+    if let Some(info) = details.error_info() {
+        parameters.push(parameter("reason", text(info.reason.clone())));
+    }
+    if let Some(delay) = details.retry_info().and_then(|retry| retry.retry_delay) {
+        parameters.push(parameter("retry_after_seconds", ParameterChoice::DoubleParam(delay.as_secs_f64())));
+    }
+    // Clients take an empty text for success.
+    let error_message = Some(status.message()).filter(|message| !message.is_empty()).unwrap_or("failed").to_owned();
+    let parameters = parameters.into_iter().collect();
+    let infer_response = Some(ModelInferResponse { id: id.into(), parameters, ..Default::default() });
+    ModelStreamInferResponse { error_message, infer_response }
+}
+
+fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {
+    (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
+}
+
+// `ModelStreamInfer`: a stream of requests, answered concurrently. Each request is a call of its own. Its failure is a message of
+// the stream, and does not end the stream.
+
+/// One call of `ModelStreamInfer`.
+pub(super) struct InferStream {
+    service: InferenceService,
+    client: ClientContext,
+    /// The tenant of the client.
+    tenant: Arc<str>,
+    /// The requests; `None` after the last one.
+    incoming: Option<Streaming<DecodedRequest>>,
+    /// Releases the memory of each request that has been parsed.
+    memory: Option<RequestMemory>,
+    /// The request that is being parsed. The stream reads no other one meanwhile.
+    parsing: Option<ParsingRequest>,
+    /// Number of requests read.
+    count: u64,
+    /// Running requests by their numbers.
+    running: StreamMap<u64, StreamedRequest>,
+    /// The failure that ended the requests. It is sent after the responses to earlier requests.
+    failure: Option<Status>,
+}
+
+/// A request that is being parsed.
+struct ParsingRequest {
+    id: String,
+    client: ClientContext,
+    parsed: Pin<Box<dyn Future<Output = Result<InferRequest>> + Send>>,
+}
+
+impl InferStream {
+    /// Handles the requests of one call of `service`.
+    pub(super) fn new(service: InferenceService, mut request: tonic::Request<Streaming<DecodedRequest>>) -> Self {
+        let client = ClientContext::of(&request).of_stream();
+        let tenant = Call::of(&request).tenant();
+        let memory = RequestMemory::take(&mut request);
+        Self {
+            service,
+            client,
+            tenant,
+            incoming: Some(request.into_inner()),
+            memory,
+            parsing: None,
+            count: 0,
+            running: StreamMap::new(),
+            failure: None,
+        }
+    }
+
+    /// Reads the requests that have arrived, as long as fewer than the maximum run.
+    fn poll_requests(&mut self, cx: &mut Context<'_>) {
+        while self.running.len() < self.service.max_concurrent {
+            if let Some(parsing) = &mut self.parsing {
+                let Poll::Ready(parsed) = parsing.parsed.as_mut().poll(cx) else { return };
+                self.finish_parsing(parsed);
+                continue;
+            }
+            let Some(incoming) = &mut self.incoming else {
+                self.memory = None;
+                return;
+            };
+            match Pin::new(incoming).poll_next(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(request))) => self.begin(request),
+                Poll::Ready(Some(Err(failure))) => {
+                    // The response has started, so the middleware cannot convert tonic's error any more.
+                    let to_status = |error| for_client(&status(&error, &self.client.request_id));
+                    self.failure = Some(unreadable(&failure).map_or(failure, to_status));
+                    self.incoming = None;
+                }
+                Poll::Ready(None) => self.incoming = None,
+            }
+        }
+    }
+
+    fn begin(&mut self, request: DecodedRequest) {
+        self.count += 1;
+        let client = self.client.numbered(self.count);
+        let service = self.service.clone();
+        let tenant = Arc::clone(&self.tenant);
+        let id = request.as_ref().map(shortened_id).unwrap_or_default();
+        let parsed = Box::pin(async move {
+            let request = request.map_err(|reason| undecodable(&reason))?;
+            service.parse(&tenant, request, None).await
+        });
+        self.parsing = Some(ParsingRequest { id, client, parsed });
+    }
+
+    fn finish_parsing(&mut self, parsed: Result<InferRequest>) {
+        let Some(ParsingRequest { id, client, .. }) = self.parsing.take() else { return };
+        if let Some(memory) = &self.memory {
+            memory.release();
+        }
+        let running = match parsed {
+            Ok(request) => {
+                let size = self.service.collected.begin(&self.tenant, "use the input stream");
+                StreamedRequest::new(self.service.calls.clone(), client, request, size)
+            }
+            Err(error) => {
+                let status = status(&error, &client.request_id);
+                StreamedRequest::rejected(&id, &for_client(&status))
+            }
+        };
+        self.running.insert(self.count, running);
+    }
+}
+
+impl Stream for InferStream {
+    type Item = Result<ModelStreamInferResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            self.poll_requests(cx);
+            let was_full = self.running.len() >= self.service.max_concurrent;
+            match Pin::new(&mut self.running).poll_next(cx) {
+                Poll::Ready(Some((_, message))) => return Poll::Ready(Some(Ok(message))),
+                // A finished request has made room for another one.
+                _ if was_full && self.running.len() < self.service.max_concurrent => {}
+                Poll::Ready(None) if self.incoming.is_none() && self.parsing.is_none() => {
+                    return Poll::Ready(self.failure.take().map(Err));
+                }
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(text: &str, logprob: f32) -> Event {
+        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3, raw_bytes: None }];
+        let character = v1::Character { text: text.into(), logprob: Some(logprob), top, id: 9, ..Default::default() };
+        Event::Piece(v1::Piece { text: text.into(), characters: vec![character], ..Default::default() })
+    }
+
+    fn output<'a>(message: &'a ModelInferResponse, name: &str) -> &'a [u8] {
+        let index = message.outputs.iter().position(|output| output.name == name).unwrap();
+        &message.raw_output_contents[index]
+    }
+
+    #[test]
+    fn a_response_is_sent_in_parts() {
+        let options = OutputOptions { id: "7".into(), stream: true, empty_final: true, outputs: [true; 6] };
+        let mut response = ResponseBuilder::new(options);
+        assert!(!response.has_output());
+        response.push(Event::Started(v1::Started { model: "m".into(), prompt_chars: 4, ..Default::default() }));
+        response.push(piece("a", -1.0));
+        assert!(response.has_output());
+        let first = response.take_message();
+        assert_eq!((first.id.as_str(), first.model_name.as_str(), first.outputs.len()), ("7", "m", 6));
+        assert_eq!(output(&first, "text_output"), b"\x01\0\0\0a");
+        assert_eq!(output(&first, "finish_reason"), b"\x04\0\0\0None");
+        assert_eq!(output(&first, "num_input_tokens"), 4_u32.to_le_bytes());
+        assert_eq!(output(&first, "num_output_tokens"), 1_u32.to_le_bytes());
+        let logprobs: serde_json::Value = serde_json::from_slice(&output(&first, "logprobs")[4..]).unwrap();
+        assert_eq!(logprobs[0]["9"]["logprob"], json!(-1.0));
+        assert_eq!(logprobs[0]["3"], json!({ "logprob": -0.5, "rank": 1, "decoded_token": "x" }));
+        response.push(piece("b", -2.0));
+        let usage = Some(v1::Usage { generated_chars: 2, ..Default::default() });
+        let reason = v1::FinishReason::Stop.into();
+        response.push(Event::Finished(v1::Finished { reason, usage, ..Default::default() }));
+        let last = response.take_message();
+        assert_eq!(output(&last, "cumulative_logprob"), (-3.0_f32).to_le_bytes());
+        assert_eq!(output(&last, "finish_reason"), b"\x04\0\0\0stop");
+        let is_final = |message: &ModelInferResponse| message.parameters[FINAL].parameter_choice.clone();
+        assert_eq!(is_final(&last), Some(ParameterChoice::BoolParam(false)));
+        let end = response.end_message().unwrap();
+        assert_eq!((is_final(&end), end.outputs.len()), (Some(ParameterChoice::BoolParam(true)), 0));
+    }
+
+    /// The symbol that ends the text arrives before the usage, which excludes it.
+    #[test]
+    fn the_end_of_a_text_is_not_counted() {
+        let options = OutputOptions { stream: true, outputs: [true; 6], ..Default::default() };
+        let mut response = ResponseBuilder::new(options);
+        let last = v1::Character { text: "a".into(), ..Default::default() };
+        let end = v1::Character { ends_text: true, ..Default::default() };
+        response.push(Event::Piece(v1::Piece { text: "a".into(), characters: vec![last, end], ..Default::default() }));
+        assert_eq!(output(&response.take_message(), "num_output_tokens"), 1_u32.to_le_bytes());
+        let usage = Some(v1::Usage { generated_chars: 1, ..Default::default() });
+        response.push(Event::Finished(v1::Finished { usage, ..Default::default() }));
+        assert_eq!(output(&response.take_message(), "num_output_tokens"), 0_u32.to_le_bytes());
+    }
+}

@@ -1,0 +1,308 @@
+//! The server: gRPC services over the engines, from start to shutdown. Only this room uses tonic.
+//!
+//! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job),
+//! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
+//! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
+//! (shutdown). `tokenization` keeps large requests off the threads that serve connections. `openai` and `oip` serve the
+//! same engines to clients of other APIs: their requests become `calls` of the handlers in `grpc`.
+
+#[cfg(feature = "http")]
+use crate::http;
+use crate::{
+    calls::Calls,
+    collected::CollectedLimits,
+    config::TransportConfig,
+    grpc::{
+        admin::{self, AdminConfig},
+        editing::EditingLimits,
+        generation::JobService,
+        latency::LatencyService,
+        models::ModelsService,
+    },
+    middleware::{
+        self,
+        auth::KEYLESS_MESSAGE_BYTES,
+        compression::compressing,
+        limits::{BodyMemory, CallTable},
+        observe::RefusalLog,
+    },
+    open_inference::{self, InferenceService},
+    registry::{Engines, Gate, Monitor},
+    tokenization::TokenizationWorkers,
+    traces::Traces,
+    transport::{
+        connections::{self, Listener, Protocol},
+        http2,
+    },
+};
+use std::{future::Future, sync::Arc, time::Duration};
+use tokio_util::sync::CancellationToken;
+use tonic::{server::NamedService, service::Routes};
+use tonic_health::{
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use weir_engine::clock;
+use weir_kernels::error::{Error, Result};
+use weir_proto::v1::{
+    admin_server::AdminServer, codec_server::CodecServer, editing_server::EditingServer,
+    generation_server::GenerationServer, latency_server::LatencyServer, models_server::ModelsServer,
+    summarization_server::SummarizationServer,
+};
+
+/// Minimum time for connections to close once no call runs any more.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+/// How long one round of a worker's loop may last before the worker counts as hanging, unless [`Monitor::new`] gets another limit.
+const HANG: Duration = Duration::from_secs(60);
+
+/// The services that always run.
+const SERVICES: [&str; 7] = [
+    <GenerationServer<JobService> as NamedService>::NAME,
+    <SummarizationServer<JobService> as NamedService>::NAME,
+    <CodecServer<JobService> as NamedService>::NAME,
+    <EditingServer<JobService> as NamedService>::NAME,
+    <ModelsServer<ModelsService> as NamedService>::NAME,
+    <open_inference::InferenceServer as NamedService>::NAME,
+    <LatencyServer<LatencyService> as NamedService>::NAME,
+];
+
+/// The service that loads and unloads models.
+const ADMIN: &str = <AdminServer<admin::AdminService> as NamedService>::NAME;
+
+/// The parts of a server.
+pub struct ServerParts {
+    /// Watches the engines that are served.
+    pub monitor: Monitor,
+    /// Settings of the service that loads and unloads models, if it is to run.
+    pub admin: Option<AdminConfig>,
+    /// The exporter of spans, if calls are traced.
+    pub traces: Option<Traces>,
+    /// The listener of the OpenAI API, if it is to run.
+    #[cfg(feature = "http")]
+    pub http: Option<Listener>,
+    /// Once it is cancelled, the shutdown ends running requests at once.
+    pub force_shutdown: CancellationToken,
+}
+
+impl From<Monitor> for ServerParts {
+    fn from(monitor: Monitor) -> Self {
+        Self {
+            monitor,
+            admin: None,
+            traces: None,
+            #[cfg(feature = "http")]
+            http: None,
+            force_shutdown: CancellationToken::new(),
+        }
+    }
+}
+
+impl From<Engines> for ServerParts {
+    fn from(engines: Engines) -> Self {
+        Monitor::new(engines, HANG).into()
+    }
+}
+
+/// Serves on this listener until `signal`, then drains: health turns NOT_SERVING, new requests are answered
+/// UNAVAILABLE, and running requests get [`TransportConfig::drain`] to finish and their clients to read before they are
+/// ended. Returns after that. Fails only if the API's descriptors are broken.
+pub async fn run(
+    listener: impl Into<Listener>,
+    parts: impl Into<ServerParts>,
+    signal: impl Future<Output = ()>,
+    config: TransportConfig,
+) -> Result<()> {
+    let ServerParts {
+        monitor,
+        admin,
+        traces,
+        #[cfg(feature = "http")]
+        http,
+        force_shutdown,
+    } = parts.into();
+    let engines = monitor.engines().clone();
+    let gate = Gate::open();
+    let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
+    let (health, health_service) = tonic_health::server::health_reporter();
+    monitor.set_serving();
+    monitor.publish(&health, &services).await;
+    let workers = TokenizationWorkers::new(config.tokenization_workers);
+    let memory = BodyMemory::new(&config);
+    let jobs = JobService {
+        engines: engines.clone(),
+        gate: gate.clone(),
+        workers: workers.clone(),
+        memory: Arc::clone(&memory),
+        late_headers: config.late_headers,
+        editing: EditingLimits::new(config.editing),
+    };
+    let models = Arc::new(ModelsService { engines: engines.clone(), config: config.clone() });
+    let max_bytes = config.message_bytes;
+    let mut routes = Routes::new(compressing!(health_service, KEYLESS_MESSAGE_BYTES))
+        .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
+        .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
+        .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(SummarizationServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(CodecServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(EditingServer::new(jobs.clone()), max_bytes))
+        .add_service(compressing!(ModelsServer::from_arc(Arc::clone(&models)), max_bytes))
+        .add_service(compressing!(LatencyServer::new(LatencyService(engines.clone())), max_bytes));
+    if let Some(admin) = admin {
+        routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
+    }
+    let closing = CancellationToken::new();
+    let draining = CancellationToken::new();
+    let collected = CollectedLimits::new(Arc::clone(&memory), &config);
+    let refusals = RefusalLog::default();
+    let in_progress = CallTable::new("calls", config.calls);
+    let calls =
+        Calls { jobs, traces: traces.clone(), refusals: refusals.clone(), in_progress: Arc::clone(&in_progress) };
+    // A request of this protocol is in progress itself, and so is the call that it makes.
+    let own = Calls { in_progress: CallTable::new("calls", config.calls), ..calls.clone() };
+    let inference = InferenceService {
+        calls: own,
+        monitor: monitor.clone(),
+        collected: collected.clone(),
+        max_concurrent: usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1),
+    };
+    routes = routes.add_service(open_inference::server(inference.clone(), max_bytes));
+    let parts = middleware::Parts {
+        config: &config,
+        memory: &memory,
+        engines: &engines,
+        calls: &in_progress,
+        workers: &workers,
+        traces: traces.as_ref(),
+        draining: &draining,
+        refusals: &refusals,
+    };
+    let stack = middleware::stack(routes.prepare(), &parts);
+    let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
+    let grpc = http2::serve(incoming, stack, engines.metrics(), &config, closing.clone());
+    #[cfg(not(feature = "http"))]
+    let openai = std::future::ready(());
+    #[cfg(feature = "http")]
+    let openai = async {
+        if let Some(listener) = http {
+            let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
+            let api = http::ApiState {
+                calls,
+                inference,
+                models,
+                monitor: monitor.clone(),
+                collected,
+                max_body_bytes: config.message_bytes,
+                upload_timeout: config.upload,
+                draining: draining.clone(),
+                started_at: http::unix_seconds(),
+            };
+            http::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
+        }
+    };
+    let shutdown = Shutdown {
+        health: &health,
+        services: &services,
+        monitor: &monitor,
+        gate: &gate,
+        draining: &draining,
+        closing: &closing,
+        force_shutdown: &force_shutdown,
+    };
+    let shutdown = shutdown.after(signal, config.drain);
+    tokio::select! {
+        biased;
+        ((), ()) = async { tokio::join!(grpc, openai) } => {}
+        () = shutdown => {}
+        () = engines.clone().calibrate_when_idle() => {}
+    }
+    if let Some(traces) = traces {
+        traces.close().await;
+    }
+    Ok(())
+}
+
+/// The parts of the server that take part in its shutdown.
+struct Shutdown<'a> {
+    health: &'a HealthReporter,
+    services: &'a [&'a str],
+    monitor: &'a Monitor,
+    gate: &'a Gate,
+    /// Cancelled when the drain begins. Bodies that are still arriving watch it.
+    draining: &'a CancellationToken,
+    /// Cancelled when no request runs any more. Connections watch it.
+    closing: &'a CancellationToken,
+    /// Cancelled when running requests must end before the limit.
+    force_shutdown: &'a CancellationToken,
+}
+
+impl Shutdown<'_> {
+    /// Publishes changes of health until `signal`, and then drains.
+    async fn after(self, signal: impl Future<Output = ()>, limit: Duration) {
+        tokio::select! {
+            biased;
+            () = signal => {}
+            () = self.monitor.publish_changes(self.health, self.services) => {}
+        }
+        self.drain(limit).await;
+    }
+
+    /// Rejects new requests, lets running ones finish within the limit, ends the rest, and closes connections.
+    async fn drain(self, limit: Duration) {
+        let began = clock::now();
+        tracing::info!(?limit, "draining");
+        // Before anything is rejected, so that load balancers look elsewhere.
+        self.monitor.set_draining();
+        self.monitor.publish(self.health, self.services).await;
+        let engines = self.monitor.engines();
+        engines.all().iter().chain(&engines.draining()).for_each(|engine| engine.drain());
+        self.draining.cancel();
+        tokio::select! {
+            biased;
+            finished = self.gate.close(limit) => {
+                if !finished {
+                    tracing::warn!("the limit for draining has passed: ending what still runs");
+                }
+            }
+            () = self.force_shutdown.cancelled() => {}
+        }
+        self.gate.end();
+        // Streams that watch health would keep their connections open.
+        let mut health = self.health.clone();
+        for service in [&[""], self.services].concat() {
+            health.clear_service_status(service).await;
+        }
+        self.closing.cancel();
+        // A call counts as finished when the connection has its response, of which a slow client may have read little.
+        // The server ends by itself when the last connection has sent everything.
+        let reading = limit.saturating_sub(clock::since(began)).saturating_sub(CLOSE_TIME);
+        let _forced = self.force_shutdown.run_until_cancelled(tokio::time::sleep(reading)).await;
+        tokio::time::sleep(CLOSE_TIME).await;
+        tracing::debug!("connections are still open");
+    }
+}
+
+/// Describes all services and error details, so that clients need no `.proto` file.
+fn reflection(services: &[&'static str]) -> tonic_reflection::server::Builder<'static> {
+    let health = <HealthServer<HealthService> as NamedService>::NAME;
+    let services = services.iter().copied().chain([health]);
+    let builder = tonic_reflection::server::Builder::configure();
+    services
+        .fold(builder, |builder, service| builder.with_service_name(service))
+        .register_encoded_file_descriptor_set(weir_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(weir_proto::INFERENCE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+}
+
+fn broken(error: impl std::error::Error) -> Error {
+    Error::Internal(format!("the API's descriptors: {error}"))
+}
+
+/// Messages of results, for programs that compute them without a server.
+pub mod messages {
+    pub use crate::grpc::{
+        score::{boundary_levels, segments},
+        summarization::summary,
+    };
+}

@@ -1,0 +1,514 @@
+//! The HTTP/2 connections of gRPC. tonic's own server has no limit on idle connections, and cannot close one of them.
+
+use crate::{
+    call::{Peer, request_id},
+    config::TransportConfig,
+    metrics::Metrics,
+    middleware::{
+        Next,
+        auth::{is_health_check, needs_no_key},
+        limits::GuardedBody,
+        observe::count_refused,
+    },
+    status::status,
+    transport::{
+        connections::{CallInProgress, Connection, HyperConnection, OpenConnection, serve_connections},
+        http1::{Adapted, NEEDS_GRPC, StreamAdapter},
+    },
+};
+use hyper::{body::Incoming, server::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::{
+    io::ErrorKind,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Code,
+    body::Body,
+    codegen::{
+        StdError,
+        http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE},
+    },
+};
+use tower::ServiceExt;
+use weir_engine::clock;
+use weir_kernels::error::Error;
+
+/// Maximum bytes of a response that wait for a client that does not read.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+
+/// Maximum bytes that a call may send before the server reads them.
+const STREAM_WINDOW: u32 = 64 << 10;
+
+/// Maximum bytes that all calls of a connection may send before the server reads them. The server reads some calls no faster than it
+/// answers them; several such calls must leave room for others.
+const CONNECTION_WINDOW: u32 = 512 << 10;
+
+/// Maximum headers of a call. Each takes more memory than its bytes; hyper has the same limit for HTTP/1.1.
+const MAX_HEADERS: usize = 100;
+
+/// Delay after which a client without a place should connect again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Serves these connections until `closing` is cancelled, and then until the last one has its responses. Requests that reach none
+/// of the `calls` are counted in `metrics`.
+pub(crate) async fn serve(
+    incoming: impl Stream<Item = Connection> + Unpin,
+    calls: Next,
+    metrics: &Arc<Metrics>,
+    config: &TransportConfig,
+    closing: CancellationToken,
+) {
+    let builder = builder(config);
+    let limit = config.connections;
+    let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
+        let service = CallService { calls: calls.clone(), metrics: Arc::clone(metrics), peer, open, limit };
+        Box::pin(builder.serve_connection(TokioIo::new(stream), service))
+    };
+    serve_connections(incoming, config, closing, start).await;
+}
+
+/// Configures HTTP/2 connections.
+fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        // gRPC has no use for it, and the length of its compressed form would differ between runs of a simulation.
+        .auto_date_header(false)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_concurrent_streams(config.concurrent_streams)
+        .max_header_list_size(config.header_bytes)
+        .max_pending_accept_reset_streams(config.pending_resets)
+        .max_local_error_reset_streams(config.error_resets)
+        .keep_alive_interval(config.keepalive_interval)
+        .keep_alive_timeout(config.keepalive_timeout);
+    builder
+}
+
+/// The calls of one connection.
+struct CallService {
+    calls: Next,
+    metrics: Arc<Metrics>,
+    peer: Peer,
+    open: OpenConnection,
+    /// Maximum connections, for the error.
+    limit: usize,
+}
+
+/// Returns true for a request with the content type of gRPC. The path alone is not enough: the server also answers calls of unknown
+/// methods.
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Returns the path for the metrics. Empty for a request that is not gRPC, which does not call the method in its path.
+fn called_path<B>(request: &Request<B>) -> &str {
+    if is_grpc(request) { request.uri().path() } else { "" }
+}
+
+impl CallService {
+    /// Returns the error of a call that its connection does not take.
+    fn refusal(&self, request: &Request<Incoming>) -> Option<Error> {
+        if self.open.is_health_only() && !is_health_check(request.uri().path()) {
+            return Some(Error::TooMany { what: "connections", limit: self.limit, retry: RETRY });
+        }
+        let too_many = request.headers().len() > MAX_HEADERS;
+        too_many.then_some(Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None })
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for CallService {
+    type Response = Response<GuardedBody<Body, CallInProgress>>;
+    type Error = StdError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, StdError>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let keyless = needs_no_key(request.uri().path());
+        let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
+        if let Some(refusal) = self.refusal(&request) {
+            let refusal = status(&refusal, &request_id(request.headers()));
+            count_refused(&self.metrics, called_path(&request), refusal.code());
+            let response = refusal.into_http();
+            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+        }
+        if !is_grpc(&request) {
+            tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
+            // A request that is not a call has no method.
+            count_refused(&self.metrics, "", Code::InvalidArgument);
+            let has_body = request.method() != Method::HEAD;
+            let mut response = Response::new(if has_body { Body::new(NEEDS_GRPC.to_owned()) } else { Body::empty() });
+            // The status that the protocol of gRPC requires for other content types.
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+        }
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(self.peer.clone());
+        // Called here and not in the future, because the call's deadline counts from now.
+        let response = self.calls.clone().oneshot(request);
+        Box::pin(async move { Ok(response.await?.map(|body| GuardedBody::new(body, call))) })
+    }
+}
+
+// HTTP/2 frames in the bytes that a client sends.
+
+/// Length in bytes of a frame's header (RFC 9113, section 4.1).
+const HEADER_BYTES: usize = 9;
+
+/// The type of a frame with settings.
+const SETTINGS: u8 = 4;
+
+/// The flag of an acknowledgement.
+const ACK: u8 = 1;
+
+/// The header of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FrameHeader(pub(super) [u8; HEADER_BYTES]);
+
+impl FrameHeader {
+    /// Returns the length of the frame's payload in bytes.
+    fn payload(self) -> usize {
+        let [a, b, c, ..] = self.0;
+        u32::from_be_bytes([0, a, b, c]) as usize
+    }
+
+    /// Returns true for a frame with settings, false for an acknowledgement of them.
+    pub(super) fn changes_settings(self) -> bool {
+        let [_, _, _, kind, flags, ..] = self.0;
+        kind == SETTINGS && flags & ACK == 0
+    }
+}
+
+/// A part of a frame.
+pub(super) enum FramePart<'a> {
+    Header(FrameHeader),
+    /// Bytes of the payload, which may come in several parts.
+    Payload(&'a [u8]),
+}
+
+/// Finds frames, however the bytes are split. The bytes start after HTTP/2's preface.
+#[derive(Default)]
+pub(super) struct FrameReader {
+    /// The start of a header that has not arrived completely.
+    header: [u8; HEADER_BYTES],
+    /// Its length.
+    length: usize,
+    /// Bytes of the current frame's payload that have not arrived.
+    payload_left: usize,
+}
+
+impl FrameReader {
+    /// Reads the next bytes, and passes each header that they complete, and the bytes of payloads, to `each`.
+    pub(super) fn read(&mut self, mut bytes: &[u8], mut each: impl FnMut(FramePart<'_>)) {
+        while !bytes.is_empty() {
+            if self.payload_left > 0 {
+                let (part, rest) = bytes.split_at(self.payload_left.min(bytes.len()));
+                self.payload_left -= part.len();
+                bytes = rest;
+                each(FramePart::Payload(part));
+                continue;
+            }
+            let count = (HEADER_BYTES - self.length).min(bytes.len());
+            let (part, rest) = bytes.split_at(count);
+            self.header[self.length..self.length + count].copy_from_slice(part);
+            self.length += count;
+            bytes = rest;
+            if self.length == HEADER_BYTES {
+                let header = FrameHeader(self.header);
+                self.length = 0;
+                self.payload_left = header.payload();
+                each(FramePart::Header(header));
+            }
+        }
+    }
+}
+
+// The time that the head of an HTTP/1.1 request may take to arrive. hyper's own limit also counts the time between two requests, for
+// which a client may keep its connection.
+
+/// Ends a connection on which the head of a request does not arrive in time.
+pub(crate) struct HeadLimit {
+    limit: Duration,
+    open: OpenConnection,
+    arrived: HeadArrived,
+    /// When the head must have arrived; `None` while no part of one has arrived.
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+/// Is told when a head has arrived. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct HeadArrived(Arc<AtomicBool>);
+
+impl HeadArrived {
+    /// Records that the head of a request has arrived.
+    pub(crate) fn record(&self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+impl HeadLimit {
+    /// Limits the heads that arrive on `stream`, from their first byte. `open` counts the connection's calls.
+    pub(crate) fn wrap<S>(stream: S, limit: Duration, open: OpenConnection, arrived: HeadArrived) -> Adapted<S, Self> {
+        Adapted { stream, adapter: Self { limit, open, arrived, late: None } }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for HeadLimit {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(stream).poll_read(cx, into);
+        // what arrives during a call is its body
+        if self.arrived.0.swap(false, Relaxed) || self.open.has_calls() {
+            self.late = None;
+        }
+        if self.open.has_calls() {
+            return read;
+        }
+        if read.is_ready() {
+            if into.filled().len() > before {
+                self.late.get_or_insert_with(|| Box::pin(sleep(self.limit)));
+            }
+            return read;
+        }
+        let Some(late) = &mut self.late else { return Poll::Pending };
+        ready!(late.as_mut().poll(cx));
+        Poll::Ready(Err(std::io::Error::new(ErrorKind::TimedOut, "the head of a request did not arrive in time")))
+    }
+}
+
+// Removes duplicate acknowledgements of HTTP/2 settings from a client's bytes.
+//
+// nginx (1.22, as Debian ships it) may hold an acknowledgement that a failed replica left behind, and sends it to the next
+// replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore
+// drops every acknowledgement but the first. It does so only behind a proxy, which is the case if it sends headers late.
+
+/// An acknowledgement of settings: no payload, type 4, flag 1, stream 0.
+const SETTINGS_ACK_ACK: FrameHeader = FrameHeader([0, 0, 0, 4, 1, 0, 0, 0, 0]);
+
+/// Maximum bytes read at a time.
+const CHUNK: usize = 8 << 10;
+
+/// Drops all acknowledgements of settings but the first. The stream starts after HTTP/2's preface.
+pub(super) struct DuplicateAckFilter {
+    frames: FrameFilter,
+    chunk: Box<[u8; CHUNK]>,
+}
+
+/// Collects the frames that the server may read.
+#[derive(Default)]
+struct FrameFilter {
+    frames: FrameReader,
+    /// True once settings were acknowledged.
+    acknowledged: bool,
+    /// Bytes that the server may read, from `consumed` on.
+    ready: Vec<u8>,
+    consumed: usize,
+}
+
+impl FrameFilter {
+    fn push(&mut self, bytes: &[u8]) {
+        let Self { frames, acknowledged, ready, .. } = self;
+        frames.read(bytes, |part| match part {
+            // It has no payload.
+            FramePart::Header(header) if header == SETTINGS_ACK_ACK && *acknowledged => {}
+            FramePart::Header(header) => {
+                *acknowledged |= header == SETTINGS_ACK_ACK;
+                ready.extend_from_slice(&header.0);
+            }
+            FramePart::Payload(bytes) => ready.extend_from_slice(bytes),
+        });
+    }
+
+    /// Copies ready bytes to `into`. Returns true if there were any.
+    fn pop(&mut self, into: &mut ReadBuf<'_>) -> bool {
+        let left = self.ready.get(self.consumed..).unwrap_or_default();
+        let count = left.len().min(into.remaining());
+        into.put_slice(&left[..count]);
+        self.consumed += count;
+        if self.consumed == self.ready.len() {
+            self.ready.clear();
+            self.consumed = 0;
+        }
+        count > 0
+    }
+}
+
+impl DuplicateAckFilter {
+    /// Filters the bytes that the server reads from `stream`.
+    pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
+        Adapted { stream, adapter: Self { frames: FrameFilter::default(), chunk: Box::new([0; CHUNK]) } }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for DuplicateAckFilter {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        loop {
+            if into.remaining() == 0 || self.frames.pop(into) {
+                return Poll::Ready(Ok(()));
+            }
+            let mut part = ReadBuf::new(&mut self.chunk[..]);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut part))?;
+            if part.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.frames.push(part.filled());
+        }
+    }
+}
+
+// A limit on how often a client changes the settings of its HTTP/2 connection.
+//
+// For each change, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients send one frame of
+// settings when they connect, and a few more when they adapt their windows.
+
+/// Changes that a client may make at once.
+const BURST: f64 = 100.0;
+
+/// Changes a second after that.
+const RATE: f64 = 10.0;
+
+/// Ends a connection whose client changes its settings too often. The stream starts after HTTP/2's preface.
+pub(super) struct SettingsLimit {
+    frames: FrameReader,
+    /// Changes that the client may still make.
+    left: f64,
+    counted_at: Instant,
+}
+
+impl SettingsLimit {
+    /// Limits the changes that arrive on `stream`.
+    pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
+        let adapter = Self { frames: FrameReader::default(), left: BURST, counted_at: clock::now() };
+        Adapted { stream, adapter }
+    }
+
+    /// Counts changes that arrive now. Fails if they are too many.
+    fn count(&mut self, changes: usize) -> std::io::Result<()> {
+        if changes == 0 {
+            return Ok(());
+        }
+        let earned = clock::since(self.counted_at).as_secs_f64() * RATE;
+        self.counted_at = clock::now();
+        self.left = (self.left + earned).min(BURST) - changes as f64;
+        match self.left < 0.0 {
+            true => Err(std::io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for SettingsLimit {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(stream).poll_read(cx, into))?;
+        let mut changes = 0;
+        self.frames.read(&into.filled()[before..], |part| {
+            changes += usize::from(matches!(part, FramePart::Header(header) if header.changes_settings()));
+        });
+        Poll::Ready(self.count(changes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+        time::{Duration, sleep},
+    };
+
+    #[test]
+    fn headers_are_found_however_the_bytes_are_split() {
+        let frame = |length: u8, kind: u8, flags: u8| {
+            [&[0, 0, length, kind, flags, 0, 0, 0, 1][..], &vec![4; length.into()]].concat()
+        };
+        let frames = [frame(6, 4, 0), frame(0, 4, 1), frame(30, 0, 1), frame(0, 4, 0), frame(2, 3, 0)];
+        let all = frames.concat();
+        for size in 1..=all.len() {
+            let mut reader = FrameReader::default();
+            let mut found = Vec::new();
+            all.chunks(size).for_each(|bytes| {
+                reader.read(bytes, |part| {
+                    found.extend(if let FramePart::Header(header) = part { Some(header) } else { None })
+                });
+            });
+            assert_eq!(found.iter().map(|header| header.payload()).collect::<Vec<_>>(), [6, 0, 30, 0, 2], "{size}");
+            let changes: Vec<_> = found.iter().map(|header| header.changes_settings()).collect();
+            assert_eq!(changes, [true, false, false, true, false], "{size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_the_first_ack_passes_however_the_bytes_are_split() {
+        let frame =
+            |length: u8, kind: u8| [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![kind; length.into()]].concat();
+        // A payload that looks like an acknowledgement stays.
+        let data = [&[0, 0, 9, 0, 0, 0, 0, 0, 1][..], &SETTINGS_ACK_ACK.0].concat();
+        let all = [
+            frame(6, 4),
+            SETTINGS_ACK_ACK.0.to_vec(),
+            frame(3, 1),
+            SETTINGS_ACK_ACK.0.to_vec(),
+            data.clone(),
+            SETTINGS_ACK_ACK.0.to_vec(),
+            frame(0, 6),
+        ]
+        .concat();
+        let expected = [frame(6, 4), SETTINGS_ACK_ACK.0.to_vec(), frame(3, 1), data, frame(0, 6)].concat();
+        for size in 1..all.len() {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            let mut server = DuplicateAckFilter::wrap(server);
+            let sends = async {
+                for part in all.chunks(size) {
+                    client.write_all(part).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                drop(client);
+            };
+            let mut read = Vec::new();
+            let (_, result) = tokio::join!(sends, server.read_to_end(&mut read));
+            result.unwrap();
+            assert_eq!(read, expected, "{size}");
+        }
+    }
+
+    const CHANGE: [u8; 15] = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 1, 0];
+
+    /// Sends `count` changes of settings, and reads them on the other side.
+    async fn exchanged(
+        ends: &mut (DuplexStream, Adapted<DuplexStream, SettingsLimit>),
+        count: usize,
+    ) -> std::io::Result<()> {
+        for _ in 0..count {
+            ends.0.write_all(&CHANGE).await?;
+            ends.1.read_exact(&mut [0; CHANGE.len()]).await?;
+        }
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_are_limited_by_number_and_rate() {
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let mut ends = (client, SettingsLimit::wrap(server));
+        exchanged(&mut ends, BURST as usize).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        exchanged(&mut ends, RATE as usize).await.unwrap();
+        let error = exchanged(&mut ends, 1).await.unwrap_err();
+        assert_eq!(error.to_string(), "the client changes its settings too often");
+    }
+}

@@ -1,0 +1,7 @@
+//! Connections below HTTP: accepted, identified, and closed.
+
+#[cfg(feature = "http")]
+pub(crate) mod admin_port;
+pub(crate) mod connections;
+pub(crate) mod http1;
+pub(crate) mod http2;

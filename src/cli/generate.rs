@@ -1,0 +1,272 @@
+//! `weir generate`: streams text generated from a prompt by a server, which runs in this process unless `--server` names another.
+
+use crate::cli::{
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, narrow, own_limits, speculation},
+    output,
+    wire::{reason_name, size},
+};
+use clap::ArgGroup;
+use serde_json::{Value, json};
+use weir_engine::{sampling::StopStrings, speculation::Speculation};
+use weir_kernels::error::Result;
+use weir_models::contract::BoundaryMode;
+use weir_proto::v1::{
+    Details, Finished, GenerateRequest, LevelUsage, Model, Piece, Sampling, Stopping, Timing, Usage,
+    generate_response::Event as GenerateEvent,
+};
+
+/// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout
+/// cannot be written.
+pub fn run(args: Args) -> Result<()> {
+    let source = args.model.open()?;
+    if let ModelSource::Process(model) = &source
+        && let Ok(stop) = StopStrings::new(args.stop.clone(), model.card())
+    {
+        args.stop.iter().filter(|text| !stop.texts.contains(text)).for_each(|text| output::never_matches(text));
+    }
+    let model = &source.served(own_limits())?;
+    // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
+    let described = DescribedModel::new(model)?;
+    let request = args.request(described.name())?;
+    let messages = model.call(async |client| client.generate(request).await)?;
+    let segment_ends = if args.json { args.segment_ends(described.description()?) } else { None };
+    let mut printer = Printer::new(args.json, segment_ends);
+    let mut finished = None;
+    model.each(messages, |message| match message.event {
+        Some(GenerateEvent::Piece(piece)) => printer.push(&piece),
+        Some(GenerateEvent::Finished(end)) => {
+            finished = Some(end);
+            Ok(())
+        }
+        // Now, because a note after the first piece would stand within the text.
+        Some(GenerateEvent::Started(started)) => {
+            described.report_normalised("--prompt", args.prompt_text(), size(started.normalized_chars()));
+            Ok(())
+        }
+        None => Ok(()),
+    })?;
+    let finished: Finished = finished.ok_or_else(|| model.incomplete("an end"))?;
+    printer.finish(&finished)
+}
+
+impl Args {
+    fn request(&self, model: Option<String>) -> Result<GenerateRequest> {
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = self;
+        let top_k = self.top_k.map(|value| narrow("--top-k", value)).transpose()?;
+        let max_segments = self.max_segments.map(|value| narrow("--max-segments", value)).transpose()?;
+        Ok(GenerateRequest {
+            model,
+            prompt: self.prompt_text().to_owned(),
+            prompt_ids: self.ids.clone().unwrap_or_default(),
+            sampling: Some(Sampling {
+                temperature: *temperature,
+                top_k,
+                top_p: *top_p,
+                min_p: *min_p,
+                repetition_penalty: *repetition_penalty,
+                seed: Some(self.boundaries.seed),
+                logit_bias: Vec::new(),
+            }),
+            stopping: Some(Stopping {
+                max_chars: self.max_chars.map(|value| narrow("--max-chars", value)).transpose()?,
+                min_chars: Some(narrow("--min-chars", self.min_chars)?),
+                max_segments,
+                stop: self.stop.clone(),
+                include_stop: None,
+                ignore_eos: Some(self.ignore_eos),
+            }),
+            // Boundaries are known one step later than their symbols, so plain text does not wait for them.
+            details: self.json.then(|| Details { boundaries: Some(true), ..Details::default() }),
+            boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+            speculate: self.speculate.map(|setting| setting.to_string()),
+            ..GenerateRequest::default()
+        })
+    }
+
+    /// Returns how the model ends segments, if it has symbols for that.
+    fn segment_ends(&self, model: &Model) -> Option<SegmentEnds> {
+        let symbol = *model.vocabulary.as_ref()?.marks.get("segment_end")?;
+        let default = model.boundary_modes.first().map(String::as_str);
+        let mode = self.boundaries.boundary_mode.map(BoundaryMode::name).or(default);
+        Some(SegmentEnds { symbol, is_generated: mode == Some(BoundaryMode::Nxt.name()) })
+    }
+}
+
+// Flags of `weir generate`.
+
+/// Generates text.
+#[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true, group = ArgGroup::new("input").args(["prompt", "ids"]).required(true))]
+pub struct Args {
+    /// Text to continue.
+    #[arg(long)]
+    prompt: Option<String>,
+    /// Symbol ids of the prompt, separated by commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+    /// Maximum symbols to generate. Default: 256, or fewer if the prompt leaves less room.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CHARS", visible_alias = "max-tokens")]
+    max_chars: Option<usize>,
+    /// Minimum symbols before a stop string takes effect.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_MIN_CHARS")]
+    min_chars: usize,
+    /// Maximum segments to close.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SEGMENTS")]
+    max_segments: Option<usize>,
+    /// Stop before this string. The flag can be repeated.
+    #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
+    stop: Vec<String>,
+    /// Do not let the model end the text, if it has an end-of-text symbol or an end byte.
+    #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
+    ignore_eos: bool,
+    /// Sampling temperature; 0 selects the most probable symbol each time. Default: the checkpoint's, else 1.
+    #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
+    temperature: Option<f32>,
+    /// Sample from the K most probable symbols; 0 keeps all. Default: the checkpoint's, else 0.
+    #[arg(long, value_name = "K", env = "WEIR_TOP_K")]
+    top_k: Option<usize>,
+    /// Sample from the most probable symbols whose probabilities add up to P. Default: the checkpoint's, else 1.
+    #[arg(long, value_name = "P", env = "WEIR_TOP_P")]
+    top_p: Option<f32>,
+    /// Sample from symbols at least P times as probable as the most probable one. Default: the checkpoint's, else 0.
+    #[arg(long, value_name = "P", env = "WEIR_MIN_P")]
+    min_p: Option<f32>,
+    /// Penalize symbols that occurred before by this factor; 1 has no effect. Default: the checkpoint's, else 1.
+    #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
+    repetition_penalty: Option<f32>,
+    /// Guess characters that are checked in one step: `auto`, `off`, or the most characters to guess at a time, 1 to 16. The text
+    /// does not depend on it. Default: the server's setting; without a server `off`.
+    #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", value_parser = speculation)]
+    speculate: Option<Speculation>,
+    #[command(flatten)]
+    boundaries: BoundaryArgs,
+    /// Print JSON when generation has finished.
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
+    json: bool,
+    #[command(flatten)]
+    model: ModelSourceArgs,
+}
+
+impl Args {
+    /// Returns the text of the prompt. Empty if the prompt is given as ids, which a server does not take.
+    fn prompt_text(&self) -> &str {
+        self.prompt.as_deref().unwrap_or_default()
+    }
+}
+
+// Prints generated text at once, or collects it for JSON.
+
+/// How a model with special symbols ends segments.
+struct SegmentEnds {
+    /// The end-of-segment symbol.
+    symbol: u32,
+    /// True if the model generates it.
+    is_generated: bool,
+}
+
+/// Prints text at once, or collects it for JSON.
+struct Printer {
+    json: bool,
+    /// Segment ends of a model with special symbols.
+    segment_ends: Option<SegmentEnds>,
+    text: String,
+    ids: Vec<u32>,
+    /// True if a segment ends with the symbol of this index; `None` if unknown.
+    boundaries: Vec<Option<bool>>,
+}
+
+impl Printer {
+    fn new(json: bool, segment_ends: Option<SegmentEnds>) -> Self {
+        Self { json, segment_ends, text: String::new(), ids: Vec::new(), boundaries: Vec::new() }
+    }
+
+    /// Takes the next part of the text, and its symbols, which only JSON needs.
+    fn push(&mut self, piece: &Piece) -> Result<()> {
+        if !self.json {
+            return output::write(&piece.text);
+        }
+        self.text += &piece.text;
+        self.ids.extend(piece.characters.iter().map(|character| character.id));
+        self.boundaries.extend(piece.characters.iter().map(|character| character.boundary));
+        Ok(())
+    }
+
+    /// Ends the output.
+    fn finish(self, end: &Finished) -> Result<()> {
+        if !self.json {
+            return output::write("\n");
+        }
+        output::json(&self.as_json(end))
+    }
+
+    fn as_json(&self, end: &Finished) -> Value {
+        let usage = end.usage.unwrap_or_default();
+        let boundaries: Vec<_> = self.boundaries.iter().map(|boundary| boundary.map(u8::from)).collect();
+        let mut object = json!({
+            "ids": self.ids,
+            "text": self.text,
+            "boundaries": boundaries,
+            "reason": reason_name(end),
+            "usage": usage_json(&usage, self.text.chars().count()),
+            "timing": timing_json(&end.timing.unwrap_or_default()),
+        });
+        if !end.levels.is_empty() {
+            object["levels"] = end.levels.iter().map(level_json).collect();
+        }
+        if let Some(ends) = &self.segment_ends {
+            object["events"] = json!(self.events(ends, &usage));
+        }
+        object
+    }
+
+    /// Returns the symbols and, if the model generates them, the end-of-segment symbols, in the order of generation.
+    fn events(&self, ends: &SegmentEnds, usage: &Usage) -> Vec<u32> {
+        let is_end = |boundary: Option<bool>| ends.is_generated && boundary == Some(true);
+        let after_symbols = self.boundaries.iter().filter(|&&boundary| is_end(boundary)).count();
+        // One more means that the first draw closed the prompt's open segment.
+        let mut events = vec![ends.symbol; usize::from(size(usage.nxt_steps) > after_symbols)];
+        for (&id, &boundary) in self.ids.iter().zip(&self.boundaries) {
+            events.push(id);
+            events.extend(is_end(boundary).then_some(ends.symbol));
+        }
+        events
+    }
+}
+
+fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
+    json!({
+        "prompt_chars": usage.prompt_chars,
+        "cached_chars": usage.cached_chars,
+        "generated_chars": usage.generated_chars,
+        "prompt_text_chars": usage.prompt_text_chars(),
+        "generated_text_chars": generated_text_chars,
+        "normalized_chars": usage.normalized_chars(),
+        "prompt_segments": usage.prompt_segments,
+        "generated_segments": usage.generated_segments,
+        "shortening_factor": usage.shortening_factor,
+        "nxt_steps": usage.nxt_steps,
+        "drafted_chars": usage.drafted_chars,
+        "accepted_chars": usage.accepted_chars,
+    })
+}
+
+fn level_json(level: &LevelUsage) -> Value {
+    json!({
+        "chunks": level.chunks,
+        "shortening_factor": level.shortening_factor,
+        "middle_steps": level.middle_steps,
+    })
+}
+
+fn timing_json(timing: &Timing) -> Value {
+    json!({
+        "queue_ns": timing.queue_ns,
+        "prefill_ns": timing.prefill_ns,
+        "time_to_first_char_ns": timing.time_to_first_char_ns,
+        "decode_ns": timing.decode_ns,
+        "total_ns": timing.total_ns,
+        "steps": timing.steps,
+        "middle_steps": timing.middle_steps,
+        "middle_ns": timing.middle_ns,
+    })
+}

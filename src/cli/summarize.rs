@@ -1,0 +1,730 @@
+//! `weir summarize`: summarizes a document, or prints a table of scores over many documents. A server does it, which runs in this
+//! process unless `--server` names another. A model in this process summarizes directly if ids, logits or the positions that pooling
+//! layers kept are asked for.
+
+use crate::{
+    cli::{
+        command::{message, with_flag},
+        direct::{self, Tokens},
+        document::{Document, TextReader},
+        model::{
+            self, ModelSource, ModelSourceArgs, ServedModel, check_readable, count, narrow, own_limits, unreadable,
+        },
+        output::{self, ColorChoice},
+        wire::size,
+    },
+    report::rouge::{RougeScore, RougeScores},
+};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+use tokio::sync::{mpsc, oneshot};
+use weir_client::calls::DocumentParts;
+use weir_engine::{
+    options::Sampling,
+    summary::{LongDocuments, Summarize},
+};
+use weir_kernels::error::{Error, Result, printable};
+use weir_models::contract::{EarlyStopping, PoolingChoice};
+use weir_proto::v1::{
+    Hypothesis, LongDocuments as WireLongDocuments, Selected, Span, SummarizeOptions, SummaryFinishReason,
+    SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
+};
+
+/// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
+/// cannot be written.
+pub fn run(args: Args, color: ColorChoice) -> Result<()> {
+    args.document.check_files()?;
+    let source = args.model.open()?;
+    let mut limits = own_limits();
+    if let ModelSource::Process(model) = &source {
+        limits.rows = args
+            .generation
+            .beam
+            .unwrap_or_else(|| model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam));
+        let is_single = args.document.table.is_none() && args.long_documents() != LongDocuments::Chunk;
+        if is_single && (args.json || args.document.ids.is_some() || args.logits.is_some()) {
+            let document = Tokens::read(&**model, &args.document.document()?, args.cuts())?;
+            if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {
+                return direct::forced_summary(&**model, &document, target, args.generation.hard_topk, out);
+            }
+            return print(&args, color, |on_event| {
+                let mut summary = Summary::default();
+                let request = args.generation.request();
+                let visit = &mut |event| collect(&mut summary, event, on_event);
+                summary.choices = direct::summarize(model.clone(), limits.clone(), &request, &document, visit)?;
+                Ok(summary)
+            });
+        }
+    }
+    let model = source.served(limits)?;
+    let summarizer = Summarizer::new(&model, &args)?;
+    match &args.document.table {
+        Some(file) => table_run(&summarizer, file, args.json),
+        None => {
+            let document = args.document.document()?;
+            print(&args, color, |on_event| summarizer.summarize(&document, on_event))
+        }
+    }
+}
+
+/// Prints the summary of one document.
+fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_>) -> Result<Summary>) -> Result<()> {
+    // Read first, so that an unreadable file does not cost a summary.
+    let read = |file: &PathBuf| model::read_text("--reference", file);
+    let reference = args.reference.as_ref().map(read).transpose()?;
+    // The number of the document's tokens, which highlights state, comes with the last event.
+    let mut held = String::new();
+    let summary = summarize(&mut |event| match event {
+        _ if args.json => Ok(()),
+        Progress::Part(part) => {
+            let [round, number] = [part.round, part.part].map(|number| size(number.into()));
+            output::part_summarized(round, number, part.byte_end, part.round_bytes);
+            Ok(())
+        }
+        Progress::Text(text) if args.highlights => {
+            held += text;
+            Ok(())
+        }
+        Progress::Text(text) => output::write(text),
+    })?;
+    let scores = reference.map(|reference| crate::report::rouge::rouge(&reference, summary.text()));
+    if args.json {
+        return output::json(&json(&summary, scores));
+    }
+    if args.highlights {
+        output::write(&highlights(&summary, color.is_on(&std::io::stdout())))?;
+        output::write(&held)?;
+    }
+    output::write("\n")?;
+    let usage = summary.usage();
+    if usage.cut {
+        output::document_cut(size(usage.document_tokens));
+    }
+    scores.map_or(Ok(()), |rouge| output::write(&self::rouge(&rouge)))
+}
+
+// Flags of `weir summarize`.
+
+/// Summarizes a document, from a file, standard input, or as ids.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    document: DocumentArgs,
+    #[command(flatten)]
+    generation: GenerationArgs,
+    /// Summarize the beginning of a document that is longer than the model's limit, instead of rejecting it.
+    #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
+    cut: bool,
+    /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or chunk it:
+    /// summarize its parts, then their summaries, until one is left.
+    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS", value_parser = long_documents(),
+        conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
+    long_documents: Option<LongDocuments>,
+    /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
+    #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
+    highlights: bool,
+    /// File with a reference summary: also print ROUGE-1, ROUGE-2 and ROUGE-L.
+    #[arg(long, value_name = "FILE", env = "WEIR_REFERENCE", conflicts_with = "table")]
+    reference: Option<PathBuf>,
+    /// Feed --target-ids to the decoder and write the logits after each to this safetensors file. Generates no summary.
+    #[arg(long, value_name = "FILE", env = "WEIR_LOGITS", requires = "target_ids", conflicts_with = "table")]
+    logits: Option<PathBuf>,
+    /// Decoder input ids, separated by commas. The start-of-text id is added at the front if missing.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "logits")]
+    target_ids: Option<Vec<u32>>,
+    /// Print JSON when the summary is complete.
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
+    json: bool,
+    #[command(flatten)]
+    model: ModelSourceArgs,
+}
+
+impl Args {
+    /// Returns how the command treats a document that is too long.
+    fn long_documents(&self) -> LongDocuments {
+        let default = if self.cut { LongDocuments::Cut } else { LongDocuments::Refuse };
+        self.long_documents.unwrap_or(default)
+    }
+
+    /// Returns true if the model reads the beginning of a document that is too long.
+    fn cuts(&self) -> bool {
+        self.long_documents() == LongDocuments::Cut
+    }
+}
+
+fn long_documents() -> impl TypedValueParser<Value = LongDocuments> {
+    let names = PossibleValuesParser::new(LongDocuments::ALL.map(LongDocuments::name));
+    names.map(|name| LongDocuments::parse(&name).unwrap_or_default())
+}
+
+/// Document to summarize.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct DocumentArgs {
+    /// File with the document in UTF-8; - for standard input.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Encoder input ids, separated by commas, including the end-of-text id.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+    /// Summarize many documents: a file with one JSON object per line, with `document`, the reference `summary`, and optionally
+    /// `source`. Prints one line of mean scores per source and one for all.
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+}
+
+/// Generation flags. The checkpoint's generation settings are the defaults.
+#[derive(Debug, Clone, clap::Args)]
+struct GenerationArgs {
+    /// Beam size; 1 is greedy search.
+    #[arg(long, value_name = "N", env = "WEIR_BEAM", value_parser = count(1..=64))]
+    beam: Option<usize>,
+    /// Hypotheses to return, at most the beam size.
+    #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = count(1..=64))]
+    hypotheses: Option<usize>,
+    /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
+    #[arg(long, value_name = "N", env = "WEIR_MIN_LEN", visible_alias = "min-new-tokens")]
+    min_len: Option<usize>,
+    /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_aliases = ["max-tokens", "max-new-tokens"])]
+    max_len: Option<usize>,
+    /// A hypothesis' log-probability is divided by its length to this power.
+    #[arg(long, value_name = "X", env = "WEIR_LENGTH_PENALTY", allow_negative_numbers = true)]
+    length_penalty: Option<f32>,
+    /// Never repeat a run of N tokens; 0 allows all repeats.
+    #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM", visible_alias = "no-repeat-ngram-size")]
+    no_repeat_ngram: Option<usize>,
+    /// When a beam search by the rules of transformers stops, once --beam hypotheses have finished. true: at once. false: when no
+    /// unfinished hypothesis has a better score. never: when no unfinished hypothesis can reach a better score.
+    #[arg(long, value_name = "WHEN", env = "WEIR_EARLY_STOPPING", value_parser = early_stopping)]
+    early_stopping: Option<EarlyStopping>,
+    /// Penalty on tokens that the summary already contains, by the rules of transformers or in sampling; 1 is none.
+    #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
+    repetition_penalty: Option<f32>,
+    /// Sample tokens at this temperature instead of beam search.
+    #[arg(long, value_name = "T", env = "WEIR_TEMPERATURE")]
+    temperature: Option<f32>,
+    /// Seed of the sampled tokens.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
+    seed: u64,
+    /// Keep the selected vectors unchanged in models trained with soft top-k, which mixes other vectors into them.
+    #[arg(long, env = "WEIR_HARD_TOPK", value_parser = clap::builder::BoolishValueParser::new())]
+    hard_topk: bool,
+}
+
+impl GenerationArgs {
+    /// Returns the options for an engine in this process.
+    fn request(&self) -> Summarize {
+        let default = Sampling::default();
+        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
+        let sampling = |temperature| Sampling { temperature, repetition_penalty, seed: self.seed, ..default.clone() };
+        Summarize {
+            beam: self.beam,
+            length_penalty: self.length_penalty,
+            min_tokens: self.min_len,
+            max_tokens: self.max_len,
+            no_repeat_ngram: self.no_repeat_ngram,
+            early_stopping: self.early_stopping,
+            repetition_penalty: self.repetition_penalty,
+            sampling: self.temperature.map(sampling),
+            hypotheses: self.hypotheses,
+            hard: Some(self.hard_topk),
+        }
+    }
+}
+
+fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
+    let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
+    EarlyStopping::parse(name).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+impl DocumentArgs {
+    /// Fails if a file does not exist or cannot be opened.
+    fn check_files(&self) -> Result<()> {
+        let files = [("--file", &self.file), ("--table", &self.table)];
+        files.into_iter().try_for_each(|(flag, file)| file.as_ref().map_or(Ok(()), |file| check_readable(flag, file)))
+    }
+
+    /// Returns the document of the command. Fails if there is none.
+    fn document(&self) -> Result<Document> {
+        match (&self.ids, &self.file) {
+            (Some(ids), _) => Ok(Document::Ids(ids.clone())),
+            (None, Some(file)) => Ok(Document::File(file.clone())),
+            (None, None) => Err(Error::Setting("--file|--ids: expected a value next to --logits, found none".into())),
+        }
+    }
+}
+
+// Summaries of single documents, from a server.
+
+/// Parts of the document that wait to be sent.
+const WAITING_PARTS: usize = 4;
+
+/// A served summarization model.
+struct Summarizer<'a> {
+    model: &'a ServedModel,
+    options: SummarizeOptions,
+    /// True if the document is printed with the tokens that poolings kept.
+    keeps_text: bool,
+}
+
+/// The text that was read, if it is printed.
+type KeptText = Option<Arc<Mutex<String>>>;
+
+impl<'a> Summarizer<'a> {
+    fn new(model: &'a ServedModel, args: &Args) -> Result<Self> {
+        let options = SummarizeOptions {
+            model: model.name.clone(),
+            cut: Some(args.cuts()),
+            // A server of an older version reads only `cut`.
+            long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
+            ..args.generation.options()?
+        };
+        Ok(Self { model, options, keeps_text: args.highlights && !args.json })
+    }
+
+    /// Sends a document and waits for its summary.
+    fn summarize(&self, document: &Document, on_event: &mut OnEvent<'_>) -> Result<Summary> {
+        let kept = self.keeps_text.then(Arc::<Mutex<String>>::default);
+        let parts = send(document, &kept)?;
+        let options = self.options.clone();
+        let mut events = self.model.call(async |client| client.summarize(options, parts).await)?;
+        let mut summary = Summary::default();
+        loop {
+            let event = self.model.call(async |_| events.next().await)?;
+            let event = event.ok_or_else(|| self.model.incomplete("a summary"))?;
+            let is_last = matches!(event, SummarizeEvent::Finished(_));
+            collect(&mut summary, event, on_event)?;
+            if is_last {
+                break;
+            }
+        }
+        if let Some(text) = kept {
+            summary.document.clone_from(&text.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(summary)
+    }
+}
+
+impl GenerationArgs {
+    fn options(&self) -> Result<SummarizeOptions> {
+        let narrow = |flag, value: Option<usize>| value.map(|value| narrow(flag, value)).transpose();
+        let sampling = |temperature| weir_proto::v1::Sampling {
+            temperature: Some(temperature),
+            seed: Some(self.seed),
+            ..weir_proto::v1::Sampling::default()
+        };
+        Ok(SummarizeOptions {
+            beam_size: narrow("--beam", self.beam)?,
+            length_penalty: self.length_penalty,
+            min_tokens: narrow("--min-len", self.min_len)?,
+            max_tokens: narrow("--max-len", self.max_len)?,
+            no_repeat_ngram: narrow("--no-repeat-ngram", self.no_repeat_ngram)?,
+            hypotheses: narrow("--hypotheses", self.hypotheses)?,
+            sampling: self.temperature.map(sampling),
+            hard_topk: Some(self.hard_topk),
+            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
+            repetition_penalty: self.repetition_penalty,
+            ..SummarizeOptions::default()
+        })
+    }
+}
+
+/// Reads a document on a thread of its own, up to its end or until the call ends. The process does not wait for that thread,
+/// because standard input may stay open.
+fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
+    let (sender, parts) = mpsc::channel(WAITING_PARTS);
+    let (failed, failure) = oneshot::channel();
+    match document {
+        Document::File(file) => {
+            let reader = TextReader::open(file)?;
+            let kept = kept.clone();
+            std::thread::spawn(move || read(reader, &sender, failed, &kept));
+        }
+        Document::Text(text) => {
+            let text = text.clone();
+            let kept = kept.clone();
+            std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
+        }
+        Document::Ids(_) => {
+            return Err(Error::Setting("--ids: expected no value with a server, found one: give --file".into()));
+        }
+    }
+    Ok(DocumentParts { parts, failure })
+}
+
+/// Sends the parts of a document, or the error of reading it.
+fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: oneshot::Sender<Error>, kept: &KeptText) {
+    loop {
+        match reader.next() {
+            Ok(Some(part)) => {
+                if let Some(kept) = kept {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).push_str(&part);
+                }
+                // Fails when the call has ended.
+                if parts.blocking_send(part).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => return,
+            Err(error) => {
+                // Before the parts end, so that their end is not taken for that of the document.
+                let _ = failed.send(error);
+                return;
+            }
+        }
+    }
+}
+
+// Formats summaries as text and JSON.
+
+/// Shows the tokens that each pooling layer kept: in reverse video with `color`, otherwise in brackets.
+fn highlights(summary: &Summary, color: bool) -> String {
+    if color { marked(summary, "\u{1b}[7m", "\u{1b}[0m") } else { marked(summary, "[", "]") }
+}
+
+fn marked(summary: &Summary, on: &str, off: &str) -> String {
+    let text = &summary.document;
+    let tokens = summary.usage().document_tokens;
+    let mut shown = String::new();
+    for Selected { layer, tokens: kept, spans } in &summary.selected {
+        // Never fails: the writer is a `String`.
+        let _ = writeln!(shown, "-- layer {layer}: {kept} of {tokens} tokens kept");
+        let mut shown_to = 0;
+        for Span { byte_start, byte_end, .. } in spans {
+            let start = (*byte_start as usize).max(shown_to);
+            let end = *byte_end as usize;
+            let (Some(before), Some(span)) = (text.get(shown_to..start), text.get(start..end)) else { continue };
+            let _ = write!(shown, "{}{on}{}{off}", without_controls(before), without_controls(span));
+            shown_to = end;
+        }
+        let _ = writeln!(shown, "{}\n", without_controls(text.get(shown_to..).unwrap_or_default()).trim_end());
+    }
+    shown
+}
+
+/// Replaces control characters, which could change the terminal, in every line.
+fn without_controls(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// Formats ROUGE scores, one per line.
+fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> String {
+    let line = |name, RougeScore { precision, recall, f1 }: &RougeScore| {
+        let [f1, precision, recall] = [f1, precision, recall].map(|part| 100.0 * part);
+        format!("{name} {f1:.2} (precision {precision:.2}, recall {recall:.2})\n")
+    };
+    [line("ROUGE-1", rouge1), line("ROUGE-2", rouge2), line("ROUGE-L", rouge_l)].concat()
+}
+
+/// Formats a summary and its document as JSON.
+fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
+    let finished = &summary.finished;
+    let usage = summary.usage();
+    let timing = finished.timing.clone().unwrap_or_default();
+    let hypothesis = |hypothesis: &Hypothesis| {
+        let Hypothesis { ids, score, text, logprobs } = hypothesis;
+        json!({ "ids": ids, "score": score, "text": text, "logprobs": logprobs })
+    };
+    let hypotheses: Vec<Value> = finished.hypotheses.iter().map(hypothesis).collect();
+    let best = |key: &str| hypotheses.first().map_or(Value::Null, |best| best[key].clone());
+    let layers = timing.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
+    // Each summary has a token without a step.
+    let steps = usage.summary_tokens.saturating_sub(summary.parts.len() as u64 + 1);
+    let choices = summary.choices.iter().map(Some).chain(std::iter::repeat(None));
+    let poolings = summary.selected.iter().zip(choices).map(|(selected, choice)| pooling(selected, choice));
+    let mut object = json!({
+        "ids": best("ids"),
+        "score": best("score"),
+        "text": best("text"),
+        "reason": if finished.reason() == SummaryFinishReason::EndOfText { "end_of_text" } else { "max_tokens" },
+        "hypotheses": hypotheses,
+        "poolings": poolings.collect::<Vec<_>>(),
+        "usage": {
+            "document_tokens": usage.document_tokens,
+            "document_bytes": usage.document_bytes,
+            "cut": usage.cut,
+            "vectors": usage.vectors,
+            "cross_attention_bytes": usage.cross_attention_bytes,
+            "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
+            "summary_tokens": usage.summary_tokens,
+        },
+        "timing": {
+            "encode_ns": timing.encode_ns,
+            "layers": layers.collect::<Vec<_>>(),
+            "memory_ns": timing.memory_ns,
+            "decode_ns": timing.decode_ns,
+            "decode_ns_per_token": timing.decode_ns.checked_div(steps),
+            "total_ns": timing.total_ns,
+            "kept_share": timing.kept_share,
+            "cross_attention_bytes": usage.cross_attention_bytes,
+            "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
+        },
+    });
+    if !summary.parts.is_empty() {
+        object["parts"] = summary.parts.iter().map(part).collect();
+    }
+    if let Some(rouge) = scores {
+        object["rouge"] = json!(rouge);
+    }
+    object
+}
+
+/// Formats a part of a long document.
+fn part(part: &SummaryPart) -> Value {
+    json!({
+        "round": part.round,
+        "part": part.part,
+        "byte_start": part.byte_start,
+        "byte_end": part.byte_end,
+        "round_bytes": part.round_bytes,
+        "document_tokens": part.document_tokens,
+        "summary_tokens": part.summary_tokens,
+        "summary": part.summary,
+        "poolings": part.selected.iter().map(|selected| pooling(selected, None)).collect::<Vec<_>>(),
+    })
+}
+
+/// Formats the tokens that one pooling layer kept: in the order of the next layer, if it is known, and as spans of the text.
+fn pooling(selected: &Selected, choice: Option<&PoolingChoice>) -> Value {
+    let span = |Span { byte_start, byte_end, score }: &Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
+    let spans: Vec<Value> = selected.spans.iter().map(span).collect();
+    let Some(choice) = choice else { return json!({ "layer": selected.layer, "spans": spans }) };
+    let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
+    json!({ "layer": selected.layer, "kept": kept.collect::<Vec<_>>(), "spans": spans })
+}
+
+// A summary, as its events tell it.
+
+/// A summary and its document.
+#[derive(Default)]
+struct Summary {
+    finished: SummaryFinished,
+    /// The tokens that each pooling layer kept, as spans of the text.
+    selected: Vec<Selected>,
+    /// The same tokens by position, in the order of the next layer. Empty if a server summarized.
+    choices: Vec<PoolingChoice>,
+    /// The parts of a document that was summarized in parts.
+    parts: Vec<SummaryPart>,
+    /// Text that was read, if highlights are printed.
+    document: String,
+}
+
+impl Summary {
+    /// Text of the best hypothesis.
+    fn text(&self) -> &str {
+        self.finished.hypotheses.first().map_or("", |best| &best.text)
+    }
+
+    fn usage(&self) -> SummaryUsage {
+        self.finished.usage.unwrap_or_default()
+    }
+}
+
+/// Receives the parts of a long document, and the text of a summary as it grows.
+type OnEvent<'a> = dyn FnMut(Progress<'_>) -> Result<()> + 'a;
+
+/// Progress of a summary.
+enum Progress<'a> {
+    /// A part of a long document is summarized.
+    Part(&'a SummaryPart),
+    /// Next part of the summary.
+    Text(&'a str),
+}
+
+/// Collects the events of one summary. Returns an error if it cannot be printed.
+fn collect(summary: &mut Summary, event: SummarizeEvent, on_event: &mut OnEvent<'_>) -> Result<()> {
+    match event {
+        SummarizeEvent::Started(_) | SummarizeEvent::Progress(_) => {}
+        SummarizeEvent::Selected(selected) => summary.selected.push(selected),
+        SummarizeEvent::Part(part) => {
+            on_event(Progress::Part(&part))?;
+            summary.parts.push(part);
+        }
+        SummarizeEvent::Piece(piece) => on_event(Progress::Text(&piece.text))?,
+        SummarizeEvent::Finished(finished) => summary.finished = finished,
+    }
+    Ok(())
+}
+
+// Mean ROUGE scores over many documents with reference summaries, per source.
+
+/// The flag that names the file.
+const FLAG: &str = "--table";
+
+/// Maximum bytes of a line.
+const MAX_LINE: u64 = 64 << 20;
+
+/// Name of the group of documents without a source, if other documents have one.
+const NO_SOURCE: &str = "(no source)";
+
+/// One line of the file.
+#[derive(Deserialize)]
+struct Example {
+    #[serde(default)]
+    source: String,
+    document: String,
+    summary: String,
+}
+
+/// Sums over documents.
+#[derive(Default)]
+struct Sums {
+    documents: usize,
+    cut: usize,
+    tokens: u64,
+    summary_tokens: u64,
+    total_ns: u64,
+    rouge: RougeScores,
+}
+
+/// Summarizes every document of the file, and prints the means of each source and of all documents.
+fn table_run(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
+    let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
+    let mut all = Sums::default();
+    let examples = examples(file)?;
+    let mut progress = crate::cli::output::Progress::measurements();
+    let total = examples.len() as u64;
+    for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
+        let with_line = |error: Error| {
+            let why = message(with_flag(error, "chunk.text", "document"));
+            Error::Setting(format!("{FLAG}: {}: line {number}: {why}", file.display()))
+        };
+        let summary = summarizer.summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
+        let usage = summary.usage();
+        let scores = crate::report::rouge::rouge(&reference, summary.text());
+        for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
+            sums.documents += 1;
+            sums.cut += usize::from(usage.cut);
+            sums.tokens += usage.document_tokens;
+            sums.summary_tokens += usage.summary_tokens;
+            sums.total_ns += summary.finished.timing.as_ref().map_or(0, |timing| timing.total_ns);
+            sums.rouge += scores;
+        }
+        progress.update(done as u64 + 1, total);
+    }
+    drop(progress);
+    // If no line names its source, only the line for all documents is printed.
+    sources.retain(|source, sums| !source.is_empty() || sums.documents < all.documents);
+    let name = |source: &'_ str| if source.is_empty() { NO_SOURCE } else { source }.to_owned();
+    let mut rows: Vec<(String, &Sums)> = sources.iter().map(|(source, sums)| (name(source), sums)).collect();
+    rows.push(("all".to_owned(), &all));
+    if as_json {
+        return output::json(&rows.iter().map(|(source, sums)| sums.json(source)).collect::<Vec<_>>().into());
+    }
+    output::write(&table(&rows))
+}
+
+/// Reads the lines that are not empty, with their line numbers.
+fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
+    let mut reader = BufReader::new(File::open(file).map_err(unreadable(FLAG, file))?);
+    let mut examples = Vec::new();
+    let mut number = 0;
+    loop {
+        let mut line = String::new();
+        number += 1;
+        let read = std::io::Read::take(&mut reader, MAX_LINE).read_line(&mut line).map_err(unreadable(FLAG, file))?;
+        if read == 0 {
+            break;
+        }
+        if line.trim().is_empty() {
+            continue;
+        }
+        let wrong = |expected: &str, found: String| Error::checkpoint(file, format!("line {number}"), expected, found);
+        let object = "an object with `document`, `summary` and optionally `source`";
+        if read as u64 == MAX_LINE && !line.ends_with('\n') {
+            return Err(wrong(&format!("at most {MAX_LINE} bytes"), "more".into()));
+        }
+        // serde would accept a list as the fields in order.
+        if line.trim_start().starts_with('[') {
+            return Err(wrong(object, "a list".into()));
+        }
+        examples.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
+    }
+    match examples.is_empty() {
+        true => Err(Error::checkpoint(file, "line 1", "a document", "nothing")),
+        false => Ok(examples),
+    }
+}
+
+impl Sums {
+    /// Mean over documents.
+    fn mean(&self, sum: u64) -> f64 {
+        sum as f64 / self.documents.max(1) as f64
+    }
+
+    fn mean_rouge(&self) -> RougeScores {
+        self.rouge / self.documents.max(1) as f64
+    }
+
+    fn json(&self, source: &str) -> serde_json::Value {
+        json!({
+            "source": source,
+            "documents": self.documents,
+            "cut": self.cut,
+            "document_tokens": self.mean(self.tokens),
+            "summary_tokens": self.mean(self.summary_tokens),
+            "ns": self.total_ns / self.documents.max(1) as u64,
+            "rouge": self.mean_rouge(),
+        })
+    }
+}
+
+/// Formats a table of means: F1 in percent, tokens, seconds.
+fn table(rows: &[(String, &Sums)]) -> String {
+    let width = rows.iter().map(|(source, _)| source.chars().count()).max().unwrap_or(0).max("source".len());
+    let mut table = format!(
+        "{:width$}  documents   cut  ROUGE-1  ROUGE-2  ROUGE-L  document tokens  summary tokens  seconds\n",
+        "source"
+    );
+    for (source, sums) in rows {
+        let RougeScores { rouge1, rouge2, rouge_l } = sums.mean_rouge();
+        let [rouge1, rouge2, rouge_l] = [rouge1, rouge2, rouge_l].map(|score| 100.0 * score.f1);
+        let document_tokens = sums.mean(sums.tokens);
+        let summary_tokens = sums.mean(sums.summary_tokens);
+        let seconds = sums.total_ns as f64 / 1e9 / sums.documents.max(1) as f64;
+        // Never fails: the writer is a `String`.
+        let _ = writeln!(
+            table,
+            "{source:width$}  {:9}  {:4}  {rouge1:7.2}  {rouge2:7.2}  {rouge_l:7.2}  {document_tokens:15.1}  \
+             {summary_tokens:14.1}  {seconds:7.2}",
+            sums.documents, sums.cut
+        );
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::v1::{SummaryFinished, SummaryUsage};
+
+    #[test]
+    fn kept_tokens_are_marked_in_the_text() {
+        let kept = |layer, tokens, ranges: &[(u64, u64)]| Selected {
+            layer,
+            tokens,
+            spans: ranges.iter().map(|&(byte_start, byte_end)| Span { byte_start, byte_end, score: 0.5 }).collect(),
+        };
+        let usage = SummaryUsage { document_tokens: 4, ..SummaryUsage::default() };
+        let summary = Summary {
+            finished: SummaryFinished { usage: Some(usage), ..SummaryFinished::default() },
+            selected: vec![kept(0, 3, &[(0, 10)]), kept(2, 1, &[(10, 13)])],
+            document: "the\u{1b}größ en".into(),
+            ..Summary::default()
+        };
+        let expected = "-- layer 0: 3 of 4 tokens kept\n[the\u{fffd}größ] en\n\n\
+            -- layer 2: 1 of 4 tokens kept\nthe\u{fffd}größ[ en]\n\n";
+        assert_eq!(marked(&summary, "[", "]"), expected);
+        assert!(highlights(&summary, true).contains("\u{1b}[7m en\u{1b}[0m"));
+    }
+}

@@ -1,0 +1,715 @@
+//! Malicious and damaged checkpoints. Each is rejected with file, key, expected and found value before memory is allocated.
+
+#[path = "../../../fuzz/entries.rs"]
+pub(crate) mod entries;
+
+use crate::support::remove_card;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+use weir::{
+    error::{Error, Result},
+    models::{
+        checkpoint::{Config, FileDtype, Writer, read_weights, weights::shapes_in},
+        contract::{BoundaryOptions, SequenceRow, Want, advance},
+        load::{Settings, blueprint, init, load, needs},
+    },
+};
+
+/// Writes a small valid checkpoint.
+fn valid() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    write_valid(dir.path());
+    dir
+}
+
+/// Writes a small valid checkpoint to a folder.
+pub(crate) fn write_valid(dir: &Path) {
+    let file = dir.join("config.json");
+    let config = Config::parse(entries::SMALL_CONFIG.as_bytes(), &file).unwrap();
+    let specs = entries::small().unwrap().tensors();
+    let mut writer = Writer::create(dir, &config, &specs, FileDtype::F32, false).unwrap();
+    for spec in &specs {
+        writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
+    }
+    writer.finish().unwrap();
+    // Most tests change the weights, and look for another error than that of the digest.
+    remove_card(dir);
+}
+
+fn open(dir: &Path) -> Result<()> {
+    let config = Config::read(dir)?;
+    let specs = blueprint(&config, &dir.join("config.json"))?.tensors();
+    read_weights(dir, &specs).map(|_| ())
+}
+
+fn message(dir: &Path) -> String {
+    let error = open(dir).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint { .. } | Error::Io { .. }), "{error:?}");
+    let settings = Settings { threads: 1, ..Settings::default() };
+    assert_eq!(
+        load(dir, &settings).err().map(|error| error.to_string()),
+        Some(error.to_string()),
+        "loading reports another error"
+    );
+    error.to_string()
+}
+
+fn weights_file(dir: &TempDir) -> PathBuf {
+    dir.path().join("model.safetensors")
+}
+
+/// Returns the header and the numbers of a weight file.
+fn parts(file: &Path) -> (Value, Vec<u8>) {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn assembled(header: &str, numbers: &[u8]) -> Vec<u8> {
+    [(header.len() as u64).to_le_bytes().as_slice(), header.as_bytes(), numbers].concat()
+}
+
+/// Returns the error after a change to the header and the numbers.
+fn changed(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> String {
+    let dir = valid();
+    let (mut header, mut numbers) = parts(&weights_file(&dir));
+    change(&mut header, &mut numbers);
+    fs::write(weights_file(&dir), assembled(&header.to_string(), &numbers)).unwrap();
+    message(dir.path())
+}
+
+/// Returns the error for other bytes in the weight file.
+fn replaced(bytes: &[u8]) -> String {
+    let dir = valid();
+    fs::write(weights_file(&dir), bytes).unwrap();
+    message(dir.path())
+}
+
+/// Returns the error after a change to `config.json`.
+fn configured(change: impl FnOnce(&mut Value)) -> String {
+    let dir = valid();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    change(&mut config);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    message(dir.path())
+}
+
+fn check_messages(cases: &[(String, &str)]) {
+    for (message, expected) in cases {
+        assert!(message.contains(expected), "{message}\nshould contain: {expected}");
+        assert!(message.len() < 2000, "{message}");
+    }
+}
+
+#[test]
+fn a_valid_checkpoint_loads() {
+    open(valid().path()).unwrap();
+    load(valid().path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
+}
+
+/// Writes a valid checkpoint whose card states the digest of its weights.
+fn with_card() -> TempDir {
+    let dir = valid();
+    let config = Config::read(dir.path()).unwrap();
+    let specs = blueprint(&config, &dir.path().join("config.json")).unwrap().tensors();
+    let (_, sha256) = read_weights(dir.path(), &specs).unwrap();
+    fs::write(dir.path().join("card.json"), json!({ "name": "small", "sha256": sha256 }).to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn weights_that_differ_from_their_card_are_rejected() {
+    let dir = with_card();
+    open(dir.path()).unwrap();
+    // One flipped bit leaves a finite number of the right shape: only the digest differs.
+    let mut bytes = fs::read(weights_file(&dir)).unwrap();
+    *bytes.last_mut().unwrap() ^= 0x80;
+    fs::write(weights_file(&dir), bytes).unwrap();
+    let error = message(dir.path());
+    assert!(error.contains("sha256 of the weights") && error.contains("as card.json states"), "{error}");
+
+    let card = dir.path().join("card.json");
+    fs::write(&card, r#"{"sha256": 7}"#).unwrap();
+    assert!(message(dir.path()).contains("sha256"), "{}", message(dir.path()));
+    fs::write(&card, r#"{"name": "small"}"#).unwrap();
+    open(dir.path()).unwrap();
+}
+
+#[test]
+fn a_required_digest_must_be_stated() {
+    let settings = Settings { threads: 1, require_sha256: true, ..Settings::default() };
+    let dir = with_card();
+    load(dir.path(), &settings).unwrap();
+    let refusal = || load(dir.path(), &settings).err().unwrap().to_string();
+    let card = dir.path().join("card.json");
+    fs::write(&card, r#"{"name": "small"}"#).unwrap();
+    assert!(refusal().contains("card.json: sha256: expected the digest of the weights"), "{}", refusal());
+    fs::remove_file(&card).unwrap();
+    assert!(refusal().ends_with("found no card"), "{}", refusal());
+    load(dir.path(), &Settings { require_sha256: false, ..settings.clone() }).unwrap();
+}
+
+#[test]
+fn unexpected_tensors_are_rejected() {
+    let head = "/head.weight";
+    check_messages(&[
+        (
+            changed(|header, _| drop(header.as_object_mut().unwrap().remove("head.weight"))),
+            "data_offsets: expected a start at",
+        ),
+        (
+            changed(|header, numbers| {
+                // Removes the last tensor, so that no gap remains.
+                let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
+                let last = header.as_object_mut().unwrap().remove(names.last().unwrap()).unwrap();
+                numbers.truncate(last["data_offsets"][0].as_u64().unwrap() as usize);
+            }),
+            "head.bias: expected a tensor, found none",
+        ),
+        (
+            changed(|header, numbers| {
+                header["extra"] =
+                    json!({"dtype": "F32", "shape": [1], "data_offsets": [numbers.len(), numbers.len() + 4]});
+                numbers.extend([0; 4]);
+            }),
+            "extra: expected no tensor of this name, found one",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([4])),
+            "head.weight: expected shape [2, 2], found shape [4]",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([2, 3])),
+            "head.weight: expected offsets 24 bytes apart",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["dtype"] = json!("I32")),
+            "head.weight: expected dtype F32, F16, BF16 or I8, found dtype \"I32\"",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([1_u64 << 40, 1_u64 << 40])),
+            "a shape whose size fits into 64 bits",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([-1, 2])),
+            "head.weight.shape[0]: expected a whole number of at least 0",
+        ),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["more"] = json!(1)), "head.weight.more"),
+        (changed(|header, _| header["head.weight"] = json!(7)), "head.weight: expected an object, found 7"),
+        (
+            changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())),
+            "embedding.weight: expected finite numbers, found NaN at index 1",
+        ),
+        (
+            changed(|_, numbers| numbers[0..4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes())),
+            "embedding.weight: expected finite numbers, found -inf at index 0",
+        ),
+    ]);
+}
+
+#[test]
+fn damaged_files_are_rejected() {
+    let bytes = fs::read(weights_file(&valid())).unwrap();
+    let overlap = changed(|header, _| {
+        let place = header["embedding.weight"]["data_offsets"].clone();
+        header["head.weight"]["data_offsets"] = place;
+    });
+    check_messages(&[
+        (replaced(&[]), "the file: expected at least 8 bytes, found an empty file"),
+        (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
+        (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
+        (replaced(b"PK\x03\x04 this is a zip archive"), "header length: expected at most the"),
+        (
+            replaced(&[&u64::MAX.to_le_bytes()[..], b"{}"].concat()),
+            "header length: expected at most the 2 bytes that follow it",
+        ),
+        (replaced(&assembled(&" ".repeat(4 << 20), &[])), "header length: expected at most"),
+        (replaced(&assembled("[]", &[])), "header: expected a JSON object"),
+        (replaced(&assembled("{\"a\": ", &[])), "EOF"),
+        (replaced(&assembled("{}", &[])), "expected a tensor, found none (18 more of the kind)"),
+        (overlap, "they overlap"),
+        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([4, 20])), "there is a gap"),
+        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([16, 0])), "offsets [16, 0]"),
+        (
+            changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([u64::MAX - 15, u64::MAX])),
+            "embedding.weight",
+        ),
+    ]);
+    let dir = valid();
+    let (header, numbers) = parts(&weights_file(&dir));
+    let twice = header.to_string().replacen('{', &format!("{{\"head.bias\": {},", header["head.bias"]), 1);
+    fs::write(weights_file(&dir), assembled(&twice, &numbers)).unwrap();
+    check_messages(&[(message(dir.path()), "head.bias: expected one value, found two")]);
+}
+
+#[test]
+fn a_file_truncated_anywhere_is_an_error() {
+    let dir = valid();
+    let bytes = fs::read(weights_file(&valid())).unwrap();
+    for length in 0..bytes.len() {
+        fs::write(weights_file(&dir), &bytes[..length]).unwrap();
+        assert!(open(dir.path()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn half_precision_is_converted_to_f32() {
+    let dir = valid();
+    let (mut header, mut numbers) = parts(&weights_file(&dir));
+    let start = header["head.bias"]["data_offsets"][0].as_u64().unwrap() as usize;
+    assert_eq!(start + 8, numbers.len());
+    for (dtype, bytes) in [("F16", [0x00, 0x3c, 0x00, 0xc0]), ("BF16", [0x80, 0x3f, 0x00, 0xc0])] {
+        numbers.truncate(start);
+        numbers.extend(bytes);
+        header["head.bias"] = json!({"dtype": dtype, "shape": [2], "data_offsets": [start, start + 4]});
+        fs::write(weights_file(&dir), assembled(&header.to_string(), &numbers)).unwrap();
+        let (mut weights, _) = read_weights(dir.path(), &entries::small().unwrap().tensors()).unwrap();
+        assert_eq!(weights.take("head.bias").unwrap(), [1.0, -2.0]);
+        assert!(weights.take("head.bias").is_err());
+    }
+}
+
+#[test]
+fn malicious_configurations_are_rejected() {
+    let architecture = |key: &str, value: Value| {
+        let key = key.to_owned();
+        configured(move |config| config["architecture"][&key] = value)
+    };
+    check_messages(&[
+        (architecture("heads", 0.into()), "architecture.heads: expected 1 to"),
+        (architecture("layers", json!({"pre": 1_000_000_000_000_u64})), "architecture.layers.pre: expected 1 to"),
+        (
+            architecture("layers", json!({"pre": 1e12})),
+            "architecture.layers.pre: expected a whole number of at least 0, found 1000000000000.0",
+        ),
+        (architecture("layers", json!({"pre": 1, "middle": 1})), "architecture.layers: expected pre alone"),
+        (architecture("layers", json!({"pre": 0})), "architecture.layers.pre: expected 1 to"),
+        (architecture("layers", json!({})), "architecture.layers.pre: expected a value, found nothing"),
+        (architecture("dim", u64::MAX.into()), "architecture.dim: expected 1 to"),
+        (architecture("dim", 3.into()), "architecture.dim: expected an even number"),
+        (architecture("feed_forward", (1 << 20).into()), "shape"),
+        (
+            architecture("head_dim", "64".into()),
+            "architecture.head_dim: expected a whole number of at least 0, found \"64\"",
+        ),
+        (architecture("layer_norm_eps", (-1.0).into()), "architecture.layer_norm_eps: expected above 0"),
+        (architecture("windows", 3.into()), "architecture.windows"),
+        (
+            architecture("activation", "swish".into()),
+            "architecture.activation: expected one of `gelu`, `gelu-tanh`, `silu`, `relu`, found \"swish\"",
+        ),
+        (
+            architecture("boundaries", json!({"kind": "fixed", "every": 2})),
+            "architecture.boundaries.kind: expected none",
+        ),
+        (architecture("boundaries", json!({"kind": "none", "every": 2})), "architecture.boundaries"),
+        (architecture("boundaries", json!({"kind": "psychic"})), "architecture.boundaries"),
+        (architecture("pooling", "mean".into()), "architecture.pooling: expected nothing"),
+        (architecture("ngrams", json!({"sizes": [2, 3]})), "architecture.ngrams.rows: expected a value, found nothing"),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": 8, "hash": 1})),
+            "architecture.ngrams.hash: expected `sizes` or `rows`, found an unknown key",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [], "rows": 8})),
+            "architecture.ngrams.sizes: expected 1 to 8 sizes, found 0",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2, u64::MAX], "rows": 8})),
+            "architecture.ngrams.sizes: expected sizes from 2 to 16, found 18446744073709551615",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [3, 3], "rows": 8})),
+            "architecture.ngrams.sizes: expected increasing sizes, found [3, 3]",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": 0})),
+            "architecture.ngrams.rows: expected 1 to 16777216, found 0",
+        ),
+        (
+            architecture("ngrams", json!({"sizes": [2], "rows": u64::MAX})),
+            "architecture.ngrams.rows: expected 1 to 16777216, found 18446744073709551615",
+        ),
+        (architecture("ngrams", json!({"sizes": [2], "rows": 8})), "ngrams.2.weight"),
+        (configured(|config| config["architecture"] = json!([1])), "architecture"),
+        (configured(|config| config["family"] = "transformer".into()), "family: expected one of hourglass"),
+        (
+            configured(|config| config["vocabulary"] = json!({"symbols": []})),
+            "vocabulary.symbols: expected 1 to 1114112 symbols",
+        ),
+        (configured(|config| config["vocabulary"] = json!({"symbols": ["a", "a"]})), "vocabulary.symbols[1]"),
+        (
+            configured(|config| config["vocabulary"] = json!({"bytes": true})),
+            "embedding.weight: expected shape [256, 2], found shape [2, 2]",
+        ),
+        (configured(|config| config["training_length"] = 0.into()), "training_length: expected 1 to"),
+        (
+            configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))),
+            "normaliser: expected a value, found nothing",
+        ),
+        (configured(|config| config["surprise"] = 1.into()), "surprise"),
+        (configured(|config| *config = json!([])), "config.json"),
+    ]);
+    let pooled = |dim: u64, layers: u64| {
+        configured(move |config| {
+            let huge = json!({"layers": {"pre": layers, "middle": layers, "post": layers}, "dim": dim, "heads": 1024, "head_dim": 1024,
+                "pooling": "mean", "boundaries": {"kind": "learned", "hidden": 1024, "threshold": 0.5}});
+            config["architecture"].as_object_mut().unwrap().extend(huge.as_object().unwrap().clone());
+        })
+    };
+    let tables = configured(|config| {
+        config["architecture"]["dim"] = (1 << 14).into();
+        config["architecture"]["ngrams"] = json!({"sizes": [2, 3, 4, 5, 6, 7, 8, 9], "rows": 1 << 24});
+    });
+    check_messages(&[
+        (pooled(1 << 20, 1024), "numbers in all tensors"),
+        (pooled(4, 1024), "found"),
+        (tables, "architecture.dim: expected at most 17179869184 numbers in all tensors"),
+    ]);
+}
+
+#[test]
+fn a_configuration_too_long_or_too_deep_is_rejected() {
+    let dir = valid();
+    let file = dir.path().join("config.json");
+    fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
+    check_messages(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
+    fs::write(&file, "{\"architecture\":".repeat(1000)).unwrap();
+    check_messages(&[(message(dir.path()), "config.json")]);
+    fs::write(&file, b"\xff\xfe").unwrap();
+    check_messages(&[(message(dir.path()), "config.json")]);
+}
+
+#[test]
+fn a_training_length_allocates_no_tables_of_its_size() {
+    let dir = valid();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["training_length"] = json!(1 << 30);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let max_symbols = |max_symbols| {
+        let settings = Settings { threads: 1, max_symbols, ..Settings::default() };
+        load(dir.path(), &settings).unwrap().card().max_symbols
+    };
+    assert_eq!(max_symbols(None), 1 << 24);
+    assert_eq!(max_symbols(Some(usize::MAX)), 1 << 24);
+    assert_eq!(max_symbols(Some(100)), 100);
+}
+
+#[test]
+fn a_training_length_beyond_the_learned_positions_is_rejected() {
+    let message = configured(|config| {
+        config["architecture"]["position"] = json!({"learned": {"positions": 3}});
+        config["training_length"] = 4.into();
+    });
+    let expected =
+        "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4";
+    check_messages(&[(message, expected)]);
+}
+
+/// The file has a number for each bucket, and the model one for each distance.
+#[test]
+fn tables_of_distances_are_bounded_and_counted() {
+    let buckets = |max_distance: usize| json!({"buckets": {"count": 2, "max_distance": max_distance}});
+    let message = configured(|config| {
+        config["architecture"]["heads"] = 64.into();
+        config["architecture"]["position"] = buckets(1 << 20);
+    });
+    let expected = "architecture.position.buckets.max_distance: expected a table of at most 67108864 numbers, one for each of \
+                    `heads` and each distance, found 67108928";
+    check_messages(&[(message, expected)]);
+    let dir = valid();
+    let memory = |max_distance: usize| {
+        let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+        config["architecture"]["position"] = buckets(max_distance);
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        needs(&dir.path().into(), &Settings::default()).unwrap()
+    };
+    assert_eq!(memory(1 << 20) - memory(1 << 10), size_of::<f32>() * ((1 << 20) - (1 << 10)));
+}
+
+#[test]
+fn every_segment_has_a_position() {
+    let dir = TempDir::new().unwrap();
+    let dest = TempDir::new().unwrap();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["training_length"] = json!(2);
+    config["architecture"].as_object_mut().unwrap().extend([
+        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
+        ("pooling".to_owned(), json!("mean")),
+        ("boundaries".to_owned(), json!({"kind": "fixed", "every": 1})),
+        ("position".to_owned(), json!({"learned": {"positions": 9}})),
+    ]);
+    let file = dir.path().join("shape.json");
+    fs::write(&file, config.to_string()).unwrap();
+    init(&file, &dest.path().join("model"), 0, false).unwrap();
+    let model = load(&dest.path().join("model"), &Settings { threads: 1, ..Settings::default() }).unwrap();
+    // The null group has the first position.
+    assert_eq!(model.card().max_symbols, 8);
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
+    rows[0].set(&[0; 8], Want::Last);
+    advance(&*model, &mut rows, &[0], &mut model.scratch()).unwrap();
+    assert_eq!(rows[0].state.segments(), 8);
+    config["architecture"]["position"]["learned"]["positions"] = json!(1);
+    config["training_length"] = json!(1);
+    fs::write(&file, config.to_string()).unwrap();
+    let message = init(&file, &dest.path().join("none"), 0, false).unwrap_err().to_string();
+    check_messages(&[(
+        message,
+        "architecture.position: expected room for 2 positions: the null group's and a symbol's, found 1",
+    )]);
+}
+
+#[test]
+fn an_invalid_companion_is_rejected() {
+    let dir = TempDir::new().unwrap();
+    let dest = TempDir::new().unwrap();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["architecture"].as_object_mut().unwrap().extend([
+        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
+        ("pooling".to_owned(), json!("mean")),
+        ("boundaries".to_owned(), json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"})),
+    ]);
+    let file = dir.path().join("shape.json");
+    let companion = dir.path().join("companion.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let rejection = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
+    check_messages(&[(rejection(), "companion.json: No such file")]);
+    fs::write(&companion, config.to_string()).unwrap();
+    check_messages(&[(rejection(), "expected an entropy model without entropy models")]);
+    fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
+    check_messages(&[(rejection(), "vocabulary: expected the symbols of the model that it accompanies")]);
+    assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
+    fs::write(&companion, entries::SMALL_CONFIG).unwrap();
+    init(&file, dest.path(), 0, false).unwrap();
+    load(dest.path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
+}
+
+#[test]
+fn random_weights_depend_only_on_the_seed() {
+    let dir = valid();
+    let dest = TempDir::new().unwrap();
+    let create =
+        |name: &str, seed| init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap();
+    assert_eq!(create("a", 1), create("b", 1));
+    assert_ne!(create("c", 2).sha256, create("d", 3).sha256);
+    open(&dest.path().join("a")).unwrap();
+}
+
+#[test]
+fn shipped_shapes_have_the_parameters_in_their_names() {
+    for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
+        let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
+        let counted: usize = blueprint
+            .tensors()
+            .iter()
+            .filter(|spec| spec.trained)
+            .map(|spec| spec.shape.iter().product::<usize>())
+            .sum();
+        // The count is the official one without the twelve distance biases, which have no effect and are dropped.
+        assert_eq!(counted, parameters - 12 * 512, "{name}");
+    }
+}
+
+/// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.
+#[test]
+fn the_kept_corpora_never_panic() {
+    let targets: [(&str, fn(&[u8])); 7] = [
+        ("config", entries::config),
+        ("weights", entries::weights),
+        ("pickle", entries::pickle),
+        ("tokenizer", entries::tokenizer),
+        ("settings", entries::settings),
+        ("codec", entries::codec),
+        ("ngrams", entries::ngrams),
+    ];
+    for (target, entry) in targets {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let files: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+        assert!(files.len() >= 3, "only {} inputs in {}", files.len(), folder.display());
+        files.iter().for_each(|file| entry(&fs::read(file).unwrap()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn changed_bytes_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)) {
+        let dir = valid();
+        let mut bytes = fs::read(weights_file(&dir)).unwrap();
+        let mut config = entries::SMALL_CONFIG.as_bytes().to_vec();
+        for (index, byte) in changes {
+            let weights_index = index.index(bytes.len());
+            let config_index = index.index(config.len());
+            bytes[weights_index] = byte;
+            config[config_index] = byte;
+        }
+        entries::weights(&bytes);
+        entries::config(&config);
+    }
+
+    #[test]
+    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        entries::weights(&bytes);
+        entries::weights(&assembled(&String::from_utf8_lossy(&bytes), &bytes));
+        entries::config(&bytes);
+        entries::pickle(&bytes);
+        entries::pickle(&[b"\x80\x02", &bytes[..]].concat());
+        entries::codec(&bytes);
+        entries::ngrams(&bytes);
+    }
+
+    #[test]
+    fn programs_of_known_instructions_never_panic(
+        program in prop::collection::vec(prop::sample::select(b"(012NKJMGXUTBC]})tldaeusqrhjcRbQ\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95\x96\x00\x01\x02.".to_vec()), 0..200),
+    ) {
+        entries::pickle(&[b"\x80\x04", &program[..]].concat());
+    }
+}
+
+/// Writes a checkpoint in two shards. `change` may damage the index.
+fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
+    let dir = valid();
+    let (header, numbers) = parts(&weights_file(&dir));
+    let mut map = serde_json::Map::new();
+    let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
+    for (index, names) in names.chunks(names.len().div_ceil(2)).enumerate() {
+        let file = format!("model-{:05}-of-00002.safetensors", index + 1);
+        let mut shard = serde_json::Map::new();
+        let mut bytes = Vec::new();
+        for name in names {
+            let place = |end: usize| header[name]["data_offsets"][end].as_u64().unwrap() as usize;
+            let from = bytes.len();
+            bytes.extend_from_slice(&numbers[place(0)..place(1)]);
+            let entry = json!({"dtype": "F32", "shape": header[name]["shape"], "data_offsets": [from, bytes.len()]});
+            shard.insert(name.clone(), entry);
+            map.insert(name.clone(), file.clone().into());
+        }
+        fs::write(dir.path().join(file), assembled(&Value::Object(shard).to_string(), &bytes)).unwrap();
+    }
+    fs::remove_file(weights_file(&dir)).unwrap();
+    let mut index = json!({"metadata": {"total_size": numbers.len()}, "weight_map": map});
+    change(&mut index, dir.path());
+    fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn shards_equal_a_single_file() {
+    let dir = sharded(|_, _| {});
+    let specs = entries::small().unwrap().tensors();
+    let (mut shards, sha256) = read_weights(dir.path(), &specs).unwrap();
+    let (mut single, _) = read_weights(valid().path(), &specs).unwrap();
+    for spec in &specs {
+        assert_eq!(shards.take(&spec.name).unwrap(), single.take(&spec.name).unwrap());
+    }
+    assert_eq!(sha256.len(), 64);
+}
+
+#[test]
+fn malicious_indices_are_rejected() {
+    const FIRST: &str = "model-00001-of-00002.safetensors";
+    const SECOND: &str = "model-00002-of-00002.safetensors";
+    let other_folder = valid();
+    let outside = weights_file(&other_folder);
+    let named = |file: &str| {
+        let file = file.to_owned();
+        message(sharded(move |index, _| index["weight_map"]["head.bias"] = file.into()).path())
+    };
+    let plain = "expected the plain name of a .safetensors file in this folder";
+    check_messages(&[
+        (named("../model.safetensors"), plain),
+        (named(outside.to_str().unwrap()), plain),
+        (named("sub/model.safetensors"), plain),
+        (named(".."), plain),
+        (named(""), plain),
+        (named("config.json"), plain),
+        (named("./model-00002-of-00002.safetensors"), plain),
+        (
+            named("none.safetensors"),
+            "weight_map.head.bias: expected a file that the folder has, found \"none.safetensors\"",
+        ),
+        (named(FIRST), "head.bias: expected a tensor, found none"),
+        (
+            message(
+                sharded(|index, dir| {
+                    fs::remove_file(dir.join(SECOND)).unwrap();
+                    let _ = index;
+                    #[cfg(unix)]
+                    std::os::unix::fs::symlink(&outside, dir.join(SECOND)).unwrap();
+                })
+                .path(),
+            ),
+            if cfg!(unix) { "not a link out of it" } else { SECOND },
+        ),
+        (
+            message(sharded(|index, _| drop(index["weight_map"].as_object_mut().unwrap().remove("head.bias"))).path()),
+            "head.bias: expected a tensor, found none",
+        ),
+        (
+            message(sharded(|index, _| index["weight_map"]["extra"] = FIRST.into()).path()),
+            "extra: expected no tensor of this name, found one",
+        ),
+        (
+            message(sharded(|index, _| index["weight_map"]["head.bias"] = 7.into()).path()),
+            "weight_map.head.bias: expected a string, found 7",
+        ),
+        (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
+        (message(sharded(|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()).path()), "found both"),
+    ]);
+    let dir = valid();
+    fs::remove_file(weights_file(&dir)).unwrap();
+    check_messages(&[(message(dir.path()), "found neither")]);
+    fs::create_dir(weights_file(&dir)).unwrap();
+    check_messages(&[(message(dir.path()), "model.safetensors: expected a regular file, found a folder")]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_out_of_the_folder_are_rejected() {
+    let dir = valid();
+    let other_folder = valid();
+    let file = weights_file(&dir);
+    fs::rename(&file, dir.path().join("other.safetensors")).unwrap();
+    std::os::unix::fs::symlink("other.safetensors", &file).unwrap();
+    open(dir.path()).unwrap();
+    assert!(shapes_in(dir.path()).is_ok());
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink(weights_file(&other_folder), &file).unwrap();
+    let expected = "model.safetensors: the file: expected a file in this folder, found a link out of it";
+    check_messages(&[(message(dir.path()), expected), (shapes_in(dir.path()).unwrap_err().to_string(), expected)]);
+    for name in ["config.json", "card.json"] {
+        let dir = valid();
+        let file = dir.path().join(name);
+        fs::write(other_folder.path().join(name), fs::read(&file).unwrap_or_else(|_| b"{}".into())).unwrap();
+        fs::remove_file(&file).ok();
+        std::os::unix::fs::symlink(other_folder.path().join(name), &file).unwrap();
+        let expected = format!("{name}: the file: expected a file in this folder, found a link out of it");
+        check_messages(&[(message(dir.path()), &expected)]);
+    }
+}
+
+/// No writer ever opens these pipes: a reader that waited would hang.
+#[cfg(unix)]
+#[test]
+fn pipes_are_rejected() {
+    let pipe = |path: &Path| {
+        fs::remove_file(path).ok();
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    for name in ["config.json", "card.json", "model.safetensors"] {
+        let dir = valid();
+        pipe(&dir.path().join(name));
+        check_messages(&[(message(dir.path()), &format!("{name}: expected a regular file, found a pipe or a device"))]);
+    }
+    let dir = sharded(|_, dir| pipe(&dir.join("model-00001-of-00002.safetensors")));
+    check_messages(&[(message(dir.path()), "00001-of-00002.safetensors: expected a regular file, found a pipe")]);
+    pipe(&dir.path().join("model.safetensors.index.json"));
+    check_messages(&[(message(dir.path()), "model.safetensors.index.json: expected a regular file, found a pipe")]);
+}

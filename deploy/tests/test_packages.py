@@ -148,7 +148,7 @@ def test_the_server_accepts_the_settings_of_the_service() -> None:
 
 
 def test_the_wheel_contains_this_program() -> None:
-    folder = local.ROOT / "packaging/wheel"
+    folder = local.ROOT / "deploy/packaging/wheel"
     wheel = tomllib.loads((folder / "pyproject.toml").read_text())
     assert wheel["tool"]["maturin"]["bindings"] == "bin"
     assert (folder / wheel["tool"]["maturin"]["manifest-path"]).resolve() == local.ROOT / "Cargo.toml"

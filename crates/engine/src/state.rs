@@ -2,7 +2,7 @@
 //! a change that the worker must see, the worker is woken. Also the signal that it sleeps on, and its heartbeat, by which a monitor sees
 //! that it hangs.
 //!
-//! `interleavings/` compiles this file with other locks, and with numbers in place of requests.
+//! `tests/interleavings/` compiles this file with other locks, and with numbers in place of requests.
 
 use crate::{
     clock,

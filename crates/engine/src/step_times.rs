@@ -7,7 +7,7 @@
 //!   loop, and corrects it by how long recent steps took: the machine may be faster or slower by now, and between a server's steps
 //!   its CPU caches get colder.
 //!
-//! Pure: durations are arguments, there is no clock here. `interleavings/` compiles this file, too.
+//! Pure: durations are arguments, there is no clock here. `tests/interleavings/` compiles this file, too.
 
 use std::{
     sync::Arc,

@@ -26,7 +26,7 @@ use weir_models::{
 ///     engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
 /// };
 ///
-/// # let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/compared/summarizer-pyramidion");
+/// # let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/compared/summarizer-pyramidion");
 /// # let model = load(&folder, &Settings::default())?;
 /// let Some(encoder) = model.document_encoder() else { panic!("the model reads no documents") };
 /// let vocabulary = model.card().vocabulary.clone();

@@ -1,5 +1,5 @@
-//! Atomics, locks and threads of the code whose interleavings `interleavings/` explores. They are those of the standard library;
-//! that crate includes the same source files with a module of its own in this place.
+//! Atomics, locks and threads of the standard library, for the code whose interleavings `tests/interleavings/` explores: that package
+//! compiles the same source files with a module of its own in this place.
 
 pub use std::{
     hint,

@@ -67,7 +67,7 @@ mod tests {
 
     /// Runs an entry on the kept corpus of a target, and on the beginnings of each input.
     fn run_corpus(target: &str, entry: fn(&[u8])) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus").join(target);
         let mut count = 0;
         for file in folder.read_dir().unwrap() {
             let input = std::fs::read(file.unwrap().path()).unwrap();

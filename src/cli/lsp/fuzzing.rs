@@ -56,7 +56,7 @@ mod tests {
     /// Runs the kept corpus, and the beginnings of each input.
     #[test]
     fn the_corpus_of_editors_passes() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/lsp");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/lsp");
         let inputs: Vec<_> =
             folder.read_dir().unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
         assert!(inputs.len() > 5, "only {} inputs in {}", inputs.len(), folder.display());

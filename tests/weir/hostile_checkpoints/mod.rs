@@ -1,6 +1,6 @@
 //! Malicious and damaged checkpoints. Each is rejected with file, key, expected and found value before memory is allocated.
 
-#[path = "../../../fuzz/entries.rs"]
+#[path = "../../fuzz/entries.rs"]
 pub(crate) mod entries;
 
 use crate::support::remove_card;
@@ -529,7 +529,7 @@ fn the_kept_corpora_never_panic() {
         ("ngrams", entries::ngrams),
     ];
     for (target, entry) in targets {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
         let files: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
         assert!(files.len() >= 3, "only {} inputs in {}", files.len(), folder.display());
         files.iter().for_each(|file| entry(&fs::read(file).unwrap()));

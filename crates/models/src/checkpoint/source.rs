@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn the_embedded_checkpoint_is_the_shipped_one() {
         let embedded = CheckpointSource::default();
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(DEFAULT_CHECKPOINT.name);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models").join(DEFAULT_CHECKPOINT.name);
         let shipped = CheckpointSource::from(folder.as_path());
         assert_eq!(embedded.name(), shipped.name());
         let read = |source: &CheckpointSource| {

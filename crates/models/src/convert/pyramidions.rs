@@ -627,7 +627,7 @@ mod tests {
 
     #[test]
     fn bpe_cuts_as_sentencepiece_does() {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/sentencepiece");
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sentencepiece");
         let dir = TempDir::new().unwrap();
         fs::copy(golden.join("bpe.model"), dir.path().join("bpe.model")).unwrap();
         let subwords = read_dictionary(dir.path(), 401).unwrap().unwrap();

@@ -848,7 +848,7 @@ mod tests {
     /// If this test fails with a new version, check [`unreadable`] and adapt the constants and this test.
     #[tokio::test]
     async fn tonic_0_14_9_and_prost_0_14_4_word_their_messages_like_this() {
-        let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).unwrap();
+        let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.lock")).unwrap();
         for pinned in ["\"tonic\"\nversion = \"0.14.9\"\n", "\"prost\"\nversion = \"0.14.4\"\n"] {
             assert!(lock.contains(pinned), "{pinned}");
         }

@@ -1,4 +1,0 @@
-//! `.ci/fuzz 60 edit`
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| weir::serve::fuzzing::edit_messages(data));

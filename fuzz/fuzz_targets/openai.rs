@@ -1,4 +1,0 @@
-//! `.ci/fuzz 60 openai`
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| weir::serve::fuzzing::completion_request(data));

@@ -1,4 +1,0 @@
-//! `.ci/fuzz 60 summaries`
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| weir::serve::fuzzing::summary_request(data));

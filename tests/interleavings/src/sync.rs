@@ -1,4 +1,4 @@
-//! The names of weir's `core/src/sync.rs`: from `shuttle`, or from the standard library if Miri runs the tests.
+//! The names of weir's `crates/kernels/src/sync.rs`: from `shuttle`, or from the standard library if Miri runs the tests.
 
 #[cfg(not(miri))]
 pub use shuttle::{

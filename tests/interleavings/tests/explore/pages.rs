@@ -3,7 +3,7 @@
 use crate::explore;
 use std::sync::Arc;
 use weir_interleavings::{
-    kernels::pages::{Page, PagePool},
+    pages::{Page, PagePool},
     sync::thread,
 };
 

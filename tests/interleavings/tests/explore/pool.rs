@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 use weir_interleavings::{
-    kernels::ThreadPool,
+    pool::ThreadPool,
     sync::{
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         thread,

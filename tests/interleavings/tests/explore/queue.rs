@@ -1,7 +1,7 @@
 //! The queue between handles and worker: every request runs, ends, or is rejected, each once, also when the engine closes.
 
 use crate::explore;
-use weir_interleavings::{engine::SharedState, sync::thread};
+use weir_interleavings::{SharedState, sync::thread};
 
 /// Threads that submit requests, each as another tenant.
 const CLIENTS: usize = 3;

@@ -7,7 +7,7 @@ use shuttle::future::block_on;
 use std::future::poll_fn;
 use std::sync::Arc;
 use weir_interleavings::{
-    engine::WakeSignal,
+    WakeSignal,
     sync::{
         atomic::{AtomicUsize, Ordering::SeqCst},
         thread,

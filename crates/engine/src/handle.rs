@@ -30,11 +30,11 @@ const MAX_ID_BYTES: usize = 64;
 /// A running engine. Clones share it; dropping the last one stops the worker and joins its thread.
 ///
 /// ```
-/// # use weir_engine::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+/// # use weir_models::{checkpoint::CheckpointSource, load::{Settings, load_as}};
 /// use std::time::{Duration, Instant};
 /// use weir_engine::{
-///     decode::options::{FinishReason, Generate},
-///     engine::{Event, Handle, Job, Limits},
+///     Event, Handle, Job, Limits,
+///     options::{FinishReason, Generate},
 /// };
 ///
 /// # let source = CheckpointSource::default();
@@ -51,7 +51,7 @@ const MAX_ID_BYTES: usize = 64;
 /// }
 /// let Some(Event::Finished { reason, usage, .. }) = last else { panic!("{last:?}") };
 /// assert_eq!((reason, usage.generated_chars), (FinishReason::MaxChars, 8));
-/// # Ok::<(), weir_engine::error::Error>(())
+/// # Ok::<(), weir_kernels::error::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Handle(Arc<WorkerThread>);
@@ -88,8 +88,8 @@ impl Handle {
 
     /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has passed or cannot
     /// be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out of range. Also
-    /// fails as [`Generate::validate`](crate::decode::options::Generate::validate) and
-    /// [`Score::validate`](crate::decode::options::Score::validate) do.
+    /// fails as [`Generate::validate`](crate::options::Generate::validate) and
+    /// [`Score::validate`](crate::options::Score::validate) do.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         let mut events = self.submit_together(vec![job], &terms.into())?;
         events.pop().ok_or_else(|| Error::Internal("a request has no events".into()))

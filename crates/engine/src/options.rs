@@ -55,7 +55,7 @@ pub struct WindowOptions {
 /// The default draws from the model's own distribution, with seed 0. [`Card::sampling`] has the checkpoint's defaults.
 ///
 /// ```
-/// use weir_engine::decode::options::Sampling;
+/// use weir_engine::options::Sampling;
 ///
 /// let careful = Sampling { temperature: 0.7, top_p: 0.9, seed: 7, ..Sampling::default() };
 /// assert_eq!((careful.top_k, careful.repetition_penalty), (0, 1.0));
@@ -94,7 +94,8 @@ impl From<SamplingDefaults> for Sampling {
 /// When to stop. The default stops after 256 symbols, or when the model ends the text.
 ///
 /// ```
-/// use weir_engine::{decode::options::Stopping, text::{TextNormaliser, Vocabulary}};
+/// use weir_engine::options::Stopping;
+/// use weir_models::text::{TextNormaliser, Vocabulary};
 ///
 /// let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
 /// let stop = vocabulary.encode_stop("\n").into_iter().collect();
@@ -362,14 +363,15 @@ impl Generate {
     /// A request that continues `prompt` with the model's default options. Fails as [`Card::encode`] does.
     ///
     /// ```
-    /// use weir_engine::{decode::options::Generate, family::{checkpoint::CheckpointSource, load::{Settings, load_as}}};
+    /// use weir_engine::options::Generate;
+    /// use weir_models::{checkpoint::CheckpointSource, load::{Settings, load_as}};
     ///
     /// let source = CheckpointSource::default(); // the embedded model
     /// let model = load_as(&source, &source.name(), &Settings::default())?;
     /// let mut request = Generate::from_text("the history of ", model.card())?;
     /// request.sampling.temperature = 0.7;
     /// request.stopping.max_chars = 80;
-    /// # Ok::<(), weir_engine::error::Error>(())
+    /// # Ok::<(), weir_kernels::error::Error>(())
     /// ```
     pub fn from_text(prompt: &str, card: &Card) -> Result<Self> {
         let prompt = card.encode("prompt", prompt)?;
@@ -390,8 +392,8 @@ impl Score {
     /// A request for the log-probability of each character of `text`. Fails as [`Card::encode`] does.
     ///
     /// ```
-    /// # use weir_engine::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
-    /// use weir_engine::{decode::options::Score, engine::{Event, Handle, Job, Limits}};
+    /// # use weir_models::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+    /// use weir_engine::{Event, Handle, Job, Limits, options::Score};
     ///
     /// # let source = CheckpointSource::default();
     /// # let model = load_as(&source, &source.name(), &Settings::default())?;
@@ -406,7 +408,7 @@ impl Score {
     /// }
     /// // This model has no start mark, so it cannot predict the first character.
     /// assert!(logprobs.len() == 9 && logprobs[0].is_none() && logprobs[1..].iter().all(Option::is_some));
-    /// # Ok::<(), weir_engine::error::Error>(())
+    /// # Ok::<(), weir_kernels::error::Error>(())
     /// ```
     pub fn from_text(text: &str, card: &Card) -> Result<Self> {
         let symbols = card.encode("text", text)?;

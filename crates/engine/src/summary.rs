@@ -20,11 +20,8 @@ use weir_models::{
 ///
 /// ```
 /// # use std::path::Path;
-/// # use weir_engine::family::load::{Settings, load};
-/// use weir_engine::{
-///     decode::summary::Summarize,
-///     engine::{DocumentEvent, DocumentSource, Event, Handle, Limits},
-/// };
+/// # use weir_models::load::{Settings, load};
+/// use weir_engine::{DocumentEvent, DocumentSource, Event, Handle, Limits, summary::Summarize};
 ///
 /// # let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/compared/summarizer-pyramidion");
 /// # let model = load(&folder, &Settings::default())?;
@@ -47,7 +44,7 @@ use weir_models::{
 ///         assert!(!text.is_empty());
 ///     }
 /// }
-/// # Ok::<(), weir_engine::error::Error>(())
+/// # Ok::<(), weir_kernels::error::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summarize {

@@ -226,7 +226,7 @@ pub struct KvMemory {
 /// A model's properties, as clients see them.
 ///
 /// ```
-/// use weir_engine::family::{checkpoint::CheckpointSource, load::{Settings, load_as}};
+/// use weir_models::{checkpoint::CheckpointSource, load::{Settings, load_as}};
 ///
 /// let source = CheckpointSource::default();
 /// let model = load_as(&source, &source.name(), &Settings::default())?;
@@ -235,7 +235,7 @@ pub struct KvMemory {
 /// assert!(card.pooled && card.vocabulary.len() == 256);
 /// let symbols = card.encode("prompt", "The River")?;
 /// assert_eq!(card.vocabulary.decode(&symbols), "The River");
-/// # Ok::<(), weir_engine::error::Error>(())
+/// # Ok::<(), weir_kernels::error::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Card {

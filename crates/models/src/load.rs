@@ -38,15 +38,13 @@ pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
 /// Loads a checkpoint under `name`. Fails as [`load`] does.
 ///
 /// ```
-/// use weir_engine::{
-///     family::{checkpoint::CheckpointSource, load::{Settings, load_as}},
-///     kernels::Dtype,
-/// };
+/// use weir_kernels::Dtype;
+/// use weir_models::{checkpoint::CheckpointSource, load::{Settings, load_as}};
 ///
 /// let settings = Settings { threads: 1, dtype: Dtype::Bf16, ..Settings::default() };
 /// let model = load_as(&CheckpointSource::default(), "english", &settings)?;
 /// assert_eq!((model.card().name.as_str(), model.card().dtype), ("english", "bf16"));
-/// # Ok::<(), weir_engine::error::Error>(())
+/// # Ok::<(), weir_kernels::error::Error>(())
 /// ```
 pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
     load_with_threads(source, name.to_owned(), &settings.clone().with_threads())

@@ -39,7 +39,7 @@ impl fmt::Debug for EmbeddedCheckpoint {
 ///
 /// ```
 /// use std::path::Path;
-/// use weir_engine::family::checkpoint::CheckpointSource;
+/// use weir_models::checkpoint::CheckpointSource;
 ///
 /// assert_eq!(CheckpointSource::default().path(), Path::new("embedded:hourglass-english"));
 /// let source = CheckpointSource::from(Path::new("models/my-model"));

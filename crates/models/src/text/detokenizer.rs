@@ -9,14 +9,14 @@ use std::sync::Arc;
 ///
 /// ```
 /// use std::sync::Arc;
-/// use weir_engine::text::{StreamDetokenizer, TextNormaliser, Vocabulary};
+/// use weir_models::text::{StreamDetokenizer, TextNormaliser, Vocabulary};
 ///
 /// let bytes = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
 /// let ids = bytes.encode("prompt", "né", 100)?;
 /// let mut stream = StreamDetokenizer::new(bytes);
 /// // The first byte of `é` completes nothing.
 /// assert_eq!(ids.iter().map(|&id| stream.push(id).to_owned()).collect::<Vec<_>>(), ["n", "", "é"]);
-/// # Ok::<(), weir_engine::error::Error>(())
+/// # Ok::<(), weir_kernels::error::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct StreamDetokenizer {

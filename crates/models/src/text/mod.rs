@@ -6,7 +6,7 @@
 //! splits a code point.
 //!
 //! ```
-//! use weir_engine::text::{TextNormaliser, Vocabulary};
+//! use weir_models::text::{TextNormaliser, Vocabulary};
 //!
 //! let letters: Vec<String> = ('a'..='z').chain([' ']).map(String::from).collect();
 //! let vocabulary = Vocabulary::from_symbols(&letters, TextNormaliser::Text8)?;

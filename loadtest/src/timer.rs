@@ -145,7 +145,7 @@ pub struct ClientTimer {
     segment_came_apart: bool,
     /// Messages with characters.
     pub messages: u64,
-    /// Gaps between these messages, at most [`MAX_GAPS`].
+    /// Gaps between these messages, at most `MAX_GAPS`.
     pub gaps: Vec<Gap>,
     /// Times from one end of a segment to the next. Those of messages that all came together are left out.
     pub segments: Vec<Duration>,

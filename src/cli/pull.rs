@@ -1,7 +1,7 @@
 //! `weir pull`: copies a checkpoint into the user's models folder, from a folder, a URL or the Hugging Face Hub.
 //!
-//! Reading order: `origin` (what the argument names), `files` (how one file is opened) with `http`, `hub` and `hub_token`,
-//! `download` (which files are fetched, and the limits), `install` (the folder appears completely or not at all).
+//! In reading order: the command; which files are fetched, and the limits; how one file is opened: in a folder, over HTTP, on the Hub
+//! with the user's token; the installation, after which the folder is complete or missing; what the argument names.
 
 use crate::cli::{
     model::{self, plain_name},

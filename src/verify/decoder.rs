@@ -88,7 +88,7 @@ impl Reference for Decoder {
     }
 }
 
-// The causal stack of [`hourglass`](super::hourglass) and [`decoder`](super::decoder), with every position scheme and window.
+// The causal stack of `hourglass` and `decoder`, with every position scheme and window.
 
 /// Position of the first symbol in fairseq's sinusoids.
 const FIRST_SINUSOID: usize = 2;

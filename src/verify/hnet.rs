@@ -254,7 +254,7 @@ fn letters(text: &str) -> CandleResult<Vec<char>> {
 }
 
 // The Mamba-2 mixer (Dao & Gu 2024) in its quadratic form: every output is a weighted sum over all earlier positions, without a
-// recurrent state. Used by [`hnet`](super::hnet).
+// recurrent state.
 
 /// Width of a head.
 const HEAD: usize = 64;

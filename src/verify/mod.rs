@@ -5,11 +5,10 @@
 //! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding. `hugging_face` differs:
 //! there the family itself uses candle's operations, and the reference is mostly that of candle-transformers, in f32.
 //!
-//! Reading order: [`load`] (the table of families), [`checkpoint`]; `hourglass`, `decoder`, `lslm`, `pyramidion`, `hnet`, `t5` and
-//! `hugging_face`; `stack`, `segments`, `pooling`, `document_attention`, `mamba2` and `tensors` (their parts); [`model_outputs`]
-//! (weir's side); [`report`].
+//! In reading order: [`Reference`], [`Checkpoint`], the table of families, [`model_outputs`] (weir's side), [`Report`]. Each family
+//! has a file; `tensors` has the parts that they share.
 //!
-//! To add a family: a file with a [`Reference`], and a line in [`load::FAMILIES`].
+//! To add a family: a file with a [`Reference`], and a line in [`FAMILIES`].
 
 pub mod decoder;
 mod hnet;
@@ -199,7 +198,7 @@ pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
     }
 }
 
-// weir's own outputs for an input, in the form that [`report`](super::report) compares.
+// weir's own outputs for an input, in the form that [`Report`] compares.
 
 /// Symbols of one step.
 const CHUNK: usize = 512;

@@ -244,7 +244,7 @@ pub(super) fn bucket_bias(bias: &Tensor, head: usize, buckets: &[u32], distances
     by_distance.index_select(&distances.flatten_all()?, 0)?.reshape(distances.shape())
 }
 
-// Pooling of segments, shared by [`hourglass`](super::hourglass) and [`lslm`](super::lslm).
+// Pooling of segments, shared by `hourglass` and `lslm`.
 
 /// `pooling`: how a segment's vectors become one.
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -1,7 +1,7 @@
 //! Checked arithmetic for accounts: what requests and cache entries hold, and what is left of a limit.
 //!
 //! An overflow here would make a limit meaningless. It is a panic in every build, after which the worker starts over with empty
-//! accounts; see `engine/worker`.
+//! accounts; see `worker`.
 
 /// Adds to an account. Panics if the sum overflows.
 pub(crate) fn add(account: &mut usize, amount: usize) {

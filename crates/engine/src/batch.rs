@@ -3,10 +3,10 @@
 //! Hot path: a step of texts logs nothing, and allocates only its events and the cache entries of complete prompts and of requests
 //! that look ahead.
 //!
-//! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes; drafts are added as far as they
-//! pay. A step encodes documents first. [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step
-//! takes, by the rule of [`is_due`](crate::decode::contract::is_due). At the end the batch takes the outcome of each request whose rows are ready, sends its
-//! characters, and estimates how long the step would have taken without pooling.
+//! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes; drafts are added as far as
+//! they pay. A step encodes documents first. [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its
+//! segment step takes, by the rule of [`is_due`](contract::is_due). At the end the batch takes the outcome of each request whose
+//! rows are ready, sends its characters, and estimates how long the step would have taken without pooling.
 
 use crate::{
     api::Limits,

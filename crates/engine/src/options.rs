@@ -41,7 +41,7 @@ pub struct Score {
     pub windows: Option<WindowOptions>,
 }
 
-/// The windows of a windowed evaluation: see [`evaluate::windows`](super::evaluate::windows).
+/// The windows of a windowed evaluation: see [`score::windows`](super::score::windows).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowOptions {
     /// Symbols fed in a window.
@@ -110,7 +110,7 @@ pub struct Stopping {
     pub min_chars: usize,
     /// Maximum segments to close, if limited.
     pub max_segments: Option<usize>,
-    /// Stop strings that the model can generate, as [`Vocabulary::encode_stop`](crate::text::Vocabulary::encode_stop) returns them;
+    /// Stop strings that the model can generate, as [`Vocabulary::encode_stop`](weir_models::text::Vocabulary::encode_stop) returns them;
     /// none empty.
     pub stop: Vec<Vec<u32>>,
     /// True if the stop string is part of the answer.

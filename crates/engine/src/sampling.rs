@@ -246,7 +246,7 @@ const STOP_BYTES: usize = OptionLimits::STOP_SYMBOLS * BYTES_PER_SYMBOL;
 pub struct StopStrings {
     /// The strings as the request states them.
     pub texts: Vec<String>,
-    /// The same strings as [`encode_stop`](crate::text::Vocabulary::encode_stop) returns them.
+    /// The same strings as [`encode_stop`](weir_models::text::Vocabulary::encode_stop) returns them.
     pub encoded: Vec<Vec<u32>>,
 }
 

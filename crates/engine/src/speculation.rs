@@ -7,7 +7,7 @@
 //! steps. So the text is the same, bit for bit.
 //!
 //! A draft ends at its first boundary. Whether a symbol is one is known after the symbol step; the rows then drop the symbols from
-//! there on ([`SequenceRow::cut`](super::contract::SequenceRow::cut)). So the middle stack runs for accepted symbols only.
+//! there on ([`SequenceRow::cut`](weir_models::contract::SequenceRow::cut)). So the middle stack runs for accepted symbols only.
 
 use crate::text_window::TextView;
 use std::{

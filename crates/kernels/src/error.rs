@@ -1,6 +1,6 @@
 //! The closed list of errors, one variant per rule.
 //!
-//! Every variant has one [`Code`]; only `serve/status.rs` maps codes to the wire. A message names what was wrong, where, the
+//! Every variant has one [`Code`]; only `status.rs` of weir-server maps codes to the wire. A message names what was wrong, where, the
 //! value found and the limit. This module is independent of any transport.
 
 use std::{fmt, path::PathBuf, time::Duration};

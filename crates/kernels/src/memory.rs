@@ -292,7 +292,7 @@ pub fn set_default(name: &str, value: &str) {
 /// some. A few requests of 4 MiB then leave hundreds of MiB with a process that uses none of it. Afterwards, blocks of 256 KiB and
 /// more are mapped one by one, and all threads share two heaps. Does nothing with other C libraries.
 ///
-/// The weights, and the keys and values, do not come from this allocator: see [`memory`](super::memory).
+/// The weights, and the keys and values, do not come from this allocator: see [`Arena`].
 pub fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (option, value) in [(libc::M_MMAP_THRESHOLD, 256 << 10), (libc::M_ARENA_MAX, 2)] {

@@ -265,7 +265,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // A buffer that several threads write at disjoint ranges.
 
-/// A mutable slice that tasks of one [`ThreadPool::run`](super::ThreadPool::run) write to, each at its own range.
+/// A mutable slice that tasks of one [`ThreadPool::run`] write to, each at its own range.
 pub(crate) struct DisjointSlice<'a, T = f32> {
     start: *mut T,
     len: usize,

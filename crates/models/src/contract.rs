@@ -1069,7 +1069,7 @@ pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
 }
 
 /// The library whose search is followed. They differ in what may be generated and in when the search ends: see
-/// [`beam`](super::beam).
+/// `beam` of weir-engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SearchRules {

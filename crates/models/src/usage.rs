@@ -62,7 +62,7 @@ pub struct Usage {
     pub generated_chars: usize,
     /// Generated symbols that an earlier run of the request had emitted.
     pub resumed_chars: usize,
-    /// Drafted symbols that were fed, see [`speculation`](super::speculation).
+    /// Drafted symbols that were fed, see `speculation` of weir-engine.
     pub drafted_chars: usize,
     /// Drafted symbols that were accepted. They count as generated, too.
     pub accepted_chars: usize,

@@ -88,7 +88,7 @@ impl Engines {
     }
 
     /// Calibrates uncalibrated engines while all are idle, repeats doubtful calibrations after longer idle times, and stops within
-    /// a step when a request arrives. Never returns. [`run`](crate::serve::run) does this for its engines.
+    /// a step when a request arrives. Never returns. [`run`](crate::run) does this for its engines.
     pub async fn calibrate_when_idle(self) {
         let mut repetitions = Repetitions::new(clock::now());
         loop {

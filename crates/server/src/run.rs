@@ -1,10 +1,4 @@
-//! The server: gRPC services over the engines, from start to shutdown. Only this room uses tonic.
-//!
-//! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job),
-//! `grpc/response_stream` (events to messages), `status` (error to status), `transport` (from the listener to the
-//! server), `middleware` (the layers around every call), `registry` (the models that are served), `registry/drain`
-//! (shutdown). `tokenization` keeps large requests off the threads that serve connections. `openai` and `oip` serve the
-//! same engines to clients of other APIs: their requests become `calls` of the handlers in `grpc`.
+//! The server: gRPC services over the engines, from start to shutdown.
 
 #[cfg(feature = "http")]
 use crate::http;

@@ -26,7 +26,7 @@ enum Coder {
     Decoder(DefaultRangeDecoder),
 }
 
-/// A coded block: the result of a [`Code`](super::Code) request.
+/// A coded block: the result of a [`Code`] request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Coded {
     /// The data of a compressed block.
@@ -118,7 +118,7 @@ pub fn max_block_bytes(symbols: usize) -> usize {
 pub struct Code {
     /// The block.
     pub input: CodeInput,
-    /// The windows in which the model reads the block, as it does for [`Score`](crate::decode::options::Score).
+    /// The windows in which the model reads the block, as it does for [`Score`](crate::options::Score).
     pub windows: WindowOptions,
 }
 

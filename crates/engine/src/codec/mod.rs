@@ -6,7 +6,7 @@
 //!    a stream of blocks.
 //!
 //! The decompressor computes the logits of each symbol again, one symbol at a time. It gets the same text only if these logits
-//! are the same bits, so the model must be [`Exactness::Bitwise`](super::contract::Exactness).
+//! are the same bits, so the model must be [`Exactness::Bitwise`](weir_models::contract::Exactness).
 
 pub mod coder;
 pub mod format;

@@ -3,7 +3,7 @@
 //! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
 //! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
 //! [`hugging_face`] reads one of another format), [`json`], [`files`] (which of them are opened, and how), [`weights`], [`writer`],
-//! [`ngrams`], [`source`] (a folder, or the program itself).
+//! [`source`] (a folder, or the program itself).
 
 pub mod config;
 pub mod files;

@@ -169,7 +169,7 @@ pub struct TensorEntry {
 }
 
 /// Readable types of numbers; short ones are widened without loss. The numbers of an I8 matrix are integers, which its scales
-/// multiply ([`Tensor`](super::Tensor) has both).
+/// multiply ([`Tensor`] has both).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDtype {
     /// 32-bit floats.

@@ -609,7 +609,7 @@ pub enum EncoderHookPoint {
 /// Receives vectors, (vectors, D), with the index of the first one.
 pub type EncoderHook = Box<dyn FnMut(EncoderHookPoint, usize, &[f32]) + Send>;
 
-// Costs of model parts, from which families add up [`Model::cost`](crate::decode::contract::Model::cost).
+// Costs of model parts, from which families add up `Model::cost`.
 
 /// Cost of a matrix product with one vector.
 pub fn cost_linear(matrix: &Linear) -> StepCost {

@@ -448,7 +448,7 @@ impl Rotary {
         Self { block, queries: table(1.0, query_positions), keys: table(-1.0, block.min(positions.max(1))) }
     }
 
-    /// Returns [`AttentionHead::block`](crate::kernels::attention::AttentionHead::block).
+    /// Returns [`AttentionHead::block`](weir_kernels::attention::AttentionHead::block).
     pub fn block(&self) -> usize {
         self.block
     }

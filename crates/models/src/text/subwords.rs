@@ -298,7 +298,7 @@ fn byte_of(character: char) -> Option<u8> {
 
 // Checks that a tokenizer encodes each word independently of the others, and that its patterns are matched in linear time.
 //
-// [`StreamTokenizer`](super::StreamTokenizer) encodes a text word by word while it still arrives. That is only correct if
+// `StreamTokenizer` encodes a text word by word while it still arrives. That is only correct if
 // the pre-tokenizer splits before or at every space, the merges are not random (no dropout), the normaliser rewrites
 // characters in place, and no added token reaches over a space.
 

@@ -1,7 +1,6 @@
 //! Converts requests to jobs: encodes text, fills in defaults, and validates the fields that the engine never sees.
 //!
-//! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
-//! results back.
+//! The engine validates the rest when a job is submitted.
 
 use crate::grpc::generation::{Prompt, ResumedRequest};
 use std::{

@@ -1,8 +1,8 @@
 //! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
 //!
 //! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
-//! metrics and traces apply as to any call. This folder has the connections, the bodies, and the translation between both forms:
-//! [`completion_request`](super::completion_request) (also used by `oip`), `response`, `sse` (streams) and `error`.
+//! metrics and traces apply as to any call. This folder has the bodies, and the translation between both forms: `completions` with
+//! [`completion_request`] and `response`, `open_inference`, `summaries`, `editing`, and `error`.
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 

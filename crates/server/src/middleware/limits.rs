@@ -370,7 +370,7 @@ impl HttpBody for LimitedBody {
 // Limits on the calls in progress over all connections. Each call takes some memory, also one whose message never arrives.
 //
 // A caller may hold at most half of the calls that the others leave free, so that there is always something left for the next
-// one. Health and reflection have [a limit of their own](super::keyless_calls), so the server answers them even if all other calls
+// one. Health and reflection have a limit of their own, so the server answers them even if all other calls
 // are taken.
 
 /// Limits on the calls of health and reflection, which include the streams that watch health.

@@ -1,8 +1,7 @@
 //! The Open Inference Protocol over gRPC with Triton's extensions, for clients of other servers.
 //!
-//! A request becomes a call of `Generate` ([`Calls::generate`](super::calls::Calls::generate)). Reading order: `tensors` (the contents of a message), `request` (message to `GenerateRequest`), `response` (events to
-//! messages), `streamed_request` (one request of a stream), `infer_stream` (the stream), `codec` (its decoding), `models`
-//! (metadata, configuration and statistics), `service` (the methods).
+//! A request becomes a call of `Generate` ([`Calls::generate`]). Reading order: `tensors` (the contents of a message), `request`
+//! (message to `GenerateRequest`), `response` (events to messages), and this file: the methods and the stream.
 
 #[cfg(all(feature = "http", any(test, fuzzing)))]
 pub(crate) mod fuzzing;
@@ -451,7 +450,7 @@ impl GrpcInferenceService for InferenceService {
         self.infer(&client, Incoming::of(request)).await.map(Response::new)
     }
 
-    /// Never called: [`InferenceServer`](super::InferenceServer) handles this method with its own codec.
+    /// Never called: `InferenceServer` handles this method with its own codec.
     async fn model_stream_infer(
         &self,
         _: Request<Streaming<oip::ModelInferRequest>>,

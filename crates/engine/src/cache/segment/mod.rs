@@ -160,7 +160,7 @@ impl SegmentCache {
     }
 
     /// Returns the state of the longest cached prefix of `text`: one that ends at the end of a segment, or the whole text of an open
-    /// state. For the logits after the text, pass at most [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols. Fails
+    /// state. For the logits after the text, pass at most [`cacheable_prefix`](crate::session::Session::cacheable_prefix) symbols. Fails
     /// if the entry cannot be rolled back, and drops it.
     pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();

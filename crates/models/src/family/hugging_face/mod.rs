@@ -8,7 +8,7 @@
 //! keep their caches private, so they can neither score a text in chunks nor be forked, rolled back and measured.
 //!
 //! Reading order: `transformer` (the interfaces of an architecture, and the network that most of them share), the files of the
-//! architectures, [`memory`] (one sequence), [`model`] (the table of architectures, the three steps, loading).
+//! architectures, [`memory`] (one sequence), and this file: the table of architectures, the three steps, loading.
 
 mod architectures;
 mod gpt_bigcode;

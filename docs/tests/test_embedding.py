@@ -15,7 +15,7 @@ import pytest
 PAGE = local.ROOT / "docs/embedding.md"
 # Crates that only a server or a command needs.
 SERVER = {"axum", "h2", "hyper", "opentelemetry", "prometheus-client", "rustls", "tonic", "tower", "weir-client", "weir-proto"}
-COMMAND = {"clap", "indicatif", "plotters", "rustls-native-certs", "toml", "tracing-subscriber", "ureq"}
+COMMAND = {"clap", "indicatif", "rustls-native-certs", "toml", "tracing-subscriber", "ureq"}
 # A newer version of a dependency may bring a few crates.
 TOLERANCE = 5
 

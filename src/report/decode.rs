@@ -1,7 +1,7 @@
 //! Benchmark of decoding: rows with a context are fed the sample symbol by symbol (teacher forcing).
 //!
 //! A round is a step of the engine: every ready row gets a symbol, rows that closed a segment wait for each other as
-//! [`boundary_wait`] decides, and the other rows are finished. Only the steps of the model are timed, with logits but without
+//! `is_due` decides, and the other rows are finished. Only the steps of the model are timed, with logits but without
 //! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
 use crate::report::{

@@ -1,4 +1,4 @@
-//! What an engine measures. Each event is measured once, where it happens, and recorded in one place, [`Measurements`]: it adds the
+//! What an engine measures. Each event is measured once, where it happens, and recorded in one place, `Measurements`: it adds the
 //! event to the engine's totals and passes it to the observer, from which metrics and reports follow.
 //!
 //! The worker thread records nearly all events between steps, some once per character. An observer must not block and should not

@@ -117,7 +117,7 @@ impl Session {
         })
     }
 
-    /// Boundary options of the present sequence, for [`Model::begin`](weir_models::contract::Model::begin).
+    /// Boundary options of the present sequence, for [`Model::begin`].
     pub fn boundaries(&self) -> &BoundaryOptions {
         &self.boundaries
     }
@@ -337,12 +337,12 @@ impl Session {
         std::mem::take(&mut self.output)
     }
 
-    /// Returns the block of a [`Code`](super::codec::Code) request, once it is finished.
+    /// Returns the block of a [`Code`] request, once it is finished.
     pub fn take_coded(&mut self) -> Option<Coded> {
         self.coded.take()
     }
 
-    /// Returns the distributions of a [`NextSymbol`](super::completion::NextSymbol) request, once it is finished.
+    /// Returns the distributions of a [`NextSymbol`] request, once it is finished.
     pub fn take_distributions(&mut self) -> Option<NextDistributions> {
         self.distributions.take().map(DistributionsSoFar::finish)
     }
@@ -1285,8 +1285,7 @@ impl Generate {
         }
     }
 
-    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with
-    /// [`Error::BadOption`](weir_kernels::error::Error::BadOption), which names the field.
+    /// Checks that the resumed text, which `field` gives, fits the limits. Fails with [`Error::BadOption`], which names the field.
     pub fn check_resumed_length(&self, field: &'static str, card: &Card) -> Result<()> {
         let (text, _) = self.resumed_text(card);
         let limit = self.stopping.max_chars.min(card.max_symbols.saturating_sub(self.prompt.len()));

@@ -84,7 +84,7 @@ pub struct ValidSummarize {
 
 impl Summarize {
     /// Checks all options against their limits, the model's limits and the `rows` that may run at once; fills in
-    /// defaults. Fails with [`Error::BadOption`](weir_kernels::error::Error::BadOption), which names the field.
+    /// defaults. Fails with [`Error::BadOption`], which names the field.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
         let defaults = &limits.generation;
         // the start mark is one of the targets

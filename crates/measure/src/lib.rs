@@ -2,7 +2,7 @@
 //!
 //! - [`stats`]: quantiles, medians, ratios of pairs, and the confidence interval of a gain
 //! - [`histogram`]: histograms of times, with their percentiles
-//! - [`format`]: durations, numbers and text tables
+//! - [`mod@format`]: durations, numbers and text tables
 //! - [`chart`]: the one chart renderer, which draws SVG
 
 pub mod chart;

@@ -2,7 +2,7 @@
 //!
 //! 1. [`coder`]: a block to compress or decompress, the rule that turns logits into integers, and the entropy coder of a block. A
 //!    [session](super::session) feeds the block to a row.
-//! 2. [`format`]: the bytes of a text to symbols and back, in bounded memory; the format of compressed data; and a text or its data as
+//! 2. [`mod@format`]: the bytes of a text to symbols and back, in bounded memory; the format of compressed data; and a text or its data as
 //!    a stream of blocks.
 //!
 //! The decompressor computes the logits of each symbol again, one symbol at a time. It gets the same text only if these logits

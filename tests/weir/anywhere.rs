@@ -1,15 +1,8 @@
 //! The program without its repository: the embedded model, models by name, and the lines of a start.
 
 use super::{process::Program, support::converted};
-use serde_json::Value;
-use std::{
-    fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::{Command, Output},
-};
-use tempfile::TempDir;
+use crate::*;
+use std::net::{TcpListener, TcpStream};
 
 const EMBEDDED: &str = "hourglass-english";
 

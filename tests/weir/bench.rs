@@ -1,21 +1,9 @@
 //! `weir bench`: its output formats and its counts. No test asserts a speed.
 
-use crate::{
-    hourglass::folder,
-    support::{converted, fixture, hnet_converted, hnet_in, settings},
-};
-use serde_json::Value;
-use std::{
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use crate::{hourglass::folder, support::settings, *};
 use weir::{
-    error::Error,
-    kernels::{Compute, Dtype, Isa, ThreadPool},
-    models::{
-        contract::{BOUNDARY_WAIT, Cost, Model, StepCost},
-        load::{Settings, load},
-    },
+    kernels::{Compute, ThreadPool},
+    models::contract::{BOUNDARY_WAIT, StepCost},
     report::{compare, decode, kernels, machine::Machine, prefill, sample::Sample},
 };
 

@@ -2,18 +2,14 @@
 //! installed, unless `WEIR_REQUIRE_BROWSER=1`. `WEIR_SCREENSHOTS=FOLDER` saves screenshots there.
 
 use crate::{
-    process::{Program, Server},
-    summaries::{self, write_random_model},
-    support::{converted, hnet_converted},
+    process::Program,
+    summaries::{self},
+    *,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde_json::{Value, json};
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
+    io::BufRead as _,
+    net::{TcpListener, TcpStream},
 };
 
 /// Maximum wait for the page to reach a state.

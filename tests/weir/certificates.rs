@@ -1,13 +1,12 @@
 //! Certificates and key files for one test.
 
+use crate::*;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod, KeyPair,
     RevokedCertParams, SanType, date_time_ymd,
 };
-use std::{fs, net::SocketAddr, path::PathBuf};
-use tempfile::TempDir;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
-use weir::server::config::{Access, Checks, CredentialFiles, Credentials, Tls, TlsFiles};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use weir::server::config::{Checks, CredentialFiles, Tls, TlsFiles};
 
 /// Host name of the server.
 const HOST: &str = "weir.example";

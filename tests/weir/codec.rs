@@ -4,30 +4,16 @@
 use crate::{
     command_line::{run_json, weir},
     conformance::configurations,
-    support::{Dice, converted, pyramidion_converted, settings as default_settings},
+    support::settings as default_settings,
+    *,
 };
 use proptest::prelude::*;
-use std::{
-    fs,
-    io::Write,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::{Arc, LazyLock},
-    time::{Duration, Instant},
-};
 use tempfile::tempdir;
 use weir::{
-    engine::{
-        codec::{BlockStream, Code, CodeInput, Coded, CompressOptions, Compressor, Decompressor, coder::check_model},
-        options::WindowOptions,
-        session::{Session, SessionProgress},
+    engine::codec::{
+        BlockStream, Code, CodeInput, Coded, CompressOptions, Compressor, Decompressor, coder::check_model,
     },
-    error::{Error, Result},
-    kernels::{Dtype, Isa},
-    models::{
-        contract::{Exactness, Model, SequenceRow, advance},
-        load::{Settings, load},
-    },
+    models::contract::Exactness,
     report::sample::Sample,
 };
 

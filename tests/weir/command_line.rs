@@ -1,27 +1,13 @@
 //! The commands of the program: accepted and refused arguments, their output, and what they ask of a server.
 
-use crate::{
-    certificates::Certificates,
-    summaries::write_random_model,
-    support::{converted, hnet_converted, lslm_converted, settings},
-};
-use safetensors::SafeTensors;
-use serde_json::Value;
+use crate::{support::settings, *};
 use std::{
-    fs,
-    net::{self, SocketAddr},
-    path::Path,
-    process::{Command, Output, Stdio},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    net::{self},
+    sync::{PoisonError, Weak},
 };
-use tempfile::TempDir;
-use tokio::net::TcpListener;
 use tokio_stream::{Iter, iter, wrappers::TcpListenerStream};
-use tonic::{Request, Response, Status, transport::Server};
-use weir::models::load::{Settings, load};
+use tonic::{Response, transport::Server};
 use weir_proto::v1::{
-    self, GenerateResponse,
-    generate_response::Event,
     generation_server::{Generation, GenerationServer},
     models_server::{Models, ModelsServer},
 };

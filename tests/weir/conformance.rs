@@ -4,34 +4,17 @@
 //! whose name contains the text.
 
 use crate::{
-    decoder,
     hourglass::shapes,
-    support::{
-        Alone, BATCH_TOLERANCE, CASES, Dice, HNET_CASES, LSLM_CASES, difference, fixture_in, full, hnet_in, lslm_in,
-        settings, storms, text_symbols,
-    },
+    support::{BATCH_TOLERANCE, HNET_CASES, settings},
+    *,
 };
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::{ops::Range, sync::atomic::Ordering::Relaxed};
 use weir::{
     engine::{
         cache::{Capacity, Hit, Key, SegmentCache},
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
-        session::{Session, SessionProgress},
         speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation},
     },
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, ReplayStart, SequenceRow, StepStatus, Want, advance},
-        load::{FAMILIES, load},
-        nn::window::ROLLBACK,
-        usage::Usage,
-    },
+    models::{contract::ReplayStart, load::FAMILIES, nn::window::ROLLBACK},
 };
 
 /// Length of a test text in symbols: several pages of keys and a partly filled last page.

@@ -1,22 +1,12 @@
 //! Conversion of official checkpoints: the fixtures, and malicious files.
 
+use crate::*;
 use proptest::prelude::*;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Cursor, Read, Write},
-    path::{Path, PathBuf},
-};
-use tempfile::TempDir;
-use weir::{
-    error::Result,
-    models::{
-        checkpoint::{Config, Weights, read_weights},
-        convert::{self, Source, pickle::Pickle},
-        load::blueprint,
-    },
+use safetensors::Dtype;
+use std::io::Cursor;
+use weir::models::{
+    checkpoint::{Weights, read_weights},
+    convert::{self, pickle::Pickle},
 };
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 

@@ -4,28 +4,14 @@
 use crate::{
     command_line::{run_json, weir},
     hourglass::{self, write},
-    support::{Alone, Dice, difference, full, settings, storms},
+    support::settings,
+    *,
 };
-use safetensors::{Dtype, SafeTensors};
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex},
-};
-use tempfile::TempDir;
-use weir::{
-    error::Error,
-    kernels::Isa,
-    models::{
-        checkpoint::Config,
-        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
-        convert,
-        family::{decoder::Work, parts::work_mut},
-        load::{Settings, blueprint, load},
-        nn::{attention::HookPoint, position::Rotary},
-    },
+use safetensors::Dtype;
+use weir::models::{
+    convert,
+    family::decoder::Work,
+    nn::{attention::HookPoint, position::Rotary},
 };
 
 /// Fixture cases with a complete model.

@@ -2,22 +2,11 @@
 //! message if a proxy is not installed, unless `WEIR_REQUIRE_PROXIES=1`.
 
 use super::process::{Program, Server};
+use crate::*;
 use hyper_util::rt::TokioIo;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, Instant},
-};
-use tempfile::TempDir;
-use tokio::{net::UnixStream, task::JoinSet};
-use tonic::{
-    Code, Status,
-    transport::{Channel, Endpoint, Uri},
-};
-use weir_proto::v1::{
-    GenerateRequest, Sampling, Stopping, generate_response::Event, generation_client::GenerationClient,
-};
+use tokio::net::UnixStream;
+use tonic::transport::Uri;
+use weir_proto::v1::{Sampling, Stopping};
 
 /// Concurrent requests: far more than both replicas have rows.
 const CLIENTS: u64 = 24;

@@ -1,6 +1,7 @@
 //! The Rust examples, run as a user runs them. cargo builds them with the tests.
 
-use std::{env, process::Command};
+use crate::*;
+use std::env;
 
 /// Runs an example with arguments. Returns its output.
 fn output(example: &str, arguments: &[&str]) -> String {

@@ -1,26 +1,15 @@
 //! Golden data of the official code for each fixture: logits, boundaries, and the output of every stage.
 
-use crate::support::{Alone, CASES, converted, difference, fixture, fixture_in, full, golden, settings};
-use safetensors::{Dtype, SafeTensors};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::Path,
-    sync::{Arc, Mutex},
+use crate::{
+    support::{golden, settings},
+    *,
 };
+use safetensors::Dtype;
 use weir::{
-    engine::{
-        options::WindowOptions,
-        score::{score_window, windows},
-    },
-    kernels::Isa,
+    engine::score::{score_window, windows},
     models::{
-        contract::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary, state_ref},
-        family::{
-            hourglass::{HourglassStage, HourglassState, Work},
-            parts::work_mut,
-        },
-        load::{Settings, load},
+        contract::state_ref,
+        family::hourglass::{HourglassStage, HourglassState, Work},
     },
 };
 

@@ -1,29 +1,13 @@
 //! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
 
 use crate::{
-    golden::Golden,
-    support::{Alone, HNET_CASES, difference, full, hnet_converted, hnet_golden, hnet_in, settings},
+    support::{HNET_CASES, hnet_golden, settings},
+    *,
 };
-use serde_json::{Value, json};
-use std::{
-    fs,
-    io::{Cursor, Read, Write},
-    ops::ControlFlow,
-    path::Path,
-    process::Command,
-    sync::Arc,
-    time::Duration,
-};
-use tempfile::TempDir;
+use std::{io::Cursor, ops::ControlFlow};
 use weir::{
     engine::calibration::measure,
-    kernels::{Dtype, Isa},
-    models::{
-        checkpoint::Config,
-        contract::{BoundaryOptions, Model, SequenceRow, Want, levels},
-        convert::{Source, convert},
-        load::{Settings, blueprint, init, load},
-    },
+    models::{contract::levels, convert::convert, load::init},
     report::sample::Sample,
 };
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};

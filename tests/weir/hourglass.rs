@@ -4,27 +4,13 @@
 
 use crate::{
     command_line::run_json,
-    golden::Golden,
     hostile_checkpoints::entries::SMALL_CONFIG,
-    support::{Alone, Dice, converted, difference, full, hnet_converted, remove_card, settings},
+    support::{remove_card, settings},
+    *,
 };
-use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    sync::{Arc, LazyLock},
-};
-use tempfile::TempDir;
+use safetensors::Dtype as Stored;
 use weir::{
-    kernels::Dtype,
-    models::{
-        checkpoint::Config,
-        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
-        load::{self, Settings, blueprint, load},
-    },
+    models::load::{self},
     verify::{Input, load as reference, model_outputs, verify},
 };
 

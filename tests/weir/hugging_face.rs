@@ -1,38 +1,17 @@
 //! Hugging Face checkpoints, as transformers wrote them: golden logits, bad input, and the serving of tokens.
 
 use crate::{
-    golden::Golden,
-    process::Server,
-    support::{Alone, Dice, converted, difference, full, settings},
+    support::settings,
     verify::{changed_copy, run},
+    *,
 };
 use proptest::prelude::*;
-use serde_json::{Map, Value as Json, Value, json};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
-};
-use tempfile::TempDir;
-use tokio::task::JoinSet;
-use tonic::transport::Channel;
+use serde_json::{Map, Value as Json};
 use weir::{
-    engine::{
-        options::{Details, EmittedSymbol, Generate, Sampling, Stopping},
-        session::{Session, SessionProgress},
-    },
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
-        load::{DeviceChoice, Settings, load},
-        text::StreamDetokenizer,
-    },
+    models::{load::DeviceChoice, text::StreamDetokenizer},
     verify::{LengthLimit, load as reference},
 };
-use weir_proto::v1::{
-    self, FinishReason, Finished, GenerateRequest, generate_response::Event, generation_client::GenerationClient,
-};
+use weir_proto::v1::{FinishReason, Finished};
 
 /// The golden checkpoints, one for each architecture.
 pub(crate) const MODEL_TYPES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gpt_bigcode", "mamba"];

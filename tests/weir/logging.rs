@@ -1,27 +1,16 @@
 //! The log of `weir serve`: its content, refusals, and a log that cannot be written, which costs log lines and nothing else.
 
 use crate::{
-    certificates::Certificates,
     process::{self, Process},
-    support::converted,
+    *,
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::{
     fs::File,
     io::{PipeReader, pipe},
-    net::{SocketAddr, TcpListener},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    net::TcpListener,
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
-use tonic::{
-    Code, Request, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
-use weir_proto::v1::{self, GenerateRequest, Stopping, generation_client::GenerationClient};
+use weir_proto::v1::Stopping;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 

@@ -1,38 +1,17 @@
 //! Latent segment models: golden data, generated text, replayed traces, and the command line.
 
-use crate::{
-    golden::Golden,
-    support::{
-        Alone, Dice, LSLM_CASES, difference, full, lslm_converted, lslm_golden, lslm_in, settings, text_symbols,
-    },
-};
-use serde_json::{Value, json};
-use std::{
-    fs,
-    path::PathBuf,
-    sync::{Arc, LazyLock, Mutex},
-};
-use tempfile::TempDir;
+use crate::{support::settings, *};
 use weir::{
     engine::{
-        Event, Handle, Job, Limits,
+        Event,
         cache::{Capacity, Key, SegmentCache},
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
-        session::{Session, SessionProgress},
     },
-    kernels::{Dtype, Isa, distribution::log_probability},
+    kernels::distribution::log_probability,
     models::{
-        contract::{
-            self, BoundaryMode, BoundaryOptions, Model, SequenceRow, StepStatus, SymbolBoundary, Want, advance,
-            state_ref,
-        },
-        family::{
-            lslm::{LslmStage, LslmState, Work},
-            parts::work_mut,
-        },
-        load::{self, Settings, load},
+        contract::{self, state_ref},
+        family::lslm::{LslmStage, LslmState, Work},
+        load::{self},
         text::SpecialSymbols,
-        usage::Usage,
     },
 };
 

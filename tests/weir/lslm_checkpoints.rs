@@ -1,27 +1,8 @@
 //! Invalid sources and configurations. Each error names the key.
 
-use crate::{
-    lslm::LOGITS,
-    support::{LSLM_CASES, difference, lslm_converted, lslm_golden, lslm_in},
-};
-use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::LazyLock,
-};
-use tempfile::TempDir;
-use weir::{
-    kernels::Dtype,
-    models::{
-        checkpoint::Config,
-        convert::{self, Source},
-        load::blueprint,
-    },
-};
+use crate::{lslm::LOGITS, *};
+use safetensors::Dtype as Stored;
+use weir::models::convert::{self};
 
 fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()

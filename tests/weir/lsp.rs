@@ -1,21 +1,11 @@
 //! `weir lsp`: a scripted client, with the model in its process and on a server, and Neovim.
 
-use crate::{
-    certificates::Certificates,
-    process::{Program, Server},
-    summaries::write_random_model,
-    support::converted,
-};
-use serde_json::{Value, json};
+use crate::{process::Program, *};
 use std::{
-    fs,
-    io::{BufRead, BufReader, Read, Write},
-    path::{Path, PathBuf},
-    process::{Child, ChildStderr, ChildStdin, Command, Stdio},
+    io::BufRead,
+    process::{ChildStderr, ChildStdin},
     sync::mpsc::{Receiver, RecvTimeoutError, sync_channel},
-    time::{Duration, Instant},
 };
-use tempfile::TempDir;
 
 /// The code of an answer to a request that a change overtook.
 const CONTENT_MODIFIED: i64 = -32801;

@@ -4,22 +4,11 @@
 //! In a row, `{grpc}` and its like stand for addresses, and `…` in a message for text that depends on the system or on the build.
 
 use crate::{
-    certificates::Certificates,
     hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
-    process::Server,
-    summaries::write_random_model,
-    support::{converted, lslm_converted},
+    *,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
-use serde_json::Value;
-use std::{
-    fs,
-    io::{Read, Write},
-    net::{TcpListener, TcpStream},
-    path::Path,
-    process::Command,
-};
-use tempfile::TempDir;
+use std::net::{TcpListener, TcpStream};
 
 const KEY: &str = "key-of-the-test-0123456789";
 

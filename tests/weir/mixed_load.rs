@@ -5,19 +5,9 @@ use super::{
     process::Server,
     support::{Dice, storms},
 };
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
-};
-use tokio::task::JoinSet;
-use tonic::{Status, transport::Channel};
-use weir_proto::v1::{
-    GenerateRequest, Sampling, Stopping, generate_response::Event, generation_client::GenerationClient,
-};
+use crate::*;
+use std::sync::atomic::Ordering::Relaxed;
+use weir_proto::v1::{Sampling, Stopping};
 
 const CLIENTS: usize = 64;
 /// Number of different requests. Each is sent many times.

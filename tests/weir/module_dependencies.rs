@@ -3,11 +3,7 @@
 //! A top-level module may use only those that `MAY_USE` lists. Inside a module, and inside each of its folders, the files and folders
 //! must not use each other in a ring.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-};
+use crate::*;
 
 /// The sources of each package, and its modules. Cargo allows no ring of packages.
 const PACKAGES: [(&str, &[&str]); 4] = [

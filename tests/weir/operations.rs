@@ -1,33 +1,12 @@
 //! The program for operators: health, admin commands, reports, the metrics table of the documentation, and the rules of `promtool
 //! check metrics`.
 
-use crate::{
-    document_model::DocumentModel,
-    process::Server,
-    summaries::write_random_model,
-    support::{converted, settings, storms},
-};
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
-use tempfile::TempDir;
+use crate::{support::settings, *};
 use weir::{
-    engine::{
-        Handle, Limits,
-        observer::{EngineEvent, Observer},
-        options::FinishReason,
-    },
-    models::{
-        load::load,
-        usage::{LevelCounts, Timing, Usage},
-    },
-    server::{Engines, metrics::Metrics},
+    engine::observer::{EngineEvent, Observer},
+    models::usage::{LevelCounts, Timing},
+    server::metrics::Metrics,
 };
-use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const TOKEN: &str = "a-token-for-the-tests";
 

@@ -1,38 +1,17 @@
 //! The built program as a process: how it starts, reloads, reports to systemd, uses memory and threads, and stops.
 
-use crate::{
-    certificates::{CLIENT, Certificates},
-    support::converted,
-};
+use crate::{certificates::CLIENT, *};
 use std::{
-    collections::BTreeSet,
-    fs,
-    io::{BufRead, BufReader},
-    net::{self, SocketAddr},
+    io::BufRead,
+    net::{self},
     os::unix::net::UnixDatagram,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Barrier, Condvar, Mutex, mpsc},
+    process::ExitStatus,
+    sync::{Barrier, mpsc},
     thread::JoinHandle,
-    time::{Duration, Instant},
-};
-use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    task::JoinSet,
-};
-use tokio_stream::StreamExt;
-use tonic::{
-    Code, Request, Streaming,
-    transport::{Channel, Endpoint},
 };
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir::kernels::ThreadPool;
-use weir_proto::v1::{
-    self, GenerateResponse, ListModelsRequest, ScoreRequest, Windows, generate_response::Event,
-    generation_client::GenerationClient, models_client::ModelsClient,
-};
+use weir_proto::v1::{ListModelsRequest, ScoreRequest, Windows};
 
 /// Maximum time that a program may take to print a line or to exit. A busy machine has needed more than 60 s.
 const TIMEOUT: Duration = Duration::from_secs(240);

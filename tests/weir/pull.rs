@@ -1,16 +1,7 @@
 //! `weir pull`: from folders and from a web server.
 
-use crate::{certificates::Certificates, support::converted};
-use serde_json::json;
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::{Arc, Mutex},
-};
-use tempfile::TempDir;
+use crate::*;
+use std::{io::BufRead, net::TcpListener};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// A user with an empty data folder.

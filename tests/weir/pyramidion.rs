@@ -1,35 +1,17 @@
 //! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
 use crate::{
-    golden::Golden,
-    support::{
-        Dice, PYRAMIDION_CASES, difference, pyramidion_converted, pyramidion_golden, pyramidion_in, remove_card,
-        settings,
-    },
+    support::{PYRAMIDION_CASES, pyramidion_golden, pyramidion_in, remove_card, settings},
+    *,
 };
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-};
-use tempfile::TempDir;
 use weir::{
-    error::{Error, Result},
-    kernels::{Dtype, Isa, pages::PagePool},
+    kernels::pages::PagePool,
     models::{
-        checkpoint::{Config, json::read_limited},
-        contract::{
-            BoundaryOptions, Card, Cost, Document, DocumentEncoder, Encoding, EncodingStage, KvMemory, Model, Scratch,
-            SequenceRow, State, Want, advance,
-        },
-        convert::{Source, convert},
-        family::{
-            parts::work_mut,
-            pyramidion::{EncoderHookPoint, Work},
-        },
-        load::{Settings, blueprint, init, load},
+        checkpoint::json::read_limited,
+        contract::{Document, DocumentEncoder, Encoding, EncodingStage},
+        convert::convert,
+        family::pyramidion::{EncoderHookPoint, Work},
+        load::init,
         nn::{
             kv_cache::PagedVectors,
             topk::{Halving, Pooler, PoolerInput},

@@ -1,8 +1,7 @@
 //! Settings of `weir serve`: flags before environment before file before defaults, and all errors reported at once.
 
+use crate::*;
 use clap::{Arg, ArgAction, CommandFactory};
-use std::{fs, path::Path, process::Command};
-use tempfile::TempDir;
 use weir::cli::Cli;
 
 /// Runs `weir serve`. Returns stdout if it succeeds, otherwise stderr.

@@ -1,14 +1,7 @@
 //! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
-use crate::{process::Server, support::*};
-use safetensors::SafeTensors;
-use serde_json::Value;
-use std::{fs, path::Path, process::Command, sync::Arc};
-use tempfile::TempDir;
-use weir::{
-    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, summary::Summarize},
-    models::load::load,
-};
+use crate::{support::*, *};
+use weir::engine::{DocumentEvent, DocumentSource, Event};
 
 /// Tolerance of scores: sums of a few logits, each within 5e-5.
 const SCORES: f32 = 1e-4;

@@ -1,19 +1,8 @@
 //! Helpers for tests: the official fixtures, converted once per run, sequences without an engine, and random choices.
 
-use std::{
-    collections::HashMap,
-    path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex},
-};
-use tempfile::TempDir;
-use weir::{
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryOptions, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
-        convert,
-        load::{Settings, load},
-    },
-};
+use crate::*;
+use std::collections::HashMap;
+use weir::models::convert;
 
 /// Fixture cases of the hourglass family.
 pub(crate) const CASES: [&str; 8] =

@@ -1,37 +1,19 @@
 //! The T5 family: golden data, converted checkpoints, tokenizers, and documents in parts.
 
 use crate::{
-    golden::Golden,
-    process::Server,
     pyramidion::with_document,
-    support::{T5_CASES, difference, settings, t5_converted, t5_golden, t5_in, t5_shortened},
+    support::{T5_CASES, settings, t5_converted, t5_golden, t5_in, t5_shortened},
     t5_checkpoints::changed,
+    *,
 };
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    process::Command,
-    sync::{Arc, Mutex},
-};
-use tempfile::TempDir;
 use weir::{
     engine::{
-        DocumentEvent, DocumentSource, Event, Handle, Limits,
+        DocumentEvent, DocumentSource, Event,
         beam::{BeamSearch, Hypothesis, SearchOptions, SearchStep},
-        summary::Summarize,
     },
-    kernels::{Dtype, Isa},
     models::{
-        contract::{
-            Document, DocumentEncoder, EncodingStage, Model, PoolingChoice, Scratch, SearchRules, SequenceRow, Want,
-            advance,
-        },
-        family::{
-            parts::{EncoderHookPoint, work_mut},
-            t5::Work,
-        },
-        load::{Settings, load},
+        contract::{Document, DocumentEncoder, EncodingStage, PoolingChoice, SearchRules},
+        family::{parts::EncoderHookPoint, t5::Work},
         nn::{attention::HookPoint, position::Buckets},
     },
 };

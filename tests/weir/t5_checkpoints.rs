@@ -1,30 +1,13 @@
 //! Conversion from Hugging Face's layout: tokenizers, defaults, storage, and what is refused.
 
 use crate::{
-    process::Server,
-    support::{difference, settings, t5_converted, t5_golden, t5_in},
+    support::{settings, t5_converted, t5_golden, t5_in},
     t5::{Case, encode, encoder, forced, parsed, weir},
+    *,
 };
-use safetensors::{Dtype as FileDtype, SafeTensors};
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Cursor, Write},
-    path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
-};
-use tempfile::TempDir;
-use weir::{
-    kernels::Dtype,
-    models::{
-        contract::EarlyStopping,
-        convert::{Source, convert},
-        load::{Settings, load},
-        text::{StreamTokenizer, Vocabulary},
-    },
-};
+use safetensors::Dtype as FileDtype;
+use std::io::Cursor;
+use weir::models::{contract::EarlyStopping, convert::convert, text::StreamTokenizer};
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 fn cases(name: &str) -> Value {

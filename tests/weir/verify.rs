@@ -2,29 +2,17 @@
 //! of every family.
 
 use crate::{
-    decoder, hourglass, hugging_face, lslm,
     pyramidion::Shape,
-    support::{
-        CASES, Dice, HNET_CASES, LSLM_CASES, PYRAMIDION_CASES, T5_CASES, converted, hnet_converted, lslm_converted,
-        lslm_golden, pyramidion_converted, settings, storms, t5_converted, text_symbols,
-    },
+    support::{HNET_CASES, PYRAMIDION_CASES, T5_CASES, settings, t5_converted},
+    *,
 };
-use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
-use serde_json::Value;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
-use tempfile::TempDir;
+use safetensors::Dtype as Stored;
 use weir::{
-    kernels::{Dtype, Isa},
     models::{
-        contract::{self, BoundaryMode, BoundaryOptions, KeptVector, Model, Noise},
+        contract::{self, KeptVector},
         convert,
         family::decoder::measure,
-        load::{FAMILIES as ALL_FAMILIES, Settings, load},
+        load::FAMILIES as ALL_FAMILIES,
     },
     verify::{
         Checkpoint, FAMILIES, Given, Input, Outputs, Report, Tolerance, decoder::mean_scores, load as reference,

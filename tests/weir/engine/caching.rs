@@ -1,31 +1,14 @@
 //! The segment cache, the document cache, and memory pressure.
 
-use crate::{
-    document_model::{BLOCK, BYTES, DocumentModel, LoggedStep, MARKS, TOKENS, logits},
-    engine::{
-        resume::models,
-        toy_model::{FAIL, JobOutput, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, eventually, generate, mix},
-    },
-    support::{Dice, converted, fixture, settings, text_symbols},
-};
-use std::{
-    path::Path,
-    sync::{Arc, atomic::Ordering::SeqCst},
-    time::{Duration, Instant},
-};
+use super::*;
+use crate::document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, logits};
 use weir::{
     engine::{
-        DocumentEvent, DocumentSource, Event, Events, Handle, Job, Limits, Terms,
+        DocumentEvent, DocumentSource,
         beam::{BeamSearch, Hypothesis, RowMove, SearchStep},
-        options::{Details, FinishReason, Generate, Sampling, Score},
-        summary::{ByteRange, EncodedDocument, Summarize, SummaryResult, ValidSummarize},
+        summary::{ByteRange, EncodedDocument, SummaryResult, ValidSummarize},
     },
-    error::{Code, Error, Result},
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, PoolingChoice},
-        load::{Settings, load},
-    },
+    models::contract::PoolingChoice,
 };
 
 const CACHE: usize = 64 << 20;

@@ -1,33 +1,12 @@
 //! Sessions that edit a document give the results of cold requests for the same text, bit for bit, after any edits.
 
-use crate::{
-    decoder,
-    engine::toy_model::generate,
-    hourglass,
-    support::{Dice, fixture_in, hnet_in, lslm_in, storms},
-};
-use std::{
-    slice,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use super::*;
+use std::slice;
 use tokio::runtime::Runtime;
-use weir::{
-    engine::{
-        Event, Handle, Job, Limits, Terms,
-        completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
-        edited_text::Splice,
-        editing::{EditSession, MAX_SCORED_BYTES},
-        observer::{EngineEvent, Observer},
-        options::{EmittedSymbol, Score},
-        session::{Session, SessionProgress},
-    },
-    error::Error,
-    kernels::Dtype,
-    models::contract::{BoundaryOptions, Model, SequenceRow, advance},
+use weir::engine::{
+    completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
+    edited_text::Splice,
+    editing::{EditSession, MAX_SCORED_BYTES},
 };
 
 const TEXT_BYTES: usize = 2000;

@@ -1,26 +1,7 @@
 //! Limits, failures, and what observers see.
 
-use crate::engine::toy_model::{
-    BYTES, FAIL, MAX_SYMBOLS, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, Toy, alone, assert_idle, eventually,
-    generate, read, varied,
-};
-use std::{
-    sync::{Arc, Mutex, atomic::Ordering::SeqCst},
-    thread,
-    time::{Duration, Instant},
-};
-use weir::{
-    engine::{
-        Event, Events, Handle, Job, Limits, Phase,
-        observer::{EngineEvent, Observer},
-        options::FinishReason,
-    },
-    error::{Code, Error, Result},
-    models::{
-        contract::Model,
-        usage::{Timing, Usage},
-    },
-};
+use super::*;
+use weir::engine::Phase;
 
 fn limits(rows: usize, queue: usize) -> Limits {
     Limits { rows, queue, ..Limits::default() }

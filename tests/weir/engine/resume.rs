@@ -1,39 +1,14 @@
 //! Streams that are resumed, endless, or read slowly.
 
-use crate::{
-    decoder,
-    engine::{
-        caching::ask,
-        toy_model::{
-            self, JobOutput, MAX_SYMBOLS, Toy, VOCABULARY, alone, assert_idle, eventually, generate, mix, read, varied,
-        },
-    },
-    hourglass,
-    support::{
-        Dice, converted, fixture, fixture_in, hnet_converted, hnet_in, lslm_converted, lslm_in, settings, text_symbols,
-    },
+use super::*;
+use crate::engine::{
+    caching::ask,
+    toy_model::{self},
 };
 use proptest::prelude::*;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
 use weir::{
-    engine::{
-        Event, Handle, Job, Limits,
-        cache::{Capacity, Key, SegmentCache},
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
-        session::{Session, SessionProgress},
-    },
-    error::{Code, Error, Result},
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
-        load::{Settings, load},
-        usage::{LevelCounts, Usage},
-    },
+    engine::cache::{Capacity, Key, SegmentCache},
+    models::usage::LevelCounts,
 };
 
 /// State from which a session resumes after it lost its row.

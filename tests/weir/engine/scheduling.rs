@@ -1,33 +1,9 @@
 //! The scheduler with a real engine: order, batches, preemption and shared segment steps.
 
-use crate::{
-    engine::{
-        resume::{checkpoint, models},
-        toy_model::{
-            BYTES, JobOutput, MAX_SYMBOLS, PANIC_AT_FINISH, PANIC_IN_MIDDLE, Toy, alone, assert_idle, eventually,
-            generate, mix, read, read_timed, varied,
-        },
-    },
-    support::{settings, text_symbols},
-};
-use proptest::{collection::vec, prelude::*};
-use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
-    thread,
-    time::{Duration, Instant},
-};
-use weir::{
-    engine::{
-        Event, Events, Handle, Job, Limits, Terms,
-        options::{Details, Generate, Score, WindowOptions},
-        session::Session,
-    },
-    error::{Code, Error, Result},
-    models::{
-        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want, count_step, is_due},
-        load::{Settings, load},
-    },
-};
+use super::*;
+use crate::engine::resume::checkpoint;
+use proptest::prelude::*;
+use weir::models::contract::{count_step, is_due};
 
 fn plain(prompt: usize, max_chars: usize) -> Job {
     Job::Generate(generate(&vec![2; prompt], max_chars))
@@ -219,23 +195,6 @@ fn small(rows: usize, queue: usize) -> Limits {
 fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, JobOutput)> {
     let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
     readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
-}
-
-#[test]
-fn other_rows_do_not_change_an_output() {
-    for round in 0..6 {
-        let toy = crate::engine::toy_model::Toy::new();
-        let engine = toy.engine(small(1 + round * 3, 200));
-        let submit = |index: u64| {
-            // Each round has its own order.
-            let seed = index * (2 * round as u64 + 1) % 64;
-            (seed, engine.submit(varied(seed), None).unwrap())
-        };
-        for (seed, output) in read_all((0..64).map(submit).collect()) {
-            assert_eq!(output, alone(varied(seed), 1000), "job {seed}");
-        }
-        assert_idle(&toy, &engine);
-    }
 }
 
 #[test]

@@ -1,24 +1,11 @@
 //! Sessions, and speculation.
 
-use crate::engine::toy_model::{
-    BYTES, JobOutput, MAX_SYMBOLS, NAN, SAMPLED, VOCABULARY, alone, assert_idle, eventually, generate, logits_after,
-    read, read_timed, run, varied,
-};
-use proptest::{collection::vec, prelude::*};
-use std::{thread, time::Duration};
-use weir::{
-    engine::{
-        Events, Job, Limits,
-        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions},
-        sampling::{LogprobOptions, Sampler},
-        session::{Session, SessionProgress},
-        speculation::{DraftBudget, GuessRates, Speculation},
-    },
-    error::Error,
-    models::{
-        contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, advance},
-        usage::Usage,
-    },
+use super::*;
+use crate::engine::toy_model::{SAMPLED, logits_after, run};
+use proptest::prelude::*;
+use weir::engine::{
+    sampling::{LogprobOptions, Sampler},
+    speculation::{DraftBudget, GuessRates, Speculation},
 };
 
 /// Returns the expected output for the symbol at `position` of a text.

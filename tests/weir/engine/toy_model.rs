@@ -1,28 +1,11 @@
 //! A model without arithmetic: its logits are a hash of all symbols before them. It counts live sequences, records its
 //! steps, can be paused, and fails on demand.
 
-use std::{
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-use weir::{
-    engine::{
-        Event, Events, Handle, Job, Limits,
-        options::{Details, Generate, Sampling, Score, Stopping},
-        session::Session,
-    },
-    error::{Error, Result},
-    models::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
-        },
-        text::{TextNormaliser, Vocabulary},
-        usage::Timing,
-    },
+use super::*;
+use std::sync::atomic::AtomicU64;
+use weir::models::{
+    contract::{PageUse, state_mut},
+    text::TextNormaliser,
 };
 
 /// Number of symbols that can be sampled: 0 to 3. Symbol 0 ends a segment.

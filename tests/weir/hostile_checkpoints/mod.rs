@@ -3,21 +3,11 @@
 #[path = "../../fuzz/entries.rs"]
 pub(crate) mod entries;
 
-use crate::support::remove_card;
+use crate::{support::remove_card, *};
 use proptest::prelude::*;
-use serde_json::{Value, json};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-use tempfile::TempDir;
-use weir::{
-    error::{Error, Result},
-    models::{
-        checkpoint::{Config, FileDtype, Writer, read_weights, weights::shapes_in},
-        contract::{BoundaryOptions, SequenceRow, Want, advance},
-        load::{Settings, blueprint, init, load, needs},
-    },
+use weir::models::{
+    checkpoint::{FileDtype, Writer, read_weights, weights::shapes_in},
+    load::{init, needs},
 };
 
 /// Writes a small valid checkpoint.

@@ -1,55 +1,18 @@
 //! The admin service, its port, and reloads.
 
+use super::*;
 use crate::{
-    certificates::{CLIENT_SERIAL, Certificates, credentials},
-    wire::{
-        Running, Server,
-        connections::{ALICE, BOB, bearing, called, connect, tried},
-        details, eventually,
-        fake_model::{Fake, Kind},
-        http::Both,
-        long, plain, prompt, read, reason, seeded,
-    },
+    certificates::{CLIENT_SERIAL, credentials},
+    wire::connections::tried,
 };
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::SocketAddr,
-    path::Path,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
-use tokio_stream::StreamExt;
-use tonic::{
-    Code, Request, Status,
-    codegen::http::{self, Version},
-    transport::Channel,
-};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-use weir::{
-    engine::Limits,
-    error::{Error, Result},
-    models::contract::Model,
-    server::{
-        AdminConfig, Engines, ModelLoader, Monitor,
-        config::{Access, AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, TransportConfig},
-        run::ServerParts,
-        serve_admin_port,
-    },
+use tonic::codegen::http::{self};
+use weir::server::{
+    config::{CredentialFiles, LiveCredentials},
+    serve_admin_port,
 };
 use weir_proto::v1::{
-    self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
-    admin_client::AdminClient, document_closed::Reason, edit_request::Action, edit_response::Event,
-    editing_client::EditingClient, generation_client::GenerationClient, model_generation::State,
-    models_client::ModelsClient,
+    ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
+    edit_response::Event, model_generation::State,
 };
 
 const TOKEN: &str = "a-token-for-the-tests";

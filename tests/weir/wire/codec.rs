@@ -1,27 +1,10 @@
 //! Compression of texts over gRPC, and its limits.
 
-use crate::{
-    support::{converted, pyramidion_converted, settings},
-    wire::{Running, connections, long},
-};
-use prost::Message;
-use std::{path::Path, time::Duration};
-use tokio::{
-    sync::mpsc,
-    time::{sleep, timeout},
-};
-use tokio_stream::{StreamExt, wrappers::UnboundedReceiverStream};
-use tonic::{Code, Status, Streaming, transport::Channel};
-use tonic_types::StatusExt;
-use weir::{
-    engine::{Handle, Limits, Phase},
-    models::load::load,
-    server::config::TransportConfig,
-};
+use super::*;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use weir_proto::v1::{
     CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
-    GenerateResponse, codec_client::CodecClient, compress_request, compress_response, decompress_request,
-    decompress_response, generation_client::GenerationClient,
+    compress_request, compress_response, decompress_request, decompress_response,
 };
 
 pub(super) const TEXT: &str = "a weir pools a stream and lets it flow on ";

@@ -1,63 +1,21 @@
 //! Connections: HTTP/2, compression, late headers, TLS and API keys.
 
-use crate::{
-    certificates::{Certificates, tls},
-    wire::{
-        Server, details, eventually,
-        fake_model::Kind,
-        http::{Both, connect_and_send},
-        long, plain, prompt, read, reason,
-    },
-};
-use h2::{
-    RecvStream,
-    client::{Builder, SendRequest},
-};
-use prost::Message;
-use serde_json::json;
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpSocket, TcpStream},
-    task::JoinSet,
-    time::timeout,
-};
+use super::*;
+use crate::certificates::tls;
+use h2::client::Builder;
+use std::net::Ipv4Addr;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::ring};
-use tokio_stream::StreamExt;
 use tonic::{
-    Code, Status,
     codec::CompressionEncoding::{self, Deflate, Gzip},
-    codegen::{
-        Bytes,
-        http::{Request, Response, Version},
-    },
-    metadata::{MetadataMap, MetadataValue},
-    transport::{Channel, Endpoint},
+    codegen::http::Request,
+    metadata::MetadataMap,
 };
-use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
     server_reflection_request::MessageRequest,
 };
-use weir::{
-    engine::Limits,
-    server::{
-        REQUEST_ID,
-        config::{Access, Credentials, Keys, TlsFiles, TransportConfig},
-    },
-};
-use weir_proto::{
-    inference::{ModelInferRequest, ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
-    v1::{
-        self, SegmentRequest, SegmentResponse, generate_response::Event, generation_client::GenerationClient,
-        models_client::ModelsClient,
-    },
-};
+use weir::server::config::TlsFiles;
+use weir_proto::{inference::ServerLiveRequest, v1::SegmentResponse};
 
 const SOON: Duration = Duration::from_secs(10);
 

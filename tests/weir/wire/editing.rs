@@ -1,21 +1,8 @@
 //! Editing sessions over gRPC and over WebSockets.
 
-use crate::wire::{
-    Server, eventually, eventually_async,
-    fake_model::Kind,
-    http::{Both, exchange},
-    reason,
-};
-use serde_json::{Value, json};
-use std::{
-    io::Write as _,
-    net::{SocketAddr, TcpStream},
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{sync::mpsc, task::block_in_place};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Streaming};
+use super::*;
+use std::{io::Write as _, net::TcpStream};
+use tokio::task::block_in_place;
 use tungstenite::{
     HandshakeError, Message, WebSocket,
     client::client,
@@ -23,14 +10,8 @@ use tungstenite::{
     handshake::client::{Request, Response, generate_key},
     protocol::frame::coding::CloseCode,
 };
-use weir::{
-    engine::Limits,
-    server::config::{Access, Checks, Credentials, EditingConfig, Keys, TransportConfig},
-};
-use weir_proto::v1::{
-    self, EditRequest, EditResponse, Until, document_closed::Reason, edit_request::Action, edit_response::Event,
-    editing_client::EditingClient,
-};
+use weir::server::config::EditingConfig;
+use weir_proto::v1::{EditRequest, EditResponse, Until, edit_response::Event};
 
 struct Session {
     requests: mpsc::Sender<EditRequest>,

@@ -1,21 +1,9 @@
 //! A fake model: its logits are a hash of all previous symbols. It can be held, slowed down, and panics on demand.
 
-use std::{
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-use weir::{
-    error::Result,
-    models::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
-        },
-        text::{TextNormaliser, Vocabulary},
-    },
+use super::*;
+use weir::models::{
+    contract::{PageUse, state_mut},
+    text::TextNormaliser,
 };
 
 /// Symbols of the vocabulary. The first ends a segment.

@@ -1,42 +1,16 @@
 //! H-Nets, Hugging Face models and latent segment models over gRPC.
 
+use super::*;
 use crate::{
-    golden::Golden,
-    hugging_face,
-    support::{LSLM_CASES, full, hnet_converted, hnet_golden, lslm_golden, lslm_in, settings},
+    support::hnet_golden,
     wire::{
-        GeneratedResponse, Running, eventually,
-        http::{Reply, exchange},
         open_inference as inference,
         open_inference::{next, words},
-        read, reason,
     },
 };
-use serde_json::{Value, json};
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::{Code, Request, Status};
-use weir::{
-    engine::{Handle, Limits},
-    kernels::Dtype,
-    models::{
-        contract::{BoundaryOptions, Model, SymbolBoundary, levels},
-        load::{Settings, load},
-    },
-    server::{Engines, config::TransportConfig, run::ServerParts},
-};
-use weir_proto::{
-    inference::{ModelConfigRequest, ModelInferRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
-    v1::{
-        self, FinishReason, GenerateRequest, edit_request::Action, edit_response, editing_client::EditingClient,
-        generate_response, generation_client::GenerationClient, models_client::ModelsClient, score_response::Event,
-    },
-};
+use weir::models::contract::levels;
+use weir_proto::v1::score_response::Event;
+use weir_proto::{inference::ModelConfigRequest, v1::edit_response};
 
 const PROMPT: &str = "Chunks of bytes: été.";
 
@@ -253,28 +227,6 @@ async fn marks_and_bytes_are_sent_as_text() {
     assert_eq!(started.finished.usage.unwrap().generated_chars, 4);
 }
 
-#[tokio::test]
-async fn rows_of_a_batch_equal_each_row_alone() {
-    let requests: Vec<_> =
-        (0..32).map(|row| request(&"Rows begin their chunks at different bytes. "[row..], 16, row as u64)).collect();
-    for case in ["one_stage", "two_stage"] {
-        let one = Served::hnet_with(case, settings(), Limits { rows: 1, cache_bytes: 0, ..Limits::default() }).await;
-        let mut alone = Vec::new();
-        for request in &requests {
-            alone.push(one.answer(request.clone()).await.unwrap());
-        }
-        let batch = Served::hnet_with(case, settings(), Limits { rows: 32, cache_bytes: 0, ..Limits::default() }).await;
-        for rows in [2, 32] {
-            let answers = batch.answers(requests[..rows].to_vec()).await;
-            for (row, (answer, alone)) in answers.iter().zip(&alone).enumerate() {
-                assert_eq!(characters(answer), characters(alone), "{case}, row {row} of {rows}");
-                assert_eq!(answer.text(), alone.text(), "{case}, row {row} of {rows}");
-            }
-        }
-        assert!(batch.engine.counters().segment_rows > batch.engine.counters().segment_steps, "{case}: never together");
-    }
-}
-
 /// States cannot be rewound: a replay feeds the text again.
 #[tokio::test]
 async fn cached_and_preempted_sequences_keep_their_bytes() {
@@ -476,30 +428,6 @@ async fn the_open_inference_protocol_writes_the_same_text() {
 }
 
 #[tokio::test]
-async fn a_deadline_ends_a_request_and_frees_its_memory() {
-    for model_type in MODELS {
-        let server = Served::hugging_face(model_type).await;
-        let mut request = Request::new(token_request(TOKEN_PROMPT, ENDLESS));
-        request.set_timeout(Duration::from_millis(300));
-        let mut stream = server.generation().generate(request).await.unwrap().into_inner();
-        let mut text = String::new();
-        let status = loop {
-            match stream.next().await.expect("a status ends it") {
-                Ok(message) => match message.event {
-                    Some(generate_response::Event::Piece(piece)) => text += &piece.text,
-                    Some(generate_response::Event::Finished(_)) => panic!("{model_type}: it ended before its deadline"),
-                    _ => {}
-                },
-                Err(status) => break status,
-            }
-        };
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
-        assert!(!text.is_empty(), "{model_type}: text before the deadline is sent");
-        server.at_rest().await;
-    }
-}
-
-#[tokio::test]
 async fn a_cancelled_request_frees_its_row_and_memory() {
     for model_type in MODELS {
         let server = Served::hugging_face(model_type).await;
@@ -551,46 +479,6 @@ async fn memory_is_limited() {
         }
         assert!(server.model.memory().limit <= bytes);
     }
-}
-
-#[tokio::test]
-async fn streams_finish_while_the_server_drains() {
-    for model_type in MODELS {
-        let mut server = Served::hugging_face(model_type).await;
-        let mut stream = server.generation().generate(token_request(TOKEN_PROMPT, 400)).await.unwrap().into_inner();
-        stream.next().await.unwrap().unwrap();
-        server.running.shut_down();
-        while server.generation().generate(token_request(TOKEN_PROMPT, 1)).await.is_ok() {}
-        let mut last = None;
-        while let Some(message) = stream.next().await {
-            last = message.unwrap().event;
-        }
-        let Some(generate_response::Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
-        assert_eq!(finished.usage.unwrap().generated_chars, 400);
-        tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
-        server.at_rest().await;
-    }
-}
-
-/// A stream that outlasts the drain gets a status.
-#[tokio::test]
-async fn a_drain_has_a_limit() {
-    let config = TransportConfig { drain: Duration::from_millis(100), ..TransportConfig::default() };
-    let limits = Limits { cache_bytes: 0, ..Limits::default() };
-    let mut server = Served::hugging_face_with("llama", settings(), limits, config).await;
-    let mut stream = server.generation().generate(token_request(TOKEN_PROMPT, ENDLESS)).await.unwrap().into_inner();
-    stream.next().await.unwrap().unwrap();
-    let started = Instant::now();
-    server.running.shut_down();
-    let status = loop {
-        if let Err(status) = stream.next().await.expect("a status ends it") {
-            break status;
-        }
-    };
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
-    assert!(started.elapsed() < Duration::from_secs(10));
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
-    server.at_rest().await;
 }
 
 /// The playground's page fetches `/v1/models` and streams `/v1/completions`.

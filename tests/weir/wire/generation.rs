@@ -1,44 +1,11 @@
 //! Calls of `Generate`: prompts, pieces, stop conditions, the end byte, speculation and the choice of a model.
 
-use crate::{
-    document_model::DocumentModel,
-    hourglass,
-    support::{fixture, settings, text_symbols},
-    wire::{
-        GeneratedResponse, Running, Server, details, eventually,
-        fake_model::{Fake, Kind, MAX_SYMBOLS, SYMBOLS},
-        http::{Both, exchange},
-        http_refusals::header,
-        long, prompt, read, reason, seeded,
-    },
-};
-use serde_json::{Value, json};
-use std::{f64::consts::LN_2, net::SocketAddr, path::Path, sync::Arc, time::Duration};
-use tempfile::TempDir;
-use tokio::net::TcpListener;
-use tokio_stream::StreamExt;
-use tonic::{Code, Status};
-use weir::{
-    engine::{Handle, Limits, speculation::Speculation},
-    models::{contract::Model, load::load},
-    server::{Engines, REQUEST_ID, config::TransportConfig, run::ServerParts},
-};
+use super::*;
+use crate::wire::{fake_model::SYMBOLS, http_refusals::header};
+use weir::engine::speculation::Speculation;
 use weir_proto::{
-    inference::{
-        InferParameter, InferTensorContents, ModelInferRequest,
-        grpc_inference_service_client::GrpcInferenceServiceClient,
-        infer_parameter::ParameterChoice,
-        model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
-    },
-    v1::{
-        self, FinishReason, GenerateRequest, SegmentRequest, SummarizeOptions, SummarizeRequest,
-        generation_client::GenerationClient,
-        logit_bias::Symbol,
-        models_client::ModelsClient,
-        score_response::{Event as Scored, Event},
-        summarization_client::SummarizationClient,
-        summarize_request::Part,
-    },
+    inference::InferTensorContents,
+    v1::score_response::{Event as Scored, Event},
 };
 
 #[tokio::test]

@@ -1,38 +1,8 @@
 //! HTTP: texts, chats, summaries, inference and metrics.
 
-use crate::{
-    document_model::DocumentModel,
-    wire::{
-        GeneratedResponse,
-        editing::Client,
-        eventually,
-        fake_model::{Fake, Kind},
-        long, plain, read, seeded,
-    },
-};
-use serde_json::{Value, json};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    sync::oneshot,
-    task::JoinHandle,
-};
-use tonic::transport::Channel;
-use weir::{
-    engine::{Handle, Limits},
-    error::Result,
-    models::contract::Model,
-    server::{
-        Engines,
-        config::{Access, Credentials, Keys, TransportConfig},
-        run::{ServerParts, run},
-    },
-};
-use weir_proto::v1::{
-    self, GenerateRequest, SummarizeOptions, SummarizeRequest, generation_client::GenerationClient,
-    summarization_client::SummarizationClient, summarize_request::Part, summarize_response::Event,
-};
+use super::*;
+use crate::wire::editing::Client;
+use weir_proto::v1::summarize_response::Event;
 
 const KEY: &str = "a-key-that-alice-has";
 
@@ -358,22 +328,31 @@ async fn http_uses_the_same_keys_as_grpc() {
     let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
     let body = json!({ "prompt": "a" }).to_string();
+    let infer_body = request("a", &[]).to_string();
     for (headers, status) in [
         (&[][..], 401),
         (&["authorization: Bearer another-one-altogether"][..], 401),
         (&["authorization: Bearer a-key-that-alice-has"][..], 200),
     ] {
-        for (method, path, body) in
-            [("POST", "/v1/completions", &*body), ("GET", "/v1/models", ""), ("GET", "/v1/models/fake", "")]
-        {
+        for (method, path, body) in [
+            ("POST", "/v1/completions", &*body),
+            ("GET", "/v1/models", ""),
+            ("GET", "/v1/models/fake", ""),
+            ("GET", "/v2", ""),
+            ("GET", "/v2/models/fake", ""),
+            ("GET", "/v2/models/fake/ready", ""),
+            ("POST", "/v2/models/fake/infer", &infer_body),
+        ] {
             let reply = exchange(server.port, method, path, headers, body).await;
             assert_eq!(reply.0, status, "{path}");
-            if status == 401 {
+            if status == 401 && path.starts_with("/v1") {
                 assert_eq!(reply.refused().1, "authentication_error");
             }
         }
     }
-    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 200, "load balancers have no key");
+    for path in ["/health", "/v2/health/live", "/v2/health/ready"] {
+        assert_eq!(exchange(server.port, "GET", path, &[], "").await.0, 200, "load balancers have no key: {path}");
+    }
 }
 
 #[tokio::test]
@@ -531,23 +510,6 @@ async fn invalid_inferences_are_refused_with_a_text() {
     server.at_rest().await;
 }
 
-#[tokio::test]
-async fn all_but_health_needs_a_key() {
-    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
-    let server = Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await;
-    for path in ["/v2/health/live", "/v2/health/ready"] {
-        assert_eq!(get(&server, path).await.0, 200, "{path}");
-    }
-    for path in ["/v2", "/v2/models/fake", "/v2/models/fake/ready"] {
-        assert_eq!(get(&server, path).await.0, 401, "{path}");
-    }
-    let key = "authorization: Bearer a-key-that-alice-has";
-    assert_eq!(infer(&server, "/v2/models/fake/infer", &request("a", &[])).await.0, 401);
-    let body = request("a", &[]).to_string();
-    assert_eq!(exchange(server.port, "POST", "/v2/models/fake/infer", &[key], &body).await.0, 200);
-}
-
 /// Waits until a series has this value.
 async fn until(server: &Both, handler: &str, method: &str, status: u16, value: u32) {
     let series = format!("weir_http_requests_total{{handler=\"{handler}\",method=\"{method}\",status=\"{status}\"}}");
@@ -591,15 +553,19 @@ async fn requests_are_counted_by_path_method_and_status() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_counted() {
+async fn a_client_that_leaves_frees_its_row_and_is_counted() {
     let server = Both::new().await;
     server.model.slow(Duration::from_millis(5));
-    let body = json!({ "prompt": "a", "max_tokens": 1900 }).to_string();
-    let stream = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("the request runs", || server.engine.load().running == 1).await;
-    drop(stream);
-    until(&server, "/v1/completions", "POST", 499, 1).await;
-    server.at_rest().await;
+    for stream in [false, true] {
+        let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": stream }).to_string();
+        let client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+        eventually("the request runs", || server.engine.load().running == 1).await;
+        drop(client);
+        server.at_rest().await;
+        if !stream {
+            until(&server, "/v1/completions", "POST", 499, 1).await;
+        }
+    }
 }
 
 #[tokio::test]

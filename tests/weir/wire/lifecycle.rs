@@ -1,15 +1,6 @@
 //! Start, reload, shutdown, resumed streams and traces.
 
-use crate::{
-    decoder,
-    support::{Dice, fixture_in, hnet_in, lslm_in},
-    wire::{
-        GeneratedResponse, Running, Server, details, eventually,
-        fake_model::{Fake, Kind},
-        http::Both,
-        long, prompt, read, reason,
-    },
-};
+use super::*;
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
         ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -18,25 +9,11 @@ use opentelemetry_proto::tonic::{
     common::v1::any_value::Value,
     trace::v1::{Span, status::StatusCode},
 };
-use serde_json::json;
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{net::TcpListener, sync::mpsc};
-use tokio_stream::StreamExt;
 use tonic::{
-    Code, Request, Response, Status,
-    transport::{self, Channel, server::TcpIncoming},
+    Response,
+    transport::{self, server::TcpIncoming},
 };
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-use weir::{
-    engine::{Handle, Limits, Load, Phase},
-    kernels::Dtype,
-    models::contract::Model,
-    server::{Engines, Monitor, Traces, config::TransportConfig, run::ServerParts},
-};
-use weir_proto::v1::{self, GenerateRequest, generate_response::Event, generation_client::GenerationClient};
+use weir::{engine::Load, server::Traces};
 
 const STEP: Duration = Duration::from_millis(2);
 

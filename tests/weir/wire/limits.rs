@@ -1,37 +1,9 @@
 //! Limits on requests, calls and memory, which the server frees afterwards.
 
-use crate::{
-    certificates::Certificates,
-    support::converted,
-    wire::{
-        Running, Server,
-        connections::{
-            self, DATA, END_STREAM, GOAWAY, RST_STREAM, SETTINGS, channel_from, connect_from, frame, frames,
-            is_healthy, segment, sent, until_closed,
-        },
-        details, eventually,
-        fake_model::Kind,
-        long, plain, prompt, reason,
-    },
-};
-use prost::Message;
-use std::{sync::Arc, time::Duration};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tokio_stream::StreamExt;
-use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
-use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-use weir::{
-    engine::{Handle, Limits},
-    models::{
-        contract::Model,
-        load::{Settings, load},
-    },
-    server::config::TransportConfig,
-};
+use super::*;
+use crate::wire::connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed};
 use weir_proto::v1::{
-    self, ScoreResponse, codec_client::CodecClient, compress_request::Part, compress_response::Event as Compressed,
-    generate_response::Event, generation_client::GenerationClient, models_client::ModelsClient,
-    score_response::Event as ScoreEvent,
+    ScoreResponse, compress_request::Part, compress_response::Event as Compressed, score_response::Event as ScoreEvent,
 };
 
 const SOON: Duration = Duration::from_secs(10);

@@ -17,32 +17,46 @@ mod other_calls;
 mod overload;
 mod summaries;
 
-use crate::wire::fake_model::{Fake, Kind};
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
+use crate::{
+    support::settings,
+    wire::{
+        connections::{
+            ALICE, BOB, DATA, RST_STREAM, bearing, called, channel_from, connect, frame, is_healthy, segment, sent,
+        },
+        fake_model::{Fake, Kind, MAX_SYMBOLS},
+        http::{Both, Reply, connect_and_send, exchange},
+    },
+    *,
 };
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tokio_stream::StreamExt;
+use h2::{RecvStream, client::SendRequest};
+use std::{collections::HashMap, f64::consts::LN_2, sync::atomic::AtomicBool};
+use tokio::{net::TcpSocket, sync::oneshot, task::JoinHandle, time::sleep};
 use tonic::{
-    Status, Streaming,
-    transport::{Channel, Endpoint},
+    codegen::{
+        Bytes,
+        http::{Response, Version},
+    },
+    metadata::MetadataValue,
 };
+use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_types::{ErrorDetails, StatusExt};
 use weir::{
-    engine::{Handle, Limits},
-    error::Result,
-    models::contract::Model,
+    engine::Phase,
     server::{
-        Engines,
-        config::TransportConfig,
-        run::{ServerParts, run},
+        AdminConfig, ModelLoader, Monitor, REQUEST_ID,
+        config::{AdminToken, Checks},
+        run::run,
     },
 };
-use weir_proto::v1::{
-    self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,
-    models_client::ModelsClient,
+use weir_proto::{
+    inference::{
+        InferParameter, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice,
+        model_infer_request::InferRequestedOutputTensor,
+    },
+    v1::{
+        DocumentChunk, FinishReason, SegmentRequest, admin_client::AdminClient, codec_client::CodecClient,
+        document_closed::Reason, edit_request::Action, editing_client::EditingClient, logit_bias::Symbol,
+    },
 };
 
 /// A server on a free port with a connected client channel. Aborted on drop.

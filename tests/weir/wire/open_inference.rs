@@ -1,42 +1,11 @@
 //! The Open Inference Protocol, compared with weir's own API.
 
-use crate::{
-    document_model::DocumentModel,
-    wire::{
-        Running, Server, eventually,
-        fake_model::{Fake, Kind},
-        long, prompt, read, reason,
-    },
-};
-use prost::Message;
-use std::{collections::HashMap, sync::Arc, time::Duration};
-use tokio::sync::mpsc;
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use super::*;
 use tonic::{
-    Code, Request, Status, Streaming,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     codegen::http::uri::PathAndQuery,
-    transport::Channel,
 };
-use tonic_types::StatusExt;
-use weir::{
-    engine::{Handle, Limits},
-    models::contract::Model,
-    server::{
-        Engines,
-        config::{Access, Credentials, Keys, TransportConfig},
-    },
-};
-use weir_proto::{
-    inference as oip,
-    inference::{
-        InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-        grpc_inference_service_client::GrpcInferenceServiceClient,
-        infer_parameter::ParameterChoice,
-        model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
-    },
-    v1::generation_client::GenerationClient,
-};
+use weir_proto::inference as oip;
 
 type Client = GrpcInferenceServiceClient<Channel>;
 

@@ -1,56 +1,11 @@
 //! Tokenization, scores, calibration, reflection, golden messages, and the shipped models.
 
-use crate::{
-    support::{CASES, Dice, converted, fixture, full, golden, settings, storms},
-    wire::{
-        Running, Server,
-        connections::{channel_from, is_healthy, segment},
-        details, eventually,
-        fake_model::{Fake, HELD_SYMBOLS, Kind, MAX_SYMBOLS},
-        http::{Both, exchange},
-        plain, read, reason,
-    },
-};
-use prost::Message;
-use serde_json::{Value, json};
-use std::{
-    collections::BTreeSet,
-    f64::consts::LN_2,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
-use tokio_stream::StreamExt;
-use tonic::{Code, Status, codec::CompressionEncoding, transport::Channel};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-use weir::{
-    engine::{
-        Handle, Job, Limits,
-        options::{Generate, WindowOptions},
-        score::{WindowScore, score_window, windows},
-    },
-    models::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        load::{Settings, load},
-    },
-    server::{Engines, config::TransportConfig},
-};
-use weir_proto::{
-    inference::{
-        InferParameter, ModelInferRequest, grpc_inference_service_client::GrpcInferenceServiceClient,
-        infer_parameter::ParameterChoice, model_infer_request::InferInputTensor,
-    },
-    v1::{
-        self, DocumentChunk, SummarizeOptions, SummarizeRequest, generation_client::GenerationClient,
-        models_client::ModelsClient, score_response::Event, summarization_client::SummarizationClient,
-        summarize_request::Part,
-    },
-};
+use super::*;
+use crate::{support::golden, wire::fake_model::HELD_SYMBOLS};
+use tokio::time::Instant;
+use tonic::codec::CompressionEncoding;
+use weir::engine::score::{WindowScore, score_window, windows};
+use weir_proto::v1::score_response::Event;
 
 /// Time in which a request that is not held would be answered.
 const A_WHILE: Duration = Duration::from_millis(200);

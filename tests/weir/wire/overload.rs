@@ -1,54 +1,16 @@
 //! Overload: refusals, fairness between tenants, latency classes, and responses that no client reads.
 
-use crate::{
-    support::{Dice, hnet_converted, settings},
-    wire::{
-        GeneratedResponse, Running, Server,
-        admin::Watched,
-        connections::{self, ALICE, BOB, alice_and_bob, bearing, channel_from, segment, with_keys},
-        details, eventually,
-        fake_model::{Fake, Kind},
-        families::{self, ENDLESS, MODELS, TOKEN_PROMPT},
-        generation::inference,
-        long, prompt, reason,
-    },
+use super::*;
+use crate::wire::{
+    admin::Watched,
+    connections::{self, alice_and_bob, with_keys},
+    families::{self, ENDLESS, MODELS, TOKEN_PROMPT},
+    generation::inference,
 };
-use h2::{RecvStream, client::SendRequest};
-use prost::Message;
-use std::{
-    collections::HashMap,
-    future::Future,
-    path::Path,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{task::JoinSet, time::timeout};
-use tokio_stream::StreamExt;
-use tonic::{
-    Code, Status,
-    codegen::{Bytes, http::Response},
-    transport::Channel,
-};
-use weir::{
-    engine::Limits,
-    error::{Error, Result},
-    models::{contract::Model, load::load},
-    server::{
-        AdminConfig, Engines, ModelLoader, Monitor,
-        config::{AdminToken, TransportConfig},
-        run::ServerParts,
-    },
-};
-use weir_proto::{
-    inference::{
-        ModelInferResponse, ModelStreamInferResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
-    },
-    v1::{
-        self, GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest,
-        SegmentRequest, Windows, admin_client::AdminClient, generate_response::Event,
-        generation_client::GenerationClient, latency_client::LatencyClient,
-    },
+use std::{future::Future, pin::Pin};
+use weir_proto::v1::{
+    GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, Windows,
+    latency_client::LatencyClient,
 };
 
 const ROWS: usize = 4;

@@ -1,43 +1,14 @@
 //! `Summarization` over gRPC.
 
+use super::*;
 use crate::{
-    document_model::{BLOCK, DocumentModel, MARKS, PANIC, TOKENS, logits},
-    golden::Golden,
-    support::{settings, t5_golden, t5_shortened},
-    wire::{
-        self, Running,
-        connections::{DATA, RST_STREAM, frame, sent},
-        details,
-        errors::status_of_call,
-        eventually,
-        http::exchange,
-        reason,
-    },
+    document_model::{BLOCK, MARKS, PANIC, TOKENS, logits},
+    support::{t5_golden, t5_shortened},
+    wire::{self, errors::status_of_call},
 };
-use prost::Message;
-use serde_json::{Value, json};
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
-use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, IntoStreamingRequest, Request, Status, Streaming, transport::Channel};
-use weir::{
-    engine::{
-        Handle, Limits,
-        beam::{BeamSearch, RowMove, SearchStep},
-        summary::Summarize,
-    },
-    models::{contract::Model, load::load},
-    server::{
-        Engines,
-        config::{Access, Credentials, Keys, TransportConfig},
-        run::ServerParts,
-    },
-};
-use weir_proto::v1::{
-    self, DocumentChunk, LongDocuments, SummarizeOptions, SummarizeRequest, SummarizeResponse,
-    generation_client::GenerationClient, models_client::ModelsClient, summarization_client::SummarizationClient,
-    summarize_request::Part, summarize_response::Event,
-};
+use tonic::IntoStreamingRequest;
+use weir::engine::beam::{BeamSearch, RowMove, SearchStep};
+use weir_proto::v1::{LongDocuments, SummarizeResponse, summarize_response::Event};
 
 struct Server {
     model: Arc<DocumentModel>,

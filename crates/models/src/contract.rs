@@ -410,7 +410,7 @@ pub trait State: Any + Send + Sync {
         0
     }
 
-    /// Drops all symbols, including those in flight. The state is then as [`Model::begin`](Model::begin)
+    /// Drops all symbols, including those in flight. The state is then as [`Model::begin`]
     /// returns it, except that its first symbol is at `offset` in its stream.
     fn restart(&mut self, offset: usize);
 
@@ -793,7 +793,7 @@ pub trait DocumentEncoder: Send + Sync {
     fn open_hard(&self) -> Result<Box<dyn Encoding>>;
 
     /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, the resulting document included. Rows of
-    /// the document are not included (see [`Model::bytes_for`](Model::bytes_for)).
+    /// the document are not included (see [`Model::bytes_for`]).
     fn bytes_for(&self, tokens: usize) -> usize;
 
     /// Multiply-adds of encoding `tokens` tokens to a document of `vectors` vectors: matrix products and attention.

@@ -1,8 +1,8 @@
-//! Complete models, one paper a file; their checkpoints; and converters from upstream formats.
+//! Complete models, one paper a file.
 //!
-//! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors,
-//! and how to build a [`Model`] from them. [`families`] has their table. Loading,
-//! `weir init`, `weir inspect` and the converters use families through these two only.
+//! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors, and how to build a [`Model`] from them.
+//! [`FAMILIES`](crate::load::FAMILIES) is their table. Loading, `weir init`, `weir inspect` and the converters use families through
+//! these two only.
 
 pub mod decoder;
 pub mod hnet;

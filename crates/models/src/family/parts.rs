@@ -1,6 +1,6 @@
 //! Parts that several families share: a stack's dimensions, tensors and loading, and helpers of steps and states.
 //!
-//! A blueprint checks its architecture with [`Check`] and lists its tensors with [`layer`] and [`position`]; a model takes the tensors
+//! A blueprint checks its architecture with [`Check`] and lists its tensors with [`layer`] and [`position()`]; a model takes the tensors
 //! out of the checkpoint with a [`Loader`], by the same names.
 
 use crate::{

@@ -124,12 +124,12 @@ pub enum AttentionKind {
     /// Softmax over a block or over all vectors.
     #[default]
     Softmax,
-    /// See [`Global::Efficient`](crate::nn::encoder::Global::Efficient).
+    /// See [`Global::Efficient`].
     Efficient {
         /// Number of the first heads, which attend to blocks.
         local_heads: usize,
     },
-    /// See [`Hashing`](crate::nn::encoder::Hashing).
+    /// See [`Hashing`].
     Lsh {
         /// Number of the first heads, which attend to blocks.
         local_heads: usize,

@@ -134,7 +134,7 @@ pub enum PositionScheme {
     Rotary(Rotary),
     /// ALiBi: each head's slope.
     Alibi(Vec<f32>),
-    /// T5: each head's number for each distance, see [`buckets::Buckets::tables`]. Stacks may share the tables.
+    /// T5: each head's number for each distance, see [`Buckets::tables`]. Stacks may share the tables.
     Buckets(Arc<[Vec<f32>]>),
     /// See [`Absolute`].
     Absolute(Absolute),

@@ -5,7 +5,7 @@
 //! each bucket of distances.
 //!
 //! A [`T5Stack`] is causal and caches its keys: decoders, and encoders that were made causal. A pass takes any mixture of positions,
-//! as in [`attention`](super::attention). A [`T5Encoder`] looks both ways.
+//! as in [`attention`]. A [`T5Encoder`] looks both ways.
 
 use crate::nn::{
     Activation, Position,
@@ -222,7 +222,7 @@ impl T5Stack {
         }
     }
 
-    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`]. Returns the first error of `write`.
+    /// Projects the vectors of a memory, (vectors, C): see [`attention::project_memory`](super::attention::project_memory). Returns the first error of `write`.
     pub fn project_memory(
         &self,
         compute: &Compute,

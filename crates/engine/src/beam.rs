@@ -593,21 +593,6 @@ mod tests {
     }
 
     #[test]
-    fn ngrams_are_not_repeated() {
-        let options = SearchOptions { beam: 3, min_tokens: 40, max_tokens: 60, no_repeat_ngram: 2, ..OPTIONS };
-        let (actual, _) = search(&options, 9, 1 << 20);
-        assert_eq!(actual.len(), 3);
-        for text in actual {
-            let fed: Vec<_> = [MARKS.start].into_iter().chain(text.tokens.iter().copied()).collect();
-            let mut runs: Vec<_> = fed.windows(2).collect();
-            runs.sort_unstable();
-            let count = runs.len();
-            runs.dedup();
-            assert_eq!(runs.len(), count, "{:?}", text.tokens);
-        }
-    }
-
-    #[test]
     fn scores_are_normalised_sums_of_logprobs() {
         let options = SearchOptions { length_penalty: 2.0, min_tokens: 3, ..OPTIONS };
         let (actual, _) = search(&options, 5, 1 << 20);

@@ -662,17 +662,6 @@ mod long_documents_tests {
     }
 
     #[test]
-    fn summaries_that_are_too_long_are_summarized_in_parts_again() {
-        let text = "Some sentence is here. ".repeat(30);
-        let (summary, parts) = run(&text, 120, 20);
-        let (last, _) = parts.last().unwrap();
-        assert_eq!((last.round, summary.unwrap().as_str()), (2, &text[..20]));
-        let round: Vec<&str> =
-            parts.iter().filter(|(part, _)| part.round == 1).map(|(_, summary)| summary.as_str()).collect();
-        assert_eq!(last.round_bytes, round.join("\n").len() as u64);
-    }
-
-    #[test]
     fn boundaries_prefer_sentences_then_words() {
         let text = "aaaa bbbb cccc. dddd eeee";
         assert_eq!(next_start(text, 18), 16, "behind the sentence");

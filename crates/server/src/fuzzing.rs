@@ -79,32 +79,16 @@ mod tests {
     }
 
     #[test]
-    fn the_corpus_of_edit_messages_passes() {
-        run_corpus("edit", edit_messages);
-    }
-
-    #[test]
-    fn the_corpus_of_grpc_requests_passes() {
-        run_corpus("grpc", grpc_request);
-    }
-
-    #[test]
-    fn the_corpus_of_completion_requests_passes() {
-        run_corpus("openai", completion_request);
-    }
-
-    #[test]
-    fn the_corpus_of_summary_requests_passes() {
-        run_corpus("summaries", summary_request);
-    }
-
-    #[test]
-    fn the_corpus_of_framed_messages_passes() {
-        run_corpus("framing", message_framing);
-    }
-
-    #[test]
-    fn the_corpus_of_inference_requests_passes() {
-        run_corpus("open_inference", inference_request);
+    fn the_kept_corpora_pass() {
+        for (target, entry) in [
+            ("edit", edit_messages as fn(&[u8])),
+            ("grpc", grpc_request),
+            ("openai", completion_request),
+            ("summaries", summary_request),
+            ("framing", message_framing),
+            ("open_inference", inference_request),
+        ] {
+            run_corpus(target, entry);
+        }
     }
 }

@@ -249,24 +249,6 @@ fn pages_of_another_tenant_leave_no_trace() {
     }
 }
 
-#[test]
-fn a_tenant_keeps_its_cached_texts_while_another_fills_the_cache() {
-    let model = fixture("whitespaces");
-    let boundaries = BoundaryOptions::default();
-    let warm = engine(&model, 3 * model.bytes_for(200));
-    let cached = |tenant: &str, seed: u64| {
-        let job = Job::Generate(request(&text(seed, 120), 2, &boundaries));
-        crate::engine::toy_model::read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars
-    };
-    assert_eq!(cached("quiet", 1), 0);
-    for seed in 100..140 {
-        assert_eq!(cached("busy", seed), 0);
-    }
-    let usage = warm.segment_cache_usage();
-    assert!(usage.evictions > 30, "the cache is full: {usage:?}");
-    assert!(cached("quiet", 1) > 80, "another tenant displaced the entry");
-}
-
 /// Admission counts the maximum that sequences can hold. If it counted less, a step would run out of pages and fail all
 /// its rows. Only fixed boundaries allow an exact count of segments.
 #[test]
@@ -685,51 +667,4 @@ fn storms_release_everything() {
     drop(readers);
     assert_idle(&model, &engine);
     assert!(model.peak() <= 3 * TOKENS * BYTES);
-}
-
-#[test]
-fn a_cached_document_is_not_encoded_again_and_belongs_to_its_tenant() {
-    let model = DocumentModel::new();
-    let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(400), ..Limits::default() };
-    let engine = document_engine(&model, limits);
-    let ids = document(100, 2);
-    let first = read(submit_document(&engine, &ids, &Summarize::default(), tenant("a")).unwrap()).unwrap();
-    let id = first.summary.document_id.clone().unwrap();
-    let blocks = model.blocks();
-    let other = Summarize { beam: Some(4), hypotheses: Some(4), ..varied(1) };
-    let again = read(engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("a")).unwrap()).unwrap();
-    assert_eq!(again.summary.hypotheses, alone(&ids, &other, &model));
-    assert_eq!((model.blocks(), again.summary.usage.cached_chars), (blocks, ids.len()));
-    assert_eq!((again.encoded, again.summary.document_id.as_ref()), (first.encoded, Some(&id)));
-    let foreign = engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("b")).err().unwrap();
-    assert_eq!(foreign.code(), Code::NotFound);
-    assert_idle(&model, &engine);
-    eventually("the entry expires", || model.alive() == 0);
-    let late = engine.summarize(&other, DocumentSource::Cached(id), tenant("a")).err().unwrap();
-    assert!(matches!(late, Error::UnknownDocument { .. }));
-    assert_eq!((engine.document_cache_usage().hits, engine.document_cache_usage().misses), (1, 2));
-}
-
-#[test]
-fn a_tenant_keeps_its_documents_while_another_stores_many() {
-    let model = DocumentModel::new();
-    let store = |engine: &Handle, name: &str, salt: u32| {
-        let events = submit_document(engine, &document(100, salt), &Summarize::default(), tenant(name)).unwrap();
-        read(events).unwrap().summary.document_id
-    };
-    let large = document_engine(&model, Limits { document_bytes: 1 << 20, ..Limits::default() });
-    store(&large, "quiet", 1);
-    let document_bytes = 5 * large.document_cache_usage().bytes;
-    let engine = document_engine(
-        &model,
-        Limits { document_bytes, document_keep: Duration::from_secs(600), ..Limits::default() },
-    );
-    let id = store(&engine, "quiet", 1).unwrap();
-    for salt in 2..20 {
-        assert!(store(&engine, "busy", salt).is_some());
-    }
-    let evictions = engine.document_cache_usage().evictions;
-    assert!(evictions > 10, "the cache is full: {evictions}");
-    let cached = engine.summarize(&Summarize::default(), DocumentSource::Cached(id), tenant("quiet"));
-    read(cached.expect("another tenant displaced the document")).unwrap();
 }

@@ -12,28 +12,6 @@ fn plain(max_chars: usize) -> Job {
 }
 
 #[test]
-fn a_full_queue_rejects_and_recovers() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(2, 6));
-    toy.hold(0);
-    let accepted: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
-    for _ in 0..50 {
-        match engine.submit(plain(5), None) {
-            Err(Error::QueueFull { what: "requests of one tenant", limit: 3, retry }) => {
-                assert!(retry >= Duration::from_millis(100) && retry <= Duration::from_secs(30));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    let load = engine.load();
-    assert_eq!((load.queued, load.running), (3, 2));
-    toy.release();
-    accepted.into_iter().for_each(|events| drop(read(events).unwrap()));
-    read(engine.submit(plain(5), None).unwrap()).unwrap();
-    assert_idle(&toy, &engine);
-}
-
-#[test]
 fn without_a_queue_jobs_still_run() {
     let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 0));
@@ -156,22 +134,6 @@ fn a_deadline_in_the_past_is_rejected() {
 }
 
 #[test]
-fn a_deadline_passes_in_the_queue() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 4));
-    // The first reader does not read, so its row pauses. The model is held until both requests are submitted: the second times out
-    // in the queue before it can preempt the first.
-    toy.hold(0);
-    let first = engine.submit(plain(1000), None).unwrap();
-    let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();
-    toy.release();
-    assert!(matches!(read(second), Err(Error::Deadline { stage: "in the queue" })));
-    assert_eq!(engine.load().queued, 0);
-    read(first).unwrap();
-    assert_idle(&toy, &engine);
-}
-
-#[test]
 fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
     let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(limits(1, 4));
@@ -282,47 +244,6 @@ fn a_failed_step_ends_its_batch_and_the_engine_continues() {
 }
 
 #[test]
-fn a_failed_segment_step_spares_the_rows_that_were_ready() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits::default());
-    toy.hold(0);
-    let ready = engine.submit(unsegmented(300), None).unwrap();
-    let failing = engine.submit(ends_with(PANIC_IN_MIDDLE), None).unwrap();
-    toy.release();
-    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(ready).unwrap(), alone(unsegmented(300), 1000));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
-fn nan_logits_end_only_their_own_row() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits::default());
-    toy.hold(0);
-    let valid = engine.submit(varied(5), None).unwrap();
-    let failing = engine.submit(ends_with(NAN), None).unwrap();
-    toy.release();
-    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(valid).unwrap(), alone(varied(5), 1000));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
-fn draining_finishes_admitted_jobs_and_rejects_new_ones() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
-    toy.hold(0);
-    let jobs: Vec<_> = (0..3).map(|seed| engine.submit(varied(seed), None).unwrap()).collect();
-    engine.drain();
-    assert!(matches!(engine.submit(varied(9), None), Err(Error::Draining { .. })));
-    toy.release();
-    for (seed, events) in jobs.into_iter().enumerate() {
-        assert_eq!(read(events).unwrap(), alone(varied(seed as u64), 1000));
-    }
-    assert_idle(&toy, &engine);
-}
-
-#[test]
 fn dropping_the_last_handle_ends_all_jobs() {
     let toy = crate::engine::toy_model::Toy::new();
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
@@ -337,13 +258,6 @@ fn dropping_the_last_handle_ends_all_jobs() {
     assert_eq!((toy.sequences(), Arc::strong_count(&toy)), (0, 1));
     assert!(matches!(read(running), Err(Error::Draining { .. })));
     assert!(matches!(read(queued), Err(Error::Draining { .. })));
-}
-
-#[test]
-fn dropping_an_idle_engine_joins_its_thread() {
-    let toy = crate::engine::toy_model::Toy::new();
-    drop(toy.engine(Limits::default()));
-    assert_eq!(Arc::strong_count(&toy), 1);
 }
 
 #[test]

@@ -45,24 +45,6 @@ fn higher_priorities_go_first() {
     assert_idle(&toy, &engine);
 }
 
-#[test]
-fn a_priority_out_of_range_is_rejected() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits::default());
-    for priority in [-9, 8, i32::MIN, i32::MAX] {
-        match engine.submit(plain(1, 1), terms("", priority)) {
-            Err(error @ Error::BadOption { field: "priority", .. }) => {
-                assert_eq!(error.code(), Code::InvalidArgument);
-                assert!(error.to_string().contains("-8 to 7"), "{error}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    for priority in [-8, 7] {
-        read(engine.submit(plain(1, 1), terms("", priority)).unwrap()).unwrap();
-    }
-}
-
 /// A tenant with long requests of high priority gets its turn by the work that they do, not by their number.
 #[test]
 fn tenants_take_turns_whatever_their_priorities() {
@@ -379,22 +361,6 @@ fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
             assert_eq!(engine.load().bytes, 0);
         }
     }
-}
-
-#[test]
-fn a_preempted_job_can_be_cancelled() {
-    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 400 * BYTES);
-    let engine = toy.engine(Limits { rows: 4, events: 400, ..Limits::default() });
-    let mut jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(long(seed, 5, 300)), None).unwrap()).collect();
-    eventually("a row was preempted", || engine.counters().preemptions > 0);
-    // The youngest row is preempted first.
-    drop(jobs.pop());
-    drop(jobs.pop());
-    let rest: Vec<_> = jobs.into_iter().map(|events| read(events).unwrap()).collect();
-    for (seed, output) in rest.into_iter().enumerate() {
-        assert_eq!(output, alone(Job::Generate(long(seed as u64, 5, 300)), 1000));
-    }
-    assert_idle(&toy, &engine);
 }
 
 #[test]

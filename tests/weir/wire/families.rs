@@ -86,20 +86,6 @@ impl Served {
         .await;
     }
 
-    /// Runs the requests at the same time, and returns their responses in order.
-    async fn answers(&self, requests: Vec<GenerateRequest>) -> Vec<GeneratedResponse> {
-        let mut calls = JoinSet::new();
-        for (index, request) in requests.into_iter().enumerate() {
-            let mut client = self.generation();
-            calls.spawn(
-                async move { (index, read(client.generate(request).await.unwrap().into_inner()).await.unwrap()) },
-            );
-        }
-        let mut all = calls.join_all().await;
-        all.sort_by_key(|(index, _)| *index);
-        all.into_iter().map(|(_, answer)| answer).collect()
-    }
-
     fn decisions(&self, symbols: &[u32]) -> Vec<SymbolBoundary> {
         full(&*self.model, symbols, &BoundaryOptions::default()).1
     }
@@ -227,48 +213,6 @@ async fn marks_and_bytes_are_sent_as_text() {
     assert_eq!(started.finished.usage.unwrap().generated_chars, 4);
 }
 
-/// States cannot be rewound: a replay feeds the text again.
-#[tokio::test]
-async fn cached_and_preempted_sequences_keep_their_bytes() {
-    for (case, chars) in [("one_stage", 400), ("two_stage", 1000)] {
-        let free = Served::hnet_with(case, settings(), Limits { cache_bytes: 0, ..Limits::default() }).await;
-        let plain = |prompt: &str, chars, seed| GenerateRequest { details: None, ..request(prompt, chars, seed) };
-        let requests: Vec<_> = (1..5).map(|seed| plain(&PROMPT[..8 + seed as usize], chars, seed)).collect();
-        let expected = free.answers(requests.clone()).await;
-        let chunks =
-            |answer: &GeneratedResponse| answer.finished.levels.iter().map(|own| own.chunks).collect::<Vec<_>>();
-        // memory for four sequences when they begin, but not when they end
-        let memory_bytes = (4 * free.model.bytes_for(80)).max(free.model.bytes_for(20 + chars as usize));
-        let limits = Limits { rows: 4, cache_bytes: 0, ..Limits::default() };
-        let tight = Served::hnet_with(case, Settings { memory_bytes, ..settings() }, limits).await;
-        // a fast machine may finish one request before the next arrives
-        for _ in 0..50 {
-            let answers = tight.answers(requests.clone()).await;
-            for (answer, expected) in answers.iter().zip(&expected) {
-                assert_eq!(answer.text(), expected.text(), "{case}");
-                assert_eq!(chunks(answer), chunks(expected), "{case}");
-            }
-            if tight.engine.counters().preemptions > 0 {
-                break;
-            }
-        }
-        assert!(tight.engine.counters().preemptions > 0, "{case}: memory did not run out");
-        eventually("all pages are free", || tight.model.memory().in_use == 0).await;
-        // the prompt, and then the prompt with the first answer, come from the cache
-        let limits = Limits { cache_bytes: 64 << 20, ..Limits::default() };
-        let cached = Served::hnet_with(case, settings(), limits).await;
-        let long = PROMPT.repeat(6);
-        let expected = free.answer(plain(&long, 60, 7)).await.unwrap();
-        let cold = cached.answer(plain(&long, 60, 7)).await.unwrap();
-        let warm = cached.answer(plain(&long, 60, 7)).await.unwrap();
-        let reused = warm.finished.usage.unwrap();
-        assert_eq!(cold.finished.usage.unwrap().cached_chars, 0, "{case}");
-        assert!(reused.cached_chars > 0, "{case}: nothing came from the cache");
-        assert_eq!((cold.text(), warm.text()), (expected.text(), expected.text()), "{case}");
-        assert_eq!((chunks(&cold), chunks(&warm)), (chunks(&expected), chunks(&expected)), "{case}");
-    }
-}
-
 #[tokio::test]
 async fn other_protocols_have_the_same_text_and_levels() {
     for case in ["one_stage", "two_stage"] {
@@ -392,42 +336,6 @@ fn infer_request(prompt: &str, tokens: u32, streamed: bool) -> ModelInferRequest
 }
 
 #[tokio::test]
-async fn the_open_inference_protocol_writes_the_same_text() {
-    for model_type in hugging_face::MODEL_TYPES {
-        let server = Served::hugging_face(model_type).await;
-        let expected = server.answer(token_request(TOKEN_PROMPT, 40)).await.unwrap();
-        let tokens = expected.started.prompt_chars as u32;
-        let mut client = server.inference();
-        let query = ModelConfigRequest { name: server.model.card().name.clone(), ..Default::default() };
-        let config = client.model_config(query).await.unwrap().into_inner().config.unwrap();
-        assert_eq!(config.parameters["token"].string_value, "piece", "{model_type}");
-        let answer = client.model_infer(infer_request(TOKEN_PROMPT, 40, false)).await.unwrap().into_inner();
-        assert_eq!(inference::words(&answer, "text_output"), expected.text(), "{model_type}");
-        assert_eq!(inference::words(&answer, "finish_reason"), "length");
-        let counts = ["num_input_tokens", "num_output_tokens"].map(|name| inference::count(&answer, name));
-        assert_eq!(counts, [tokens, 40], "{model_type}");
-        let (send, requests) = tokio::sync::mpsc::channel(1);
-        let mut answers = client.model_stream_infer(ReceiverStream::new(requests)).await.unwrap().into_inner();
-        send.send(infer_request(TOKEN_PROMPT, 40, true)).await.unwrap();
-        let mut text = String::new();
-        let mut generated = 0;
-        let mut messages = 0;
-        loop {
-            let message = next(&mut answers).await;
-            text += &inference::words(&message, "text_output");
-            generated += inference::count(&message, "num_output_tokens");
-            messages += 1;
-            if inference::is_last(&message) {
-                break;
-            }
-        }
-        assert_eq!((text, generated), (expected.text(), 40), "{model_type}");
-        assert!(messages > 1, "{model_type}: all text came at once");
-        server.at_rest().await;
-    }
-}
-
-#[tokio::test]
 async fn a_cancelled_request_frees_its_row_and_memory() {
     for model_type in MODELS {
         let server = Served::hugging_face(model_type).await;
@@ -510,6 +418,9 @@ async fn the_playground_lists_a_model_and_streams_it() {
 #[tokio::test]
 async fn usage_counts_tokens_and_characters() {
     let server = Served::hugging_face("qwen2").await;
+    let query = ModelConfigRequest { name: server.model.card().name.clone(), ..Default::default() };
+    let config = server.inference().model_config(query).await.unwrap().into_inner().config.unwrap();
+    assert_eq!(config.parameters["token"].string_value, "piece");
     let prompt = "Zürich's café – naïve";
     let expected = server.answer(token_request(prompt, 30)).await.unwrap();
     let usage = expected.finished.usage.unwrap();

@@ -3,14 +3,12 @@
 use super::*;
 use crate::wire::{
     admin::Watched,
-    connections::{self, alice_and_bob, with_keys},
-    families::{self, ENDLESS, MODELS, TOKEN_PROMPT},
+    connections::{self, with_keys},
     generation::inference,
 };
-use std::{future::Future, pin::Pin};
+use std::future::Future;
 use weir_proto::v1::{
-    GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, Windows,
-    latency_client::LatencyClient,
+    GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, latency_client::LatencyClient,
 };
 
 const ROWS: usize = 4;
@@ -704,62 +702,4 @@ async fn a_slow_client_gets_its_whole_response() {
     assert_eq!(ModelInferResponse::decode(&complete[5..]).unwrap().outputs.len(), 2);
     let streamed = ModelStreamInferResponse::decode(&streamed[5..]).unwrap();
     assert_eq!(streamed.infer_response.unwrap().outputs.len(), 2);
-}
-
-/// Rows of the engine.
-const TOKEN_ROWS: usize = 2;
-
-/// Long requests of one tenant at the same time.
-const LONG: usize = 6;
-
-type Call = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
-
-/// A generation that takes many seconds.
-fn generation(mut client: GenerationClient<Channel>) -> Call {
-    Box::pin(async move {
-        let request = bearing(families::token_request(TOKEN_PROMPT, ENDLESS), &[ALICE]);
-        crate::wire::read(client.generate(request).await?.into_inner()).await.map(drop)
-    })
-}
-
-/// The score of a text that takes many seconds: each token is computed some hundred times.
-fn score(mut client: GenerationClient<Channel>) -> Call {
-    Box::pin(async move {
-        let windows = Some(Windows { length: 200, stride: 1 });
-        let request = ScoreRequest { text: TOKEN_PROMPT.repeat(200), windows, ..Default::default() };
-        let mut stream = client.score(bearing(request, &[ALICE])).await?.into_inner();
-        while stream.message().await?.is_some() {}
-        Ok(())
-    })
-}
-
-/// One tenant fills all rows and the queue; short requests of another end before any of these.
-#[tokio::test]
-async fn long_token_requests_of_one_tenant_delay_no_other() {
-    for model_type in MODELS {
-        for long in [generation, score] {
-            let limits = Limits { rows: TOKEN_ROWS, cache_bytes: 0, ..Limits::default() };
-            let config = TransportConfig { access: alice_and_bob(), ..TransportConfig::default() };
-            let server = families::Served::hugging_face_with(model_type, settings(), limits, config).await;
-            let mut calls = JoinSet::new();
-            for _ in 0..LONG {
-                calls.spawn(long(server.generation()));
-            }
-            eventually("alice has all rows and waits", || server.engine.load().queued == LONG - TOKEN_ROWS).await;
-            for _ in 0..2 {
-                let short = bearing(families::token_request(TOKEN_PROMPT, 4), &[BOB]);
-                let answer =
-                    crate::wire::read(server.generation().generate(short).await.unwrap().into_inner()).await.unwrap();
-                assert_eq!(answer.finished.usage.unwrap().generated_chars, 4);
-                assert!(calls.try_join_next().is_none(), "{model_type}: bob's requests wait for alice's");
-            }
-            eventually("alice has all rows again", || {
-                let load = server.engine.load();
-                (load.running, load.queued) == (TOKEN_ROWS, LONG - TOKEN_ROWS)
-            })
-            .await;
-            calls.shutdown().await;
-            server.at_rest().await;
-        }
-    }
 }

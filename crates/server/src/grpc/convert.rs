@@ -421,27 +421,6 @@ mod tests {
     }
 
     #[test]
-    fn drawn_seeds_differ() {
-        let seed = || generate_job(request("a"), &letters()).unwrap().1.seed;
-        assert_ne!(seed(), seed());
-    }
-
-    #[test]
-    fn stop_strings_are_normalised_and_may_never_match() {
-        let convert = |stop: &[&str], card: &Card| {
-            let stop = stop.iter().map(|&text| text.to_owned()).collect();
-            let stopping = Some(v1::Stopping { stop, ..Default::default() });
-            let (job, format) = generate_job(v1::GenerateRequest { stopping, ..request("a") }, card).unwrap();
-            (job.stopping.stop, format.stop)
-        };
-        // The index of a match refers to the strings that can match.
-        let (encoded, texts) = convert(&["\n\n", "b C", "d"], &letters());
-        assert_eq!((encoded, texts), (vec![vec![2, 0, 3]], vec!["b C".to_owned()]));
-        let bytes = card(Vocabulary::byte_level(TextNormaliser::None));
-        assert_eq!(convert(&["é"], &bytes).0, [[0xc3, 0xa9]]);
-    }
-
-    #[test]
     fn a_biased_symbol_is_one_symbol() {
         let bias = |symbol| {
             let sampling = v1::Sampling { logit_bias: vec![v1::LogitBias { symbol, bias: 1.5 }], ..Default::default() };

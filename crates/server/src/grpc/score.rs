@@ -235,16 +235,6 @@ mod tests {
     }
 
     #[test]
-    fn offsets_are_in_bytes_and_characters() {
-        let vocabulary = Vocabulary::from_symbols(&["a", "é"], TextNormaliser::None).unwrap();
-        let segments = crate::grpc::score::segments(&emitted(&[1, 0, 1, 1], &[1]), &vocabulary);
-        let offsets = |s: &v1::Segment| (s.text.clone(), s.byte_start..s.byte_end, s.char_start..s.char_end, s.open);
-        assert_eq!(offsets(&segments[0]), ("éa".into(), 0..3, 0..2, false));
-        assert_eq!(offsets(&segments[1]), ("éé".into(), 3..7, 2..4, true));
-        assert_eq!(segments[0].boundary_probability, Some(0.1));
-    }
-
-    #[test]
     fn a_text_that_ends_with_a_boundary_has_no_open_segment() {
         let vocabulary = Vocabulary::from_symbols(&["a"], TextNormaliser::None).unwrap();
         let segments = crate::grpc::score::segments(&emitted(&[0, 0], &[0, 1]), &vocabulary);

@@ -1182,9 +1182,6 @@ pub(crate) mod tests {
     /// The shortest message.
     const CLOSE: &str = r#"{"close": {}}"#;
 
-    /// A ping, masked with zeros.
-    const PING: [u8; 6] = [0x89, 0x80, 0, 0, 0, 0];
-
     /// The answer to a ping, masked with zeros.
     const PONG: [u8; 6] = [0x8a, 0x80, 0, 0, 0, 0];
 
@@ -1307,32 +1304,6 @@ pub(crate) mod tests {
         assert_eq!(session.pings(10, &[]).await, 10);
         session.requests.recv().await.unwrap().unwrap();
         assert_eq!(session.pings(10, &[]).await, 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pings_are_answered_while_the_call_takes_nothing() {
-        let mut session = Session::begin().await;
-        session.send(CLOSE).await;
-        session.send(CLOSE).await;
-        session.client.write_all(&PING).await.unwrap();
-        assert_eq!(session.frame().await, Some((0x8a, Vec::new())));
-        for _ in 0..2 {
-            assert!(session.requests.recv().await.is_some());
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_refused_message_keeps_its_place() {
-        let mut session = Session::begin().await;
-        for text in [r#"{"open": {}}"#, r#"{"score": {"id": 7}}"#] {
-            session.send(text).await;
-            // The call is held back: it does not take the message yet.
-            assert!(timeout(PING_INTERVAL / 4, session.frame()).await.is_err());
-        }
-        assert!(session.requests.recv().await.unwrap().is_ok());
-        let Some(Err(refusal)) = session.requests.recv().await else { panic!("it is not refused") };
-        let Some(Event::Failed(failure)) = refusal.event else { panic!("{refusal:?}") };
-        assert_eq!((failure.id, &*failure.code), (Some(7), "INVALID_ARGUMENT"));
     }
 
     #[tokio::test(start_paused = true)]

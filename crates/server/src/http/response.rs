@@ -547,16 +547,6 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_prompts_have_the_header() {
-        let header = |changed| {
-            let marked = Choice::new(0, false, changed).counts.add_header(Response::default());
-            marked.headers().get(NORMALIZED_CHARS).map(|value| value.to_str().unwrap().to_owned())
-        };
-        assert_eq!(header(3).as_deref(), Some("3"));
-        assert_eq!(header(0), None);
-    }
-
-    #[test]
     fn bytes_have_the_place_of_their_character() {
         let byte = |byte: u8| {
             let raw_bytes = Some(vec![byte]);
@@ -572,14 +562,6 @@ mod tests {
         let characters = vec![byte(0xa9), character("x", -1.0)];
         choice.push(v1::Piece { text: "éx".into(), characters, ..Default::default() });
         assert_eq!(choice.take_output()["logprobs"]["text_offset"], json!([0, 1]));
-    }
-
-    #[test]
-    fn logprobs_are_null_unless_requested() {
-        let mut choice = Choice::new(0, false, 0);
-        choice.push(v1::Piece { text: "a".into(), ..Default::default() });
-        assert_eq!(choice.take_output()["logprobs"], Value::Null);
-        assert!(CompletionHead::new("r").message(Vec::new(), None).get("usage").is_none());
     }
 
     /// A call with these messages.

@@ -610,7 +610,7 @@ mod tests {
     use crate::{
         middleware::{
             Answered,
-            testing::{code, respond, seconds_left},
+            testing::{code, respond},
         },
         status::status,
     };
@@ -618,8 +618,7 @@ mod tests {
     #[cfg(feature = "http")]
     use std::collections::BTreeSet;
     use tonic::{body::Body, codegen::http::Request};
-    use weir_kernels::error::{self, Error};
-    use weir_proto::v1;
+    use weir_kernels::error::Error;
 
     #[test]
     fn every_method_of_our_services_is_named() {
@@ -805,33 +804,6 @@ mod tests {
             bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
             newtype_struct seq tuple tuple_struct map enum identifier ignored_any
         }
-    }
-
-    #[tokio::test]
-    async fn responses_carry_the_request_id() {
-        let response = respond(assign, seconds_left, &[(REQUEST_ID, "mine")]).await;
-        assert_eq!(response.headers()[REQUEST_ID], "mine");
-        let response = respond(assign, seconds_left, &[(REQUEST_ID, "not mine")]).await;
-        assert_eq!(response.headers()[REQUEST_ID].len(), 16);
-    }
-
-    /// Returns the field and code of the error for bytes that are not an `M`.
-    fn decode<M: Message + Default + std::fmt::Debug>(bytes: &[u8]) -> (Option<String>, error::Code) {
-        let message = M::decode(bytes).unwrap_err().to_string();
-        let error = unreadable(&Status::internal(&message)).unwrap();
-        assert_eq!(error.to_string(), message);
-        let code = error.code();
-        let Error::Unreadable { field, .. } = error else { panic!("{error:?}") };
-        (field, code)
-    }
-
-    #[test]
-    fn fields_are_named_as_in_the_schema() {
-        let bad = error::Code::InvalidArgument;
-        assert_eq!(decode::<v1::GenerateRequest>(b"\x12\x01\xff"), (Some("prompt".into()), bad));
-        assert_eq!(decode::<v1::SummarizeRequest>(b"\x12\x03\x0a\x01\xff"), (Some("chunk.text".into()), bad));
-        assert_eq!(decode::<v1::SummarizeRequest>(b"\x0a\x03\x0a\x01\xff"), (Some("options.model".into()), bad));
-        assert_eq!(decode::<v1::GenerateRequest>(&[0, 0]), (None, bad));
     }
 
     /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.

@@ -535,16 +535,6 @@ mod tests {
     }
 
     #[test]
-    fn a_response_names_a_listed_origin_only() {
-        let origin = |cors: &Cors, origin| cors.allows(&headers(&[("origin", origin)]));
-        assert_eq!(origin(&listed(), "https://app.example.com").unwrap(), "https://app.example.com");
-        assert_eq!(origin(&listed(), "https://evil.example.com"), None);
-        assert_eq!(listed().allows(&headers(&[])), None);
-        assert_eq!(origin(&cors(CorsOrigins::Any), "https://evil.example.com").unwrap(), "*");
-        assert_eq!(origin(&cors(CorsOrigins::None), "https://app.example.com"), None);
-    }
-
-    #[test]
     fn pages_may_read_the_headers_of_weir() {
         let origin = Some(HeaderValue::from_static("https://app.example.com"));
         let marked = listed().mark(().into_response(), origin);

@@ -206,7 +206,6 @@ pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
 pub(crate) struct Discovery {
     pub(crate) endpoint: ServerEndpoint,
     pub(crate) software: Option<ServerSoftware>,
-    /// All models of the server.
     pub(crate) known: Vec<ModelInfo>,
     pub(crate) models: Vec<ModelInfo>,
 }

@@ -238,7 +238,6 @@ fn run_sweep(args: SweepArgs, command: String) -> Result<()> {
     output.write_measured(&reports, error)
 }
 
-/// Loads of one model.
 #[derive(Clone, Copy)]
 struct ModelLoads<'a> {
     session: &'a MeasurementSession,
@@ -612,7 +611,6 @@ fn run_report(args: ReportArgs, command: String) -> Result<()> {
     output.write_measured(&reports, error)
 }
 
-/// Returns the plan of all sessions.
 fn plan(sessions: &[MeasurementSession], rounds: &RoundArgs, loads: &Loads) -> Plan {
     let mut plan = Plan::default();
     for session in sessions {
@@ -688,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_have_help_and_connection_flags_have_environment_twins() {
+    fn flags_have_help_and_connection_flags_have_environment_variables() {
         Cli::command().debug_assert();
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
@@ -702,9 +700,9 @@ mod tests {
             if flag.get_help().is_none_or(|help| help.to_string().trim().is_empty()) {
                 wrong.push(format!("{path} --{long} has no help"));
             }
-            let twin = settable.contains(&long).then(|| format!("WEIR_{}", long.replace('-', "_").to_uppercase()));
-            if flag.get_env().and_then(|env| env.to_str()) != twin.as_deref() {
-                wrong.push(format!("{path} --{long}: {:?}, not {twin:?}", flag.get_env()));
+            let variable = settable.contains(&long).then(|| format!("WEIR_{}", long.replace('-', "_").to_uppercase()));
+            if flag.get_env().and_then(|env| env.to_str()) != variable.as_deref() {
+                wrong.push(format!("{path} --{long}: {:?}, not {variable:?}", flag.get_env()));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -33,45 +33,32 @@ use weir_measure::{
 };
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
 
-/// Comparison of several models.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelComparison {
-    /// Model to which the others are compared.
     pub baseline: String,
-    /// Rounds, in each of which every model answered the same request.
     pub rounds: u64,
-    /// Rounds in which all models succeeded; gains are computed from these.
     pub complete: u64,
-    /// Rounds in flight at a time; within each, one model answers at a time.
     pub concurrency: usize,
-    /// Rounds before, which were not measured.
     pub warm_up: u64,
-    /// True if the comparison was stopped early.
     pub interrupted: bool,
-    /// Source of the text scored for `bits_per_char`, and its characters.
     pub scored: Option<String>,
-    /// Models, the baseline first.
     pub models: Vec<ComparedModel>,
     /// Load of the tester itself, warm-up included. Absent from reports of versions that did not record it.
     #[serde(default)]
     pub tester: Option<TesterFigures>,
 }
 
-/// Model in a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComparedModel {
-    /// Name.
     pub model: String,
     /// Unit of its answers' lengths. Absent from reports of versions that did not record it.
     #[serde(default)]
     pub unit: Option<SymbolUnit>,
     /// Bits per character of the scored text, from the server's `Score`. Absent if not requested or rejected.
     pub bits_per_char: Option<f64>,
-    /// Why there is no `bits_per_char` although it was requested.
     pub score_refused: Option<String>,
-    /// Figures of its requests.
     pub figures: RequestFigures,
     /// Medians whose ratios are the gains. Absent from reports of versions that did not record them.
     #[serde(default)]
@@ -91,17 +78,11 @@ pub struct ComparedModel {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Medians {
-    /// Time from sending to the end.
     pub total_ns: Option<f64>,
-    /// Time from sending to the first character.
     pub time_to_first_char_ns: Option<f64>,
-    /// Mean time per character after the first.
     pub char_ns: Option<f64>,
-    /// Encoding time of a document, as the server reports it.
     pub encode_ns: Option<f64>,
-    /// Time per token of a summary after its first, as the server reports it.
     pub decode_token_ns: Option<f64>,
-    /// Median time of a session from keystroke to completions, counted from the planned time.
     #[serde(default)]
     pub keystroke_ns: Option<f64>,
 }
@@ -110,17 +91,11 @@ pub struct Medians {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gains {
-    /// Gain in time from sending to the end.
     pub total: Option<Gain>,
-    /// Gain in time from sending to the first character.
     pub time_to_first_char: Option<Gain>,
-    /// Gain in mean time per character after the first.
     pub char: Option<Gain>,
-    /// Gain in encoding time of a document, as the server reports it.
     pub encode: Option<Gain>,
-    /// Gain in time per token of a summary after its first, as the server reports it.
     pub decode_token: Option<Gain>,
-    /// Gain in the median time of a session from keystroke to completions.
     #[serde(default)]
     pub keystroke: Option<Gain>,
 }
@@ -222,17 +197,13 @@ pub const MAX_ROUNDS: u64 = 100_000;
 pub struct ComparisonSetup {
     /// One target per model, the baseline first.
     pub targets: Vec<RequestTarget>,
-    /// Requests.
     pub mix: WorkloadMix,
-    /// Measured rounds.
     pub rounds: u64,
     /// Rounds before, which are not measured.
     pub warm_up: u64,
     /// Rounds in flight at a time.
     pub concurrency: usize,
-    /// Seed of the bootstrap.
     pub seed: u64,
-    /// Threads of the tester.
     pub threads: usize,
 }
 

@@ -9,7 +9,7 @@ use crate::{
     stats::{RequestOutcome, RequestStats, Timeline, UNAVAILABLE},
     tester::{LagProbe, cpu_time},
     timer::{ClientTimer, CounterDelta, CounterSnapshot, LiveCounters},
-    workload::{EDIT, PreparedRequest, RequestTarget, SUMMARIZE, Workload, WorkloadInfo, WorkloadSpec},
+    workload::{PreparedRequest, RequestTarget, Workload, WorkloadInfo, WorkloadKind, WorkloadSpec},
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -49,7 +49,6 @@ pub type StopSignal = watch::Receiver<bool>;
 pub struct LoadSetup {
     /// Server and model.
     pub target: RequestTarget,
-    /// Requests.
     pub mix: WorkloadMix,
     /// Objectives that a good request meets.
     pub objectives: Objectives,
@@ -61,7 +60,6 @@ pub struct LoadRun {
     pub length: RunLength,
     /// Time from which the length counts.
     pub begin: Instant,
-    /// Source of the requests.
     pub source: RequestSource,
     /// Ends the run early.
     pub stop: StopSignal,
@@ -69,11 +67,9 @@ pub struct LoadRun {
     pub probe_lag: bool,
 }
 
-/// Source of requests.
 pub enum RequestSource {
     /// Closed loop: this many clients, each of which sends its next request when the last one has ended.
     Closed(usize),
-    /// Open loop.
     Open {
         /// Scheduled requests, each delivered when it is due.
         requests: Receiver<ScheduledRequest>,
@@ -82,7 +78,6 @@ pub enum RequestSource {
     },
 }
 
-/// Measurement of one load.
 pub struct LoadResult {
     /// Statistics of each workload.
     pub stats: Vec<RequestStats>,
@@ -288,7 +283,6 @@ async fn open_loop(
     Ok(())
 }
 
-/// Sends one request, records it, and returns its outcome.
 async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<RequestOutcome> {
     let DriverState { job, counters, .. } = shared;
     let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
@@ -340,19 +334,11 @@ pub async fn execute(
 /// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
 
-const KINDS: [WorkloadKind; 3] = [
-    WorkloadKind { name: "generate", build: generate::build_generate },
-    WorkloadKind { name: SUMMARIZE, build: generate::build_summarize },
-    WorkloadKind { name: EDIT, build: edit::build },
-];
-struct WorkloadKind {
-    name: &'static str,
-    build: fn(&WorkloadSpec) -> Result<Box<dyn Workload>>,
-}
+static KINDS: [WorkloadKind; 3] = [generate::GENERATE, generate::SUMMARIZE, edit::EDIT];
 
 /// Workloads with their weights.
 pub struct WorkloadMix {
-    workloads: Vec<Box<dyn Workload>>,
+    workloads: Vec<Workload>,
     weights: WeightedIndex<f64>,
     seed: u64,
     cancel_share: f64,
@@ -362,7 +348,6 @@ pub struct WorkloadMix {
 pub struct DrawnRequest {
     /// Index of its workload.
     pub workload: usize,
-    /// Request.
     pub request: Box<dyn PreparedRequest>,
     /// Characters after which the client cancels it, if it does.
     pub cancel_after: Option<u64>,
@@ -385,7 +370,7 @@ impl WorkloadMix {
                 let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
                 Error::option("--workload kind", quoted(&spec.kind), format!("one of {}", names.join(", ")))
             })?;
-            (kind.build)(spec)
+            Workload::new(spec, kind)
         };
         let workloads = specs.iter().map(build).collect::<Result<Vec<_>>>()?;
         let weights = WeightedIndex::new(specs.iter().map(|spec| spec.weight));
@@ -400,7 +385,7 @@ impl WorkloadMix {
 
     /// Describes the workloads for the report.
     pub fn infos(&self) -> Vec<WorkloadInfo> {
-        self.workloads.iter().map(|workload| workload.info()).collect()
+        self.workloads.iter().map(Workload::info).collect()
     }
 
     /// Returns the request with this number; it is always the same. Fails only if an invariant is broken.
@@ -496,8 +481,7 @@ impl fmt::Display for Objectives {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timer::ClientTimer;
-    use crate::timer::ReceivedMessage;
+    use crate::timer::{ClientTimer, ReceivedMessage};
     use std::sync::Arc;
     use tokio::time::{Instant, sleep};
 

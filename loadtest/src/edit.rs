@@ -8,11 +8,10 @@ use crate::{
     schedule::{Pacer, ScheduledRequest},
     timer::{AnsweredKeystroke, ClientTimer, KeystrokeTimer},
     workload::{
-        EDIT, PreparedRequest, PromptSet, PromptSource, RequestTarget, SendFuture, TypingSpec, Workload, WorkloadInfo,
-        WorkloadSpec, edit_settings,
+        self, PreparedRequest, PromptSource, RequestTarget, SendFuture, TypingSpec, WorkloadKind, WorkloadSpec,
+        edit_settings,
     },
 };
-use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
 use tokio::{
     sync::mpsc::{self, Sender},
@@ -30,54 +29,37 @@ use weir_proto::v1::{
 /// Characters of a completion, at most: the server's default. The text with a completion must fit the model.
 const COMPLETION_CHARS: u64 = 32;
 
-struct EditWorkload {
-    spec: WorkloadSpec,
-    prompts: PromptSet,
-}
-
-/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
-pub(crate) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
-    spec.check()?;
-    spec.typing.check()?;
-    if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
-        let expected = format!("a length for kind={EDIT}: the characters before the cursor");
-        return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
-    }
-    Ok(Box::new(EditWorkload { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)? }))
-}
-
-impl Workload for EditWorkload {
-    fn info(&self) -> WorkloadInfo {
-        let WorkloadSpec { name, kind, weight, prompts, output, typing, .. } = &self.spec;
-        WorkloadInfo {
-            name: name.clone(),
-            kind: kind.clone(),
-            model: self.spec.model.clone(),
-            weight: *weight,
-            text: self.prompts.text.name.clone(),
-            prompt_chars: prompts.to_string(),
-            output_chars: format!("{output} keystrokes"),
-            settings: edit_settings(typing),
-            ..WorkloadInfo::default()
+/// Edits documents.
+pub(crate) const EDIT: WorkloadKind = WorkloadKind {
+    name: workload::EDIT,
+    check: |spec| {
+        spec.typing.check()?;
+        if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
+            let expected = format!("a length for kind={}: the characters before the cursor", workload::EDIT);
+            return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
         }
-    }
-
-    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
-        let WorkloadSpec { prompts, output, typing, max_symbols, model, .. } = &self.spec;
-        let PromptSource::Excerpts(length) = prompts else {
+        Ok(())
+    },
+    describe: |spec, _, info| {
+        info.output_chars = format!("{} keystrokes", spec.output);
+        info.settings = edit_settings(&spec.typing);
+    },
+    draw: |spec, prompts, rng| {
+        let WorkloadSpec { output, typing, max_symbols, model, .. } = spec;
+        let PromptSource::Excerpts(length) = spec.prompts else {
             return Err(Error::Internal("a document without a length".into()));
         };
         let room = max_symbols.saturating_sub(COMPLETION_CHARS);
         let before = length.draw(rng, room.saturating_sub(output.longest().unwrap_or(1)))?;
         let count = output.draw(rng, room.saturating_sub(before))?;
-        let text = self.prompts.text.excerpt(rng, before + count);
+        let text = prompts.text.excerpt(rng, before + count);
         let edge = text.char_indices().nth(before as usize).map_or(text.len(), |(edge, _)| edge);
         let (document, typed) = text.split_at(edge);
         let gaps = typing.gaps(rng, typed.chars().count())?;
         let document = document.to_owned();
         Ok(Box::new(EditCall { document, typed: typed.to_owned(), gaps, typing: *typing, model: model.clone() }))
-    }
-}
+    },
+};
 
 struct EditCall {
     /// Text before the cursor.

@@ -3,7 +3,6 @@
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
 use weir_client::failed_connection::FailedConnection;
 
-/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors. Every message names the wrong value, where it is, and the limit.
@@ -26,7 +25,6 @@ pub enum Error {
     /// The server rejected a request, or is unreachable for a known reason.
     #[error("{server}: {reason}")]
     Remote { server: String, reason: String },
-    /// The connection failed.
     #[error("{server}: {failed}")]
     Connection { server: String, failed: FailedConnection },
     /// A file is not a report of this version.

@@ -5,7 +5,7 @@ use crate::{
     error::Result,
     timer::{ClientTimer, ReceivedMessage, ServerReport, SummaryMeasurement, TextTotals, UnpooledTimes},
     workload::{
-        MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec,
+        self, MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, WorkloadKind, WorkloadSpec,
         generation_settings, summarization_settings,
     },
 };
@@ -26,60 +26,38 @@ use weir_proto::v1::{
 /// First stream of the random number generator for common prefixes; requests use the streams below.
 const PREFIX_STREAMS: u64 = 1 << 63;
 
-struct GenerateWorkload {
-    spec: WorkloadSpec,
-    prompts: PromptSet,
-}
+/// Continues prompts.
+pub(crate) const GENERATE: WorkloadKind = WorkloadKind {
+    name: "generate",
+    check: |_| Ok(()),
+    describe: |spec, _, info| {
+        let WorkloadSpec { shared_prefix, prefixes, temperature, .. } = *spec;
+        info.shared_prefix_chars = shared_prefix;
+        info.prefixes = if shared_prefix > 0 { prefixes } else { 0 };
+        info.temperature = temperature;
+        info.settings = generation_settings(temperature);
+    },
+    draw: |spec, prompts, rng| {
+        let WorkloadSpec { max_symbols, temperature, pools, .. } = *spec;
+        let prompt = prompt(spec, prompts, rng)?;
+        let left = max_symbols.saturating_sub(prompt.chars().count() as u64);
+        let chars = u32::try_from(spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
+        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature, model: spec.model.clone(), pools }))
+    },
+};
 
-/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
-pub(crate) fn build_generate(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
-    spec.check()?;
-    Ok(Box::new(GenerateWorkload { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)? }))
-}
-
-impl GenerateWorkload {
-    fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
-        let WorkloadSpec { seed, shared_prefix, prefixes, output, max_symbols, .. } = self.spec;
-        let mut prompt = String::new();
-        if shared_prefix > 0 {
-            let mut prefix = ChaCha8Rng::seed_from_u64(seed);
-            prefix.set_stream(PREFIX_STREAMS + rng.random_range(0..prefixes));
-            prompt = self.prompts.text.excerpt(&mut prefix, shared_prefix);
-        }
-        // leaves room for the longest answer, or for one character if the length has no bound
-        let answer = output.longest().unwrap_or(1);
-        prompt.push_str(&self.prompts.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?);
-        Ok(prompt)
+fn prompt(spec: &WorkloadSpec, prompts: &PromptSet, rng: &mut ChaCha8Rng) -> Result<String> {
+    let WorkloadSpec { seed, shared_prefix, prefixes, output, max_symbols, .. } = *spec;
+    let mut prompt = String::new();
+    if shared_prefix > 0 {
+        let mut prefix = ChaCha8Rng::seed_from_u64(seed);
+        prefix.set_stream(PREFIX_STREAMS + rng.random_range(0..prefixes));
+        prompt = prompts.text.excerpt(&mut prefix, shared_prefix);
     }
-}
-
-impl Workload for GenerateWorkload {
-    fn info(&self) -> WorkloadInfo {
-        let WorkloadSpec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
-        WorkloadInfo {
-            name: name.clone(),
-            kind: kind.clone(),
-            model: self.spec.model.clone(),
-            weight: *weight,
-            text: self.prompts.text.name.clone(),
-            prompt_chars: prompts.to_string(),
-            shared_prefix_chars: *shared_prefix,
-            prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
-            output_chars: output.to_string(),
-            temperature: *temperature,
-            settings: generation_settings(*temperature),
-            ..WorkloadInfo::default()
-        }
-    }
-
-    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
-        let prompt = self.prompt(rng)?;
-        let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
-        let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
-        let WorkloadSpec { temperature, pools, .. } = self.spec;
-        let model = self.spec.model.clone();
-        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature, model, pools }))
-    }
+    // leaves room for the longest answer, or for one character if the length has no bound
+    let answer = output.longest().unwrap_or(1);
+    prompt.push_str(&prompts.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?);
+    Ok(prompt)
 }
 
 struct GenerateCall {
@@ -185,46 +163,27 @@ fn generation_report(finished: &Finished, cached_chars: u64) -> ServerReport {
     }
 }
 
-struct SummarizeWorkload {
-    spec: WorkloadSpec,
-    documents: PromptSet,
-}
-
-/// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
-pub(crate) fn build_summarize(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
-    spec.check()?;
-    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), documents: PromptSet::read(spec.prompts, &spec.files)? }))
-}
-
-impl Workload for SummarizeWorkload {
-    fn info(&self) -> WorkloadInfo {
-        let WorkloadSpec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
-        WorkloadInfo {
-            name: name.clone(),
-            kind: kind.clone(),
-            model: self.spec.model.clone(),
-            weight: *weight,
-            text: match self.documents.items.len() {
-                0 => self.documents.text.name.clone(),
-                count => format!("{count} documents of {}", self.documents.text.name),
-            },
-            prompt_chars: prompts.to_string(),
-            output_chars: format!("{output} tokens"),
-            chunk_chars: Some(*chunk_chars),
-            beam: *beam,
-            settings: summarization_settings(*beam),
-            ..WorkloadInfo::default()
+/// Uploads documents and requests summaries.
+pub(crate) const SUMMARIZE: WorkloadKind = WorkloadKind {
+    name: workload::SUMMARIZE,
+    check: |_| Ok(()),
+    describe: |spec, documents, info| {
+        if !documents.items.is_empty() {
+            info.text = format!("{} documents of {}", documents.items.len(), documents.text.name);
         }
-    }
-
-    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
-        let document = self.documents.draw(rng, MAX_LENGTH)?;
-        let tokens = u32::try_from(self.spec.output.draw(rng, MAX_LENGTH)?).unwrap_or(u32::MAX);
-        let WorkloadSpec { model, chunk_chars, beam, .. } = &self.spec;
+        info.output_chars = format!("{} tokens", spec.output);
+        info.chunk_chars = Some(spec.chunk_chars);
+        info.beam = spec.beam;
+        info.settings = summarization_settings(spec.beam);
+    },
+    draw: |spec, documents, rng| {
+        let document = documents.draw(rng, MAX_LENGTH)?;
+        let tokens = u32::try_from(spec.output.draw(rng, MAX_LENGTH)?).unwrap_or(u32::MAX);
+        let WorkloadSpec { model, chunk_chars, beam, .. } = spec;
         let chunk = *chunk_chars as usize;
         Ok(Box::new(SummarizeCall { document, tokens, chunk, beam: *beam, model: model.clone() }))
-    }
-}
+    },
+};
 
 struct SummarizeCall {
     document: Arc<str>,

@@ -21,7 +21,6 @@ const MIN_GOOD_SHARE: f64 = 0.9;
 /// How often the search halves the first rate if it is not sustained.
 const MAX_HALVINGS: usize = 5;
 
-/// Measurement of one rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateResult {
     /// Requests per second.
@@ -52,9 +51,7 @@ pub struct Knee {
     pub rate: Option<f64>,
     /// Lowest rate that was not sustained; absent if all were, so that the knee is above them.
     pub broken_at: Option<f64>,
-    /// Why that rate was not sustained.
     pub broken_by: Option<String>,
-    /// Definition of "sustained".
     pub rule: String,
 }
 

@@ -186,7 +186,6 @@ pub(crate) struct Steps {
 /// Planned steps of a command and their expected time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Plan {
-    /// Steps.
     pub(crate) steps: usize,
     /// Expected time in which loads of a known duration send requests.
     pub(crate) time: Duration,

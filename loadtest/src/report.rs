@@ -31,17 +31,12 @@ const MAX_BYTES: u64 = 256 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasurementReport {
-    /// [`FORMAT`].
     pub format: String,
-    /// Conditions of the measurements.
     pub conditions: Conditions,
-    /// Measurements in order.
     pub parts: Vec<ReportPart>,
-    /// Why the command ended early, if it did: an interruption, or the error that ended it.
     #[serde(default)]
     pub broken_off: Option<String>,
     /// Measurements that are missing for this reason, in order. Absent if the command did not end early, and in reports of versions
-    /// that did not list them.
     #[serde(default)]
     pub missing: Option<Vec<MissingPart>>,
 }
@@ -50,9 +45,7 @@ pub struct MeasurementReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissingPart {
-    /// Model; for a comparison all models, separated by commas.
     pub model: String,
-    /// What was to be measured, in words: a load, a comparison, or a search.
     pub what: String,
 }
 
@@ -103,58 +96,40 @@ impl ReportPart {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conditions {
-    /// Version of the tester.
     pub version: String,
-    /// Start of the measurement: seconds since 1970, UTC.
     pub begun_unix_s: u64,
-    /// Command line, without keys.
     pub command: String,
-    /// Address of the server.
     pub server: String,
     /// Software of the server. Absent if the server does not report it, and in reports of versions that did not ask.
     #[serde(default)]
     pub software: Option<ServerSoftware>,
-    /// Operating system and cores of the tester.
     pub tester: String,
-    /// The user's note about machine and server.
     pub note: Option<String>,
-    /// Models that received requests.
     pub models: Vec<ModelInfo>,
-    /// Workloads.
     pub workloads: Vec<WorkloadInfo>,
-    /// Seed of all random choices.
     pub seed: u64,
-    /// True if clients requested segment boundaries, which delays characters by one step.
     pub boundaries: bool,
-    /// Time limit of a request.
     pub timeout_ns: u64,
-    /// Share of requests that the client cancelled on purpose.
     pub cancel_share: f64,
     /// Objectives of a good request; absent if it only has to succeed.
     pub objectives: Option<String>,
 }
 
-/// Part of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ReportPart {
-    /// One load.
     Run {
-        /// Model.
         model: String,
-        /// Measurement.
         point: LoadPoint,
     },
     /// Closed loops of growing concurrency.
     Batches {
-        /// Model.
         model: String,
         /// Measurement of each concurrency.
         points: Vec<LoadPoint>,
     },
     /// Open loops of several rates.
     Rates {
-        /// Model.
         model: String,
         /// Measurements in order of rate.
         points: Vec<LoadPoint>,
@@ -163,38 +138,26 @@ pub enum ReportPart {
     },
     /// Comparison of models request by request.
     Compare {
-        /// Measurement.
         comparison: ModelComparison,
     },
 }
 
-/// Measurement of one load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadPoint {
-    /// The load that was sent.
     pub load: LoadPattern,
-    /// Length of the warm-up: requests that were due in it were not measured.
     pub warm_up_ns: u64,
-    /// Measured window.
     pub window: MeasuredWindow,
-    /// True if the measurement was stopped early.
     pub interrupted: bool,
     /// Message if the server went away: the figures then do not describe a running server. Absent in reports of versions that did
-    /// not check.
     #[serde(default)]
     pub broken_off: Option<String>,
-    /// Figures of all requests together.
     pub figures: RequestFigures,
-    /// Figures of each workload if there are several, in the order of `conditions.workloads`.
     pub workloads: Vec<RequestFigures>,
-    /// Shortening factor of each model if several models generated texts; `figures` then has none.
     #[serde(default)]
     pub shortening_by_model: Vec<ModelShortening>,
-    /// Timeline until the last request had ended.
     #[serde(rename = "course")]
     pub timeline: Vec<TimelineSample>,
-    /// How busy the tester was.
     pub tester: TesterFigures,
 }
 
@@ -202,26 +165,17 @@ pub struct LoadPoint {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredWindow {
-    /// Length. The window begins at the end of the warm-up. It ends when no more requests are started or, if only the number of
-    /// requests was given, when the last one has ended.
     pub window_ns: u64,
-    /// Requests that this program began to send in the window.
     pub started: u64,
-    /// Requests that ended in the window, with any outcome.
     pub ended: u64,
     /// Requests that began and ended in the window. Absent from reports of versions that did not count them.
     #[serde(default)]
     pub begun_and_ended: Option<u64>,
-    /// Characters received in the window.
     pub characters: u64,
-    /// Requests that this program began to send, per second.
     pub started_per_second: f64,
-    /// Requests that succeeded, per second.
     #[serde(rename = "well_per_second")]
     pub succeeded_per_second: f64,
-    /// Good requests per second: the goodput.
     pub good_per_second: f64,
-    /// Characters received per second, of all requests together.
     pub chars_per_second: f64,
 }
 
@@ -426,7 +380,12 @@ fn blocks(reports: &[MeasurementReport]) -> Vec<Block> {
             out.push(Block::Line(format!("good: succeeds{objectives}; goodput: {GOODPUT}")));
         }
         let next = reports.get(index + 1).map(|next| &next.conditions);
-        if !next.is_some_and(|next| is_same_set_up(next, &report.conditions)) {
+        // at most the time and the requested boundaries differ
+        let is_same = |next: &Conditions| {
+            let Conditions { begun_unix_s, boundaries, .. } = *next;
+            *next == Conditions { begun_unix_s, boundaries, ..report.conditions.clone() }
+        };
+        if !next.is_some_and(is_same) {
             write_conditions(&report.conditions, &mut out);
         }
     }
@@ -434,12 +393,6 @@ fn blocks(reports: &[MeasurementReport]) -> Vec<Block> {
     out
 }
 
-/// True if measurements differ at most in their time and in requested boundaries.
-fn is_same_set_up(a: &Conditions, b: &Conditions) -> bool {
-    *a == Conditions { begun_unix_s: a.begun_unix_s, boundaries: a.boundaries, ..b.clone() }
-}
-
-/// Loads of one model.
 #[derive(Clone, Copy)]
 struct ModelPoints<'a> {
     model: &'a str,
@@ -487,7 +440,7 @@ fn write_parts(report: &MeasurementReport, out: &mut Vec<Block>) {
 
 fn write_run(model: &str, point: &LoadPoint, workloads: &[WorkloadInfo], out: &mut Vec<Block>) {
     out.push(Block::Heading(format!("{model}: {}{}", point.load.describe(), mark(&point.tester_limits()))));
-    if is_nothing(point) {
+    if point.interrupted && point.figures.requests.measured == 0 {
         return out.push(Block::Line(NOTHING_MEASURED.into()));
     }
     out.push(Block::Table(figures_table(&point.figures)));
@@ -846,11 +799,11 @@ fn kept_share(figures: &RequestFigures) -> String {
 
 /// Describes the shares of keystrokes that completions would have saved; a dash without edited documents.
 fn saved(figures: &RequestFigures) -> String {
-    let percent = |share: f64| digits(100.0 * share);
-    let described = |edits: &EditFigures| {
-        format!("{} % ({} % by the first three)", percent(edits.first_share()), percent(edits.first_three_share()))
+    let Some(EditFigures { keystrokes, saved_by_first, saved_by_first_three, .. }) = &figures.edits else {
+        return NONE.into();
     };
-    figures.edits.as_ref().map_or(NONE.into(), described)
+    let percent = |saved: u64| digits(100.0 * (saved as f64 / (*keystrokes).max(1) as f64));
+    format!("{} % ({} % by the first three)", percent(*saved_by_first), percent(*saved_by_first_three))
 }
 
 /// Describes the shares that the server had cached, each with its unit, because characters and tokens cannot be added; a dash if
@@ -865,11 +818,6 @@ fn describe_cached(figures: &RequestFigures) -> String {
     let all: Vec<_> =
         all.map(|((part, all), unit)| format!("{} % of {unit}", digits(part as f64 / all as f64 * 100.0))).collect();
     if all.is_empty() { NONE.into() } else { all.join(", ") }
-}
-
-/// True if the load was interrupted before any measured request.
-fn is_nothing(point: &LoadPoint) -> bool {
-    point.interrupted && point.figures.requests.measured == 0
 }
 
 /// Describes in a line how requests ended and what happened in the window.

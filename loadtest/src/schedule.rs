@@ -25,10 +25,7 @@ const WAITING: usize = 1024;
 #[serde(tag = "loop", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LoadPattern {
     /// Closed loop: each client sends its next request when the last one has ended.
-    Closed {
-        /// Clients.
-        concurrency: usize,
-    },
+    Closed { concurrency: usize },
     /// Open loop: requests arrive on a schedule that answers do not change.
     Open {
         /// How arrivals follow each other.

@@ -29,13 +29,6 @@ const SEED_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection if the server does not report a limit.
 const DEFAULT_STREAMS: usize = 100;
 
-/// State shared by all sessions of a command.
-#[derive(Clone, Default)]
-struct Shared {
-    abort: AbortLog,
-    steps: Steps,
-}
-
 pub(crate) struct MeasurementSession {
     pub(crate) server: ServerArgs,
     endpoint: ServerEndpoint,
@@ -64,7 +57,8 @@ impl MeasurementSession {
         command: String,
     ) -> Result<Self> {
         let discovery = Discovery::run(&server, names, all).await?;
-        let session = Self::new(server, workload, command, discovery, interruptible()?, Shared::default())?;
+        let session =
+            Self::new(server, workload, command, discovery, interruptible()?, AbortLog::default(), Steps::default())?;
         check_beam(std::slice::from_ref(&session))?;
         Ok(session)
     }
@@ -78,7 +72,8 @@ impl MeasurementSession {
     ) -> Result<Vec<Self>> {
         let discovery = Discovery::run(&server, names, true).await?;
         let stop = interruptible()?;
-        let shared = Shared::default();
+        let abort = AbortLog::default();
+        let steps = Steps::default();
         let first = discovery.models.first().is_some_and(|model| model.summarizes);
         let mut sessions = Vec::new();
         for summarizes in [first, !first] {
@@ -88,7 +83,9 @@ impl MeasurementSession {
                 let workload = workload.only(summarizes)?;
                 let server = server.clone();
                 let command = command.clone();
-                sessions.push(Self::new(server, workload, command, discovery, stop.clone(), shared.clone())?);
+                let session =
+                    Self::new(server, workload, command, discovery, stop.clone(), abort.clone(), steps.clone());
+                sessions.push(session?);
             }
         }
         check_beam(&sessions)?;
@@ -101,7 +98,8 @@ impl MeasurementSession {
         command: String,
         Discovery { endpoint, software, known, models }: Discovery,
         stop: StopSignal,
-        Shared { abort, steps }: Shared,
+        abort: AbortLog,
+        steps: Steps,
     ) -> Result<Self> {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks the workloads and reads their files before anything is measured

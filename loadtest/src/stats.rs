@@ -48,6 +48,20 @@ enum Figure {
     Prefill,
     ServerFirst,
     ServerTotal,
+    Upload,
+    Encode,
+    EncodeRest,
+    Decode,
+    PerToken,
+    /// Thousandths of tokens per second.
+    TokenSpeed,
+    /// In units of [`SHARE`].
+    KeptShare,
+    Keystroke,
+    KeystrokeLag,
+    KeystrokeServer,
+    /// Characters.
+    Recomputed,
 }
 
 /// Statistics so far. Times are those of requests that succeeded.
@@ -59,32 +73,30 @@ pub struct RequestStats {
     good: u64,
     characters: u64,
     messages: u64,
-    /// Totals of generated texts.
     pub texts: TextTotals,
     /// Histograms by [`Figure`].
-    histograms: [ValueHistogram; Figure::ServerTotal as usize + 1],
-    summaries: SummaryStats,
-    edits: EditStats,
+    histograms: [ValueHistogram; Figure::Recomputed as usize + 1],
+    summaries: u64,
+    /// Sums over all summaries; the times stay zero.
+    summary_sums: SummaryMeasurement,
+    /// Sessions that edited a document.
+    sessions: u64,
+    /// Sums over all sessions; the lists stay empty.
+    edit_sums: EditMeasurement,
 }
 
 /// How requests ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutcomeCounts {
-    /// Requests whose intended start was in the measured window.
     pub measured: u64,
-    /// Requests that returned everything that was requested.
     pub well: u64,
-    /// Requests that this client cancelled on purpose.
     pub cancelled: u64,
-    /// Requests that an interruption of the measurement cut off.
     pub unfinished: u64,
-    /// Requests that failed, by gRPC code; `TESTER` for those that the tester's own HTTP/2 library ended.
     pub errors: BTreeMap<String, u64>,
 }
 
 impl OutcomeCounts {
-    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.measured += other.measured;
         self.well += other.well;
@@ -130,13 +142,9 @@ impl OutcomeCounts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerTimings {
-    /// `timing.queue_ns`.
     pub queue_ns: Percentiles,
-    /// `timing.prefill_ns`.
     pub prefill_ns: Percentiles,
-    /// `timing.time_to_first_char_ns`.
     pub time_to_first_char_ns: Percentiles,
-    /// `timing.total_ns`.
     pub total_ns: Percentiles,
 }
 
@@ -144,32 +152,19 @@ pub struct ServerTimings {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestFigures {
-    /// How requests ended.
     pub requests: OutcomeCounts,
-    /// Requests that succeeded and met every objective.
     pub good: u64,
-    /// Characters received in requests that succeeded.
     pub characters: u64,
-    /// Messages with these characters.
     pub messages: u64,
-    /// Characters of generation prompts; documents are counted in `summaries`.
     pub prompt_chars: u64,
-    /// Prompt characters that the server had cached.
     pub cached_chars: u64,
     /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if several models
-    /// generated texts; the point then has a factor for each.
     pub shortening_factor: Option<f64>,
-    /// From the intended start to the first characters.
     pub time_to_first_char_ns: Percentiles,
-    /// From sending to the first characters: the figure that suffers from coordinated omission.
     pub time_to_first_char_from_send_ns: Percentiles,
-    /// From the intended start to the end of the stream.
     pub total_ns: Percentiles,
-    /// From sending to the end of the stream.
     pub total_from_send_ns: Percentiles,
-    /// From the intended start to sending.
     pub start_lag_ns: Percentiles,
-    /// Between messages, all gaps.
     pub gap_ns: Percentiles,
     /// Between messages, where the middle layers did not run; absent if boundaries were not requested.
     pub plain_gap_ns: Option<Percentiles>,
@@ -177,19 +172,12 @@ pub struct RequestFigures {
     pub boundary_gap_ns: Option<Percentiles>,
     /// From one end of a segment to the next, if not all messages came together; absent if boundaries were not requested.
     pub segment_ns: Option<Percentiles>,
-    /// Per request: the mean time of a character, without those that came together with the first message.
     pub char_ns: Percentiles,
-    /// Per request: characters per second, without those that came together with the first message.
     pub chars_per_second: Percentiles,
-    /// Times that the server reports.
     pub server: ServerTimings,
-    /// Distribution of `time_to_first_char_ns`.
     pub time_to_first_char_bars: Vec<HistogramBar>,
-    /// Distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not requested.
     pub plain_gap_bars: Vec<HistogramBar>,
-    /// Distribution of `boundary_gap_ns`.
     pub boundary_gap_bars: Vec<HistogramBar>,
-    /// Figures of summaries, if there were any.
     pub summaries: Option<SummaryFigures>,
     /// Figures of edited documents, if there were any. Absent from reports of versions that did not edit.
     #[serde(default)]
@@ -224,7 +212,7 @@ impl RequestStats {
         self.characters += timer.characters;
         self.messages += timer.messages;
         self.record_times(timer, total);
-        timer.edits.iter().for_each(|edits| self.edits.record(edits));
+        timer.edits.iter().for_each(|edits| self.record_edits(edits));
         if let Some(report) = &timer.server_report {
             self.record_server_report(report);
         }
@@ -252,7 +240,34 @@ impl RequestStats {
         self.record_time(Figure::ServerFirst, report.first);
         self.record_time(Figure::ServerTotal, report.total);
         self.texts.add(&report.texts);
-        report.summary.iter().for_each(|summary| self.summaries.record(summary));
+        report.summary.iter().for_each(|summary| self.record_summary(summary));
+    }
+
+    fn record_summary(&mut self, summary: &SummaryMeasurement) {
+        self.summaries += 1;
+        self.summary_sums.add(summary);
+        self.record_time(Figure::Upload, summary.upload);
+        if summary.cached_tokens == 0 {
+            self.record_time(Figure::Encode, summary.encode);
+            self.record_time(Figure::EncodeRest, summary.encode_rest);
+        }
+        self.record_time(Figure::Decode, summary.decode);
+        if let Some(share) = summary.kept_share {
+            self.histograms[Figure::KeptShare as usize].record((share / SHARE).round() as u64);
+        }
+        if let Some(time) = summary.per_token() {
+            self.record_time(Figure::PerToken, time);
+            self.histograms[Figure::TokenSpeed as usize].record_speed(time);
+        }
+    }
+
+    fn record_edits(&mut self, edits: &EditMeasurement) {
+        self.sessions += 1;
+        self.edit_sums.add(edits);
+        edits.latencies.iter().for_each(|&time| self.record_time(Figure::Keystroke, time));
+        edits.send_lags.iter().for_each(|&time| self.record_time(Figure::KeystrokeLag, time));
+        edits.server.iter().for_each(|&time| self.record_time(Figure::KeystrokeServer, time));
+        edits.recomputed.iter().for_each(|&chars| self.histograms[Figure::Recomputed as usize].record(chars));
     }
 
     /// Adds the statistics of `other`.
@@ -263,11 +278,12 @@ impl RequestStats {
         self.messages += other.messages;
         self.texts.add(&other.texts);
         self.histograms.iter_mut().zip(&other.histograms).for_each(|(own, other)| own.merge(other));
-        self.summaries.merge(&other.summaries);
-        self.edits.merge(&other.edits);
+        self.summaries += other.summaries;
+        self.summary_sums.add(&other.summary_sums);
+        self.sessions += other.sessions;
+        self.edit_sums.add(&other.edit_sums);
     }
 
-    /// Returns the figures for the report.
     pub fn figures(&self) -> RequestFigures {
         let histogram = |figure: Figure| &self.histograms[figure as usize];
         let times = |figure| histogram(figure).percentiles(1.0);
@@ -302,24 +318,36 @@ impl RequestStats {
             time_to_first_char_bars: histogram(Figure::First).bars(),
             plain_gap_bars: histogram(Figure::PlainGap).bars(),
             boundary_gap_bars: histogram(Figure::BoundaryGap).bars(),
-            summaries: self.summaries.figures(),
-            edits: self.edits.figures(),
+            summaries: (self.summaries > 0).then(|| SummaryFigures {
+                count: self.summaries,
+                document_tokens: self.summary_sums.document_tokens,
+                cached_tokens: self.summary_sums.cached_tokens,
+                summary_tokens: self.summary_sums.summary_tokens,
+                cross_attention_bytes: self.summary_sums.cross_attention_bytes,
+                unpooled_cross_attention_bytes: self.summary_sums.unpooled_cross_attention_bytes,
+                upload_ns: times(Figure::Upload),
+                encode_ns: times(Figure::Encode),
+                encode_rest_ns: times(Figure::EncodeRest),
+                decode_ns: times(Figure::Decode),
+                decode_token_ns: times(Figure::PerToken),
+                tokens_per_second: histogram(Figure::TokenSpeed).percentiles(MILLI),
+                kept_share: histogram(Figure::KeptShare).percentiles(SHARE),
+            }),
+            edits: (self.sessions > 0).then(|| EditFigures {
+                sessions: self.sessions,
+                keystrokes: self.edit_sums.keystrokes,
+                stale: self.edit_sums.stale,
+                failed: self.edit_sums.failed,
+                saved_by_first: self.edit_sums.saved_by_first,
+                saved_by_first_three: self.edit_sums.saved_by_first_three,
+                keystroke_ns: times(Figure::Keystroke),
+                keystroke_lag_ns: times(Figure::KeystrokeLag),
+                keystroke_server_ns: times(Figure::KeystrokeServer),
+                recomputed_chars: times(Figure::Recomputed),
+                keystroke_bars: histogram(Figure::Keystroke).bars(),
+            }),
         }
     }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct SummaryStats {
-    count: u64,
-    sums: SummaryMeasurement,
-    upload: ValueHistogram,
-    encode: ValueHistogram,
-    encode_rest: ValueHistogram,
-    decode: ValueHistogram,
-    per_token: ValueHistogram,
-    speed: ValueHistogram,
-    /// Kept shares, in units of [`SHARE`].
-    kept_share: ValueHistogram,
 }
 
 /// Unit of a kept share in its histogram, whose three digits distinguish all values up to 2,047.
@@ -329,7 +357,6 @@ const SHARE: f64 = 1.0 / 2000.0;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
-    /// Summaries that succeeded.
     pub count: u64,
     pub document_tokens: u64,
     pub cached_tokens: u64,
@@ -337,16 +364,12 @@ pub struct SummaryFigures {
     pub cross_attention_bytes: u64,
     pub unpooled_cross_attention_bytes: u64,
     pub upload_ns: Percentiles,
-    /// Encoding time of layers and decoder's keys and values, of documents not cached, as the server reports it.
     pub encode_ns: Percentiles,
     pub encode_rest_ns: Percentiles,
     pub decode_ns: Percentiles,
-    /// Mean time of these steps, as the server reports it.
     pub decode_token_ns: Percentiles,
-    /// Tokens per second after the first, per summary, as the server reports it.
     pub tokens_per_second: Percentiles,
     /// Share of a document's tokens that the last pooling kept, as the server reports it. Absent from reports of versions that did
-    /// not record it.
     #[serde(default)]
     pub kept_share: Percentiles,
 }
@@ -361,161 +384,21 @@ impl SummaryFigures {
     }
 }
 
-impl SummaryStats {
-    pub(crate) fn record(&mut self, summary: &SummaryMeasurement) {
-        self.count += 1;
-        self.add_sums(summary);
-        self.upload.record_time(summary.upload);
-        if summary.cached_tokens == 0 {
-            self.encode.record_time(summary.encode);
-            self.encode_rest.record_time(summary.encode_rest);
-        }
-        self.decode.record_time(summary.decode);
-        if let Some(share) = summary.kept_share {
-            self.kept_share.record((share / SHARE).round() as u64);
-        }
-        if let Some(time) = summary.per_token() {
-            self.per_token.record_time(time);
-            self.speed.record_speed(time);
-        }
-    }
-
-    fn add_sums(&mut self, other: &SummaryMeasurement) {
-        let sums = &mut self.sums;
-        sums.document_tokens += other.document_tokens;
-        sums.cached_tokens += other.cached_tokens;
-        sums.summary_tokens += other.summary_tokens;
-        sums.cross_attention_bytes += other.cross_attention_bytes;
-        sums.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
-    }
-
-    pub(crate) fn merge(&mut self, other: &Self) {
-        self.count += other.count;
-        self.add_sums(&other.sums);
-        self.upload.merge(&other.upload);
-        self.encode.merge(&other.encode);
-        self.encode_rest.merge(&other.encode_rest);
-        self.decode.merge(&other.decode);
-        self.per_token.merge(&other.per_token);
-        self.speed.merge(&other.speed);
-        self.kept_share.merge(&other.kept_share);
-    }
-
-    /// Returns the figures for the report, or `None` without summaries.
-    pub(crate) fn figures(&self) -> Option<SummaryFigures> {
-        (self.count > 0).then(|| SummaryFigures {
-            count: self.count,
-            document_tokens: self.sums.document_tokens,
-            cached_tokens: self.sums.cached_tokens,
-            summary_tokens: self.sums.summary_tokens,
-            cross_attention_bytes: self.sums.cross_attention_bytes,
-            unpooled_cross_attention_bytes: self.sums.unpooled_cross_attention_bytes,
-            upload_ns: self.upload.percentiles(1.0),
-            encode_ns: self.encode.percentiles(1.0),
-            encode_rest_ns: self.encode_rest.percentiles(1.0),
-            decode_ns: self.decode.percentiles(1.0),
-            decode_token_ns: self.per_token.percentiles(1.0),
-            tokens_per_second: self.speed.percentiles(MILLI),
-            kept_share: self.kept_share.percentiles(SHARE),
-        })
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct EditStats {
-    sessions: u64,
-    /// Counts of all sessions; the lists stay empty.
-    sums: EditMeasurement,
-    latency: ValueHistogram,
-    send_lag: ValueHistogram,
-    server: ValueHistogram,
-    recomputed: ValueHistogram,
-}
-
 /// Figures of edited documents.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EditFigures {
-    /// Sessions that succeeded: one document each.
     pub sessions: u64,
-    /// Characters that were typed.
     pub keystrokes: u64,
-    /// Keystrokes whose completions a later keystroke overtook.
     pub stale: u64,
-    /// Keystrokes without a time, as in `EditMeasurement`.
     pub failed: u64,
-    /// Keystrokes that the first completion would have saved.
     pub saved_by_first: u64,
-    /// Keystrokes that the first three completions would have saved.
     pub saved_by_first_three: u64,
-    /// Time from the planned time of a keystroke to the first completions of a text that contains it.
     pub keystroke_ns: Percentiles,
-    /// Time from the planned time of a keystroke to sending.
     pub keystroke_lag_ns: Percentiles,
-    /// Time from the request to the answer, as the server reports it.
     pub keystroke_server_ns: Percentiles,
-    /// Characters that were computed for an answer, as the server reports it.
     pub recomputed_chars: Percentiles,
-    /// Distribution of `keystroke_ns`.
     pub keystroke_bars: Vec<HistogramBar>,
-}
-
-impl EditFigures {
-    /// Returns the share of keystrokes that the first completion would have saved.
-    pub fn first_share(&self) -> f64 {
-        self.saved_by_first as f64 / self.keystrokes.max(1) as f64
-    }
-
-    /// Returns the share of keystrokes that the first three completions would have saved.
-    pub fn first_three_share(&self) -> f64 {
-        self.saved_by_first_three as f64 / self.keystrokes.max(1) as f64
-    }
-}
-
-impl EditStats {
-    pub(crate) fn record(&mut self, edits: &EditMeasurement) {
-        self.sessions += 1;
-        self.add_sums(edits);
-        edits.latencies.iter().for_each(|&time| self.latency.record_time(time));
-        edits.send_lags.iter().for_each(|&time| self.send_lag.record_time(time));
-        edits.server.iter().for_each(|&time| self.server.record_time(time));
-        edits.recomputed.iter().for_each(|&chars| self.recomputed.record(chars));
-    }
-
-    fn add_sums(&mut self, other: &EditMeasurement) {
-        let sums = &mut self.sums;
-        sums.keystrokes += other.keystrokes;
-        sums.stale += other.stale;
-        sums.failed += other.failed;
-        sums.saved_by_first += other.saved_by_first;
-        sums.saved_by_first_three += other.saved_by_first_three;
-    }
-
-    pub(crate) fn merge(&mut self, other: &Self) {
-        self.sessions += other.sessions;
-        self.add_sums(&other.sums);
-        self.latency.merge(&other.latency);
-        self.send_lag.merge(&other.send_lag);
-        self.server.merge(&other.server);
-        self.recomputed.merge(&other.recomputed);
-    }
-
-    /// Returns the figures for the report, or `None` without documents.
-    pub(crate) fn figures(&self) -> Option<EditFigures> {
-        (self.sessions > 0).then(|| EditFigures {
-            sessions: self.sessions,
-            keystrokes: self.sums.keystrokes,
-            stale: self.sums.stale,
-            failed: self.sums.failed,
-            saved_by_first: self.sums.saved_by_first,
-            saved_by_first_three: self.sums.saved_by_first_three,
-            keystroke_ns: self.latency.percentiles(1.0),
-            keystroke_lag_ns: self.send_lag.percentiles(1.0),
-            keystroke_server_ns: self.server.percentiles(1.0),
-            recomputed_chars: self.recomputed.percentiles(1.0),
-            keystroke_bars: self.latency.bars(),
-        })
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -541,26 +424,18 @@ pub(crate) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)
 /// Maximum samples of a timeline; beyond this, neighbours are merged.
 const MAX_SAMPLES: usize = 240;
 
-/// One interval of a timeline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimelineSample {
-    /// Start of the interval, counted from the end of the warm-up.
     pub at_ns: u64,
     pub span_ns: u64,
-    /// Requests that this program began to send in the interval.
     pub started: u64,
-    /// Requests that succeeded in the interval.
     pub finished: u64,
-    /// Requests that ended otherwise in the interval.
     pub failed: u64,
     pub characters: u64,
-    /// Messages with these characters.
     pub messages: u64,
     pub in_flight: u64,
-    /// Median time to first character of the requests that succeeded in the interval.
     pub time_to_first_char_p50_ns: Option<f64>,
-    /// Maximum time to first character of these requests.
     pub time_to_first_char_max_ns: Option<f64>,
 }
 

@@ -43,19 +43,13 @@ pub struct TesterFigures {
     pub connections: usize,
     /// Processor time of the process in the measured window; absent if the system does not report it.
     pub cpu_ns: Option<u64>,
-    /// Processor time as a share of the window times the threads.
     pub cpu_share: Option<f64>,
-    /// Messages per second over the window.
     pub messages_per_second: f64,
-    /// Highest messages per second of any timeline sample of at least a fifth of a second.
     pub peak_messages_per_second: Option<f64>,
     /// Messages by seconds of processor time: what one core could read. Absent if less than `MIN_CPU_SHARE` of one was used.
     pub messages_per_cpu_second: Option<f64>,
-    /// Lags of the probe's ticks.
     pub event_lag_ns: Percentiles,
-    /// Requests that waited for the limit on requests in flight.
     pub held: u64,
-    /// Reasons why the figures may reflect the tester rather than the server; empty if there are none.
     pub limits: Vec<String>,
 }
 
@@ -349,7 +343,6 @@ impl LimitEvidence {
         Self { gap: [None; COMPARED.len()], ..self }
     }
 
-    /// Returns the limits that figures of a tester show.
     pub(crate) fn limits(&self, tester: &TesterFigures) -> Vec<TesterLimit> {
         let busy = tester.cpu_share.filter(|share| *share > MAX_CPU_SHARE).map(TesterLimit::Busy);
         let held = (tester.held > 0).then_some(TesterLimit::Held(tester.held));

@@ -91,6 +91,15 @@ pub struct SummaryMeasurement {
 }
 
 impl SummaryMeasurement {
+    /// Adds the counts of `other`, without its times.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.document_tokens += other.document_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.summary_tokens += other.summary_tokens;
+        self.cross_attention_bytes += other.cross_attention_bytes;
+        self.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
+    }
+
     /// Returns the mean time of a token after the first.
     pub fn per_token(&self) -> Option<Duration> {
         self.decode.checked_div(u32::try_from(self.summary_tokens.checked_sub(1)?).ok()?)
@@ -350,7 +359,6 @@ impl CounterSnapshot {
 /// Best completions that an editor shows as a list.
 const SHOWN: usize = 3;
 
-/// Measurement of a document.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EditMeasurement {
     /// Characters that were typed.
@@ -374,6 +382,15 @@ pub struct EditMeasurement {
 }
 
 impl EditMeasurement {
+    /// Adds the counts of `other`, without its lists.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.keystrokes += other.keystrokes;
+        self.stale += other.stale;
+        self.failed += other.failed;
+        self.saved_by_first += other.saved_by_first;
+        self.saved_by_first_three += other.saved_by_first_three;
+    }
+
     /// Returns the latency at the quantile `share` of the keystrokes, by nearest rank.
     pub fn percentile(&self, share: f64) -> Option<Duration> {
         nearest_rank(self.latencies.iter().copied(), share)

@@ -37,14 +37,13 @@ pub const EDIT: &str = "edit";
 pub enum PromptSource {
     /// Excerpts of the text, with this length.
     Excerpts(Length),
-    /// Lines of the text.
     Lines,
     /// Whole files, or the lines of a JSON lines file.
     Documents,
 }
 
-impl std::fmt::Display for PromptSource {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for PromptSource {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Excerpts(length) => length.fmt(out),
             Self::Lines => out.write_str("lines"),
@@ -53,40 +52,26 @@ impl std::fmt::Display for PromptSource {
     }
 }
 
-/// Workload as the user specified it.
+/// Workload as the user specified it, with the options of `WorkloadArgs`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkloadSpec {
-    /// Name in reports.
     pub name: String,
-    /// Name of its kind.
     pub kind: String,
-    /// Model, if it is not the measured one.
     pub model: Option<String>,
     /// True if that model pools; false if `model` is absent.
     pub pools: bool,
-    /// Share of the requests, relative to the sum of all weights.
     pub weight: f64,
-    /// Text files.
     pub files: Vec<PathBuf>,
-    /// Where in the files prompts come from.
     pub prompts: PromptSource,
-    /// Characters to generate.
     pub output: Length,
-    /// Characters of a common prefix, in addition to each prompt's own.
     pub shared_prefix: u64,
-    /// Number of different common prefixes.
     pub prefixes: u64,
-    /// Sampling temperature.
     pub temperature: Option<f32>,
-    /// Characters of each message of a document upload.
     pub chunk_chars: u64,
-    /// Beam size for summaries; absent: the model's default.
     pub beam: Option<u32>,
-    /// Typist of documents that are edited.
     pub typing: TypingSpec,
     /// Maximum characters of prompt and answer that the model allows.
     pub max_symbols: u64,
-    /// Seed of the random number generator.
     pub seed: u64,
 }
 
@@ -94,23 +79,14 @@ pub struct WorkloadSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadInfo {
-    /// Name.
     pub name: String,
-    /// Name of its kind.
     pub kind: String,
-    /// Model, if it is not the measured one.
     pub model: Option<String>,
-    /// Share of the requests, relative to the sum of all weights.
     pub weight: f64,
-    /// Source of its text.
     pub text: String,
-    /// Lengths of prompts in characters, or `lines`, or `documents`.
     pub prompt_chars: String,
-    /// Characters of a common prefix, in addition to `prompt_chars`.
     pub shared_prefix_chars: u64,
-    /// Number of different common prefixes.
     pub prefixes: u64,
-    /// Requested characters.
     pub output_chars: String,
     /// Sampling temperature; absent: the server's default.
     pub temperature: Option<f32>,
@@ -126,9 +102,7 @@ pub struct WorkloadInfo {
 /// Where requests go, and how.
 #[derive(Debug)]
 pub struct RequestTarget {
-    /// Connections to the server.
     pub pool: ConnectionPool,
-    /// Model.
     pub model: String,
     /// True to request segment boundaries.
     pub boundaries: bool,
@@ -139,13 +113,52 @@ pub struct RequestTarget {
 /// Boxed future of a request, so that [`PreparedRequest`] is usable as `dyn`.
 pub type SendFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
 
-/// Kind of requests.
-pub trait Workload: Send + Sync {
+pub(crate) struct WorkloadKind {
+    pub(crate) name: &'static str,
+    /// Checks the options that only this kind has.
+    pub(crate) check: fn(&WorkloadSpec) -> Result<()>,
+    /// Adds to a description for the report what only this kind has.
+    pub(crate) describe: fn(&WorkloadSpec, &PromptSet, &mut WorkloadInfo),
+    /// Draws a request. Fails only if an invariant is broken.
+    pub(crate) draw: fn(&WorkloadSpec, &PromptSet, &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>>,
+}
+
+/// Workload with the texts of its prompts.
+pub(crate) struct Workload {
+    spec: WorkloadSpec,
+    prompts: PromptSet,
+    kind: &'static WorkloadKind,
+}
+
+impl Workload {
+    /// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
+    pub(crate) fn new(spec: &WorkloadSpec, kind: &'static WorkloadKind) -> Result<Self> {
+        spec.check()?;
+        (kind.check)(spec)?;
+        Ok(Self { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)?, kind })
+    }
+
     /// Describes the workload for the report.
-    fn info(&self) -> WorkloadInfo;
+    pub(crate) fn info(&self) -> WorkloadInfo {
+        let WorkloadSpec { name, kind, model, weight, prompts, output, .. } = &self.spec;
+        let mut info = WorkloadInfo {
+            name: name.clone(),
+            kind: kind.clone(),
+            model: model.clone(),
+            weight: *weight,
+            text: self.prompts.text.name.clone(),
+            prompt_chars: prompts.to_string(),
+            output_chars: output.to_string(),
+            ..WorkloadInfo::default()
+        };
+        (self.kind.describe)(&self.spec, &self.prompts, &mut info);
+        info
+    }
 
     /// Draws a request. Fails only if an invariant is broken.
-    fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>>;
+    pub(crate) fn draw(&self, rng: &mut ChaCha8Rng) -> Result<Box<dyn PreparedRequest>> {
+        (self.kind.draw)(&self.spec, &self.prompts, rng)
+    }
 }
 
 /// Request ready to be sent, to several models if need be, each time with the same content.
@@ -158,28 +171,6 @@ pub trait PreparedRequest: Send + Sync {
 }
 
 impl WorkloadSpec {
-    /// Returns a workload of generation requests with prompts and answers of fixed length.
-    pub fn fixed(name: &str, prompt_chars: u64, output_chars: u64) -> Self {
-        Self {
-            name: name.into(),
-            kind: "generate".into(),
-            model: None,
-            pools: false,
-            weight: 1.0,
-            files: Vec::new(),
-            prompts: PromptSource::Excerpts(Length::Fixed(prompt_chars)),
-            output: Length::Fixed(output_chars),
-            shared_prefix: 0,
-            prefixes: 1,
-            temperature: None,
-            chunk_chars: 7,
-            beam: None,
-            typing: TypingSpec::default(),
-            max_symbols: 1 << 20,
-            seed: 1,
-        }
-    }
-
     /// Checks the options that every kind has. Fails if one is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
@@ -263,7 +254,6 @@ impl TypingSpec {
         known.map(|(_, end)| *end).ok_or_else(|| format!("expected one of {}", names()))
     }
 
-    /// Returns the name of the end of completions.
     pub(crate) fn end_name(&self) -> &'static str {
         ENDS.iter().find(|(_, end)| *end == self.until).map_or("word", |(name, _)| *name)
     }

@@ -2,7 +2,7 @@
 
 use crate::cli::{
     command::with_flag,
-    network::{ADDRESS, runtime},
+    model::{ADDRESS, runtime},
     output,
 };
 use clap::{ArgMatches, Command, FromArgMatches};

@@ -11,7 +11,7 @@ use crate::cli::{
 use serde_json::json;
 use std::{
     collections::{BTreeSet, HashSet, VecDeque},
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fmt::Write,
     fs::{self, File},
     io::{self, ErrorKind, Read, Write as _},
@@ -40,7 +40,7 @@ use weir_models::{contract::Model, load::MAX_SYMBOLS};
 
 /// Runs `weir compress`. Fails if the model cannot compress, a text is outside of its vocabulary, or a file cannot be read or written.
 pub fn run_compress(args: CompressArgs) -> Result<()> {
-    let model = args.model.load_with(args.codec.isa)?;
+    let model = args.model.load(args.codec.isa)?;
     let card = model.card();
     let pairs = compressed_pairs(&args.codec.paths)?;
     let windows = args.windowed.unwrap_or_else(|| default_windows(card));
@@ -54,7 +54,7 @@ pub fn run_compress(args: CompressArgs) -> Result<()> {
 
 /// Runs `weir decompress`. Fails if the data are damaged or of another model, or if a file cannot be read or written.
 pub fn run_decompress(args: DecompressArgs) -> Result<()> {
-    let model = args.model.load_with(args.codec.isa)?;
+    let model = args.model.load(args.codec.isa)?;
     let card = model.card();
     let pairs = decompressed_pairs(&args.codec.paths)?;
     let open = |_| -> Result<Stream<'_>> { Ok(Box::new(Decompressor::new(card)?)) };
@@ -62,7 +62,7 @@ pub fn run_decompress(args: DecompressArgs) -> Result<()> {
 }
 
 /// Starts an engine without limits of time and work: a file takes as long as it takes.
-fn start(model: &std::sync::Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> {
+fn start(model: &Arc<dyn Model>, args: &CodecArgs) -> Result<Handle> {
     let defaults = Limits::default();
     let limits = Limits {
         rows: args.rows,
@@ -83,9 +83,11 @@ fn run<'a>(
     pairs: &[FilePair],
     open: impl Fn(Option<u64>) -> Result<Stream<'a>>,
 ) -> Result<()> {
-    pairs.iter().try_for_each(|pair| pair.check(args.force))?;
+    pairs.iter().try_for_each(|pair| pair.bytes().and_then(|_| pair.check_output(args.force)))?;
     let began = Instant::now();
-    let mut pipeline = Pipeline::new(engine, args.rows, total_bytes(pairs)?, args.force)?;
+    // Of pipes it is unknown.
+    let bytes = pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum::<Result<u64>>()?;
+    let mut pipeline = Pipeline::new(engine, args.rows, bytes, args.force)?;
     for pair in pairs {
         pipeline.run_file(pair, open(pair.bytes()?)?)?;
     }
@@ -127,8 +129,6 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
     }
     output::write(&format!("{out}{rate:.0} characters per second\n"))
 }
-
-// Flags of `weir compress` and `weir decompress`.
 
 /// Maximum rows of a batch.
 const MAX_ROWS: usize = 256;
@@ -186,8 +186,6 @@ struct CodecArgs {
     paths: Vec<PathBuf>,
 }
 
-// The files that a command reads and writes.
-
 /// The name of the arguments that are files.
 const FILE: &str = "FILE";
 
@@ -222,7 +220,7 @@ fn decompressed_pairs(paths: &[PathBuf]) -> Result<Vec<FilePair>> {
 
 /// Pairs all paths but the last with the last one, or with files in it if it is a folder. Fails if several files have no folder, or
 /// would be written to one file.
-fn pairs(paths: &[PathBuf], rename: impl Fn(&std::ffi::OsStr) -> Option<OsString>) -> Result<Vec<FilePair>> {
+fn pairs(paths: &[PathBuf], rename: impl Fn(&OsStr) -> Option<OsString>) -> Result<Vec<FilePair>> {
     let Some((last, inputs)) = paths.split_last() else {
         return Err(Error::Setting("files: expected a file to read and one to write".into()));
     };
@@ -248,15 +246,10 @@ fn pairs(paths: &[PathBuf], rename: impl Fn(&std::ffi::OsStr) -> Option<OsString
     inputs.iter().map(pair).collect()
 }
 
-/// Returns the bytes of all files to read whose size is known.
-fn total_bytes(pairs: &[FilePair]) -> Result<u64> {
-    pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum()
-}
-
 impl FilePair {
     /// Returns the bytes of the file to read; `None` for a pipe. Fails if the file is missing.
     fn bytes(&self) -> Result<Option<u64>> {
-        let metadata = std::fs::metadata(&self.input).map_err(unreadable(FILE, &self.input))?;
+        let metadata = fs::metadata(&self.input).map_err(unreadable(FILE, &self.input))?;
         Ok(metadata.is_file().then_some(metadata.len()))
     }
 
@@ -265,16 +258,10 @@ impl FilePair {
         Error::Setting(format!("{FILE}: cannot write {}: {error}", printable(&self.output.display().to_string())))
     }
 
-    /// Fails if the file to read is missing, or the one to write exists and must not be overwritten.
-    fn check(&self, force: bool) -> Result<()> {
-        self.bytes()?;
-        self.check_output(force)
-    }
-
     /// Fails if the file to write exists and must not be overwritten, or is a link or no file.
     fn check_output(&self, force: bool) -> Result<()> {
         // of a link itself, which may lead nowhere
-        let Ok(existing) = std::fs::symlink_metadata(&self.output) else { return Ok(()) };
+        let Ok(existing) = fs::symlink_metadata(&self.output) else { return Ok(()) };
         let why = match (force, existing.is_file()) {
             (true, true) => return Ok(()),
             (false, true) => "the file exists; --force overwrites it",
@@ -283,8 +270,6 @@ impl FilePair {
         Err(Error::Setting(format!("{}: {why}", printable(&self.output.display().to_string()))))
     }
 }
-
-// A file that gets its name only when it is complete.
 
 /// Partial files of one output that killed processes may have left.
 const MAX_LEFT: usize = 100;
@@ -317,7 +302,6 @@ impl OutputFile {
         Ok(Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() })
     }
 
-    /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.write_all(bytes).map_err(|error| self.pair.unwritable(&error))
@@ -341,8 +325,6 @@ impl Drop for OutputFile {
         }
     }
 }
-
-// The partial files of a command. A signal that ends the command removes them.
 
 /// Exit code of a process that a signal ends, minus the signal's number: the convention of shells.
 const SIGNALLED: i32 = 128;
@@ -391,7 +373,6 @@ impl PartialFiles {
         })
     }
 
-    /// Removes a file.
     fn remove(&self, path: &Path) {
         self.lock().remove(path);
         let _ = fs::remove_file(path);
@@ -411,8 +392,7 @@ fn exit(code: i32) -> ! {
 /// Returns a future that ends with the number of the first signal.
 #[cfg(unix)]
 fn signal() -> io::Result<impl Future<Output = i32> + Send + 'static> {
-    use tokio::signal::unix::SignalKind;
-    use tokio::signal::unix::signal;
+    use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
@@ -434,8 +414,6 @@ fn signal() -> io::Result<impl Future<Output = i32> + Send + 'static> {
         INTERRUPT
     })
 }
-
-// Feeds the blocks of all files to the engine, in order, and collects the results in the same order.
 
 /// Bytes of one read.
 const PIECE: usize = 1 << 16;
@@ -575,7 +553,8 @@ impl<'a> Pipeline<'a> {
     }
 
     fn show_progress(&mut self) {
-        let share = share(&self.engine, self.work);
+        let Counters { prefill_chars, generated_chars, .. } = self.engine.counters();
+        let share = ((prefill_chars + generated_chars) as f64 / self.work.max(1) as f64).min(1.0);
         let rate = share * self.symbols as f64 / self.began.elapsed().as_secs_f64();
         self.progress.update((share * self.bytes_read as f64) as u64, self.bytes);
         self.progress.note(format!("{rate:.0} characters/s"));
@@ -597,12 +576,6 @@ impl<'a> Pipeline<'a> {
             }
         }
     }
-}
-
-/// The share of the submitted work that is done, from 0 to 1.
-fn share(engine: &Handle, work: usize) -> f64 {
-    let Counters { prefill_chars, generated_chars, .. } = engine.counters();
-    ((prefill_chars + generated_chars) as f64 / work.max(1) as f64).min(1.0)
 }
 
 /// Names the file in an error about a text or its data.
@@ -644,8 +617,8 @@ mod tests {
         let file = folder.path().join("a");
         std::fs::write(&file, "a").unwrap();
         let pair = FilePair { input: file.clone(), output: file };
-        assert!(pair.check(false).unwrap_err().to_string().contains("--force"));
-        pair.check(true).unwrap();
+        assert!(pair.check_output(false).unwrap_err().to_string().contains("--force"));
+        pair.check_output(true).unwrap();
     }
 
     #[cfg(unix)]
@@ -659,7 +632,7 @@ mod tests {
         for output in [link, "/dev/null".into(), folder.path().to_owned()] {
             let pair = FilePair { input: input.clone(), output };
             for force in [false, true] {
-                assert!(pair.check(force).unwrap_err().to_string().contains("not a regular file"), "{pair:?}");
+                assert!(pair.check_output(force).unwrap_err().to_string().contains("not a regular file"), "{pair:?}");
             }
         }
     }

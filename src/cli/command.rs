@@ -1,4 +1,4 @@
-//! The command and its subcommands, as clap parses them.
+//! The command and its subcommands, as clap parses them; the flags that errors name; completions and manual pages.
 
 #[cfg(feature = "candle")]
 use crate::cli::verify;
@@ -61,30 +61,26 @@ pub(super) enum Command {
     /// Measure speed, and compare it with the machine's limits.
     Bench(bench::Args),
     /// Print the completions of a shell.
-    Completions(Args),
+    Completions(CompletionsArgs),
     /// Write the manual pages of all commands.
     Man(ManArgs),
 }
 
-// `weir completions`: prints the completions of a shell.
-
 /// Prints the completions of a shell. The shell reads them from a file; `docs/getting-started.md` lists where.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CompletionsArgs {
     /// Shell.
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }
 
 /// Prints the completions of `command`. Fails if stdout cannot be written.
-pub fn run(args: &Args, mut command: clap::Command) -> Result<()> {
+pub fn print_completions(args: &CompletionsArgs, mut command: clap::Command) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "weir", &mut script);
     let script = String::from_utf8(script).map_err(|error| Error::Internal(format!("completions: {error}")))?;
     output::write(&script)
 }
-
-// Replaces the names of request fields in errors by the flags that set them.
 
 /// Request fields, dotted as on the wire, and the flags that set them.
 const FLAGS: [(&str, &str); 28] = [
@@ -190,8 +186,6 @@ fn field_of(error: &mut Error) -> Option<&mut &'static str> {
     }
 }
 
-// `weir man`: writes the manual pages of all commands.
-
 /// Writes the manual pages of all commands to a folder: `weir.1`, `weir-serve.1` and so on.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
@@ -201,8 +195,8 @@ pub struct ManArgs {
 }
 
 /// Writes the pages of `command` and its subcommands. Fails if the folder or a file in it cannot be written.
-pub fn man_run(args: &ManArgs, command: clap::Command) -> Result<()> {
-    let ManArgs { folder } = args;
+pub fn write_man_pages(args: &ManArgs, command: clap::Command) -> Result<()> {
+    let folder = &args.folder;
     if folder.exists() && !folder.is_dir() {
         return Err(Error::Setting(format!("DIR: expected a folder, found the file {}", folder.display())));
     }
@@ -213,15 +207,14 @@ pub fn man_run(args: &ManArgs, command: clap::Command) -> Result<()> {
 
 /// Adds the other names of each flag to its help, because the generator of pages omits them.
 fn with_aliases(command: clap::Command) -> clap::Command {
+    let with_alias = |arg: Arg| {
+        let Some(aliases) = arg.get_visible_aliases().filter(|aliases| !aliases.is_empty()) else { return arg };
+        let names: Vec<_> = aliases.iter().map(|alias| format!("--{alias}")).collect();
+        let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+        let help = format!("{help} Other names: {}.", names.join(", "));
+        arg.long_help(help)
+    };
     command.mut_args(with_alias).mut_subcommands(with_aliases)
-}
-
-fn with_alias(arg: Arg) -> Arg {
-    let Some(aliases) = arg.get_visible_aliases().filter(|aliases| !aliases.is_empty()) else { return arg };
-    let names: Vec<_> = aliases.iter().map(|alias| format!("--{alias}")).collect();
-    let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
-    let help = format!("{help} Other names: {}.", names.join(", "));
-    arg.long_help(help)
 }
 
 #[cfg(test)]

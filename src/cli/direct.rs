@@ -3,10 +3,9 @@
 
 use crate::cli::{
     document::{Document, TextReader},
-    output,
+    output::{self, Progress},
     scores::{MarkedTextBits, Scores, TextBits},
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use std::{f64::consts::LN_2, path::Path, sync::Arc};
 use weir_engine::{
     DocumentEvent, DocumentSource, Event, Handle, Limits,
@@ -43,7 +42,6 @@ pub(super) struct Evaluation<'a> {
     /// Symbols per step of a text that is scored as one sequence.
     pub(super) step: StepSize,
     pub(super) boundaries: BoundaryOptions,
-    /// The file of `--logits`.
     pub(super) logits: Option<&'a Path>,
 }
 
@@ -124,16 +122,17 @@ impl Evaluation<'_> {
         }
         let mut outputs = self.outputs();
         let mut sum = WindowScore::default();
-        let bar = progress_bar(windows(symbols.len(), size).count());
+        let mut progress = Progress::windows();
+        let count = windows(symbols.len(), size).count() as u64;
         let note = if in_pieces { format!("length {}: ", size.length) } else { String::new() };
-        for window in windows(symbols.len(), size) {
+        for (done, window) in (1..).zip(windows(symbols.len(), size)) {
             sum += score_window(model, symbols, window, &self.boundaries, &mut |position, logits, mark| {
                 outputs.push(symbols.get(position + 1), logits, mark)
             })?;
-            bar.set_message(format!("{note}{:.3} bits per symbol", sum.nats / sum.scored as f64 / LN_2));
-            bar.inc(1);
+            progress.update(done, count);
+            progress.note(format!("{note}{:.3} bits per symbol", sum.nats / sum.scored as f64 / LN_2));
         }
-        bar.finish_and_clear();
+        drop(progress);
         // No window predicts the first symbol. Pieces add up in the order of the text, as on a server.
         let text_bits = TextBits::new(model, symbols, 1, if in_pieces { outputs.nats() } else { sum.nats });
         self.scores(outputs, text_bits, (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64))
@@ -163,15 +162,6 @@ impl Evaluation<'_> {
             marked: outputs.marked,
         })
     }
-}
-
-/// Creates a progress bar on stderr. indicatif draws nothing if stderr is not a terminal.
-fn progress_bar(windows: usize) -> ProgressBar {
-    let bar = ProgressBar::new(windows as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left, {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// Splits the text that `--ids` gives into segments.

@@ -14,7 +14,6 @@ const FLAG: &str = "--file";
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 
-/// A document to summarize.
 pub(super) enum Document {
     /// A file; `-` is standard input.
     File(PathBuf),

@@ -1,9 +1,8 @@
 //! `weir generate`: streams text generated from a prompt by a server, which runs in this process unless `--server` names another.
 
 use crate::cli::{
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, narrow, own_limits, speculation},
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, narrow, own_limits, size, speculation},
     output,
-    wire::{reason_name, size},
 };
 use clap::ArgGroup;
 use serde_json::{Value, json};
@@ -11,7 +10,7 @@ use weir_engine::{sampling::StopStrings, speculation::Speculation};
 use weir_kernels::error::Result;
 use weir_models::contract::BoundaryMode;
 use weir_proto::v1::{
-    Details, Finished, GenerateRequest, LevelUsage, Model, Piece, Sampling, Stopping, Timing, Usage,
+    Details, FinishReason, Finished, GenerateRequest, LevelUsage, Model, Piece, Sampling, Stopping, Timing, Usage,
     generate_response::Event as GenerateEvent,
 };
 
@@ -22,7 +21,9 @@ pub fn run(args: Args) -> Result<()> {
     if let ModelSource::Process(model) = &source
         && let Ok(stop) = StopStrings::new(args.stop.clone(), model.card())
     {
-        args.stop.iter().filter(|text| !stop.texts.contains(text)).for_each(|text| output::never_matches(text));
+        for text in args.stop.iter().filter(|text| !stop.texts.contains(text)) {
+            output::note(&format!("--stop: {text:?} never matches, because the model cannot generate it"));
+        }
     }
     let model = &source.served(own_limits())?;
     // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
@@ -40,12 +41,16 @@ pub fn run(args: Args) -> Result<()> {
         }
         // Now, because a note after the first piece would stand within the text.
         Some(GenerateEvent::Started(started)) => {
-            described.report_normalised("--prompt", args.prompt_text(), size(started.normalized_chars()));
+            described.report_normalised(
+                "--prompt",
+                args.prompt.as_deref().unwrap_or_default(),
+                size(started.normalized_chars()),
+            );
             Ok(())
         }
         None => Ok(()),
     })?;
-    let finished: Finished = finished.ok_or_else(|| model.incomplete("an end"))?;
+    let finished: Finished = finished.ok_or_else(|| model.client.incomplete("an end"))?;
     printer.finish(&finished)
 }
 
@@ -56,7 +61,7 @@ impl Args {
         let max_segments = self.max_segments.map(|value| narrow("--max-segments", value)).transpose()?;
         Ok(GenerateRequest {
             model,
-            prompt: self.prompt_text().to_owned(),
+            prompt: self.prompt.clone().unwrap_or_default(),
             prompt_ids: self.ids.clone().unwrap_or_default(),
             sampling: Some(Sampling {
                 temperature: *temperature,
@@ -91,8 +96,6 @@ impl Args {
         Some(SegmentEnds { symbol, is_generated: mode == Some(BoundaryMode::Nxt.name()) })
     }
 }
-
-// Flags of `weir generate`.
 
 /// Generates text.
 #[derive(Debug, clap::Args)]
@@ -147,15 +150,6 @@ pub struct Args {
     model: ModelSourceArgs,
 }
 
-impl Args {
-    /// Returns the text of the prompt. Empty if the prompt is given as ids, which a server does not take.
-    fn prompt_text(&self) -> &str {
-        self.prompt.as_deref().unwrap_or_default()
-    }
-}
-
-// Prints generated text at once, or collects it for JSON.
-
 /// How a model with special symbols ends segments.
 struct SegmentEnds {
     /// The end-of-segment symbol.
@@ -191,7 +185,6 @@ impl Printer {
         Ok(())
     }
 
-    /// Ends the output.
     fn finish(self, end: &Finished) -> Result<()> {
         if !self.json {
             return output::write("\n");
@@ -233,6 +226,18 @@ impl Printer {
     }
 }
 
+/// Returns why a generation ended, by the name that commands print.
+fn reason_name(finished: &Finished) -> &'static str {
+    match finished.reason() {
+        FinishReason::MaxChars => "max_chars",
+        FinishReason::MaxSegments => "max_segments",
+        FinishReason::Stop => "stop",
+        FinishReason::MaxContext => "max_context",
+        FinishReason::EndOfText => "end_of_text",
+        FinishReason::Unspecified => "end",
+    }
+}
+
 fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
     json!({
         "prompt_chars": usage.prompt_chars,
@@ -269,4 +274,27 @@ fn timing_json(timing: &Timing) -> Value {
         "middle_steps": timing.middle_steps,
         "middle_ns": timing.middle_ns,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_engine::options;
+
+    #[test]
+    fn reasons_have_the_names_of_the_engine() {
+        use FinishReason::{EndOfText, MaxChars, MaxContext, MaxSegments, Stop, Unspecified};
+        let pairs = [
+            (MaxChars, options::FinishReason::MaxChars),
+            (MaxSegments, options::FinishReason::MaxSegments),
+            (Stop, options::FinishReason::Stop(0)),
+            (MaxContext, options::FinishReason::MaxContext),
+            (EndOfText, options::FinishReason::EndOfText),
+            (Unspecified, options::FinishReason::End),
+        ];
+        for (wire, engine) in pairs {
+            let finished = Finished { reason: wire.into(), ..Default::default() };
+            assert_eq!(reason_name(&finished), engine.name());
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
-use crate::cli::network::{ADDRESS, DEFAULT_ADDRESS, runtime};
+use crate::cli::model::{ADDRESS, DEFAULT_ADDRESS, runtime};
 use weir_client::flags::TlsArgs;
 use weir_kernels::error::{Error, Result};
 

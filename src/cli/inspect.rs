@@ -87,7 +87,6 @@ fn resolution(args: &Args, source: &CheckpointSource) -> Result<Option<Resolutio
     measure(&*model, &symbols).map(Some)
 }
 
-/// Contents of a checkpoint.
 struct Contents {
     /// The folder, or the name of the embedded checkpoint.
     path: PathBuf,
@@ -103,7 +102,7 @@ struct Contents {
     /// Size of each tensor in the file, with the scales of an I8 matrix.
     bytes: Vec<usize>,
     sha256: String,
-    companions: Vec<Contents>,
+    entropy_models: Vec<Contents>,
 }
 
 fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
@@ -111,8 +110,8 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
     let file = source.config_file();
     let blueprint = blueprint(&config, &file)?;
     let vocabulary = config.vocabulary(&file)?;
-    let companions = entropy_models(source, &config, &*blueprint)?;
-    let companions = companions.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
+    let entropy_models = entropy_models(source, &config, &*blueprint)?;
+    let entropy_models = entropy_models.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
     let specs = tensors(source, &*blueprint)?;
     let (weights, sha256) = load::weights(source, &*blueprint, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
@@ -133,7 +132,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
         dtypes,
         bytes,
         sha256,
-        companions,
+        entropy_models,
     })
 }
 
@@ -212,7 +211,7 @@ impl Contents {
             "training_length": self.config.training_length,
             "generation": self.config.generation,
             "sha256": self.sha256,
-            "companions": self.companions.iter().map(Self::json).collect::<Vec<_>>(),
+            "companions": self.entropy_models.iter().map(Self::json).collect::<Vec<_>>(),
             "tensors": tensors.collect::<Vec<_>>(),
         })
     }
@@ -248,9 +247,9 @@ impl Contents {
         for (TensorSpec { name, shape, .. }, dtype, bytes) in self.tensors() {
             writeln!(out, "{name:<width$}  {dtype:<4}  {:>12}  {shape:?}", grouped(bytes))?;
         }
-        for companion in &self.companions {
+        for entropy_model in &self.entropy_models {
             writeln!(out)?;
-            companion.write(out)?;
+            entropy_model.write(out)?;
         }
         Ok(())
     }

@@ -13,7 +13,6 @@ pub mod init;
 pub mod inspect;
 pub mod lsp;
 pub mod model;
-mod network;
 pub mod ngrams;
 pub mod output;
 pub mod pull;
@@ -26,31 +25,25 @@ pub mod settings;
 pub mod summarize;
 #[cfg(feature = "candle")]
 pub mod verify;
-mod wire;
 
 pub use crate::cli::command::Cli;
 use crate::cli::{command::Command, output::ColorChoice};
 use clap::CommandFactory;
+#[cfg(feature = "candle")]
+use std::thread;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 use weir_client::command_line::{with_variable, without_empty};
 use weir_kernels::error::{Error, printable};
 #[cfg(feature = "candle")]
 use weir_kernels::memory;
 
-/// Sets `RAYON_NUM_THREADS`, the number of parts into which candle divides a large product, to the number of processors. candle 0.11
-/// looks this number up at every product. If the variable is not set, it counts the machine's cores each time. On Linux it reads
-/// `/proc/cpuinfo` for that, which takes longer than many products.
-#[cfg(feature = "candle")]
-fn set_candle_threads() {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    memory::set_default("RAYON_NUM_THREADS", &processors.to_string());
-}
-
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr. On Linux it sets `RAYON_NUM_THREADS`, if this variable is not set and no other threads run.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // candle 0.11 looks up the number of threads at every large product. Without the variable it counts the machine's cores each time,
+    // on Linux from `/proc/cpuinfo`, which takes longer than many products.
     #[cfg(feature = "candle")]
-    set_candle_threads();
+    memory::set_default("RAYON_NUM_THREADS", &thread::available_parallelism().map_or(1, usize::from).to_string());
     let arguments: Vec<_> = arguments.into_iter().collect();
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,
@@ -62,8 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
     };
-    for secret in &sources.secret_flags {
-        let serve::SecretFlag { flag, variable } = secret;
+    for serve::SecretFlag { flag, variable } in &sources.secret_flags {
         let why = "other users of this machine can see it in the list of processes";
         // `eprintln!` would panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file");
@@ -90,8 +82,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         #[cfg(feature = "candle")]
         Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Completions(args) => command::run(&args, Cli::command()),
-        Command::Man(args) => command::man_run(&args, Cli::command()),
+        Command::Completions(args) => command::print_completions(&args, Cli::command()),
+        Command::Man(args) => command::write_man_pages(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
-//! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
+//! The model of a command, and its text: their flags, the files that flags name, how a model is found by name, and the server that
+//! runs it, which runs in this process unless a flag names another.
 
-use crate::cli::{network::runtime, output};
+use crate::cli::output;
 use std::{
     ffi::OsString,
     fmt::Display,
@@ -13,7 +14,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use weir_client::{
     calls::MessageStream,
     connection::{Client, ServerEndpoint},
@@ -49,7 +50,6 @@ pub(super) struct CheckpointArgs {
     model: Option<PathBuf>,
 }
 
-/// An argument that names a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ModelArgument<'a> {
     /// Its flag, or the name of its value.
@@ -108,14 +108,9 @@ impl ModelArgs {
         self.checkpoint.argument().source()
     }
 
-    /// Loads the model. Fails if the checkpoint cannot be read or is invalid.
-    pub fn load(&self) -> Result<Arc<dyn Model>> {
-        self.load.load(&self.source()?, None)
-    }
-
-    /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails as
-    /// [`load`](Self::load) does.
-    pub(super) fn load_with(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
+    /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails if the checkpoint cannot
+    /// be read or is invalid.
+    pub(super) fn load(&self, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
         self.load.load(&self.source()?, isa)
     }
 }
@@ -160,34 +155,31 @@ pub struct TextArgs {
     pub ids: Option<Vec<u32>>,
 }
 
-/// The flag that gives a text, if any does.
-pub(super) struct TextSource<'a> {
-    pub(super) ids: Option<&'a [u32]>,
-    pub(super) file: Option<&'a Path>,
-    pub(super) text: Option<&'a str>,
-}
-
-impl TextSource<'_> {
-    /// Encodes the text, and reports what normalising changes; `None` if no flag gives one. Fails as [`TextArgs::symbols`] does.
-    pub(super) fn symbols(&self, model: &dyn Model) -> Result<Option<Vec<u32>>> {
-        let vocabulary = &model.card().vocabulary;
-        let encode = |flag, text: &str| {
-            let symbols = vocabulary.encode(flag, text, usize::MAX)?;
-            output::normalised(flag, text, vocabulary);
-            Ok::<_, Error>(symbols)
-        };
-        let symbols = match (self.ids, self.file, self.text) {
-            (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
-            (_, Some(file), _) => encode("--file", &read_text_or_stdin("--file", file)?)?,
-            (.., Some(text)) => encode("--text", text)?,
-            (None, None, None) => return Ok(None),
-        };
-        if symbols.is_empty() {
-            let flag = if self.file.is_some() { "--file" } else { "--text" };
-            return Err(Error::bad_option(flag, "\"\"", "at least one symbol"));
-        }
-        Ok(Some(symbols))
+/// Encodes the text that one of three flags gives, and reports what normalising changes; `None` if none does. Fails as
+/// [`TextArgs::symbols`] does.
+pub(super) fn text_symbols(
+    model: &dyn Model,
+    ids: Option<&[u32]>,
+    file: Option<&Path>,
+    text: Option<&str>,
+) -> Result<Option<Vec<u32>>> {
+    let vocabulary = &model.card().vocabulary;
+    let encode = |flag, text: &str| {
+        let symbols = vocabulary.encode(flag, text, usize::MAX)?;
+        output::normalised(flag, text, vocabulary);
+        Ok::<_, Error>(symbols)
+    };
+    let symbols = match (ids, file, text) {
+        (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
+        (_, Some(file), _) => encode("--file", &read_text_or_stdin("--file", file)?)?,
+        (.., Some(text)) => encode("--text", text)?,
+        (None, None, None) => return Ok(None),
+    };
+    if symbols.is_empty() {
+        let flag = if file.is_some() { "--file" } else { "--text" };
+        return Err(Error::bad_option(flag, "\"\"", "at least one symbol"));
     }
+    Ok(Some(symbols))
 }
 
 impl TextArgs {
@@ -214,8 +206,8 @@ impl TextArgs {
     /// Encodes the text, and reports what normalising changes. Fails if the file cannot be read, a symbol is outside the vocabulary, or
     /// the text is empty.
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
-        let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: self.text.as_deref() };
-        source.symbols(model).map(Option::unwrap_or_default)
+        let symbols = text_symbols(model, self.ids.as_deref(), self.file.as_deref(), self.text.as_deref());
+        symbols.map(Option::unwrap_or_default)
     }
 
     /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed. Fails as
@@ -285,12 +277,9 @@ fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
     BoundaryMode::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
-// Reads the files that flags name. Errors begin with the flag.
-
 /// The name of standard input in messages.
 const STANDARD_INPUT: &str = "standard input";
 
-/// Reads the file that `flag` names.
 pub(super) fn read(flag: &str, file: &Path) -> Result<Vec<u8>> {
     fs::read(file).map_err(unreadable(flag, file))
 }
@@ -338,8 +327,6 @@ pub(super) fn not_utf8(flag: &str, file: &Path, position: u64) -> Error {
 fn decode(flag: &str, file: &Path, bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| not_utf8(flag, file, error.utf8_error().valid_up_to() as u64))
 }
-
-// Finds the model that an argument names: a folder, a model in the user's data folder, or the embedded model.
 
 /// Environment variable with the data folder.
 pub(super) const DATA_VARIABLE: &str = "WEIR_DATA";
@@ -426,7 +413,17 @@ fn names_in(models: &Path) -> Vec<String> {
     names
 }
 
-// Where a command runs a model: on a server, which runs in this process unless a flag names another.
+/// The name of an argument that is a server's address.
+pub(super) const ADDRESS: &str = "ADDRESS";
+
+/// The address of a server that `weir serve` starts without settings.
+pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
+
+/// Starts the runtime that network calls run on.
+pub(super) fn runtime() -> Result<Runtime> {
+    let runtime = Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
+}
 
 /// The address of the server in this process. Errors of its calls leave it out.
 pub(super) const IN_PROCESS: &str = "this process";
@@ -469,7 +466,6 @@ struct ServerArgs {
     tls: TlsArgs,
 }
 
-/// The model of a command.
 pub(super) enum ModelSource {
     /// Loaded into this process.
     Process(Arc<dyn Model>),
@@ -500,18 +496,10 @@ pub(super) fn own_limits() -> Limits {
     }
 }
 
-/// A model of a server.
 pub(super) struct ServedModel {
-    runtime: Runtime,
-    client: Client,
-    /// Its name. May be `None` if exactly one model can answer the call.
-    pub(super) name: Option<String>,
-}
-
-/// The parts of a served model.
-pub(super) struct ServedParts {
     pub(super) runtime: Runtime,
     pub(super) client: Client,
+    /// Its name. May be `None` if exactly one model can answer the call.
     pub(super) name: Option<String>,
 }
 
@@ -567,28 +555,6 @@ impl ServedModel {
         Ok(Self { runtime, client, name: None })
     }
 
-    /// Returns the parts, for concurrent calls.
-    pub(super) fn into_parts(self) -> ServedParts {
-        let Self { runtime, client, name } = self;
-        ServedParts { runtime, client, name }
-    }
-
-    /// Returns the server's description of a model that continues and scores texts. `None` if no name is given and not exactly one
-    /// model can answer the call, which then fails with the server's reason.
-    fn describe(&self) -> Result<Option<v1::Model>> {
-        self.runtime.block_on(self.client.text_model(self.name.clone()))
-    }
-
-    /// Returns the error of a call that succeeded although [`describe`](Self::describe) found no model for it.
-    fn changed(&self) -> Error {
-        self.client.rejected("its models changed during the call; name one with --model".into())
-    }
-
-    /// Returns the error of a response that ended without a part that every complete response has.
-    pub(super) fn incomplete(&self, missing: &str) -> Error {
-        self.client.incomplete(missing)
-    }
-
     /// Waits for a call of the server.
     pub(super) fn call<T>(&self, call: impl AsyncFnOnce(&Client) -> Result<T>) -> Result<T> {
         self.runtime.block_on(call(&self.client))
@@ -611,9 +577,11 @@ pub(super) struct DescribedModel<'a> {
 }
 
 impl<'a> DescribedModel<'a> {
-    /// Asks the server for the description.
+    /// Asks the server for the description of a model that continues and scores texts. Without a description, the call fails with the
+    /// server's reason.
     pub(super) fn new(model: &'a ServedModel) -> Result<Self> {
-        Ok(Self { model, description: model.describe()? })
+        let description = model.runtime.block_on(model.client.text_model(model.name.clone()))?;
+        Ok(Self { model, description })
     }
 
     /// Returns the name for the call, so that the described model answers it.
@@ -623,7 +591,8 @@ impl<'a> DescribedModel<'a> {
 
     /// Returns the description after a successful call.
     pub(super) fn description(&self) -> Result<&v1::Model> {
-        self.description.as_ref().ok_or_else(|| self.model.changed())
+        let changed = || self.model.client.rejected("its models changed during the call; name one with --model".into());
+        self.description.as_ref().ok_or_else(changed)
     }
 
     /// Reports that the model's normaliser changed this many characters of the text of `flag`, if it did.
@@ -631,6 +600,11 @@ impl<'a> DescribedModel<'a> {
         let vocabulary = self.description.as_ref().and_then(|model| model.vocabulary.as_ref());
         output::characters_changed(flag, text, changed, vocabulary.map(|known| known.normaliser.as_str()));
     }
+}
+
+/// Narrows a count. Supported machines have at least 32 bits.
+pub(super) fn size(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 /// Narrows an option to the width that it has on the wire. Fails if it does not fit.

@@ -1,4 +1,5 @@
-//! Output of the commands, to stdout or to a file. A closed pipe is an error, not a panic.
+//! Output of the commands: results to stdout or a file, notes and progress bars to stderr, and colours. A closed pipe is an error, not
+//! a panic.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
@@ -51,8 +52,6 @@ pub fn logits(path: &Path, logits: &[f32], shape: [usize; 2], boundaries: Option
 pub fn optional(value: Option<f64>) -> String {
     value.map_or("-".into(), |value| format!("{value:.3}"))
 }
-
-// Colours of the output.
 
 /// When output has colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -112,8 +111,6 @@ fn allows_color(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
-// Notes on stderr: how a command treats its input.
-
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
 
@@ -126,7 +123,7 @@ pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
 /// Reports that a normaliser changed this many characters of the text of `flag`, if it did. `name` is the normaliser's name, if known.
 pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: Option<&str>) {
     if changed > 0 {
-        notes_write(&normalised_note(flag, text, changed, name));
+        self::note(&normalised_note(flag, text, changed, name));
     }
 }
 
@@ -134,25 +131,10 @@ pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: O
 pub(super) fn tokenizer_not_converted(kind: Source, folder: &Path) {
     let has_tokenizer = [TOKENIZER_FILE, "vocab.json"].iter().any(|name| folder.join(name).exists());
     if kind == Source::Gpt2 && has_tokenizer {
-        notes_write(
+        note(
             "conversions from GPT-2 read no tokenizer: without vocab in config.json, the model takes --ids and no text",
         );
     }
-}
-
-/// Reports that a stop string never ends the text.
-pub(super) fn never_matches(stop: &str) {
-    notes_write(&format!("--stop: {stop:?} never matches, because the model cannot generate it"));
-}
-
-/// Reports that the document was longer than the model's limit.
-pub(super) fn document_cut(tokens: usize) {
-    notes_write(&format!("--cut: only the first {tokens} tokens of the document were summarized"));
-}
-
-/// Reports that a part of a long document is summarized.
-pub(super) fn part_summarized(round: usize, part: usize, read: u64, bytes: u64) {
-    notes_write(&format!("--long-documents: summarized part {part} of round {round} ({read} of {bytes} bytes read)"));
 }
 
 /// Returns the note on a text of which a normaliser changed characters. A server of another version may have a normaliser that this
@@ -169,12 +151,11 @@ fn normalised_note(flag: &str, text: &str, changed: usize, name: Option<&str>) -
     format!("{flag}: {normaliser} changed {changed} of {count} {noun}{read}")
 }
 
-fn notes_write(note: &str) {
+/// Prints a note to stderr: how a command treats its input.
+pub(super) fn note(note: &str) {
     // `eprintln!` would panic if stderr is closed.
     let _ = writeln!(std::io::stderr(), "weir: note: {note}");
 }
-
-// Progress bars on stderr, shown only if stderr is a terminal.
 
 /// Smallest total, in bytes or numbers, that gets a bar: less is done before a bar can be read.
 const MIN_SHOWN: u64 = 16 << 20;
@@ -202,6 +183,11 @@ impl Progress {
     /// Counts measurements. Each takes long enough to show a bar from the first one on.
     pub fn measurements() -> Self {
         Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", min_total: 1 }
+    }
+
+    /// Counts windows of a text, with a note such as the score so far.
+    pub fn windows() -> Self {
+        Self { bar: None, template: "{bar:40} {pos}/{len} windows, {eta} left, {msg}", min_total: 1 }
     }
 
     /// Counts the bytes of texts that a model reads or writes, with a note such as the rate.

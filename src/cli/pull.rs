@@ -38,7 +38,7 @@ use weir_models::{
     },
     convert::{Source, convert},
     family::Blueprint,
-    load::{blueprint, entropy_models, tensors},
+    load::{self, blueprint, entropy_models, tensors},
     ngrams::NGRAMS_FILE,
 };
 use weir_server::config::parse_bytes;
@@ -93,8 +93,8 @@ pub fn run(args: Args) -> Result<()> {
         Error::Setting(format!("there is no data folder: set {variable}, XDG_DATA_HOME or HOME"))
     })?;
     let installation = Installation::begin(&models, &name, args.force)?;
-    let folder = installation.folder().join("fetched");
-    std::fs::create_dir(&folder).map_err(Error::io(&folder))?;
+    let folder = installation.work.join("fetched");
+    fs::create_dir(&folder).map_err(Error::io(&folder))?;
     let mut progress = Progress::bytes();
     let files = origin.open()?;
     let report = &mut |done, total| progress.update(done, total);
@@ -113,47 +113,33 @@ pub fn run(args: Args) -> Result<()> {
             (folder.clone(), None)
         }
         Some(kind) => {
-            let converted = installation.folder().join("converted");
+            let converted = installation.work.join("converted");
             let written = convert(kind, &folder, &converted, false).map_err(at_source)?;
             output::tokenizer_not_converted(kind, &folder);
             (converted, Some(written.sha256))
         }
     };
     let path = installation.finish(&complete)?;
-    let shape = shape(&path)?;
-    print(&Pulled { name, path, shape, fetched, converted_sha256 }, args.json)
-}
-
-/// A model that was put among the user's models.
-struct Pulled {
-    name: String,
-    path: PathBuf,
-    shape: String,
-    fetched: Fetched,
-    /// Digest of the weights after a conversion.
-    converted_sha256: Option<String>,
-}
-
-fn print(pulled: &Pulled, as_json: bool) -> Result<()> {
-    let Pulled { name, path, shape, fetched, converted_sha256 } = pulled;
-    let Fetched { sha256: source_sha256, companions } = fetched;
-    let sha256 = converted_sha256.as_ref().unwrap_or(source_sha256);
-    if as_json {
+    let source = CheckpointSource::from(&*path);
+    let shape = blueprint(&source.config()?, &source.config_file())?.shape();
+    let Fetched { sha256: source_sha256, entropy_models } = fetched;
+    let sha256 = converted_sha256.as_ref().unwrap_or(&source_sha256);
+    if args.json {
         return output::json(&json!({
             "name": name,
             "path": path,
             "shape": shape,
             "sha256": sha256,
             "source_sha256": source_sha256,
-            "companions": companions,
+            "companions": entropy_models,
         }));
     }
     let mut digests = format!("sha256 {sha256}");
     if converted_sha256.is_some() {
         digests += &format!(", source sha256 {source_sha256}");
     }
-    for (companion, sha256) in companions {
-        digests += &format!(", {companion} sha256 {sha256}");
+    for (name, sha256) in &entropy_models {
+        digests += &format!(", {name} sha256 {sha256}");
     }
     output::write(&format!("{name}: {shape}, {digests}, in {}\n", path.display()))
 }
@@ -179,17 +165,17 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::bad_option("--name", format!("{name:?}"), bound))
 }
 
-/// Checks all of a checkpoint and its companions but their numbers, of which the digests were computed while they were fetched.
+/// Checks all of a checkpoint and its entropy models but their elements, of which the digests were computed while they were fetched.
 fn check(folder: &Path, fetched: &Fetched) -> Result<()> {
     let source = CheckpointSource::from(folder);
     let config = source.config()?;
     let blueprint = blueprint(&config, &source.config_file())?;
     check_weights(&source, &*blueprint, &fetched.sha256)?;
     entropy_models(&source, &config, &*blueprint)?;
-    for (name, sha256) in &fetched.companions {
-        let companion = source.entropy_model(name)?;
-        let blueprint = weir_models::load::blueprint(&companion.config()?, &companion.config_file())?;
-        check_weights(&companion, &*blueprint, sha256)?;
+    for (name, sha256) in &fetched.entropy_models {
+        let entropy_model = source.entropy_model(name)?;
+        let inner = load::blueprint(&entropy_model.config()?, &entropy_model.config_file())?;
+        check_weights(&entropy_model, &*inner, sha256)?;
     }
     Ok(())
 }
@@ -199,13 +185,6 @@ fn check_weights(source: &CheckpointSource, blueprint: &dyn Blueprint, sha256: &
     source.check_digest(sha256)
 }
 
-fn shape(folder: &Path) -> Result<String> {
-    let source = CheckpointSource::from(folder);
-    Ok(blueprint(&source.config()?, &source.config_file())?.shape())
-}
-
-// Fetches the files of a checkpoint into a folder, within a limit of bytes, and computes the digest of the weights.
-//
 // Names come from a fixed list, from the index of the weights and from the configuration. Both are data of others, so their names
 // must be plain: none reaches out of the folder.
 
@@ -228,11 +207,10 @@ struct Download<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-/// A checkpoint, or its companion.
+/// A checkpoint, or its entropy model.
 struct Part {
-    /// The folder to write to.
     folder: PathBuf,
-    /// Prefix of its file names at the source: empty, or the companion's folder and `/`.
+    /// Prefix of its file names at the source: empty, or the entropy model's folder and `/`.
     prefix: String,
 }
 
@@ -246,8 +224,8 @@ impl Part {
 struct Fetched {
     /// Digest of the weights.
     sha256: String,
-    /// Digests of the companions' weights, by the names of their folders.
-    companions: BTreeMap<String, String>,
+    /// Digests of the entropy models' weights, by the names of their folders.
+    entropy_models: BTreeMap<String, String>,
 }
 
 /// How much of a file may be fetched, and why not more.
@@ -261,7 +239,7 @@ impl<'a> Download<'a> {
         Self { from, limit, done: 0, progress }
     }
 
-    /// Fetches a checkpoint and its companions into an existing empty folder. Returns their digests. Fails if a file is missing or
+    /// Fetches a checkpoint and its entropy models into an existing empty folder. Returns their digests. Fails if a file is missing or
     /// beyond a limit, or if weir cannot read the configuration.
     fn checkpoint(&mut self, folder: &Path) -> Result<Fetched> {
         self.part(&Part { folder: folder.to_owned(), prefix: String::new() })
@@ -276,11 +254,11 @@ impl<'a> Download<'a> {
         }
         let needs_conversion = Source::of_folder(&part.folder)?.is_some();
         // Before the weights: a model that weir does not know costs no gigabytes.
-        let companions = if needs_conversion { BTreeMap::new() } else { self.companions(part)? };
+        let entropy_models = if needs_conversion { BTreeMap::new() } else { self.entropy_models(part)? };
         let mut hash = Sha256::new();
         self.weights(part, needs_conversion, &mut hash)?;
         sync_folder(&part.folder)?;
-        Ok(Fetched { sha256: hexadecimal(&hash.finalize()), companions })
+        Ok(Fetched { sha256: hexadecimal(&hash.finalize()), entropy_models })
     }
 
     /// Fetches the files of weights in their order, and adds them to the hash.
@@ -313,8 +291,8 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Fetches the companions that a configuration names. Returns the digests of their weights.
-    fn companions(&mut self, part: &Part) -> Result<BTreeMap<String, String>> {
+    /// Fetches the entropy models that a configuration names. Returns the digests of their weights.
+    fn entropy_models(&mut self, part: &Part) -> Result<BTreeMap<String, String>> {
         let config = Config::read(&part.folder)?;
         let file = part.folder.join(CONFIG_FILE);
         let blueprint = blueprint(&config, &file)?;
@@ -417,8 +395,6 @@ impl<'a> Download<'a> {
     }
 }
 
-// The files of a place, opened by name.
-
 /// An open file, and its size if the place states it.
 struct OpenFile {
     bytes: Box<dyn Read>,
@@ -443,16 +419,8 @@ trait FileSource {
     fn place(&self, name: &str) -> PathBuf;
 }
 
-/// A folder of this machine.
+/// A checkpoint folder of this machine.
 struct Folder(PathBuf);
-
-impl Folder {
-    /// Opens a folder. Fails if it is not a checkpoint.
-    fn open(folder: &Path) -> Result<Self> {
-        check_folder(folder)?;
-        Ok(Self(folder.to_owned()))
-    }
-}
 
 impl FileSource for Folder {
     fn open(&self, name: &str, _: Need) -> Result<Option<OpenFile>> {
@@ -469,8 +437,6 @@ impl FileSource for Folder {
         self.0.join(name)
     }
 }
-
-// A folder of a web server, over HTTP/1.1. TLS is rustls with ring and the system's certificate authorities.
 
 /// Maximum time to connect, and to begin a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -712,15 +678,10 @@ impl Repository {
         }
     }
 
-    /// The last part of its name.
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Opens the repository at the endpoint that the environment names. Fails if the endpoint is no URL or has a password, if the
     /// user's token cannot be read, or if TLS cannot be set up.
     fn open(&self) -> Result<HttpFolder> {
-        let endpoint = std::env::var_os("HF_ENDPOINT").and_then(|value| value.into_string().ok());
+        let endpoint = env::var_os("HF_ENDPOINT").and_then(|value| value.into_string().ok());
         let endpoint = endpoint.filter(|value| !value.is_empty()).unwrap_or_else(|| ENDPOINT.into());
         let revisions = self.revisions(&endpoint)?;
         let token = HubToken::of_user(&endpoint)?;
@@ -747,12 +708,9 @@ impl Repository {
     }
 }
 
-// The user's token for the Hugging Face Hub.
-
 /// Maximum bytes of the file with the token.
 const FILE_BYTES: u64 = 64 << 10;
 
-/// A bearer token of the Hub.
 #[derive(PartialEq, Eq)]
 enum HubToken {
     /// The user's token. Every request carries it, except after a redirect to another host.
@@ -806,9 +764,7 @@ fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 /// Reads the token in a file. Returns `None` if there is no file, if this user has no access to it, or if it is empty.
 fn read(path: PathBuf) -> Result<Option<String>> {
     let mut text = String::new();
-    use ErrorKind::NotADirectory;
-    use ErrorKind::NotFound;
-    use ErrorKind::PermissionDenied;
+    use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_string(&mut text));
     match read {
         Ok(_) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),
@@ -817,8 +773,6 @@ fn read(path: PathBuf) -> Result<Option<String>> {
         Err(error) => Err(Error::io(&path)(error)),
     }
 }
-
-// Puts a folder among the user's models: completely or not at all.
 
 /// Name of a replaced model inside the hidden folder.
 const OLD: &str = "old";
@@ -854,11 +808,6 @@ impl Installation {
         let installation = Self { models: models.to_owned(), work, target, _lock: lock, overwrite };
         fs::create_dir(&installation.work).map_err(Error::io(&installation.work))?;
         Ok(installation)
-    }
-
-    /// The hidden folder.
-    fn folder(&self) -> &Path {
-        &self.work
     }
 
     /// Moves a folder inside the hidden one to its final name, and returns that. Fails if the name was taken meanwhile.
@@ -945,12 +894,9 @@ fn absent_or(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-// The place that the argument of `weir pull` names.
-
 /// The place that a checkpoint is fetched from.
 #[derive(Debug, PartialEq, Eq)]
 enum Origin {
-    /// A folder of this machine.
     Folder(PathBuf),
     /// A folder of a web server.
     Url(String),
@@ -991,14 +937,17 @@ impl Origin {
                 full.file_name().map(|name| name.to_string_lossy().into_owned())
             }
             Self::Url(url) => url.split('/').skip(3).last().filter(|part| !part.is_empty()).map(str::to_owned),
-            Self::Hub(repository) => Some(repository.name().to_owned()),
+            Self::Hub(repository) => Some(repository.name.clone()),
         }
     }
 
     /// Opens the place. Fails if it is not a checkpoint folder, or if TLS cannot be set up.
     fn open(&self) -> Result<Box<dyn FileSource>> {
         Ok(match self {
-            Self::Folder(folder) => Box::new(Folder::open(Path::new(folder))?),
+            Self::Folder(folder) => {
+                check_folder(folder)?;
+                Box::new(Folder(folder.clone()))
+            }
             Self::Url(url) => Box::new(HttpFolder::new(url.clone(), None)?),
             Self::Hub(repository) => Box::new(repository.open()?),
         })
@@ -1098,7 +1047,7 @@ mod tests {
 
     fn install(models: &Path, contents: &str, overwrite: bool) -> Result<PathBuf> {
         let installation = Installation::begin(models, "english", overwrite)?;
-        let folder = installation.folder().join("fetched");
+        let folder = installation.work.join("fetched");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("file"), contents).unwrap();
         // Nothing that a reader looks for exists before the end.
@@ -1124,7 +1073,7 @@ mod tests {
     fn an_abandoned_installation_leaves_nothing() {
         let data = tempfile::tempdir().unwrap();
         let installation = Installation::begin(data.path(), "english", false).unwrap();
-        fs::write(installation.folder().join("part"), "").unwrap();
+        fs::write(installation.work.join("part"), "").unwrap();
         drop(installation);
         assert_eq!(names(data.path()), [""; 0]);
     }
@@ -1140,8 +1089,8 @@ mod tests {
         fs::write(stale.join("part"), "").unwrap();
         let next = Installation::begin(data.path(), "english", false).unwrap();
         assert!(!stale.exists() && !lock_file(&stale).exists());
-        assert!(running.folder().is_dir() && other.folder().is_dir() && next.folder().is_dir());
-        assert_ne!(running.folder(), next.folder());
+        assert!(running.work.is_dir() && other.work.is_dir() && next.work.is_dir());
+        assert_ne!(running.work, next.work);
         drop([running, other, next]);
         assert_eq!(names(data.path()), [""; 0]);
         // Killed between two renames.

@@ -1,7 +1,7 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
 use crate::cli::{
-    network::{ADDRESS, DEFAULT_ADDRESS, runtime},
+    model::{ADDRESS, DEFAULT_ADDRESS, runtime},
     output,
 };
 use serde_json::json;

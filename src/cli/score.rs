@@ -4,10 +4,9 @@
 use crate::cli::{
     command::with_flag,
     direct::Evaluation,
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, narrow, whole},
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, narrow, size, whole},
     output,
     scores::{MarkedTextBits, Scores, TextBits},
-    wire::size,
 };
 use serde_json::{Map, Value, json};
 use std::{f64::consts::LN_2, path::PathBuf};
@@ -74,8 +73,6 @@ fn print(args: &Args, scorer: &Scorer<'_>) -> Result<()> {
     if args.json { output::json(&json) } else { output::write(&text) }
 }
 
-// Flags of `weir score`.
-
 /// Scores a text.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -128,24 +125,19 @@ pub(super) fn parse_windows(text: &str) -> std::result::Result<WindowOptions, St
     }
 }
 
-// Bits per character by length, as in LeX's Table 2: the same text split into pieces of each length.
-
 /// Scores of one text at each length.
 struct LengthScores {
-    /// Symbols of the text.
     symbols: usize,
     /// Symbols of the model's training windows.
     training_length: usize,
     scores: Vec<LengthScore>,
 }
 
-/// Result for one length.
 struct LengthScore {
     length: usize,
     pieces: usize,
     /// Sum of −ln p over the scored symbols.
     nats: f64,
-    /// Scored symbols.
     scored: usize,
     text_bits: TextBits,
 }
@@ -240,12 +232,9 @@ impl LengthScores {
     }
 }
 
-// A text that was scored as one sequence.
-
 /// A text that was scored as one sequence.
 struct ScoredText {
     scores: Scores,
-    /// Boundary mode of the score.
     mode: Option<BoundaryMode>,
     /// True if the model pools its input.
     is_pooled: bool,
@@ -297,8 +286,6 @@ impl ScoredText {
         out
     }
 }
-
-// Scores of one text, from a model in this process or from a server.
 
 /// A text and the model that scores it.
 enum Scorer<'a> {
@@ -386,7 +373,7 @@ fn served(args: &Args, described: &DescribedModel<'_>, text: &str, windows: Opti
         }
         Ok(())
     })?;
-    let summary = summary.ok_or_else(|| model.incomplete("a summary"))?;
+    let summary = summary.ok_or_else(|| model.client.incomplete("a summary"))?;
     let usage = summary.usage.unwrap_or_default();
     // Once, although each length is a call.
     if args.lengths.first().is_none_or(|&first| windows.is_some_and(|windows| windows.length == first as usize)) {
@@ -448,8 +435,6 @@ fn specials(model: &weir_proto::v1::Model) -> Option<SpecialSymbols> {
         unknown: id("unknown")?,
     })
 }
-
-// A text that was scored in windows.
 
 /// A text that was scored in windows.
 struct WindowedText {

@@ -80,7 +80,6 @@ impl TextBits {
         if self.is_subword { self.per_char } else { per_symbol }
     }
 
-    /// Adds the figures to a JSON object.
     pub(super) fn add_json(&self, object: &mut Map<String, Value>) {
         object.insert("bits_per_byte".into(), json!(self.per_byte));
         if self.is_subword {
@@ -194,7 +193,6 @@ impl MarkedTextBits {
         if mode == Some(BoundaryMode::Nxt) { Some(self.joint()) } else { self.renormalised() }
     }
 
-    /// Adds all figures to a JSON object.
     pub(super) fn add_json(&self, object: &mut Map<String, Value>) {
         let per_symbol = (self.symbols > 0).then(|| self.text / self.symbols as f64);
         let segments = self.segments.then(|| [("bpc_joint", json!(self.joint())), ("bits_nxt", json!(self.nxt))]);

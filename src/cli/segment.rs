@@ -3,9 +3,8 @@
 use crate::cli::{
     command::with_flag,
     direct,
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, ServedModel, TextArgs, own_limits},
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, ServedModel, TextArgs, own_limits, size},
     output::{self, ColorChoice},
-    wire::size,
 };
 use serde_json::{Value, json};
 use weir_kernels::error::Result;
@@ -44,8 +43,6 @@ fn call(args: &Args, model: &ServedModel) -> Result<SegmentResponse> {
     Ok(response)
 }
 
-// Flags of `weir segment`.
-
 /// Shows where a text's segments end.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -59,8 +56,6 @@ pub struct Args {
     #[command(flatten)]
     model: ModelSourceArgs,
 }
-
-// Formats segments as text and JSON.
 
 fn closed(response: &SegmentResponse) -> usize {
     response.segments.iter().filter(|segment| !segment.open).count()

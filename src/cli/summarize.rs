@@ -11,9 +11,8 @@ use crate::{
             self, ModelSource, ModelSourceArgs, ServedModel, check_readable, count, narrow, own_limits, unreadable,
         },
         output::{self, ColorChoice},
-        wire::size,
     },
-    report::rouge::{RougeScore, RougeScores},
+    report::rouge::{RougeScore, RougeScores, rouge as score},
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Deserialize;
@@ -22,7 +21,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write,
     fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -35,14 +34,16 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::contract::{EarlyStopping, PoolingChoice};
 use weir_proto::v1::{
-    Hypothesis, LongDocuments as WireLongDocuments, Selected, Span, SummarizeOptions, SummaryFinishReason,
-    SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
+    Hypothesis, LongDocuments as WireLongDocuments, Sampling as WireSampling, Selected, Span, SummarizeOptions,
+    SummaryFinishReason, SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
 };
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
-    args.document.check_files()?;
+    for (flag, file) in [("--file", &args.document.file), ("--table", &args.document.table)] {
+        file.as_ref().map_or(Ok(()), |file| check_readable(flag, file))?;
+    }
     let source = args.model.open()?;
     let mut limits = own_limits();
     if let ModelSource::Process(model) = &source {
@@ -68,7 +69,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     let model = source.served(limits)?;
     let summarizer = Summarizer::new(&model, &args)?;
     match &args.document.table {
-        Some(file) => table_run(&summarizer, file, args.json),
+        Some(file) => summarize_table(&summarizer, file, args.json),
         None => {
             let document = args.document.document()?;
             print(&args, color, |on_event| summarizer.summarize(&document, on_event))
@@ -76,7 +77,6 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     }
 }
 
-/// Prints the summary of one document.
 fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_>) -> Result<Summary>) -> Result<()> {
     // Read first, so that an unreadable file does not cost a summary.
     let read = |file: &PathBuf| model::read_text("--reference", file);
@@ -86,8 +86,9 @@ fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_
     let summary = summarize(&mut |event| match event {
         _ if args.json => Ok(()),
         Progress::Part(part) => {
-            let [round, number] = [part.round, part.part].map(|number| size(number.into()));
-            output::part_summarized(round, number, part.byte_end, part.round_bytes);
+            let SummaryPart { round, part, byte_end, round_bytes, .. } = part;
+            let read = format!("{byte_end} of {round_bytes} bytes read");
+            output::note(&format!("--long-documents: summarized part {part} of round {round} ({read})"));
             Ok(())
         }
         Progress::Text(text) if args.highlights => {
@@ -96,7 +97,7 @@ fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_
         }
         Progress::Text(text) => output::write(text),
     })?;
-    let scores = reference.map(|reference| crate::report::rouge::rouge(&reference, summary.text()));
+    let scores = reference.map(|reference| score(&reference, summary.text()));
     if args.json {
         return output::json(&json(&summary, scores));
     }
@@ -107,12 +108,11 @@ fn print(args: &Args, color: ColorChoice, summarize: impl FnOnce(&mut OnEvent<'_
     output::write("\n")?;
     let usage = summary.usage();
     if usage.cut {
-        output::document_cut(size(usage.document_tokens));
+        let tokens = usage.document_tokens;
+        output::note(&format!("--cut: only the first {tokens} tokens of the document were summarized"));
     }
     scores.map_or(Ok(()), |rouge| output::write(&self::rouge(&rouge)))
 }
-
-// Flags of `weir summarize`.
 
 /// Summarizes a document, from a file, standard input, or as ids.
 #[derive(Debug, clap::Args)]
@@ -248,12 +248,6 @@ fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
 }
 
 impl DocumentArgs {
-    /// Fails if a file does not exist or cannot be opened.
-    fn check_files(&self) -> Result<()> {
-        let files = [("--file", &self.file), ("--table", &self.table)];
-        files.into_iter().try_for_each(|(flag, file)| file.as_ref().map_or(Ok(()), |file| check_readable(flag, file)))
-    }
-
     /// Returns the document of the command. Fails if there is none.
     fn document(&self) -> Result<Document> {
         match (&self.ids, &self.file) {
@@ -263,8 +257,6 @@ impl DocumentArgs {
         }
     }
 }
-
-// Summaries of single documents, from a server.
 
 /// Parts of the document that wait to be sent.
 const WAITING_PARTS: usize = 4;
@@ -301,7 +293,7 @@ impl<'a> Summarizer<'a> {
         let mut summary = Summary::default();
         loop {
             let event = self.model.call(async |_| events.next().await)?;
-            let event = event.ok_or_else(|| self.model.incomplete("a summary"))?;
+            let event = event.ok_or_else(|| self.model.client.incomplete("a summary"))?;
             let is_last = matches!(event, SummarizeEvent::Finished(_));
             collect(&mut summary, event, on_event)?;
             if is_last {
@@ -318,10 +310,10 @@ impl<'a> Summarizer<'a> {
 impl GenerationArgs {
     fn options(&self) -> Result<SummarizeOptions> {
         let narrow = |flag, value: Option<usize>| value.map(|value| narrow(flag, value)).transpose();
-        let sampling = |temperature| weir_proto::v1::Sampling {
+        let sampling = |temperature| WireSampling {
             temperature: Some(temperature),
             seed: Some(self.seed),
-            ..weir_proto::v1::Sampling::default()
+            ..WireSampling::default()
         };
         Ok(SummarizeOptions {
             beam_size: narrow("--beam", self.beam)?,
@@ -384,8 +376,6 @@ fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: onesho
         }
     }
 }
-
-// Formats summaries as text and JSON.
 
 /// Shows the tokens that each pooling layer kept: in reverse video with `color`, otherwise in brackets.
 fn highlights(summary: &Summary, color: bool) -> String {
@@ -503,9 +493,6 @@ fn pooling(selected: &Selected, choice: Option<&PoolingChoice>) -> Value {
     json!({ "layer": selected.layer, "kept": kept.collect::<Vec<_>>(), "spans": spans })
 }
 
-// A summary, as its events tell it.
-
-/// A summary and its document.
 #[derive(Default)]
 struct Summary {
     finished: SummaryFinished,
@@ -533,7 +520,6 @@ impl Summary {
 /// Receives the parts of a long document, and the text of a summary as it grows.
 type OnEvent<'a> = dyn FnMut(Progress<'_>) -> Result<()> + 'a;
 
-/// Progress of a summary.
 enum Progress<'a> {
     /// A part of a long document is summarized.
     Part(&'a SummaryPart),
@@ -555,8 +541,6 @@ fn collect(summary: &mut Summary, event: SummarizeEvent, on_event: &mut OnEvent<
     }
     Ok(())
 }
-
-// Mean ROUGE scores over many documents with reference summaries, per source.
 
 /// The flag that names the file.
 const FLAG: &str = "--table";
@@ -588,11 +572,11 @@ struct Sums {
 }
 
 /// Summarizes every document of the file, and prints the means of each source and of all documents.
-fn table_run(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
+fn summarize_table(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
     let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
     let mut all = Sums::default();
     let examples = examples(file)?;
-    let mut progress = crate::cli::output::Progress::measurements();
+    let mut progress = output::Progress::measurements();
     let total = examples.len() as u64;
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
         let with_line = |error: Error| {
@@ -601,7 +585,7 @@ fn table_run(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<
         };
         let summary = summarizer.summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
         let usage = summary.usage();
-        let scores = crate::report::rouge::rouge(&reference, summary.text());
+        let scores = score(&reference, summary.text());
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
             sums.documents += 1;
             sums.cut += usize::from(usage.cut);
@@ -632,7 +616,7 @@ fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
     loop {
         let mut line = String::new();
         number += 1;
-        let read = std::io::Read::take(&mut reader, MAX_LINE).read_line(&mut line).map_err(unreadable(FLAG, file))?;
+        let read = (&mut reader).take(MAX_LINE).read_line(&mut line).map_err(unreadable(FLAG, file))?;
         if read == 0 {
             break;
         }
@@ -666,7 +650,7 @@ impl Sums {
         self.rouge / self.documents.max(1) as f64
     }
 
-    fn json(&self, source: &str) -> serde_json::Value {
+    fn json(&self, source: &str) -> Value {
         json!({
             "source": source,
             "documents": self.documents,

@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         command::with_flag,
-        model::{self, ModelArgs, TextSource},
+        model::{self, ModelArgs, text_symbols},
         output,
     },
     report::sample::Sample,
@@ -53,7 +53,7 @@ pub struct Args {
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the second implementation does not compute such a model, or
 /// if the outputs differ by more than the tolerance.
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.load_with(args.isa)?;
+    let model = args.model.load(args.isa)?;
     let reference = load(&args.model.source()?)?;
     let input = args.input(&*model, reference.limit().symbols)?;
     let report = verify(&*model, &*reference, &input).map_err(|error| with_flag(error, "text", args.text_flag()))?;
@@ -69,16 +69,14 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    /// Returns the flag that gives the text.
     fn text_flag(&self) -> &'static str {
         if self.ids.is_some() { "--ids" } else { "--file" }
     }
 
     /// Returns what both implementations are fed. The sample has at most `limit` symbols.
     fn input(&self, model: &dyn Model, limit: usize) -> Result<Input> {
-        let source = TextSource { ids: self.ids.as_deref(), file: self.file.as_deref(), text: None };
         if let Some(encoder) = model.document_encoder() {
-            return self.document(model, encoder, source);
+            return self.document(model, encoder);
         }
         let card = model.card();
         if self.target_ids.is_some() {
@@ -90,23 +88,28 @@ impl Args {
                 found,
             });
         }
-        let symbols = match source.symbols(model)? {
+        let symbols = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
             Some(symbols) => symbols,
-            None => text_sample(&card.vocabulary, SAMPLE.min(card.max_symbols).min(limit)),
+            None => {
+                let count = SAMPLE.min(card.max_symbols).min(limit);
+                let text: Vec<u32> = card.vocabulary.text_ids().collect();
+                let is_special = |id: u32| card.vocabulary.is_special(id);
+                // English that the vocabulary encodes as text
+                let known = |id: u32| if is_special(id) { text[id as usize % text.len().max(1)] } else { id };
+                Sample::new(&card.vocabulary).window(0, count).into_iter().map(known).collect()
+            }
         };
         check_length(self.text_flag(), symbols.len(), card)?;
         Ok(Input { symbols, document: Vec::new() })
     }
 
-    fn document(&self, model: &dyn Model, encoder: &dyn DocumentEncoder, source: TextSource<'_>) -> Result<Input> {
+    fn document(&self, model: &dyn Model, encoder: &dyn DocumentEncoder) -> Result<Input> {
         let limits = encoder.limits();
-        let given = source.symbols(model)?;
-        let ends = self.ids.is_some();
-        let mut document = match given {
+        let mut document = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
             Some(document) => document,
             None => document_sample(&model.card().vocabulary, limits)?,
         };
-        if !ends {
+        if self.ids.is_none() {
             document.push(limits.marks.end);
         }
         if document.len() > limits.tokens {
@@ -118,13 +121,6 @@ impl Args {
         let target = self.target_ids.as_deref().unwrap_or(&document[..beginning]);
         Ok(Input { symbols: forced_target(model, limits, target)?, document })
     }
-}
-
-/// Returns `count` symbols of English that the vocabulary encodes as text.
-fn text_sample(vocabulary: &Vocabulary, count: usize) -> Vec<u32> {
-    let text: Vec<u32> = vocabulary.text_ids().collect();
-    let known = |id: u32| if vocabulary.is_special(id) { text[id as usize % text.len().max(1)] } else { id };
-    Sample::new(vocabulary).window(0, count).into_iter().map(known).collect()
 }
 
 /// Returns tokens of English, or ids spread over the vocabulary if it has no tokenizer; without the end mark.

@@ -2,10 +2,9 @@
 
 use crate::report::{
     check_range,
-    decode::{DecodeBench, DecodeMeasurement, DecodePlan},
+    decode::{DecodeBench, DecodeMeasurement, DecodePlan, DecodeRun},
     machine::Machine,
     ratios,
-    rounds::DecodeRun,
     sample::Sample,
 };
 use serde::Serialize;

@@ -24,15 +24,13 @@ pub(crate) const MAX_PAIRS: usize = 1024;
 /// Maximum documents.
 pub(crate) const MAX_DOCUMENTS: usize = 10_000;
 
+/// The plan of the benchmark: the flags of `weir bench documents` describe the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct DocumentBenchPlan {
-    /// Tokens decoded for each document.
     pub tokens: usize,
-    /// Runs of each model.
     pub pairs: usize,
 }
 
-/// A document to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BenchDocument {
     /// Its file, and its line if the file has several documents.
@@ -56,7 +54,6 @@ pub(crate) struct DocumentCost {
 /// A document's costs, and the gains: the second model's cost divided by the first one's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct DocumentResult {
-    /// Name of the document.
     pub document: String,
     /// Bytes of the text that both models read.
     pub bytes: usize,
@@ -201,27 +198,30 @@ fn result(
             cross_attention_bytes: last.bytes,
         }
     };
-    let [a, b] = [cost(0), cost(1)];
+    let bytes = read[0].bytes.min(read[1].bytes);
+    with_gains(name, bytes, read[0].cut || read[1].cut, [cost(0), cost(1)], runs)
+}
+
+/// Returns the result with these costs, and with the gains over the runs.
+fn with_gains(
+    document: &str,
+    bytes: usize,
+    cut: bool,
+    [a, b]: [DocumentCost; 2],
+    runs: &[[DocumentRun; 2]],
+) -> Result<DocumentResult> {
+    let gain = |value: fn(&DocumentRun) -> f64| ratios(runs.iter().map(|[a, b]| (value(b), value(a))));
     Ok(DocumentResult {
-        document: name.to_owned(),
-        bytes: read[0].bytes.min(read[1].bytes),
-        cut: read[0].cut || read[1].cut,
+        document: document.to_owned(),
+        bytes,
+        cut,
         a,
         b,
-        encode_gain: gain(runs, |run| run.encode_ns)?,
-        decode_gain: gain(runs, |run| run.decode_ns)?,
-        total_gain: gain(runs, |run| run.encode_ns + run.decode_ns)?,
-        cross_attention_gain: bytes_gain(&a, &b),
+        encode_gain: gain(|run| run.encode_ns)?,
+        decode_gain: gain(|run| run.decode_ns)?,
+        total_gain: gain(|run| run.encode_ns + run.decode_ns)?,
+        cross_attention_gain: b.cross_attention_bytes as f64 / (a.cross_attention_bytes as f64).max(1.0),
     })
-}
-
-/// Returns quantiles of the ratio of the second model's value to the first one's.
-fn gain(runs: &[[DocumentRun; 2]], value: fn(&DocumentRun) -> f64) -> Result<Quantiles> {
-    ratios(runs.iter().map(|[a, b]| (value(b), value(a))))
-}
-
-fn bytes_gain(a: &DocumentCost, b: &DocumentCost) -> f64 {
-    b.cross_attention_bytes as f64 / (a.cross_attention_bytes as f64).max(1.0)
 }
 
 /// Adds up documents.
@@ -253,21 +253,12 @@ fn total(
             cross_attention_bytes: costs().map(|cost| cost.cross_attention_bytes).sum(),
         }
     };
-    let [a, b] = [cost(0, |result| &result.a), cost(1, |result| &result.b)];
-    Ok(DocumentResult {
-        document: "all documents".into(),
-        bytes: results.iter().map(|result| result.bytes).sum(),
-        cut: results.iter().any(|result| result.cut),
-        a,
-        b,
-        encode_gain: gain(&rounds, |run| run.encode_ns)?,
-        decode_gain: gain(&rounds, |run| run.decode_ns)?,
-        total_gain: gain(&rounds, |run| run.encode_ns + run.decode_ns)?,
-        cross_attention_gain: bytes_gain(&a, &b),
-    })
+    let bytes = results.iter().map(|result| result.bytes).sum();
+    let cut = results.iter().any(|result| result.cut);
+    let costs = [cost(0, |result| &result.a), cost(1, |result| &result.b)];
+    with_gains("all documents", bytes, cut, costs, &rounds)
 }
 
-/// Returns the medians over documents.
 fn medians(results: &[DocumentResult]) -> Result<DocumentResult> {
     let of = |value: &dyn Fn(&DocumentResult) -> f64| median(results.iter().map(value).collect());
     let cost = |cost: fn(&DocumentResult) -> &DocumentCost| {

@@ -1,7 +1,6 @@
 //! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
-//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with `rounds` (what
-//! it records), [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
+//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
 //! `resume` (time saved by the segment cache), `speculate` (drafts), `stream` (overhead of gRPC), `summaries` (summarization),
 //! `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the
 //! same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the statistics. docs/performance.md
@@ -17,7 +16,6 @@ pub(crate) mod plot;
 pub mod prefill;
 pub(crate) mod resume;
 pub(crate) mod rouge;
-pub(crate) mod rounds;
 pub mod sample;
 pub(crate) mod speculate;
 pub(crate) mod stream;

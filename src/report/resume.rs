@@ -5,19 +5,18 @@
 
 use crate::report::{
     check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles, ratios, sample::Sample,
+    stream::StreamRun,
 };
 use serde::Serialize;
 use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
 use weir_models::contract::Card;
 
+/// The plan of the benchmark: the flags of `weir bench resume` describe the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResumePlan {
-    /// Symbols at the start of both prompts of a pair, which they share.
     pub context: usize,
-    /// Symbols of each prompt after the shared ones.
     pub more: usize,
-    /// Timed pairs of a cold and a resumed prompt, after one untimed pair.
     pub runs: usize,
 }
 
@@ -58,14 +57,6 @@ impl ResumePlan {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct TimedAnswer {
-    /// Nanoseconds from the request to the end of an answer of one character.
-    pub ns: f64,
-    /// Characters of the prompt that the server took from its cache.
-    pub cached_chars: u64,
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ResumeMeasurement {
     #[serde(flatten)]
@@ -96,7 +87,7 @@ impl ResumeMeasurement {
         card: &Card,
         plan: ResumePlan,
         chunk: usize,
-        pairs: &[[TimedAnswer; 2]],
+        pairs: &[[StreamRun; 2]],
     ) -> Result<Self> {
         if pairs.iter().any(|[cold, _]| cold.cached_chars > NUMBER as u64) {
             return Err(Error::Internal("a cold prompt was cached".into()));

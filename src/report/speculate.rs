@@ -36,18 +36,14 @@ pub(crate) enum TextKind {
     Repeating,
 }
 
+/// The plan of the benchmark: the flags of `weir bench speculate` describe the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SpeculatePlan {
     pub text: TextKind,
-    /// Rows of a step.
     pub batch: usize,
-    /// Symbols that each row holds before the first step.
     pub context: usize,
-    /// Symbols that each row is fed in a run.
     pub chars: usize,
-    /// Timed pairs of runs, one without drafts and one with them, after one untimed pair.
     pub pairs: usize,
-    /// Speculation of the second run of a pair.
     pub speculation: Speculation,
 }
 
@@ -121,7 +117,6 @@ struct SpeculateRun {
     accepted: usize,
 }
 
-/// One row in a run.
 struct DraftingRow<'a> {
     text: &'a [u32],
     /// `None` in a run without drafts.

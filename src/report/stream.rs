@@ -4,7 +4,7 @@
 //! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
 use crate::report::{check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles, sample::Sample};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use weir_engine::options::{Details, Generate, Sampling, Stopping};
 use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
@@ -13,24 +13,23 @@ use weir_models::contract::{BoundaryOptions, Card, Noise};
 /// Maximum concurrent requests: the number of streams that one connection carries.
 pub(crate) const MAX_BATCH: usize = 256;
 
+/// The plan of the benchmark: the flags of `weir bench stream` describe the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamPlan {
-    /// Concurrent requests, each with its own stream.
     pub batch: usize,
-    /// Symbols of each prompt.
     pub context: usize,
-    /// Characters that each request generates.
     pub chars: usize,
-    /// Timed pairs of runs, one in the process and one over gRPC, after one untimed pair.
     pub pairs: usize,
 }
 
-/// A request that is sent in both ways.
-#[derive(Debug, Clone, PartialEq)]
+/// A request for a generation, with defaults for everything else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StreamRequest {
     /// Prompt, in characters of the model's vocabulary.
     pub prompt: String,
     pub seed: u64,
+    /// Maximum characters.
+    pub chars: u32,
 }
 
 impl StreamPlan {
@@ -48,7 +47,8 @@ impl StreamPlan {
     pub(crate) fn requests(&self, card: &Card) -> Vec<StreamRequest> {
         let sample = Sample::new(&card.vocabulary);
         let text = |row| card.vocabulary.decode(&sample.window(Sample::start(row), self.context));
-        (0..self.batch).map(|row| StreamRequest { prompt: text(row), seed: row as u64 + 1 }).collect()
+        let chars = u32::try_from(self.chars).unwrap_or(u32::MAX);
+        (0..self.batch).map(|row| StreamRequest { prompt: text(row), seed: row as u64 + 1, chars }).collect()
     }
 
     /// Converts a request to the engine's form, with gRPC's defaults. Fails if the vocabulary cannot encode the prompt.
@@ -72,8 +72,8 @@ impl StreamPlan {
     }
 }
 
-/// One run of all requests.
-#[derive(Debug, Clone, PartialEq)]
+/// One run of concurrent requests.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StreamRun {
     /// Nanoseconds from the first request to the end of the last answer.
     pub ns: f64,
@@ -81,6 +81,8 @@ pub(crate) struct StreamRun {
     pub texts: Vec<String>,
     /// Events or messages received, summed over requests.
     pub messages: usize,
+    /// Prompt characters that the server had cached, summed over requests; 0 in the process.
+    pub cached_chars: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -144,7 +146,7 @@ mod tests {
     }
 
     fn run(ns: f64, text: &str) -> StreamRun {
-        StreamRun { ns, texts: vec![text.into()], messages: 3 }
+        StreamRun { ns, texts: vec![text.into()], messages: 3, cached_chars: 0 }
     }
 
     #[test]

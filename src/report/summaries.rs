@@ -25,15 +25,12 @@ pub(crate) const MAX: usize = 1024;
 /// Parts in which a document arrives.
 const PARTS: usize = 16;
 
+/// The plan of the benchmark: the flags of `weir bench summarize` describe the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct SummaryBenchPlan {
-    /// Documents that are summarized concurrently.
     pub batch: usize,
-    /// Tokens of each document, including the end symbol.
     pub source: usize,
-    /// Tokens of each summary.
     pub tokens: usize,
-    /// Runs of each model.
     pub pairs: usize,
 }
 
@@ -119,10 +116,6 @@ impl SummaryRun {
     fn request_ns(&self) -> f64 {
         self.encode.iter().map(|time| time.total_ns).sum::<f64>() + self.step_ns.iter().sum::<f64>()
     }
-
-    fn median_step_ns(&self) -> f64 {
-        median(self.step_ns.clone())
-    }
 }
 
 /// Runs the plan with both models in turns (A B A B …), after one untimed run of each. `progress` receives the number of
@@ -153,7 +146,7 @@ pub(crate) fn compare(
         plan,
         a: summarize_runs(a, plan, machine, &runs[0])?,
         b: summarize_runs(b, plan, machine, &runs[1])?,
-        decode_ratio: ratio(SummaryRun::median_step_ns)?,
+        decode_ratio: ratio(|run| median(run.step_ns.clone()))?,
         request_ratio: ratio(SummaryRun::request_ns)?,
     })
 }

@@ -88,8 +88,6 @@ impl Reference for Decoder {
     }
 }
 
-// The causal stack of `hourglass` and `decoder`, with every position scheme and window.
-
 /// Position of the first symbol in fairseq's sinusoids.
 const FIRST_SINUSOID: usize = 2;
 
@@ -140,14 +138,12 @@ pub(super) enum Reach {
     },
 }
 
-/// Place of the norms.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Norms {
     BeforeSublayers,
     AfterSublayers,
 }
 
-/// One stack.
 pub(super) struct CausalStack<'a> {
     pub(super) tensors: &'a Tensors,
     /// Prefix of its tensors' names.

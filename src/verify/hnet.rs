@@ -4,7 +4,7 @@
 use crate::verify::{
     Checkpoint, Given, Input, NearTie, Outputs, Reference,
     decoder::{Reach, rotate},
-    tensors::{Tensors, head_of, indices, mask, products, softmax},
+    tensors::{Tensors, head_of, indices, mask, products, softmax, softplus},
 };
 use candle_core::{D, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
@@ -23,6 +23,9 @@ const SMALLEST_NORM: f64 = 1e-12;
 /// Probabilities of an inner stage that are closer to the threshold may fall on either side of it in f32.
 const NEAR: f64 = 2e-5;
 
+/// Width of a head of the Mamba-2 mixer.
+const HEAD: usize = 64;
+
 #[derive(Deserialize)]
 struct Architecture {
     stages: Vec<Stage>,
@@ -30,7 +33,6 @@ struct Architecture {
     tied: bool,
 }
 
-/// One stage of the `architecture`.
 #[derive(Deserialize)]
 struct Stage {
     dim: usize,
@@ -169,16 +171,49 @@ impl Hnet {
         norm("", &x)
     }
 
+    /// The Mamba-2 mixer (Dao & Gu 2024) in its quadratic form: every output is a weighted sum over all earlier positions, without a
+    /// recurrent state. E = inner width, N = `state_dim`, H = E / 64 heads. (len, D) → (len, D).
     fn mamba(&self, stage: usize, layer: &str, x: &Tensor) -> CandleResult<Tensor> {
         let Stage { dim, expand, state_dim, .. } = self.architecture.stages[stage];
-        let mixer = Mamba2 {
-            tensors: &self.tensors,
-            name: &format!("{layer}.mamba"),
-            inner: expand * dim,
-            state_dim,
-            norm_eps: self.architecture.norm_eps,
-        };
-        mixer.forward(x)
+        let tensors = &self.tensors;
+        let name = format!("{layer}.mamba");
+        let inner = expand * dim;
+        let heads = inner / HEAD;
+        let channels = inner + 2 * state_dim;
+        let gate = tensors.matrix(&format!("{name}.gate.weight"), x)?; // (len, E)
+        let projected = tensors.matrix(&format!("{name}.input.weight"), x)?; // (len, E + 2·N + H)
+        let mixed = self.convolve(&name, &projected.narrow(1, 0, channels)?)?.silu()?; // (len, E + 2·N)
+        let inputs = mixed.narrow(1, inner, state_dim)?.contiguous()?; // B: (len, N)
+        let outputs = mixed.narrow(1, inner + state_dim, state_dim)?.contiguous()?; // C: (len, N)
+        let similarities = products(&outputs, &inputs)?; // (len, len)
+        let raw = projected.narrow(1, channels, heads)?;
+        let steps = softplus(&raw.broadcast_add(tensors.get(&format!("{name}.step_bias"))?)?)?; // Δ: (len, H)
+        let rates = tensors.get(&format!("{name}.log_rate"))?.exp()?; // −A: (H)
+        let skip: Vec<f64> = tensors.get(&format!("{name}.skip"))?.to_vec1()?;
+        let decay: Vec<Vec<f64>> = steps.broadcast_mul(&rates)?.t()?.to_vec2()?; // −Δ·A: (H, len)
+        let mut all = Vec::with_capacity(heads);
+        for (head, (decay, skip)) in decay.iter().zip(skip).enumerate() {
+            let x = head_of(&mixed, head, HEAD)?; // (len, 64)
+            let weights = (decays(decay)? * &similarities)?; // (len, len)
+            let scaled = x.broadcast_mul(&steps.narrow(1, head, 1)?)?;
+            all.push((weights.matmul(&scaled)? + (x * skip)?)?);
+        }
+        let gated = (Tensor::cat(&all, 1)? * gate.silu()?)?; // (len, E)
+        let normed = tensors.rms_norm(&format!("{name}.norm"), &gated, self.architecture.norm_eps)?;
+        tensors.matrix(&format!("{name}.output.weight"), &normed) // (len, D)
+    }
+
+    /// Convolves each channel with its taps; the last tap belongs to the current position: (len, channels) → (len, channels).
+    fn convolve(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
+        let taps = self.tensors.get(&format!("{name}.convolution.weight"))?; // (W, channels)
+        let width = taps.dim(0)?;
+        let len = x.dim(0)?;
+        let padded = x.pad_with_zeros(0, width - 1, 0)?; // (W − 1 + len, channels)
+        let mut sum = x.zeros_like()?.broadcast_add(self.tensors.get(&format!("{name}.convolution.bias"))?)?;
+        for tap in 0..width {
+            sum = (sum + padded.narrow(0, tap, len)?.broadcast_mul(&taps.narrow(0, tap, 1)?)?)?;
+        }
+        Ok(sum)
     }
 
     /// Causal attention whose first `rotary_dim` numbers of each query and key are rotated: (len, D) → (len, D).
@@ -253,66 +288,6 @@ fn letters(text: &str) -> CandleResult<Vec<char>> {
     Ok(letters)
 }
 
-// The Mamba-2 mixer (Dao & Gu 2024) in its quadratic form: every output is a weighted sum over all earlier positions, without a
-// recurrent state.
-
-/// Width of a head.
-const HEAD: usize = 64;
-
-/// One mixer. E = inner width, N = `state_dim`, H = E / 64 heads.
-pub(super) struct Mamba2<'a> {
-    pub(super) tensors: &'a Tensors,
-    /// Prefix of its tensors' names.
-    pub(super) name: &'a str,
-    /// E.
-    pub(super) inner: usize,
-    pub(super) state_dim: usize,
-    pub(super) norm_eps: f64,
-}
-
-impl Mamba2<'_> {
-    /// Mixes one text: (len, D) → (len, D).
-    pub(super) fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let Self { tensors, name, inner, state_dim, norm_eps } = *self;
-        let heads = inner / HEAD;
-        let channels = inner + 2 * state_dim;
-        let gate = tensors.matrix(&format!("{name}.gate.weight"), x)?; // (len, E)
-        let projected = tensors.matrix(&format!("{name}.input.weight"), x)?; // (len, E + 2·N + H)
-        let mixed = self.convolve(&projected.narrow(1, 0, channels)?)?.silu()?; // (len, E + 2·N)
-        let inputs = mixed.narrow(1, inner, state_dim)?.contiguous()?; // B: (len, N)
-        let outputs = mixed.narrow(1, inner + state_dim, state_dim)?.contiguous()?; // C: (len, N)
-        let similarities = products(&outputs, &inputs)?; // (len, len)
-        let raw = projected.narrow(1, channels, heads)?;
-        let steps = softplus(&raw.broadcast_add(tensors.get(&format!("{name}.step_bias"))?)?)?; // Δ: (len, H)
-        let rates = tensors.get(&format!("{name}.log_rate"))?.exp()?; // −A: (H)
-        let skip: Vec<f64> = tensors.get(&format!("{name}.skip"))?.to_vec1()?;
-        let decay: Vec<Vec<f64>> = steps.broadcast_mul(&rates)?.t()?.to_vec2()?; // −Δ·A: (H, len)
-        let mut all = Vec::with_capacity(heads);
-        for (head, (decay, skip)) in decay.iter().zip(skip).enumerate() {
-            let x = head_of(&mixed, head, HEAD)?; // (len, 64)
-            let weights = (decays(decay)? * &similarities)?; // (len, len)
-            let scaled = x.broadcast_mul(&steps.narrow(1, head, 1)?)?;
-            all.push((weights.matmul(&scaled)? + (x * skip)?)?);
-        }
-        let gated = (Tensor::cat(&all, 1)? * gate.silu()?)?; // (len, E)
-        let normed = tensors.rms_norm(&format!("{name}.norm"), &gated, norm_eps)?;
-        tensors.matrix(&format!("{name}.output.weight"), &normed) // (len, D)
-    }
-
-    /// Convolves each channel with its taps; the last tap belongs to the current position: (len, channels) → (len, channels).
-    fn convolve(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let taps = self.tensors.get(&format!("{}.convolution.weight", self.name))?; // (W, channels)
-        let width = taps.dim(0)?;
-        let len = x.dim(0)?;
-        let padded = x.pad_with_zeros(0, width - 1, 0)?; // (W − 1 + len, channels)
-        let mut sum = x.zeros_like()?.broadcast_add(self.tensors.get(&format!("{}.convolution.bias", self.name))?)?;
-        for tap in 0..width {
-            sum = (sum + padded.narrow(0, tap, len)?.broadcast_mul(&taps.narrow(0, tap, 1)?)?)?;
-        }
-        Ok(sum)
-    }
-}
-
 /// Returns the factor by which what enters at position j has decayed at position i, exp(−Σ decay over j < k ≤ i), and 0 for j > i:
 /// (len, len).
 fn decays(decay: &[f64]) -> CandleResult<Tensor> {
@@ -328,9 +303,4 @@ fn decays(decay: &[f64]) -> CandleResult<Tensor> {
         }
     }
     Tensor::from_vec(numbers, (len, len), &Device::Cpu)
-}
-
-/// Returns ln(1 + e^x) for each number, without overflow.
-fn softplus(x: &Tensor) -> CandleResult<Tensor> {
-    x.relu()? + x.abs()?.neg()?.exp()?.affine(1.0, 1.0)?.log()?
 }

@@ -3,6 +3,7 @@
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
     decoder::{CausalStack, LayerShape, Norms, Reach},
+    load,
     tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid},
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
@@ -56,14 +57,7 @@ struct Hourglass {
     /// Ids after which a segment ends, if boundaries are separators.
     separators: Vec<u32>,
     /// The model whose entropies decide, if boundaries are spikes.
-    companion: Option<Box<dyn Reference>>,
-}
-
-/// The reference's decisions.
-#[derive(Default)]
-struct Decisions {
-    boundaries: Vec<SymbolBoundary>,
-    margins: Vec<f64>,
+    entropy_model: Option<Box<dyn Reference>>,
 }
 
 /// Reads the model. Fails if a file cannot be read.
@@ -75,12 +69,12 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
         _ => Some(Vec::new()),
     };
     let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
-    let companion = match &architecture.boundaries {
-        Source::EntropySpikes { companion, .. } => Some(checkpoint.companion(companion)?),
+    let entropy_model = match &architecture.boundaries {
+        Source::EntropySpikes { companion, .. } => Some(load(&checkpoint.source.entropy_model(companion)?)?),
         _ => None,
     };
     let vocabulary = vocabulary.len();
-    Ok(Box::new(Hourglass { tensors: checkpoint.tensors()?, architecture, vocabulary, separators, companion }))
+    Ok(Box::new(Hourglass { tensors: checkpoint.tensors()?, architecture, vocabulary, separators, entropy_model }))
 }
 
 impl Reference for Hourglass {
@@ -110,8 +104,7 @@ impl Reference for Hourglass {
             .collect();
         let upsampled = groups.index_select(&indices(&seen)?, 0)?; // (len, D)
         let x = self.stack("post", post, *window).forward(&(upsampled + hidden)?)?; // (len, D)
-        let Decisions { boundaries, margins } = decisions;
-        Ok(Outputs { logits: self.logits(&x)?, boundaries, margins, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        Ok(Outputs { logits: self.logits(&x)?, smallest_gap: f64::INFINITY, ..decisions })
     }
 }
 
@@ -143,10 +136,10 @@ impl Hourglass {
         self.tensors.linear("head", x)?.flatten_all()?.to_vec1()
     }
 
-    /// Decides for each symbol whether a segment ends with it. `hidden` is the pre stack's output.
-    fn decide(&self, symbols: &[u32], hidden: &Tensor) -> CandleResult<Decisions> {
+    /// Decides for each symbol whether a segment ends with it; returns boundaries and margins. `hidden` is the pre stack's output.
+    fn decide(&self, symbols: &[u32], hidden: &Tensor) -> CandleResult<Outputs> {
         match &self.architecture.boundaries {
-            Source::None => Ok(Decisions::default()),
+            Source::None => Ok(Outputs::default()),
             Source::Fixed { every } => Ok(by_rule((0..symbols.len()).map(|position| position % every == 0))),
             Source::Whitespace { .. } => Ok(by_rule(symbols.iter().map(|symbol| self.separators.contains(symbol)))),
             Source::Learned { threshold } => {
@@ -156,24 +149,24 @@ impl Hourglass {
                 let probabilities: Vec<f64> = probabilities.flatten_all()?.to_vec1()?;
                 let decide = |&p: &f64| decision(p > *threshold, Some(p as f32));
                 let margins = probabilities.iter().map(|p| (p - threshold).abs()).collect();
-                Ok(Decisions { boundaries: probabilities.iter().map(decide).collect(), margins })
+                Ok(Outputs { boundaries: probabilities.iter().map(decide).collect(), margins, ..Outputs::default() })
             }
             Source::EntropySpikes { window, .. } => self.spikes(symbols, *window),
         }
     }
 
-    /// A segment ends where the companion's entropy exceeds each of the `window` before it (eq. 6).
-    fn spikes(&self, symbols: &[u32], window: usize) -> CandleResult<Decisions> {
-        let Some(companion) = &self.companion else { bail!("the companion was not loaded") };
+    /// A segment ends where the entropy model's entropy exceeds each of the `window` before it (eq. 6).
+    fn spikes(&self, symbols: &[u32], window: usize) -> CandleResult<Outputs> {
+        let Some(entropy_model) = &self.entropy_model else { bail!("the entropy model was not loaded") };
         let input = Input { symbols: symbols.to_vec(), document: Vec::new() };
-        let logits = companion.forward(&input, Given::default())?.logits;
+        let logits = entropy_model.forward(&input, Given::default())?.logits;
         let entropies: Vec<f64> = logits.chunks_exact(self.vocabulary).map(entropy).collect();
         let highest = |position: usize| {
             entropies[position.saturating_sub(window)..position].iter().copied().fold(f64::NEG_INFINITY, f64::max)
         };
         let excess: Vec<f64> = entropies.iter().enumerate().map(|(t, entropy)| entropy - highest(t)).collect();
         let boundaries = excess.iter().map(|&excess| decision(excess > 0.0, None)).collect();
-        Ok(Decisions { boundaries, margins: excess.into_iter().map(f64::abs).collect() })
+        Ok(Outputs { boundaries, margins: excess.into_iter().map(f64::abs).collect(), ..Outputs::default() })
     }
 }
 
@@ -182,9 +175,9 @@ fn decision(boundary: bool, probability: Option<f32>) -> SymbolBoundary {
 }
 
 /// Returns decisions that depend on the symbols alone.
-fn by_rule(ends: impl Iterator<Item = bool>) -> Decisions {
+fn by_rule(ends: impl Iterator<Item = bool>) -> Outputs {
     let boundaries: Vec<_> = ends.map(|ends| decision(ends, None)).collect();
-    Decisions { margins: vec![f64::INFINITY; boundaries.len()], boundaries }
+    Outputs { margins: vec![f64::INFINITY; boundaries.len()], boundaries, ..Outputs::default() }
 }
 
 /// Returns the entropy of a distribution, in nats, given its logits.

@@ -2,7 +2,7 @@
 
 use crate::verify::{
     Checkpoint, Given, Input, LengthLimit, Outputs, Reference, ReferenceReader,
-    tensors::{Nonlinearity, Tensors},
+    tensors::{Nonlinearity, Tensors, softplus},
 };
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor};
 use candle_nn::{Activation, VarBuilder};
@@ -22,7 +22,7 @@ const ARCHITECTURES: &[(&str, ReferenceReader)] = &[
     ("qwen3", qwen3),
     ("gemma2", gemma2),
     ("gpt_bigcode", gpt_bigcode),
-    ("mamba", mamba_read),
+    ("mamba", mamba),
 ];
 
 /// Reads the model. Fails if a file cannot be read, or if the configuration has a value that the reference does not compute.
@@ -235,7 +235,7 @@ struct Mamba {
 }
 
 /// Reads the model. Fails if a file cannot be read.
-fn mamba_read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
+fn mamba(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let keys: Keys = checkpoint.architecture()?;
     let activation = match keys.hidden_act.as_deref().unwrap_or("silu") {
         "silu" | "swish" => Nonlinearity::Silu,
@@ -328,12 +328,6 @@ impl Mamba {
             false => Ok(sum),
         }
     }
-}
-
-/// Returns ln(1 + eˣ) for each number.
-fn softplus(x: &Tensor) -> CandleResult<Tensor> {
-    // max(x, 0) + ln(1 + e^−|x|)
-    x.maximum(0.0)? + x.abs()?.neg()?.exp()?.affine(1.0, 1.0)?.log()?
 }
 
 // Llama, Qwen2, Qwen3, Gemma 2 and GPT-BigCode as candle-transformers computes them, token by token, in f32.

@@ -4,8 +4,8 @@
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
     tensors::{
-        SegmentPooling, Tensors, bucket_bias, closed, distances, head_of, log_sum_exp, mask, products, sigmoid,
-        softmax, t5_buckets,
+        SegmentPooling, Tensors, attend, bucket_bias, closed, distances, log_sum_exp, mask, sigmoid, softmax,
+        t5_buckets,
     },
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
@@ -30,7 +30,6 @@ struct Architecture {
 struct StackShape {
     layers: usize,
     dim: usize,
-    heads: usize,
     head_dim: usize,
     buckets: usize,
     max_distance: usize,
@@ -176,8 +175,10 @@ impl Lslm {
             let normed = norm("attention", &x)?;
             let keys = project("attention.key", &normed)?; // (len, I)
             let values = project("attention.value", &normed)?;
-            let mixed =
-                attend(shape, &project("attention.query", &normed)?, &keys, &values, |head| bias(head).map(Some))?;
+            let queries = project("attention.query", &normed)?;
+            // T5 does not divide by √head_dim.
+            let weights = |head, scores| softmax(&(scores + bias(head)?)?);
+            let mixed = attend(&queries, &keys, &values, shape.head_dim, weights)?;
             let attended = project("attention.output", &mixed)?; // (len, D)
             let changes_width = name == "context" && layer == 0 && self.architecture.widths == WidthChange::FirstLayer;
             x = if changes_width { attended } else { (x + attended)? };
@@ -185,7 +186,8 @@ impl Lslm {
                 let normed = norm("memory", &x)?;
                 let keys = memory[layer].keys.narrow(0, 0, seen)?; // (seen, I)
                 let values = memory[layer].values.narrow(0, 0, seen)?;
-                let mixed = attend(shape, &project("memory.query", &normed)?, &keys, &values, |_| Ok(None))?;
+                let queries = project("memory.query", &normed)?;
+                let mixed = attend(&queries, &keys, &values, shape.head_dim, |_, scores| softmax(&scores))?;
                 x = (x + project("memory.output", &mixed)?)?;
             }
             let hidden = project("feed_forward.up", &norm("feed_forward", &x)?)?.relu()?; // (len, F)
@@ -193,24 +195,4 @@ impl Lslm {
         }
         self.tensors.rms_norm(&format!("{name}.norm"), &x, self.architecture.norm_eps)
     }
-}
-
-/// Returns softmax(q·kᵀ + bias)·v of all heads: (queries, I). T5 does not divide by √head_dim.
-fn attend(
-    shape: &StackShape,
-    queries: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    bias: impl Fn(usize) -> CandleResult<Option<Tensor>>,
-) -> CandleResult<Tensor> {
-    let part = |x: &Tensor, head: usize| head_of(x, head, shape.head_dim);
-    let head = |head: usize| {
-        let scores = products(&part(queries, head)?, &part(keys, head)?)?; // (queries, keys)
-        let scores = match bias(head)? {
-            Some(bias) => (scores + bias)?,
-            None => scores,
-        };
-        softmax(&scores)?.matmul(&part(values, head)?) // (queries, head_dim)
-    };
-    Tensor::cat(&(0..shape.heads).map(head).collect::<CandleResult<Vec<_>>>()?, 1)
 }

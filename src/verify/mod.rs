@@ -109,11 +109,6 @@ pub struct Outputs {
     pub near_ties: Vec<NearTie>,
 }
 
-// A checkpoint that a family reads: its configuration and its tensors.
-
-/// Loads the reference implementation of a checkpoint.
-type LoadReference = fn(&CheckpointSource) -> Result<Box<dyn Reference>>;
-
 /// Reads a checkpoint whose configuration was read.
 pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
 
@@ -121,19 +116,12 @@ pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
 pub struct Checkpoint {
     source: CheckpointSource,
     config: Config,
-    /// Loads the companion model, if the checkpoint has one.
-    load: LoadReference,
 }
 
 impl Checkpoint {
-    /// Reads the configuration; `companion` loads a companion. Fails if the configuration cannot be read.
-    pub fn read(source: &CheckpointSource, companion: LoadReference) -> Result<Self> {
-        Ok(Self { source: source.clone(), config: load::config(source)?, load: companion })
-    }
-
-    /// Returns the family's name.
-    fn family(&self) -> &str {
-        &self.config.family
+    /// Reads the configuration. Fails if it cannot be read.
+    pub fn read(source: &CheckpointSource) -> Result<Self> {
+        Ok(Self { source: source.clone(), config: load::config(source)? })
     }
 
     /// Returns an error about a key of the configuration.
@@ -161,17 +149,10 @@ impl Checkpoint {
         read_tensors(&self.source, DType::F32)
     }
 
-    /// Loads the companion in a subfolder. Fails if it cannot be read.
-    fn companion(&self, name: &str) -> Result<Box<dyn Reference>> {
-        (self.load)(&self.source.entropy_model(name)?)
-    }
-
     fn file(&self) -> PathBuf {
         self.source.config_file()
     }
 }
-
-// The table of families, and the loading of a checkpoint.
 
 /// The families: name in `config.json`, and reader of its checkpoint.
 pub const FAMILIES: &[(&str, ReferenceReader)] = &[
@@ -187,18 +168,16 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
 /// Loads the reference implementation of a checkpoint. The model's own loader checks a checkpoint; this one reads a
 /// checkpoint that passed. Fails if a file cannot be read, or if the family has no reference implementation.
 pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
-    let checkpoint = Checkpoint::read(source, load)?;
-    match FAMILIES.iter().find(|(name, _)| *name == checkpoint.family()) {
+    let checkpoint = Checkpoint::read(source)?;
+    match FAMILIES.iter().find(|(name, _)| *name == checkpoint.config.family) {
         Some((_, read)) => read(checkpoint),
         None => {
             let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
             let expected = format!("a family that can be verified: {}", names.join(", "));
-            Err(checkpoint.error("family", expected, checkpoint.family().to_owned()))
+            Err(checkpoint.error("family", expected, checkpoint.config.family.clone()))
         }
     }
 }
-
-// weir's own outputs for an input, in the form that [`Report`] compares.
 
 /// Symbols of one step.
 const CHUNK: usize = 512;
@@ -235,8 +214,6 @@ fn document_outputs(model: &dyn Model, encoder: &dyn DocumentEncoder, input: &In
         ..Outputs::default()
     })
 }
-
-// The comparison of weir's outputs with the reference's, and the tolerance of each number format.
 
 /// Forward passes that a search for the outcome of near ties may take.
 const MAX_PASSES: usize = 200;

@@ -5,7 +5,7 @@ use crate::verify::{
     Checkpoint, Given, Input, NearTie, Outputs, Reference,
     decoder::sinusoids,
     t5::{DocumentAttention, HeadInputs, blocks},
-    tensors::{Nonlinearity, Tensors, head_of, indices, mask, products, sigmoid, softmax, table},
+    tensors::{Nonlinearity, Tensors, attend, head_of, indices, mask, sigmoid, softmax, table},
 };
 use candle_core::{DType, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
@@ -287,18 +287,12 @@ impl Pyramidion {
         let head_dim = dim / heads;
         let project = |part: &str, x: &Tensor| self.tensors.linear(&format!("{prefix}.{name}.{part}"), x);
         let queries = (project("q_proj", x)? / (head_dim as f64).sqrt())?;
-        let keys = project("k_proj", seen)?;
-        let values = project("v_proj", seen)?;
-        let head = |head: usize| {
-            let scores = products(&head_of(&queries, head, head_dim)?, &head_of(&keys, head, head_dim)?)?; // (len, keys)
-            let scores = match mask {
-                Some(mask) => (scores + mask)?,
-                None => scores,
-            };
-            softmax(&scores)?.matmul(&head_of(&values, head, head_dim)?)
+        let weights = |_, scores: Tensor| match mask {
+            Some(mask) => softmax(&(scores + mask)?), // (len, keys)
+            None => softmax(&scores),
         };
-        let outputs = (0..heads).map(head).collect::<CandleResult<Vec<_>>>()?;
-        project("out_proj", &Tensor::cat(&outputs, 1)?)
+        let mixed = attend(&queries, &project("k_proj", seen)?, &project("v_proj", seen)?, head_dim, weights)?;
+        project("out_proj", &mixed)
     }
 
     fn feed_forward(&self, prefix: &str, x: &Tensor) -> CandleResult<Tensor> {
@@ -329,8 +323,6 @@ impl Pyramidion {
         }
     }
 }
-
-// Poolings between an encoder's layers (Trainable Representation Pooling, §3 and appendix A).
 
 /// Added to every score; also the score of zero vectors that fill up the input.
 pub(super) const SCORE_EPSILON: f64 = 1e-5;
@@ -451,7 +443,6 @@ impl LayerPooling {
         }
     }
 
-    /// Returns the source of the scores, if there are any.
     pub(super) fn scorer(&self) -> Option<ScoreSource> {
         match self {
             Self::SuccessiveHalving { scorer, .. } | Self::HardTopK { scorer, .. } => Some(*scorer),

@@ -4,7 +4,7 @@
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
     tensors::{
-        Nonlinearity, Tensors, head_of, indices, products, sigmoid, softmax, softmax_with_sink, t5_buckets, table,
+        Nonlinearity, Tensors, attend, indices, products, sigmoid, softmax, softmax_with_sink, t5_buckets, table,
     },
 };
 use candle_core::{D, Result as CandleResult, Tensor, bail};
@@ -23,7 +23,6 @@ struct Architecture {
     encoder_layers: usize,
     decoder_layers: usize,
     dim: usize,
-    heads: usize,
     head_dim: usize,
     activation: Nonlinearity,
     gated: bool,
@@ -208,28 +207,24 @@ impl T5 {
         seen: &Tensor,
         bias: &dyn Fn(usize, usize, usize) -> f64,
     ) -> CandleResult<Tensor> {
-        let Architecture { heads, head_dim, softmax1, .. } = self.architecture;
+        let Architecture { head_dim, softmax1, .. } = self.architecture;
         let (len, keys) = (x.dim(0)?, seen.dim(0)?);
         let project = |part: &str, x: &Tensor| self.tensors.matrix(&format!("{name}.{part}.weight"), x);
         let all_queries = project("q", x)?; // (len, I)
         let all_keys = project("k", seen)?; // (keys, I)
         let all_values = project("v", seen)?;
-        let mut outputs = Vec::with_capacity(heads);
-        for head in 0..heads {
-            let own_keys = head_of(&all_keys, head, head_dim)?; // (keys, head_dim)
-            let values = head_of(&all_values, head, head_dim)?;
-            let mut parts = Vec::new();
-            for start in (0..len).step_by(QUERIES) {
-                let count = QUERIES.min(len - start);
-                let queries = head_of(&all_queries.narrow(0, start, count)?, head, head_dim)?; // (count, head_dim)
+        let mut parts = Vec::new();
+        for start in (0..len).step_by(QUERIES) {
+            let count = QUERIES.min(len - start);
+            let weights = |head, scores: Tensor| {
                 let bias = table(count, keys, |query, key| bias(head, start + query, key))?;
-                let scores = (products(&queries, &own_keys)? + bias)?; // (count, keys)
-                let weights = if softmax1 { softmax_with_sink(&scores)? } else { softmax(&scores)? };
-                parts.push(weights.matmul(&values)?);
-            }
-            outputs.push(Tensor::cat(&parts, 0)?); // (len, head_dim)
+                let scores = (scores + bias)?; // (count, keys)
+                if softmax1 { softmax_with_sink(&scores) } else { softmax(&scores) }
+            };
+            let queries = all_queries.narrow(0, start, count)?; // (count, I)
+            parts.push(attend(&queries, &all_keys, &all_values, head_dim, weights)?);
         }
-        project("o", &Tensor::cat(&outputs, 1)?) // (len, D)
+        project("o", &Tensor::cat(&parts, 0)?) // (len, D)
     }
 
     /// Returns the gate's value for each of `x`, (n, D).
@@ -301,8 +296,6 @@ impl DistanceBias {
         self.numbers[bucket + if key > query { self.later } else { 0 }][head]
     }
 }
-
-// Attention of a document's encoder: softmax within blocks, Efficient attention, and attention by hashing (Reformer).
 
 /// Added to the mean square of a key before it is normalized (Reformer).
 const KEY_EPSILON: f64 = 1e-6;
@@ -410,11 +403,5 @@ fn hashed(head: &HeadInputs, rotations: &Tensor, chunk: usize, hashes: usize) ->
 
 /// Returns the index of the largest number, the first one of equals.
 fn first_largest(numbers: &[f64]) -> usize {
-    let mut best = 0;
-    for (index, number) in numbers.iter().enumerate() {
-        if *number > numbers[best] {
-            best = index;
-        }
-    }
-    best
+    (0..numbers.len()).fold(0, |best, index| if numbers[index] > numbers[best] { index } else { best })
 }

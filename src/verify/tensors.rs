@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::{collections::HashMap, ops::Range, path::Path};
 use weir_kernels::error::{Error, Result};
 use weir_models::{
-    checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights},
+    checkpoint::{CheckpointSource, Tensor as LoadedTensor, weights},
     load::weights_in_place,
 };
 
@@ -70,7 +70,9 @@ impl Tensors {
 /// Reads all tensors of a checkpoint as numbers of `dtype`. Fails if a file cannot be read.
 pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
     if let Some(weights) = weights_in_place(source)? {
-        return converted(&source.path(), read_in_place(&weights), dtype);
+        let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
+        let read = weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect();
+        return converted(&source.path(), read, dtype);
     }
     let mut stored = StoredTensors::default();
     match source {
@@ -127,12 +129,6 @@ impl StoredTensors {
     }
 }
 
-/// Converts the tensors that weir read.
-fn read_in_place(weights: &Weights) -> CandleResult<HashMap<String, Tensor>> {
-    let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
-    weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect()
-}
-
 /// The error for a file that candle cannot read.
 fn unreadable(file: &Path, error: &candle_core::Error) -> Error {
     Error::checkpoint(file, "the file", "safetensors that candle reads", error.to_string())
@@ -162,7 +158,6 @@ impl Nonlinearity {
     }
 }
 
-/// Returns a vector of indices.
 pub(super) fn indices(ids: &[u32]) -> CandleResult<Tensor> {
     Tensor::new(ids, &Device::Cpu)
 }
@@ -176,7 +171,6 @@ pub(super) fn table(rows: usize, columns: usize, number: impl Fn(usize, usize) -
     Tensor::from_vec(numbers, (rows, columns), &Device::Cpu)
 }
 
-/// Returns the softmax of each row.
 pub(super) fn softmax(scores: &Tensor) -> CandleResult<Tensor> {
     let shares = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
     shares.broadcast_div(&shares.sum_keepdim(D::Minus1)?)
@@ -194,6 +188,11 @@ pub(super) fn sigmoid(x: &Tensor) -> CandleResult<Tensor> {
     x.neg()?.exp()?.affine(1.0, 1.0)?.recip()
 }
 
+/// Returns ln(1 + e^x) for each number, without overflow.
+pub(super) fn softplus(x: &Tensor) -> CandleResult<Tensor> {
+    x.relu()? + x.abs()?.neg()?.exp()?.affine(1.0, 1.0)?.log()?
+}
+
 /// Returns ln Σ e^x.
 pub(super) fn log_sum_exp(x: &[f64]) -> f64 {
     let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -208,6 +207,23 @@ pub(super) fn head_of(x: &Tensor, head: usize, head_dim: usize) -> CandleResult<
 /// Returns q·kᵀ: (queries, head_dim) and (keys, head_dim) → (queries, keys).
 pub(super) fn products(queries: &Tensor, keys: &Tensor) -> CandleResult<Tensor> {
     queries.matmul(&keys.t()?)
+}
+
+/// Returns the outputs of all heads, (queries, heads · head_dim). `weights` turns the head's scores q·kᵀ, (queries, keys), into the
+/// weights of its values.
+pub(super) fn attend(
+    queries: &Tensor,
+    keys: &Tensor,
+    values: &Tensor,
+    head_dim: usize,
+    weights: impl Fn(usize, Tensor) -> CandleResult<Tensor>,
+) -> CandleResult<Tensor> {
+    let head = |head: usize| {
+        let scores = products(&head_of(queries, head, head_dim)?, &head_of(keys, head, head_dim)?)?;
+        weights(head, scores)?.matmul(&head_of(values, head, head_dim)?) // (queries, head_dim)
+    };
+    let heads = queries.dim(1)? / head_dim;
+    Tensor::cat(&(0..heads).map(head).collect::<CandleResult<Vec<_>>>()?, 1)
 }
 
 /// Returns 0 where a causal attention sees a key, −∞ elsewhere: (positions, positions).
@@ -243,8 +259,6 @@ pub(super) fn bucket_bias(bias: &Tensor, head: usize, buckets: &[u32], distances
     let by_distance = bias.narrow(1, head, 1)?.squeeze(1)?.contiguous()?.index_select(&indices(buckets)?, 0)?;
     by_distance.index_select(&distances.flatten_all()?, 0)?.reshape(distances.shape())
 }
-
-// Pooling of segments, shared by `hourglass` and `lslm`.
 
 /// `pooling`: how a segment's vectors become one.
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -3,7 +3,7 @@
 use crate::{
     address,
     connection::ServerEndpoint,
-    tls::{ClientTls, ClientTlsFiles, FILE_BYTES, read_limited},
+    tls::{ClientTls, FILE_BYTES, read_limited},
 };
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, parser::ValueSource, value_parser};
 use std::{fmt, path::PathBuf};
@@ -178,11 +178,7 @@ impl TlsArgs {
         match (certificate, key) {
             (Some(_), None) => alone(CLIENT_KEY, CLIENT_CERT),
             (None, Some(_)) => alone(CLIENT_CERT, CLIENT_KEY),
-            _ => ClientTls::read(ClientTlsFiles {
-                authorities: authorities.as_deref(),
-                certificate: certificate.as_deref(),
-                key: key.as_deref(),
-            }),
+            _ => ClientTls::read(authorities.as_deref(), certificate.as_deref(), key.as_deref()),
         }
     }
 

@@ -16,17 +16,6 @@ use tokio_rustls::rustls::{
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use webpki::{EndEntityCert, Error, KeyUsage, anchor_from_trusted_cert};
 
-/// PEM files of a client, and the flags that name them.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ClientTlsFiles<'a> {
-    /// Authorities that may have signed the server's certificate: `--tls-ca`.
-    pub authorities: Option<&'a Path>,
-    /// The client's certificate with its chain, for a server that requires one: `--tls-client-cert`.
-    pub certificate: Option<&'a Path>,
-    /// The private key of that certificate: `--tls-client-key`.
-    pub key: Option<&'a Path>,
-}
-
 /// TLS of a client. The default trusts no authority, so it suits only addresses without `https://`.
 #[derive(Clone, Default)]
 pub struct ClientTls {
@@ -53,13 +42,15 @@ impl fmt::Debug for ClientTls {
 }
 
 impl ClientTls {
-    /// Reads and checks the files. A certificate counts only together with its key.
+    /// Reads and checks the PEM files of the authorities that may have signed the server's certificate, `--tls-ca`, of the client's
+    /// certificate with its chain, `--tls-client-cert`, and of its private key, `--tls-client-key`. A certificate counts only together
+    /// with its key.
     ///
     /// # Errors
     /// A file cannot be read or has something else, or the key belongs to another certificate. The message begins with the flag.
-    pub fn read(files: ClientTlsFiles<'_>) -> Result<Self, String> {
-        let authorities = files.authorities.map(read_authorities).transpose()?;
-        let identity = match (files.certificate, files.key) {
+    pub fn read(authorities: Option<&Path>, certificate: Option<&Path>, key: Option<&Path>) -> Result<Self, String> {
+        let authorities = authorities.map(read_authorities).transpose()?;
+        let identity = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(ClientIdentity::read(certificate, key)?),
             _ => None,
         };
@@ -270,8 +261,7 @@ mod tests {
         let path = |name: &str| folder.join(name);
         let read = |certificate: &str, key: &str| {
             let (certificate, key) = (path(certificate), path(key));
-            let files = ClientTlsFiles { authorities: None, certificate: Some(&certificate), key: Some(&key) };
-            ClientTls::read(files)
+            ClientTls::read(None, Some(&certificate), Some(&key))
         };
         let tls = read("one.pem", "one.key").unwrap();
         assert!(tls.identity().is_some() && !format!("{tls:?}").contains("PRIVATE"));

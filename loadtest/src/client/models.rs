@@ -17,41 +17,25 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelInfo {
-    /// Name that requests use.
     pub name: String,
-    /// Model family.
     pub family: String,
-    /// Layers, width and boundaries in one line.
     pub shape: String,
-    /// Trained parameters.
     pub parameters: u64,
-    /// True if the model pools its input.
     pub pooled: bool,
-    /// True if the model summarizes documents.
     #[serde(default)]
     pub summarizes: bool,
     /// Unit of its limits, prompts and answers. Absent from reports of versions that did not record it.
     #[serde(default)]
     pub unit: Option<SymbolUnit>,
-    /// Data type of the weights.
     pub dtype: String,
-    /// SHA-256 of the weights file.
     pub sha256: String,
-    /// Maximum symbols of prompt and answer together.
     pub max_symbols: u64,
-    /// Maximum requests that run at once.
     pub rows: u32,
-    /// Maximum queued requests.
     pub queue: u32,
-    /// Symbols of a prefill chunk.
     pub chunk: u32,
-    /// Maximum steps that a request waits at a boundary.
     pub boundary_wait: u32,
-    /// Target duration of a step that prefills prompts while other rows decode.
     pub step_ns: u64,
-    /// Bytes of the segment cache.
     pub cache_bytes: u64,
-    /// Maximum concurrent calls on a connection.
     pub concurrent_streams: u32,
     /// Limits and defaults of a model that summarizes. Absent from reports of versions that did not record them.
     #[serde(default)]
@@ -85,19 +69,12 @@ impl SymbolUnit {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DocumentInfo {
-    /// Maximum tokens of a document.
     pub max_tokens: u64,
-    /// Maximum tokens of a summary.
     pub max_summary_tokens: u64,
-    /// True if every document is padded to the maximum length.
     pub padded: bool,
-    /// Pooling layers of the encoder.
     pub poolings: u64,
-    /// Default beam size.
     pub beam_size: u32,
-    /// Default exponent of the length by which log-probabilities are divided.
     pub length_penalty: f32,
-    /// Default length of n-grams that may not repeat; 0: no such rule.
     pub no_repeat_ngram: u32,
 }
 
@@ -164,11 +141,8 @@ impl From<Model> for ModelInfo {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibrationSummary {
-    /// Number of timings of the step that was timed least often.
     pub fewest_samples: u32,
-    /// Relative spread of timings of the same step: interquartile range divided by the median.
     pub spread: f64,
-    /// Why the estimates are unreliable, if they are.
     pub doubt: Option<String>,
 }
 
@@ -196,13 +170,10 @@ pub async fn fetch_calibration(client: &Client, model: &str) -> Option<Calibrati
     Some(CalibrationSummary { fewest_samples, spread, doubt })
 }
 
-/// Server software.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSoftware {
-    /// Name.
     pub name: String,
-    /// Version.
     pub version: String,
 }
 

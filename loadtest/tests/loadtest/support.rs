@@ -24,7 +24,7 @@ use weir_loadtest::{
     driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
     schedule::{ArrivalProcess, ArrivalSchedule, RunLength, ScheduledRequest},
     stats::{RequestFigures, RequestStats},
-    workload::{RequestTarget, WorkloadSpec},
+    workload::{Length, PromptSource, RequestTarget, TypingSpec, WorkloadSpec},
 };
 
 /// Relative error that the documentation promises for known delays.
@@ -64,7 +64,24 @@ pub(crate) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Reques
 }
 
 pub(crate) fn spec(output: u64) -> WorkloadSpec {
-    WorkloadSpec::fixed("test", 20, output)
+    WorkloadSpec {
+        name: "test".into(),
+        kind: "generate".into(),
+        model: None,
+        pools: false,
+        weight: 1.0,
+        files: Vec::new(),
+        prompts: PromptSource::Excerpts(Length::Fixed(20)),
+        output: Length::Fixed(output),
+        shared_prefix: 0,
+        prefixes: 1,
+        temperature: None,
+        chunk_chars: 7,
+        beam: None,
+        typing: TypingSpec::default(),
+        max_symbols: 1 << 20,
+        seed: 1,
+    }
 }
 
 /// Load on a stub: an open loop with constant arrivals on the test's clock, or a closed loop if `rate` is absent.

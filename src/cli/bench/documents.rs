@@ -69,7 +69,6 @@ pub(super) fn run(args: &DocumentsArgs) -> Result<()> {
     bench.print(&entries, table::documents)
 }
 
-/// Reads the documents of a file.
 fn read(file: &Path, all: &mut Vec<BenchDocument>) -> Result<()> {
     let shown = file.display();
     let mut text = String::new();

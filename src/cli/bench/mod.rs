@@ -2,7 +2,6 @@
 //! describes the measurements.
 
 mod documents;
-mod measure;
 mod picture;
 mod served;
 mod setup;
@@ -30,7 +29,7 @@ enum BenchCommand {
     /// Segment cache: time to the first character over gRPC, alternating between a prompt with a cached prefix and one without.
     Resume(stream::ResumeArgs),
     /// A long stream, symbol by symbol: step time and memory from its first part to its last.
-    Endless(measure::EndlessArgs),
+    Endless(speed::EndlessArgs),
     /// Summaries by two models in alternating runs: encoding time per layer, time per token, total time, and the share of the
     /// encoding that overlaps with the upload.
     Summarize(speed::SummarizeArgs),
@@ -46,9 +45,9 @@ enum BenchCommand {
     /// speeds.
     Speculate(speed::SpeculateArgs),
     /// Single kernels, without a model.
-    Kernels(measure::KernelsArgs),
+    Kernels(speed::KernelsArgs),
     /// Draw several saved runs in one picture.
-    Plot(measure::PlotArgs),
+    Plot(speed::PlotArgs),
 }
 
 /// Runs the command. Fails if a checkpoint or an option is invalid, or if an output file cannot be written.
@@ -58,13 +57,13 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Prefill(args) => speed::run_prefill(&args),
         BenchCommand::Compare(args) => speed::run_compare(&args),
         BenchCommand::Resume(args) => stream::run_resume(&args),
-        BenchCommand::Endless(args) => measure::run_endless(&args),
+        BenchCommand::Endless(args) => speed::run_endless(&args),
         BenchCommand::Summarize(args) => speed::run_summarize(&args),
         BenchCommand::Documents(args) => documents::run(&args),
         BenchCommand::Stream(args) => stream::run_stream(&args),
         BenchCommand::StreamClient(args) => served::run_client(&args),
         BenchCommand::Speculate(args) => speed::run_speculate(&args),
-        BenchCommand::Kernels(args) => measure::run_kernels(&args),
-        BenchCommand::Plot(args) => measure::run_plot(&args),
+        BenchCommand::Kernels(args) => speed::run_kernels(&args),
+        BenchCommand::Plot(args) => speed::run_plot(&args),
     }
 }

@@ -4,8 +4,10 @@
 //! streams on one thread. Server, client and engine share the machine's cores, so if the engine uses all cores, the times include
 //! the full cost of server and client.
 
-use crate::cli::{network, output};
-use serde::{Deserialize, Serialize};
+use crate::{
+    cli::{model, output},
+    report::stream::{StreamRequest, StreamRun},
+};
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -26,30 +28,6 @@ pub(super) struct ClientArgs {
     address: String,
 }
 
-/// A `Generate` request with defaults for everything else.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PromptRequest {
-    /// The prompt.
-    pub(super) prompt: String,
-    /// The seed of sampling.
-    pub(super) seed: u64,
-    /// Maximum characters.
-    pub(super) chars: u32,
-}
-
-/// The responses to several concurrent requests.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct TimedResponses {
-    /// Nanoseconds from the first request to the end of the last stream.
-    pub(super) ns: u64,
-    /// The text of each stream, in the order of the requests.
-    pub(super) texts: Vec<String>,
-    /// Messages of all streams.
-    pub(super) messages: usize,
-    /// Prompt characters that the server had cached, over all streams.
-    pub(super) cached_chars: u64,
-}
-
 /// A server for one engine, and its client.
 pub(super) struct LoopbackServer {
     client: Process,
@@ -59,7 +37,7 @@ pub(super) struct LoopbackServer {
 
 impl LoopbackServer {
     pub(super) fn start(engine: Handle) -> Result<Self> {
-        let runtime = network::runtime()?;
+        let runtime = model::runtime()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(Error::io("127.0.0.1:0"))?;
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
         let engines = Engines::new(vec![engine])?;
@@ -73,7 +51,7 @@ impl LoopbackServer {
     }
 
     /// Lets the client send all requests at once and read their responses.
-    pub(super) fn request(&mut self, requests: &[PromptRequest]) -> Result<TimedResponses> {
+    pub(super) fn request(&mut self, requests: &[StreamRequest]) -> Result<StreamRun> {
         self.client.generate(requests)
     }
 }
@@ -105,7 +83,7 @@ impl Process {
         Ok(Self { child, requests, results: BufReader::new(results) })
     }
 
-    fn generate(&mut self, requests: &[PromptRequest]) -> Result<TimedResponses> {
+    fn generate(&mut self, requests: &[StreamRequest]) -> Result<StreamRun> {
         let line = serde_json::to_string(requests).map_err(|error| Error::Internal(error.to_string()))?;
         let mut result = String::new();
         let sent = writeln!(self.requests, "{line}").and_then(|()| self.results.read_line(&mut result));
@@ -141,41 +119,35 @@ pub(super) fn run_client(args: &ClientArgs) -> Result<()> {
 
 /// Sends all requests at once and reads each stream to its end. Fails with [`Error::Setting`], which holds the
 /// server's answer, if the server rejects a request.
-async fn generate(client: &Client, requests: Vec<PromptRequest>) -> Result<TimedResponses> {
+async fn generate(client: &Client, requests: Vec<StreamRequest>) -> Result<StreamRun> {
     let begun = Instant::now();
     let spawn = |request| tokio::spawn(read_stream(client.clone(), request));
     let streams: Vec<_> = requests.into_iter().map(spawn).collect();
-    let mut read = TimedResponses::default();
+    let mut read = StreamRun::default();
     for stream in streams {
         let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
-        let StreamResult { text, messages, cached_chars } = stream.await.map_err(lost)??;
-        read.texts.push(text);
+        let StreamRun { texts, messages, cached_chars, .. } = stream.await.map_err(lost)??;
+        read.texts.extend(texts);
         read.messages += messages;
         read.cached_chars += cached_chars;
     }
-    read.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    read.ns = begun.elapsed().as_nanos() as f64;
     Ok(read)
 }
 
-#[derive(Default)]
-struct StreamResult {
-    text: String,
-    messages: usize,
-    cached_chars: u64,
-}
-
-async fn read_stream(client: Client, request: PromptRequest) -> Result<StreamResult> {
-    let PromptRequest { prompt, seed, chars } = request;
+/// Reads one stream. Leaves the time to the caller.
+async fn read_stream(client: Client, request: StreamRequest) -> Result<StreamRun> {
+    let StreamRequest { prompt, seed, chars } = request;
     let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
     let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
     let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };
     let mut stream = client.generate(request).await?;
-    let mut result = StreamResult::default();
+    let mut result = StreamRun { texts: vec![String::new()], ..StreamRun::default() };
     while let Some(message) = stream.next().await? {
         result.messages += 1;
         match message.event {
             Some(Event::Started(started)) => result.cached_chars = started.cached_chars,
-            Some(Event::Piece(piece)) => result.text += &piece.text,
+            Some(Event::Piece(piece)) => result.texts[0] += &piece.text,
             Some(Event::Finished(_)) | None => {}
         }
     }

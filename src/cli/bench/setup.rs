@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         bench::picture::Picture,
-        model::{self, ComputeArgs, ModelArgument},
+        model::{self, CheckpointArgs, ComputeArgs, ModelArgument},
         output::{self, Progress},
     },
     report::{machine::Machine, plot::MeasurementFile},
@@ -11,11 +11,11 @@ use crate::{
 use serde::Serialize;
 use std::{path::PathBuf, sync::Arc};
 use weir_kernels::{
-    self, Dtype, Isa,
+    Compute, Dtype, Isa,
     error::{Error, Result},
 };
 use weir_models::{
-    contract::{Model, unpooled_name},
+    contract::{Card, Model, unpooled_name},
     load::{DeviceChoice, Settings, load_as},
 };
 
@@ -144,7 +144,7 @@ fn load(argument: ModelArgument<'_>, settings: &Settings) -> Result<Arc<dyn Mode
 
 fn machine(settings: &Settings) -> Result<Machine> {
     match settings.clone() {
-        Settings { isa, pool: Some(pool), .. } => Ok(Machine { compute: weir_kernels::Compute { isa, pool } }),
+        Settings { isa, pool: Some(pool), .. } => Ok(Machine { compute: Compute { isa, pool } }),
         _ => Err(Error::Internal("the thread pool was not started".into())),
     }
 }
@@ -172,6 +172,51 @@ impl BenchOutput {
         }
         let sources = [MeasurementFile { name: "this run".into(), entries: drawn }];
         picture.map_or(Ok(()), |picture| picture.write("--plot", &sources))
+    }
+}
+
+impl BenchCompute {
+    /// Measures plans on one model, with every setup. All plans are checked before the first one is measured.
+    pub(super) fn measure<P: Copy, T>(
+        &self,
+        checkpoint: &CheckpointArgs,
+        plans: &[P],
+        check: impl Fn(&P, &Card) -> Result<()>,
+        measure: impl Fn(&Arc<dyn Model>, P, &Machine) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut entries = Vec::new();
+        for setup in self.setups() {
+            let ([model], machine) = setup.load([checkpoint.argument()])?;
+            plans.iter().try_for_each(|plan| check(plan, model.card()))?;
+            entries.extend(measure_each(plans.to_vec(), |plan| measure(&model, plan, &machine))?);
+        }
+        Ok(entries)
+    }
+
+    /// Measures plans on two models in turns, with every setup. `compare` reports the number of pairs done, out of `pairs`.
+    pub(super) fn compare<P: Copy, T>(
+        &self,
+        models: [ModelArgument<'_>; 2],
+        plans: &[P],
+        pairs: usize,
+        check: impl Fn(&P, &dyn Model) -> Result<()>,
+        compare: impl Fn([&dyn Model; 2], P, &Machine, &mut dyn FnMut(usize)) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut entries = Vec::new();
+        for setup in self.setups() {
+            let ([a, b], machine) = setup.load(models)?;
+            for model in [&*a, &*b] {
+                plans.iter().try_for_each(|plan| check(plan, model))?;
+            }
+            let mut progress = Progress::measurements();
+            let total = (plans.len() * pairs) as u64;
+            for (index, &plan) in plans.iter().enumerate() {
+                let mut report = |done: usize| progress.update((index * pairs + done) as u64, total);
+                report(0);
+                entries.push(compare([&*a, &*b], plan, &machine, &mut report)?);
+            }
+        }
+        Ok(entries)
     }
 }
 

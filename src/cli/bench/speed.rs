@@ -1,23 +1,28 @@
-//! `weir bench decode`, `prefill`, `speculate`, `compare` and `summarize`.
+//! `weir bench decode`, `prefill`, `speculate`, `compare`, `summarize`, `endless`, `kernels` and `plot`.
 
 use crate::{
     cli::{
         bench::{
+            picture::{self, Picture},
             setup::{BenchArgs, TableBenchArgs, measure_each},
             table,
         },
         model::{CheckpointArgs, ModelArgument, count, speculation},
-        output::Progress,
     },
     report::{
-        compare, decode, prefill,
+        compare,
+        decode::{self, DecodePlan},
+        endless::{self, EndlessPlan},
+        kernels::{self, KernelPlan},
+        machine::{Machine, free_bytes},
+        prefill::{self, PrefillPlan},
         speculate::{self, SpeculatePlan, TextKind},
-        summaries,
+        summaries::{self, SummaryBenchPlan},
     },
 };
 use std::path::PathBuf;
 use weir_engine::speculation::Speculation;
-use weir_kernels::error::Result;
+use weir_kernels::{Compute, ThreadPool, error::Result};
 use weir_models::{
     contract::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT, Model},
     load::MAX_SYMBOLS,
@@ -159,32 +164,27 @@ struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// Lists the plans in the order of measurement, and checks all of them against the models.
-    fn plans(&self, models: &[&dyn Model]) -> Result<Vec<decode::DecodePlan>> {
+    /// Lists the plans in the order of measurement.
+    fn plans(&self) -> Vec<DecodePlan> {
         let mut plans = Vec::new();
         for &context in &self.context {
             for &batch in &self.batch {
                 for &boundary_wait in &self.boundary_wait {
-                    plans.push(decode::DecodePlan { batch, context, steps: self.steps, boundary_wait });
+                    plans.push(DecodePlan { batch, context, steps: self.steps, boundary_wait });
                 }
             }
         }
-        for plan in &plans {
-            models.iter().try_for_each(|model| plan.check(model.card()))?;
-        }
-        Ok(plans)
+        plans
     }
 }
 
 pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
     let picture = output.picture()?;
-    let mut entries = Vec::new();
-    for setup in compute.setups() {
-        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
-        let plans = args.plans.plans(&[&*model])?;
-        entries.extend(measure_each(plans, |plan| decode::measure(&*model, plan, &machine))?);
-    }
+    let plans = args.plans.plans();
+    let entries = compute.measure(&args.checkpoint, &plans, DecodePlan::check, |model, plan, machine| {
+        decode::measure(&**model, plan, machine)
+    })?;
     output.print(picture, &entries, table::decode)
 }
 
@@ -192,65 +192,116 @@ pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
     let PrefillArgs { chunk, runs, .. } = *args;
     let picture = output.picture()?;
-    let mut entries = Vec::new();
-    for setup in compute.setups() {
-        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
-        let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::PrefillPlan { symbols, chunk, runs }).collect();
-        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
-        entries.extend(measure_each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
-    }
+    let plans: Vec<_> = args.symbols.iter().map(|&symbols| PrefillPlan { symbols, chunk, runs }).collect();
+    let entries = compute.measure(&args.checkpoint, &plans, PrefillPlan::check, |model, plan, machine| {
+        prefill::measure(&**model, plan, machine)
+    })?;
     output.print(picture, &entries, table::prefill)
 }
 
 pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
     let SpeculateArgs { context, chars, pairs, .. } = *args;
-    let mut entries = Vec::new();
-    for setup in args.bench.compute.setups() {
-        let ([model], machine) = setup.load([args.checkpoint.argument()])?;
-        let mut plans = Vec::new();
-        for text in [TextKind::Prose, TextKind::Repeating] {
-            for &batch in &args.batch {
-                let plan = |&speculation| SpeculatePlan { text, batch, context, chars, pairs, speculation };
-                plans.extend(args.speculate.iter().map(plan));
-            }
+    let mut plans = Vec::new();
+    for text in [TextKind::Prose, TextKind::Repeating] {
+        for &batch in &args.batch {
+            let plan = |&speculation| SpeculatePlan { text, batch, context, chars, pairs, speculation };
+            plans.extend(args.speculate.iter().map(plan));
         }
-        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
-        entries.extend(measure_each(plans, |plan| speculate::measure(&*model, plan, &machine))?);
     }
+    let compute = &args.bench.compute;
+    let entries = compute.measure(&args.checkpoint, &plans, SpeculatePlan::check, |model, plan, machine| {
+        speculate::measure(&**model, plan, machine)
+    })?;
     args.bench.print(&entries, table::speculate)
 }
 
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let BenchArgs { compute, output } = &args.bench;
-    compare::check(args.pairs)?;
     let picture = output.picture()?;
-    let mut entries = Vec::new();
-    for setup in compute.setups() {
-        let ([a, b], machine) = setup.load(args.models.arguments())?;
-        let plans = args.plans.plans(&[&*a, &*b])?;
-        let mut progress = Progress::measurements();
-        let total = (plans.len() * args.pairs) as u64;
-        for (index, plan) in plans.into_iter().enumerate() {
-            let mut report = |pairs: usize| progress.update((index * args.pairs + pairs) as u64, total);
-            report(0);
-            entries.push(compare::compare([&*a, &*b], plan, args.pairs, &machine, &mut report)?);
-        }
-    }
+    let check = |plan: &DecodePlan, model: &dyn Model| plan.check(model.card());
+    let plans = args.plans.plans();
+    let entries =
+        compute.compare(args.models.arguments(), &plans, args.pairs, check, |models, plan, machine, report| {
+            compare::compare(models, plan, args.pairs, machine, report)
+        })?;
     output.print(picture, &entries, table::compare)
 }
 
 pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
     let SummarizeArgs { source, tokens, pairs, .. } = *args;
-    let mut entries = Vec::new();
-    for setup in args.bench.compute.setups() {
-        let ([a, b], machine) = setup.load(args.models.arguments())?;
-        let mut progress = Progress::measurements();
-        let total = (args.batch.len() * pairs) as u64;
-        for (index, &batch) in args.batch.iter().enumerate() {
-            let plan = summaries::SummaryBenchPlan { batch, source, tokens, pairs };
-            let mut report = |done: usize| progress.update((index * pairs + done) as u64, total);
-            entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut report)?);
-        }
-    }
+    let plans: Vec<_> = args.batch.iter().map(|&batch| SummaryBenchPlan { batch, source, tokens, pairs }).collect();
+    let compute = &args.bench.compute;
+    let models = args.models.arguments();
+    let entries = compute.compare(models, &plans, pairs, SummaryBenchPlan::check, summaries::compare)?;
     args.bench.print(&entries, table::summaries)
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct EndlessArgs {
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
+    /// Symbols of the stream.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000,
+        value_parser = count(2..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    symbols: usize,
+    /// Parts of the stream to report.
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = count(2..=endless::MAX_PARTS), allow_negative_numbers = true)]
+    parts: usize,
+    #[command(flatten)]
+    bench: TableBenchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct KernelsArgs {
+    /// Minimum seconds per measurement.
+    #[arg(long, value_name = "S", default_value_t = 0.2, allow_negative_numbers = true)]
+    seconds: f64,
+    /// Size of the weights in f32, in units of 10⁶ bytes. Matrices take turns, so that weights are read from memory, not caches.
+    #[arg(long, value_name = "MB", default_value_t = 160,
+        value_parser = count(1..=kernels::MAX_MEGABYTES), allow_negative_numbers = true)]
+    megabytes: usize,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PlotArgs {
+    /// Output of decode, compare, prefill or kernels with --json.
+    #[arg(value_name = "FILE.json", required = true)]
+    files: Vec<PathBuf>,
+    /// SVG file to write.
+    #[arg(long, value_name = "FILE.svg")]
+    out: PathBuf,
+}
+
+pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
+    let plan = EndlessPlan { symbols: args.symbols, parts: args.parts };
+    let compute = &args.bench.compute;
+    let entries = compute.measure(&args.checkpoint, &[plan], EndlessPlan::check, |model, plan, machine| {
+        endless::measure(&**model, plan, machine)
+    })?;
+    args.bench.print(&entries, table::endless)
+}
+
+pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
+    let BenchArgs { compute, output } = &args.bench;
+    let plan = KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
+    plan.check()?;
+    if let Some(bytes) = free_bytes() {
+        plan.check_memory(&compute.dtype, bytes)?;
+    }
+    let picture = output.picture()?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let entries = measure_each(compute.threads(), |threads| {
+        let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
+        let machine = Machine { compute: Compute { isa: compute.isa(), pool } };
+        kernels::measure(&compute.dtype, plan, &machine)
+    })?;
+    output.print(picture, &entries.concat(), table::kernels)
+}
+
+pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
+    let sources = picture::read_all(&args.files)?;
+    Picture::open(&args.out)?.write("FILE.json", &sources)
 }

@@ -4,7 +4,7 @@
 use crate::{
     cli::{
         bench::{
-            served::{LoopbackServer, PromptRequest, TimedResponses},
+            served::LoopbackServer,
             setup::{Setup, TableBenchArgs, measure_each},
             table,
         },
@@ -14,11 +14,11 @@ use crate::{
         compare::MAX_PAIRS,
         machine::MeasuredModel,
         prefill::MAX_RUNS,
-        resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
+        resume::{ResumeMeasurement, ResumePlan},
         stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
 };
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 use weir_engine::{Event, Events, Handle, Job, Limits, options::Generate};
 use weir_kernels::error::{Error, Result};
 use weir_models::{contract::Model, load::MAX_SYMBOLS, text::StreamDetokenizer};
@@ -86,10 +86,11 @@ fn measure_stream(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Resu
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
     let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
-    let mut bench = Bench::start(Handle::start(model.clone(), Limits { rows, ..Limits::default() })?)?;
+    let engine = Handle::start(model.clone(), Limits { rows, ..Limits::default() })?;
+    let mut bench = Bench { served: LoopbackServer::start(engine.clone())?, engine };
     measure_each(plans.to_vec(), |plan| {
         let prompts = plan.requests(card);
-        let mut pair = || Ok((bench.in_process(&*model, plan, &prompts)?, bench.served(plan, &prompts)?));
+        let mut pair = || Ok((bench.in_process(&*model, plan, &prompts)?, bench.served.request(&prompts)?));
         pair()?;
         let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
         StreamMeasurement::new(MeasuredModel::new(card, &machine), plan, &runs)
@@ -103,10 +104,6 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(engine: Handle) -> Result<Self> {
-        Ok(Self { served: LoopbackServer::start(engine.clone())?, engine })
-    }
-
     /// Submits all requests and reads the events of each on its own task, as the server does.
     fn in_process(&self, model: &dyn Model, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let card = model.card();
@@ -122,7 +119,7 @@ impl Bench {
             text += stream.finish();
             text
         };
-        Ok(StreamRun { ns, texts: received.into_iter().map(text).collect(), messages })
+        Ok(StreamRun { ns, texts: received.into_iter().map(text).collect(), messages, cached_chars: 0 })
     }
 
     async fn generate(&self, jobs: Vec<Generate>) -> Result<Vec<Received>> {
@@ -134,15 +131,6 @@ impl Bench {
             received.push(reader.await.map_err(|error| Error::Internal(format!("a reader task failed: {error}")))??);
         }
         Ok(received)
-    }
-
-    fn served(&mut self, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
-        let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
-        let requests =
-            prompts.iter().cloned().map(|StreamRequest { prompt, seed }| PromptRequest { prompt, seed, chars });
-        let requests: Vec<_> = requests.collect();
-        let TimedResponses { ns, texts, messages, .. } = self.served.request(&requests)?;
-        Ok(StreamRun { ns: ns as f64, texts, messages })
     }
 }
 
@@ -166,34 +154,22 @@ async fn read_events(mut events: Events) -> Result<Received> {
 }
 
 pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
-    let ResumeArgs { more, runs, .. } = *args;
+    let ResumeArgs { more, runs, chunk, .. } = *args;
     let plans: Vec<_> = args.context.iter().map(|&context| ResumePlan { context, more, runs }).collect();
-    let mut entries = Vec::new();
-    for setup in args.bench.compute.setups() {
-        entries.extend(measure_resume(setup, args, &plans)?);
-    }
-    args.bench.print(&entries, table::resume)
-}
-
-fn measure_resume(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<ResumeMeasurement>> {
-    let ([model], machine) = setup.load([args.checkpoint.argument()])?;
-    let card = model.card();
-    plans.iter().try_for_each(|plan| plan.check(card))?;
-    // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
-    measure_each(plans.to_vec(), |plan| {
-        let limits = Limits { chunk: args.chunk, cache_bytes: model.memory().limit / 2, ..Limits::default() };
-        let mut served = LoopbackServer::start(Handle::start(model.clone(), limits)?)?;
-        let mut pair = |number| -> Result<[TimedAnswer; 2]> {
+    let compute = &args.bench.compute;
+    let entries = compute.measure(&args.checkpoint, &plans, ResumePlan::check, |model, plan, machine| {
+        let card = model.card();
+        // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
+        let limits = Limits { chunk, cache_bytes: model.memory().limit / 2, ..Limits::default() };
+        let mut served = LoopbackServer::start(Handle::start(Arc::clone(model), limits)?)?;
+        let mut pair = |number| -> Result<[StreamRun; 2]> {
+            let mut first_char = |prompt| served.request(&[StreamRequest { prompt, seed: 1, chars: 1 }]);
             let [cold, resumed] = plan.prompts(card, number);
-            Ok([first_char(&mut served, cold)?, first_char(&mut served, resumed)?])
+            Ok([first_char(cold)?, first_char(resumed)?])
         };
         pair(0)?;
         let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
-        ResumeMeasurement::new(MeasuredModel::new(card, &machine), card, plan, args.chunk, &pairs)
-    })
-}
-
-fn first_char(served: &mut LoopbackServer, prompt: String) -> Result<TimedAnswer> {
-    let read = served.request(&[PromptRequest { prompt, seed: 1, chars: 1 }])?;
-    Ok(TimedAnswer { ns: read.ns as f64, cached_chars: read.cached_chars })
+        ResumeMeasurement::new(MeasuredModel::new(card, machine), card, plan, chunk, &pairs)
+    })?;
+    args.bench.print(&entries, table::resume)
 }

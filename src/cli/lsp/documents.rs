@@ -3,12 +3,10 @@
 use crate::cli::lsp::protocol::{ContentChange, Position, TextRange};
 use std::{collections::BTreeMap, ops::Range};
 
-/// Limits of the open documents.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DocumentLimits {
     /// Maximum open documents.
     pub(super) documents: usize,
-    /// Maximum bytes of a document.
     pub(super) document_bytes: usize,
     /// Maximum bytes of all documents.
     pub(super) total_bytes: usize,
@@ -20,7 +18,6 @@ impl Default for DocumentLimits {
     }
 }
 
-/// The open documents.
 #[derive(Debug)]
 pub(super) struct Documents {
     limits: DocumentLimits,
@@ -29,10 +26,6 @@ pub(super) struct Documents {
     /// Bytes of all texts.
     bytes: usize,
 }
-
-/// The reason why a document gets no completions.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refusal(pub(super) String);
 
 impl Documents {
     pub(super) fn new(limits: DocumentLimits) -> Self {
@@ -45,11 +38,11 @@ impl Documents {
     }
 
     /// Opens a document, in place of one with this URI. Fails if it is beyond a limit.
-    pub(super) fn open(&mut self, uri: String, text: String) -> Result<(), Refusal> {
+    pub(super) fn open(&mut self, uri: String, text: String) -> Result<(), String> {
         self.close(&uri);
         let limit = self.limits.documents;
         if self.texts.len() >= limit {
-            return Err(Refusal(format!("{uri}: expected at most {limit} open documents, found one more")));
+            return Err(format!("{uri}: expected at most {limit} open documents, found one more"));
         }
         let checked = self.check_bytes(&uri, text.len());
         let text = checked.is_ok().then(|| DocumentText::new(text));
@@ -64,7 +57,7 @@ impl Documents {
         uri: &str,
         changes: Vec<ContentChange>,
         encoding: PositionEncoding,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), String> {
         let Some(held) = self.texts.get_mut(uri) else { return Ok(()) };
         let mut text = held.take();
         let was_left_out = text.is_none();
@@ -108,7 +101,6 @@ impl Documents {
         lost
     }
 
-    /// Closes a document.
     pub(super) fn close(&mut self, uri: &str) {
         if let Some(Some(text)) = self.texts.remove(uri) {
             self.bytes -= text.text().len();
@@ -121,31 +113,29 @@ impl Documents {
     }
 
     /// Checks a document's new length; the bytes of all documents are those of the others.
-    fn check_bytes(&self, uri: &str, length: usize) -> Result<(), Refusal> {
+    fn check_bytes(&self, uri: &str, length: usize) -> Result<(), String> {
         let DocumentLimits { document_bytes, total_bytes, .. } = self.limits;
         let all = self.bytes + length;
         if length > document_bytes {
-            return Err(Refusal(format!(
+            return Err(format!(
                 "{uri}: expected a document of at most {document_bytes} bytes, found {length}; it gets no completions"
-            )));
+            ));
         }
         if all > total_bytes {
-            return Err(Refusal(format!(
+            return Err(format!(
                 "{uri}: expected at most {total_bytes} bytes in all open documents, found {all}; it gets no completions"
-            )));
+            ));
         }
         Ok(())
     }
 }
 
 /// Returns the bytes of a range. Its ends may come in either order.
-fn bytes(text: &DocumentText, range: TextRange, encoding: PositionEncoding) -> std::ops::Range<usize> {
+fn bytes(text: &DocumentText, range: TextRange, encoding: PositionEncoding) -> Range<usize> {
     let one = text.offset(range.start, encoding);
     let other = text.offset(range.end, encoding);
     one.min(other)..one.max(other)
 }
-
-// The text of an open document, and the positions in it.
 
 /// The unit of [`Position::character`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +154,6 @@ pub(super) struct DocumentText {
 }
 
 impl PositionEncoding {
-    /// Name in the protocol.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Utf8 => "utf-8",
@@ -283,7 +272,7 @@ mod tests {
     fn a_document_beyond_a_limit_is_left_out() {
         let mut documents = Documents::new(limits());
         let refused = documents.open("a".into(), "123456789".into()).unwrap_err();
-        assert_eq!(refused.0, "a: expected a document of at most 8 bytes, found 9; it gets no completions");
+        assert_eq!(refused, "a: expected a document of at most 8 bytes, found 9; it gets no completions");
         documents.change("a", vec![change(Some([0, 0]), "1")], Utf16).unwrap();
         assert_eq!(text(&documents, "a"), None);
         documents.change("a", vec![change(None, "0123456789")], Utf16).unwrap();
@@ -291,13 +280,13 @@ mod tests {
         documents.change("a", vec![change(None, "12345678")], Utf16).unwrap();
         assert_eq!(text(&documents, "a"), Some("12345678"));
         let refused = documents.change("a", vec![change(Some([0, 0]), "0")], Utf16).unwrap_err();
-        assert!(refused.0.contains("at most 8 bytes, found 9"), "{}", refused.0);
+        assert!(refused.contains("at most 8 bytes, found 9"), "{}", refused);
         assert_eq!((text(&documents, "a"), documents.bytes), (None, 0));
         documents.open("b".into(), "12345678".into()).unwrap();
         let refused = documents.open("a".into(), "12345".into()).unwrap_err();
-        assert!(refused.0.contains("at most 12 bytes in all open documents, found 13"), "{}", refused.0);
+        assert!(refused.contains("at most 12 bytes in all open documents, found 13"), "{}", refused);
         let refused = documents.open("c".into(), String::new()).unwrap_err();
-        assert_eq!(refused.0, "c: expected at most 2 open documents, found one more");
+        assert_eq!(refused, "c: expected at most 2 open documents, found one more");
         documents.close("b");
         documents.open("a".into(), "1".into()).unwrap();
         assert_eq!((text(&documents, "a"), documents.bytes, documents.texts.len()), (Some("1"), 1, 1));

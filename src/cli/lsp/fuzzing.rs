@@ -42,8 +42,8 @@ fn serve(server: &mut LanguageServer, input: Input) -> bool {
     for message in messages {
         let body = message.to_string().into_bytes();
         let mut written = Vec::new();
-        assert!(protocol::framing_write(&mut written, &body).is_ok());
-        assert!(matches!(protocol::framing_read(&mut &written[..]), Ok(Some(Frame::Body(read))) if read == body));
+        assert!(protocol::write_frame(&mut written, &body).is_ok());
+        assert!(matches!(protocol::read_frame(&mut &written[..]), Ok(Some(Frame::Body(read))) if read == body));
     }
     true
 }

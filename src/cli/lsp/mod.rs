@@ -1,7 +1,7 @@
 //! `weir lsp`: a language server on standard input and output, which completes texts with a model in this process or on a server.
 //!
 //! Both use the same gRPC calls: the process serves a local model to itself over in-memory connections. One loop takes the
-//! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`session`).
+//! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`sessions`).
 
 mod documents;
 #[cfg(any(test, fuzzing))]
@@ -16,10 +16,9 @@ use crate::cli::{
         server::LanguageServer,
         sessions::{CompletionOptions, Sessions},
     },
-    model::{DescribedModel, ModelSourceArgs, ServedParts, count, narrow},
-    wire::size,
+    model::{DescribedModel, ModelSourceArgs, ServedModel, count, narrow, size},
 };
-use clap::{ValueEnum, builder::PossibleValue};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::{
     io::{BufReader, stdin, stdout},
     time::Duration,
@@ -58,11 +57,11 @@ pub fn run(args: Args) -> Result<()> {
     let max_symbols = size(described.description()?.limits.as_ref().map_or(0, |limits| limits.max_symbols));
     // Half, because normalising may turn a character into several.
     let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars) / 2).max(1);
-    let ServedParts { runtime, client, name } = served.into_parts();
+    let ServedModel { runtime, client, name } = served;
     let options = CompletionOptions {
         model: name,
         count: narrow("--count", args.count)?,
-        until: args.until.into(),
+        until: args.until,
         max_chars: narrow("--completion-chars", args.completion_chars)?,
     };
     let input = protocol::read(BufReader::new(stdin()))?;
@@ -78,13 +77,13 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Opens an empty document and closes it. Fails with the server's reason if it is refused, or if the model has no completions
 /// with the end `until`.
-async fn check_editing(client: &Client, model: Option<String>, until: CompletionEnd) -> Result<()> {
+async fn check_editing(client: &Client, model: Option<String>, until: Until) -> Result<()> {
     let (requests, receiver) = mpsc::channel(2);
     let open = EditAction::Open(OpenDocument { model, ..OpenDocument::default() });
     // The shortest completion, of an empty text: only the server knows which models have segments that can end one.
     let shortest =
         CompleteDocument { id: 1, until: Some(Until::Segment.into()), max_chars: Some(1), ..Default::default() };
-    let complete = (until == CompletionEnd::Segment).then_some(EditAction::Complete(shortest));
+    let complete = (until == Until::Segment).then_some(EditAction::Complete(shortest));
     for action in [open].into_iter().chain(complete) {
         // Never fails: the channel has room for both.
         let _ = requests.try_send(EditRequest { action: Some(action) });
@@ -104,8 +103,6 @@ async fn check_editing(client: &Client, model: Option<String>, until: Completion
     }
 }
 
-// Flags of `weir lsp`.
-
 /// Completes text in editors, as a language server on standard input and output.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -114,8 +111,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=16), env = "WEIR_COUNT")]
     count: usize,
     /// End of a completion: the word, the line or the segment.
-    #[arg(long, value_name = "END", default_value_t = CompletionEnd::Word, env = "WEIR_UNTIL")]
-    until: CompletionEnd,
+    #[arg(long, value_name = "END", default_value = "word", value_parser = end(), env = "WEIR_UNTIL")]
+    until: Until,
     /// Maximum characters of a completion, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=256), env = "WEIR_COMPLETION_CHARS")]
     completion_chars: usize,
@@ -123,46 +120,11 @@ pub struct Args {
     model: ModelSourceArgs,
 }
 
-/// The end of completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CompletionEnd {
-    Word,
-    Line,
-    Segment,
-}
-
-impl CompletionEnd {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Word => "word",
-            Self::Line => "line",
-            Self::Segment => "segment",
-        }
-    }
-}
-
-impl ValueEnum for CompletionEnd {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Word, Self::Line, Self::Segment]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.name()))
-    }
-}
-
-impl std::fmt::Display for CompletionEnd {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(self.name())
-    }
-}
-
-impl From<CompletionEnd> for Until {
-    fn from(end: CompletionEnd) -> Self {
-        match end {
-            CompletionEnd::Word => Self::Word,
-            CompletionEnd::Line => Self::Line,
-            CompletionEnd::Segment => Self::Segment,
-        }
-    }
+/// The ends of completions, by name.
+fn end() -> impl TypedValueParser<Value = Until> {
+    PossibleValuesParser::new(["word", "line", "segment"]).map(|name| match &*name {
+        "line" => Until::Line,
+        "segment" => Until::Segment,
+        _ => Until::Word,
+    })
 }

@@ -41,30 +41,8 @@ pub(super) struct TextRange {
     pub(super) end: Position,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct InitializeParams {
-    capabilities: ClientCapabilities,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct ClientCapabilities {
-    general: Option<GeneralCapabilities>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct GeneralCapabilities {
-    position_encodings: Option<Vec<String>>,
-}
-
-impl InitializeParams {
-    /// Returns the names of the position encodings that the client offers.
-    pub(super) fn position_encodings(self) -> Vec<String> {
-        self.capabilities.general.and_then(|general| general.position_encodings).unwrap_or_default()
-    }
-}
+/// Where the parameters of `initialize` have the names of the position encodings that the client offers.
+pub(super) const POSITION_ENCODINGS: &str = "/capabilities/general/positionEncodings";
 
 #[derive(Debug, Deserialize)]
 pub(super) struct DocumentId {
@@ -116,7 +94,6 @@ pub(super) struct CancelParams {
     pub(super) id: RequestId,
 }
 
-/// Returns the answer to a request.
 pub(super) fn response(id: &RequestId, result: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "result": result })
 }
@@ -126,23 +103,6 @@ pub(super) fn failure(id: Option<&RequestId>, code: ErrorCode, message: &str) ->
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code as i32, "message": message } })
 }
 
-/// Returns a message that the editor shows to the user.
-pub(super) fn show_message(severity: Severity, message: &str) -> Value {
-    notification("window/showMessage", severity, message)
-}
-
-/// Returns a message that the editor logs.
-pub(super) fn log_message(severity: Severity, message: &str) -> Value {
-    notification("window/logMessage", severity, message)
-}
-
-fn notification(method: &str, severity: Severity, message: &str) -> Value {
-    json!({ "jsonrpc": "2.0", "method": method, "params": { "type": severity as i32, "message": message } })
-}
-
-// Standard input and output, on threads of their own: reading them blocks.
-
-/// The method of a change.
 pub(super) const CHANGE: &str = "textDocument/didChange";
 
 /// Maximum queued messages in each direction.
@@ -181,9 +141,12 @@ pub(super) fn read(mut input: impl BufRead + Send + 'static) -> Result<mpsc::Rec
 
 /// Reads a message; `None` at the end of the input. Nothing can be read after [`Input::Broken`].
 pub(super) fn read_next(input: &mut impl BufRead) -> Option<Input> {
-    match framing_read(input) {
+    match read_frame(input) {
         Ok(Some(Frame::Body(body))) => Some(parse(&body)),
-        Ok(Some(Frame::TooLong { length, start })) => Some(too_long(length, &start)),
+        Ok(Some(Frame::TooLong { length, start })) => {
+            let why = format!("expected a message of at most {MAX_BODY_BYTES} bytes, found {length}");
+            Some(Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, may_change: may_change(&start) })
+        }
         Ok(None) => None,
         Err(error) => Some(Input::Broken(error)),
     }
@@ -196,7 +159,7 @@ pub(super) fn write(
     let (sender, mut receiver) = mpsc::channel::<Value>(WAITING);
     let thread = start("weir-lsp-output", move || {
         while let Some(message) = receiver.blocking_recv() {
-            framing_write(&mut output, message.to_string().as_bytes())?;
+            write_frame(&mut output, message.to_string().as_bytes())?;
         }
         Ok(())
     })?;
@@ -234,12 +197,6 @@ pub(super) fn parse(body: &[u8]) -> Input {
     }
 }
 
-/// Returns the input for a body of `length` bytes that was skipped, and begins with `start`.
-fn too_long(length: u64, start: &[u8]) -> Input {
-    let why = format!("expected a message of at most {MAX_BODY_BYTES} bytes, found {length}");
-    Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, may_change: may_change(start) }
-}
-
 /// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string
 /// of JSON, quotes are escaped.
 fn may_change(body: &[u8]) -> bool {
@@ -249,8 +206,6 @@ fn may_change(body: &[u8]) -> bool {
     let name = value.and_then(|value| value.strip_prefix('"')?.split_once('"'));
     name.is_none_or(|(name, _)| name == CHANGE)
 }
-
-// The frames of the language server protocol: headers, an empty line, and a body of JSON.
 
 /// Maximum bytes of a body. JSON may need six bytes for a byte of text.
 pub(super) const MAX_BODY_BYTES: usize = 32 << 20;
@@ -281,7 +236,7 @@ pub(super) enum Frame {
 
 /// Reads a frame; `None` at the end of the input. Fails if the input ends within a frame or is no frame: the beginning of the next
 /// one is then unknown.
-pub(super) fn framing_read(input: &mut impl BufRead) -> Result<Option<Frame>> {
+pub(super) fn read_frame(input: &mut impl BufRead) -> Result<Option<Frame>> {
     let mut length = None;
     for index in 0.. {
         let Some(line) = read_line(input)? else {
@@ -312,8 +267,7 @@ pub(super) fn framing_read(input: &mut impl BufRead) -> Result<Option<Frame>> {
     if read as u64 == length { Ok(Some(Frame::Body(body))) } else { Err(cut()) }
 }
 
-/// Writes a frame.
-pub(super) fn framing_write(output: &mut impl Write, body: &[u8]) -> std::io::Result<()> {
+pub(super) fn write_frame(output: &mut impl Write, body: &[u8]) -> std::io::Result<()> {
     write!(output, "Content-Length: {}\r\n\r\n", body.len())?;
     output.write_all(body)?;
     output.flush()
@@ -345,8 +299,6 @@ fn cut() -> Error {
 fn unreadable(why: String) -> Error {
     Error::Unreadable { field: None, why: format!("standard input: {why}") }
 }
-
-// Messages for the client.
 
 /// Reports that are remembered, so that they are not repeated.
 const REPORTS: usize = 64;
@@ -382,23 +334,19 @@ impl Outbox {
         Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
     }
 
-    /// Takes the messages.
     pub(super) fn take(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.messages)
     }
 
-    /// Answers a request.
     pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
         self.messages.push(response(id, result));
     }
 
-    /// Answers a request with completions.
     pub(super) fn complete(&mut self, documents: &Documents, request: &WaitingRequest, items: &[CompletionItem]) {
         let WaitingRequest { id, kind, uri, cursor, .. } = request;
         self.respond(id, kind.result(documents.text(uri), *cursor, self.encoding, items));
     }
 
-    /// Answers a request with an error.
     pub(super) fn fail(&mut self, id: Option<&RequestId>, code: ErrorCode, message: &str) {
         self.messages.push(failure(id, code, message));
     }
@@ -427,10 +375,12 @@ impl Outbox {
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "{message}");
         }
-        self.messages.push(match place {
-            Place::Message => show_message(severity, &message),
-            Place::Log => log_message(severity, &message),
-        });
+        let method = match place {
+            Place::Message => "window/showMessage",
+            Place::Log => "window/logMessage",
+        };
+        let params = json!({ "type": severity as i32, "message": message });
+        self.messages.push(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
         if self.reported.len() >= REPORTS {
             self.reported.clear();
         }
@@ -477,7 +427,7 @@ mod tests {
     fn all(mut input: &[u8]) -> (Vec<Frame>, Option<String>) {
         let mut frames = Vec::new();
         loop {
-            match framing_read(&mut input) {
+            match read_frame(&mut input) {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => return (frames, None),
                 Err(error) => return (frames, Some(error.to_string())),
@@ -489,7 +439,7 @@ mod tests {
     fn frames_are_read_as_they_are_written() {
         let mut written = Vec::new();
         for body in ["{}", "", "é"] {
-            framing_write(&mut written, body.as_bytes()).unwrap();
+            write_frame(&mut written, body.as_bytes()).unwrap();
         }
         let more = b"content-type: x\ncontent-length:  2 \n\n[]";
         let body = |text: &str| Frame::Body(text.as_bytes().to_vec());
@@ -501,7 +451,7 @@ mod tests {
         let length = MAX_BODY_BYTES + 1;
         let mut input = format!("Content-Length: {length}\r\n\r\n").into_bytes();
         input.resize(input.len() + length, b' ');
-        framing_write(&mut input, b"{}").unwrap();
+        write_frame(&mut input, b"{}").unwrap();
         let too_long = Frame::TooLong { length: length as u64, start: vec![b' '; START_BYTES as usize] };
         assert_eq!(all(&input), (vec![too_long, Frame::Body(b"{}".to_vec())], None));
     }

@@ -1,14 +1,14 @@
 //! The language server: takes the client's messages and the sessions' events, one at a time.
 
 use crate::cli::lsp::{
-    documents::{Documents, PositionEncoding, Refusal},
+    documents::{Documents, PositionEncoding},
     protocol::{
-        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, InitializeParams, Input,
-        OpenParams, Outbox, Place, Severity,
+        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, OpenParams, Outbox,
+        POSITION_ENCODINGS, Place, Severity,
     },
     sessions::{CompletionKind, SessionEvent, Sessions, WaitingRequest},
 };
-use lsp_server::{ErrorCode, Message, Notification, Request};
+use lsp_server::{ErrorCode, Message, Notification, Request, RequestId};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -18,7 +18,6 @@ use weir_kernels::error::{Error, Result};
 /// Documents are sent whole once, then by their changes.
 const INCREMENTAL: u8 = 2;
 
-/// The phase of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The client has not sent `initialize`.
@@ -34,7 +33,6 @@ enum Next {
     Exit,
 }
 
-/// The language server of one client.
 pub(super) struct LanguageServer {
     phase: Phase,
     documents: Documents,
@@ -126,7 +124,7 @@ impl LanguageServer {
     fn answer(&mut self, request: Request) {
         let Request { id, method, params } = request;
         let done = match (self.phase, &*method) {
-            (Phase::Created, "initialize") => parse(params).map(|params| Some(self.initialize(params))),
+            (Phase::Created, "initialize") => Ok(Some(self.initialize(&params))),
             (Phase::Created, _) => Err((ErrorCode::ServerNotInitialized, "expected initialize first".into())),
             (Phase::ShutDown, _) => Err((ErrorCode::InvalidRequest, "expected exit after shutdown".into())),
             (Phase::Running, "initialize") => Err((ErrorCode::InvalidRequest, "expected one initialize".into())),
@@ -152,10 +150,11 @@ impl LanguageServer {
         }
     }
 
-    fn initialize(&mut self, params: InitializeParams) -> Value {
+    fn initialize(&mut self, params: &Value) -> Value {
         self.phase = Phase::Running;
         // Offsets in UTF-8 are those of the text here.
-        if params.position_encodings().iter().any(|name| name == PositionEncoding::Utf8.name()) {
+        let offered = params.pointer(POSITION_ENCODINGS).and_then(Value::as_array);
+        if offered.is_some_and(|names| names.iter().any(|name| *name == PositionEncoding::Utf8.name())) {
             self.out.encoding = PositionEncoding::Utf8;
         }
         json!({
@@ -170,12 +169,7 @@ impl LanguageServer {
     }
 
     /// Begins to complete a document. Returns `None`, because the answer comes later.
-    fn complete(
-        &mut self,
-        id: &lsp_server::RequestId,
-        kind: CompletionKind,
-        params: CompletionParams,
-    ) -> Option<Value> {
+    fn complete(&mut self, id: &RequestId, kind: CompletionKind, params: CompletionParams) -> Option<Value> {
         let CompletionParams { text_document, position } = params;
         let uri = text_document.uri;
         let text = self.documents.text(&uri);
@@ -246,8 +240,8 @@ impl LanguageServer {
         );
     }
 
-    fn warn(&mut self, done: Result<(), Refusal>) {
-        if let Err(Refusal(why)) = done {
+    fn warn(&mut self, done: Result<(), String>) {
+        if let Err(why) = done {
             self.out.report(Place::Message, Severity::Warning, &why);
         }
     }

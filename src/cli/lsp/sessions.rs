@@ -187,7 +187,6 @@ impl Sessions {
         std::mem::take(&mut self.open).into_values().flat_map(|mut session| session.take_all()).chain(queued).collect()
     }
 
-    /// Takes an event of a session.
     pub(super) fn take(&mut self, event: SessionEvent, documents: &Documents, out: &mut Outbox) {
         let SessionEvent { uri, session: number, news } = event;
         let Some(session) = self.open.get_mut(&*uri).filter(|session| session.number == number) else { return };
@@ -341,13 +340,10 @@ impl Sessions {
         }
     }
 
-    /// Takes the queued requests of a document.
     fn take_queued(&mut self, uri: &str) -> Vec<WaitingRequest> {
         self.queued.extract_if(.., |request| request.uri == uri).collect()
     }
 }
-
-// The answers to requests for completions.
 
 /// Maximum characters of the word before the cursor that an item repeats.
 const MAX_WORD: usize = 64;
@@ -459,7 +455,6 @@ pub(super) fn context(text: &str, cursor: usize, limit: usize) -> &str {
 /// Messages of a session that wait to be sent.
 const WAITING_MESSAGES: usize = 64;
 
-/// Options of requests for completions.
 #[derive(Debug, Clone)]
 pub(super) struct CompletionOptions {
     /// Name of the model. May be `None` if exactly one can answer the call.
@@ -469,11 +464,9 @@ pub(super) struct CompletionOptions {
     pub(super) max_chars: u32,
 }
 
-/// An event of a session.
 #[derive(Debug)]
 pub(super) struct SessionEvent {
     pub(super) uri: Arc<str>,
-    /// Number of the session.
     pub(super) session: u64,
     pub(super) news: SessionNews,
 }
@@ -489,7 +482,6 @@ pub(super) enum SessionNews {
 /// A session. Dropping it ends the stream, which cancels its requests.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Number of the session.
     pub(super) number: u64,
     /// True once the server has taken a message.
     pub(super) is_open: bool,
@@ -601,7 +593,6 @@ impl Session {
         if self.waiting.is_empty() { std::mem::take(&mut self.deferred) } else { Vec::new() }
     }
 
-    /// Takes all requests.
     pub(super) fn take_all(&mut self) -> Vec<WaitingRequest> {
         let deferred = std::mem::take(&mut self.deferred);
         std::mem::take(&mut self.waiting).into_values().chain(deferred).collect()

@@ -5,7 +5,7 @@ mod models;
 mod ports;
 
 use crate::cli::{
-    network::runtime,
+    model::runtime,
     output::{self, ColorChoice},
     serve::{
         models::{CheckpointLoader, admin, load_all},
@@ -274,8 +274,6 @@ fn exit(code: i32) -> ! {
     std::process::exit(code)
 }
 
-// The last lines of a start: where the server is reached.
-
 /// Addresses of a server, and whether the first two use TLS.
 struct Addresses {
     grpc: SocketAddr,
@@ -324,8 +322,6 @@ fn url(scheme: &str, address: SocketAddr, path: &str) -> String {
     format!("{scheme}://{reachable}{path}{all}")
 }
 
-// Log level and format.
-
 /// Flags of the log.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Log")]
@@ -365,10 +361,6 @@ impl LogArgs {
     }
 }
 
-// The log's way to stderr: a thread writes the lines that all others queue, so that logging never waits and never fails.
-//
-// A pipe that nobody reads, a closed one, or a full disk costs log lines, which are counted, and nothing else.
-
 /// Maximum lines that wait to be written; more are dropped.
 const MAX_QUEUED_LINES: usize = 4096;
 
@@ -378,7 +370,8 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between checks that all lines are written.
 const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Queues log lines for the thread that writes them. Never blocks and never returns an error.
+/// Queues log lines for the thread that writes them to stderr. Never blocks and never returns an error: a pipe that nobody reads, a closed
+/// one, or a full disk costs log lines, which are counted, and nothing else.
 #[derive(Clone)]
 struct LogWriter {
     queue: NonBlocking,
@@ -424,7 +417,7 @@ impl LogWriter {
             written.saturating_add(self.dropped_lines()) >= self.lines.logged.load(Ordering::Relaxed)
         };
         while !finished() && started.elapsed() < FINISH_TIMEOUT {
-            std::thread::sleep(FINISH_INTERVAL);
+            thread::sleep(FINISH_INTERVAL);
         }
     }
 }
@@ -448,7 +441,6 @@ struct CountingWriter {
 }
 
 impl Write for CountingWriter {
-    /// Writes a whole line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let count = if self.stderr.write_all(line).is_ok() { &self.lines.written } else { &self.lines.failed };
         count.fetch_add(1, Ordering::Relaxed);
@@ -459,8 +451,6 @@ impl Write for CountingWriter {
         Ok(())
     }
 }
-
-// Monitoring and administration of the server.
 
 /// Flags of operations.
 #[derive(Debug, clap::Args)]
@@ -519,15 +509,12 @@ impl OperationsArgs {
     }
 }
 
-// Reads certificates and keys again at each SIGHUP.
-
 /// Maximum time for reading the files, for example from a network that hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Replaces the credentials of a running server.
 struct Reloader {
     files: CredentialFiles,
-    /// The credentials in use.
     live: LiveCredentials,
     /// Its metrics count the reloads.
     engines: Engines,
@@ -536,9 +523,8 @@ struct Reloader {
 impl Reloader {
     /// Reloads at each SIGHUP from now on. Signals that arrive during a reload cause one more.
     #[cfg(unix)]
-    fn start(self) -> std::io::Result<()> {
-        use tokio::signal::unix::SignalKind;
-        use tokio::signal::unix::signal;
+    fn start(self) -> io::Result<()> {
+        use tokio::signal::unix::{SignalKind, signal};
         let mut hangups = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
@@ -550,7 +536,7 @@ impl Reloader {
 
     /// Does nothing: other systems have no such signal.
     #[cfg(not(unix))]
-    fn start(self) -> std::io::Result<()> {
+    fn start(self) -> io::Result<()> {
         Ok(())
     }
 
@@ -567,7 +553,7 @@ impl Reloader {
             let credentials = files.read(&mut checks);
             checks.finish().map(|()| credentials)
         });
-        let read: Result<_> = match tokio::time::timeout(READ_TIMEOUT, read).await {
+        let read: Result<_> = match timeout(READ_TIMEOUT, read).await {
             Ok(Ok(read)) => read,
             Ok(Err(_)) => Err(Error::Internal("reading the files panicked".into())),
             Err(_) => Err(Error::Setting(format!("the files were not read within {READ_TIMEOUT:?}"))),
@@ -588,13 +574,10 @@ impl Reloader {
     }
 }
 
-// Signals that shut the server down.
-
 /// Counts shutdown signals: SIGTERM and Ctrl-C.
 #[cfg(unix)]
-fn signals() -> std::io::Result<watch::Receiver<usize>> {
-    use tokio::signal::unix::SignalKind;
-    use tokio::signal::unix::signal;
+fn signals() -> io::Result<watch::Receiver<usize>> {
+    use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (count, counted) = watch::channel(0);
@@ -612,7 +595,7 @@ fn signals() -> std::io::Result<watch::Receiver<usize>> {
 
 /// Counts shutdown signals: Ctrl-C.
 #[cfg(not(unix))]
-fn signals() -> std::io::Result<watch::Receiver<usize>> {
+fn signals() -> io::Result<watch::Receiver<usize>> {
     let (count, counted) = watch::channel(0);
     tokio::spawn(async move {
         while tokio::signal::ctrl_c().await.is_ok() {
@@ -630,13 +613,11 @@ async fn received(mut signals: watch::Receiver<usize>, count: usize) {
     }
 }
 
-// Reports the state of the server to the service manager: `Type=notify` of a systemd unit.
-
 /// Reports that the server accepts calls to these models.
 #[cfg(unix)]
 fn ready(models: &[String]) {
     use sd_notify::NotifyState;
-    let status = format!("serving {}", weir_kernels::error::printable(&models.join(", ")));
+    let status = format!("serving {}", printable(&models.join(", ")));
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 

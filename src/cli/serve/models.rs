@@ -69,7 +69,6 @@ pub(super) struct ModelsArgs {
 }
 
 impl ModelsArgs {
-    /// Folder of checkpoints, if any.
     pub(super) fn folder(&self) -> Option<PathBuf> {
         let default = || {
             let folder = PathBuf::from(DEFAULT_FOLDER);
@@ -83,7 +82,6 @@ impl ModelsArgs {
         self.model.iter().chain(&self.checkpoints)
     }
 
-    /// The checkpoints to serve.
     pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<ServedCheckpoint> {
         let mut folders = Vec::new();
         if let Some(folder) = &self.folder() {
@@ -135,7 +133,6 @@ impl ModelsArgs {
         checks.switch("--unpooled-twins", &self.unpooled_twins)
     }
 
-    /// Load settings of each model.
     pub(super) fn settings(&self, checks: &mut Checks) -> load::Settings {
         let mut settings = load::Settings::default();
         match Dtype::parse(&self.dtype) {
@@ -165,8 +162,6 @@ fn name_and_folder(argument: &Path) -> (Option<String>, PathBuf) {
         None => (None, argument.to_owned()),
     }
 }
-
-// Limits of each model's engine.
 
 /// Maximum symbols per step. A running step cannot be interrupted, so it must be short compared with any limit in seconds.
 const MAX_CHUNK: usize = 4096;
@@ -248,7 +243,10 @@ impl EngineArgs {
             request_time: Duration::from_secs(request_time as u64),
             chunk: checks.number("--chunk", &self.chunk, 1..=MAX_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
-            speculation: speculation(&self.speculate, checks),
+            speculation: Speculation::parse(&self.speculate).unwrap_or_else(|| {
+                checks.reject("--speculate", &self.speculate, Speculation::EXPECTED);
+                Speculation::Off
+            }),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
             step: Duration::from_millis(step as u64),
             events: checks.number("--events", &self.events, 16..=1 << 16),
@@ -260,15 +258,6 @@ impl EngineArgs {
         }
     }
 }
-
-fn speculation(value: &str, checks: &mut Checks) -> Speculation {
-    Speculation::parse(value).unwrap_or_else(|| {
-        checks.reject("--speculate", value, Speculation::EXPECTED);
-        Speculation::Off
-    })
-}
-
-// Loads the models before the server listens, and logs each step.
 
 /// Loads checkpoints with the same settings. Models share the thread pool of the settings, if it is started.
 pub(super) struct CheckpointLoader(pub(super) load::Settings);
@@ -283,16 +272,16 @@ impl ModelLoader for CheckpointLoader {
     }
 }
 
-/// Loads every model and starts its engine, and then the unpooled twins. A checkpoint of the models folder that cannot be served is
-/// logged and left out. Fails if a named checkpoint or a twin cannot be served, or if no checkpoint can.
+/// Loads every model and starts its engine, and then the unpooled baselines. A checkpoint of the models folder that cannot be served
+/// is logged and left out. Fails if a named checkpoint or a baseline cannot be served, or if no checkpoint can.
 pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engines: &Engines) -> Result<()> {
     let mut first_failure = None;
-    for checkpoint in &settings.checkpoints {
-        match caught(|| launch(checkpoint, settings, loader, engines)) {
+    for ServedCheckpoint { name, source, named } in &settings.checkpoints {
+        let folder = source.folder().map(PathBuf::from);
+        match caught(|| launch(source, name, &loader.0, folder, settings.engine, engines)) {
             Ok(()) => {}
-            Err(error) if checkpoint.named => return Err(error),
+            Err(error) if *named => return Err(error),
             Err(error) => {
-                let ServedCheckpoint { name, source, .. } = checkpoint;
                 tracing::error!(model = name, folder = %source, %error, "not served: the checkpoint cannot be loaded");
                 engines.metrics().count_skipped_checkpoint();
                 first_failure.get_or_insert(error);
@@ -304,9 +293,14 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
         return Err(error);
     }
     if settings.unpooled_twins {
-        // Last, so that a twin never takes the name of a checkpoint.
-        for checkpoint in settings.checkpoints.iter().filter(|checkpoint| served.contains(&checkpoint.name)) {
-            launch_twin(checkpoint, settings, loader, engines)?;
+        let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
+        // Last, so that a baseline never takes the name of a checkpoint.
+        for ServedCheckpoint { name, source, .. } in settings.checkpoints.iter().filter(|it| served.contains(&it.name))
+        {
+            if load::has_unpooled_baseline(source)? {
+                // Without its folder: a reload of this name would load the model with its pooling.
+                launch(source, &unpooled_name(name), &unpooled, None, settings.engine, engines)?;
+            }
         }
     }
     Ok(())
@@ -319,41 +313,21 @@ fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
+/// Loads a model and starts its engine.
 fn launch(
-    checkpoint: &ServedCheckpoint,
-    settings: &ServeConfig,
-    loader: &CheckpointLoader,
+    source: &CheckpointSource,
+    name: &str,
+    settings: &load::Settings,
+    folder: Option<PathBuf>,
+    limits: Limits,
     engines: &Engines,
 ) -> Result<()> {
-    let ServedCheckpoint { name, source, .. } = checkpoint;
-    let folder = source.folder().map(PathBuf::from);
-    engines.add(engines.launch(load_model(source, name, &loader.0)?, settings.engine, folder)?)?;
-    Ok(())
-}
-
-/// Serves a model a second time without its pooling, if it has an unpooled twin.
-fn launch_twin(
-    checkpoint: &ServedCheckpoint,
-    settings: &ServeConfig,
-    loader: &CheckpointLoader,
-    engines: &Engines,
-) -> Result<()> {
-    let ServedCheckpoint { name, source, .. } = checkpoint;
-    if load::has_unpooled_baseline(source)? {
-        let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
-        let twin = load_model(source, &unpooled_name(name), &unpooled)?;
-        // Without its folder: a reload of this name would load the model with its pooling.
-        engines.add(engines.launch(twin, settings.engine, None)?)?;
-    }
-    Ok(())
-}
-
-fn load_model(source: &CheckpointSource, name: &str, settings: &load::Settings) -> Result<Arc<dyn Model>> {
     tracing::info!(model = name, from = %source, "loading");
     let began = Instant::now();
     let model = load::load_as(source, name, settings)?;
     tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps, and timing them");
-    Ok(model)
+    engines.add(engines.launch(model, limits, folder)?)?;
+    Ok(())
 }
 
 pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, token: AdminToken) -> AdminConfig {

@@ -81,7 +81,6 @@ impl From<PortError> for Error {
     }
 }
 
-/// State of an optional port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PortState {
     /// Open at this address.
@@ -141,8 +140,6 @@ impl From<PortError> for PortState {
         })
     }
 }
-
-// TLS, API keys, and names of the server.
 
 /// Flags of TLS, API keys, and names of the server.
 #[derive(Debug, clap::Args)]
@@ -215,8 +212,6 @@ impl AccessArgs {
     }
 }
 
-// The limit of open files, which must allow as many connections as the settings do.
-
 /// Files besides those of open connections: handshakes, listeners, checkpoints, the log.
 const OTHER_FILES: usize = 1024;
 
@@ -224,10 +219,7 @@ const OTHER_FILES: usize = 1024;
 /// is not enough: further connections would wait until others close.
 #[cfg(unix)]
 pub(super) fn raise_for(connections: usize) {
-    use rustix::process::Resource;
-    use rustix::process::Rlimit;
-    use rustix::process::getrlimit;
-    use rustix::process::setrlimit;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let needed = connections.saturating_add(OTHER_FILES) as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     // `None` means no limit.
@@ -248,8 +240,6 @@ pub(super) fn raise_for(connections: usize) {
 /// Does nothing: other systems have no such limit.
 #[cfg(not(unix))]
 pub(super) fn raise_for(_: usize) {}
-
-// Addresses of the server's ports. Without any address in the settings, all ports are open to this machine.
 
 /// Default address for gRPC.
 pub(super) const GRPC: SocketAddr = loopback(50051);
@@ -308,8 +298,6 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
         }
     }
 }
-
-// Listening addresses, and limits of connections and requests.
 
 /// Upper bound of counts: no value that fits a machine is rejected.
 pub(super) const MAX_COUNT: usize = 1 << 24;
@@ -413,7 +401,6 @@ pub(super) struct TransportArgs {
 }
 
 impl TransportArgs {
-    /// Parses the limits.
     pub(super) fn limits(&self, access: Access, checks: &mut Checks) -> TransportConfig {
         let streams = checks.number("--max-concurrent-streams", &self.max_concurrent_streams, 1..=MAX_COUNT);
         let headers = checks.bytes("--max-header-bytes", &self.max_header_bytes, 1024..=1 << 20);
@@ -470,7 +457,7 @@ fn seconds(checks: &mut Checks, flag: &str, value: &str, min: usize) -> Duration
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{network::DEFAULT_ADDRESS, serve::ports::GRPC};
+    use crate::cli::model::DEFAULT_ADDRESS;
     use std::net::{Ipv4Addr, TcpStream};
 
     #[test]

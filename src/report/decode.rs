@@ -290,12 +290,15 @@ pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result
 /// Results of one timed run of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DecodeRun {
+    /// Nanoseconds of each round.
     pub step_ns: Vec<f64>,
+    /// Rounds with a segment step.
     pub middle_steps: usize,
     /// Nanoseconds of the segment steps together.
     pub middle_ns: f64,
     /// Symbols finished, summed over rows.
     pub symbols: usize,
+    /// Symbols that closed a segment.
     pub segments: usize,
     /// Segments by level of chunking.
     pub levels: LevelCounts,
@@ -312,6 +315,7 @@ pub struct DecodeRun {
 }
 
 impl DecodeRun {
+    /// Returns the time of all rounds.
     pub fn seconds(&self) -> f64 {
         self.step_ns.iter().sum::<f64>() / 1e9
     }
@@ -321,6 +325,7 @@ impl DecodeRun {
         self.symbols as f64 / self.seconds().max(1e-9)
     }
 
+    /// Adds the rounds of another run.
     pub fn extend(&mut self, other: Self) {
         self.step_ns.extend(other.step_ns);
         self.middle_steps += other.middle_steps;

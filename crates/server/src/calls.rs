@@ -182,7 +182,6 @@ pub(crate) struct CallResponse<R> {
 
 impl<R> CallResponse<R> {
     /// Ends the call, whose response is complete.
-    #[cfg(feature = "http")]
     pub(crate) fn into_complete(mut self) -> R {
         self.open.code = Code::Ok;
         self.response

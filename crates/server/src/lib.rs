@@ -16,16 +16,14 @@ mod call;
 mod calls;
 mod collected;
 pub mod config;
-#[cfg(all(feature = "http", any(test, fuzzing)))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod grpc;
-#[cfg(feature = "http")]
 mod http;
 pub mod metrics;
 mod middleware;
 mod open_inference;
 mod registry;
-#[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only the HTTP ports use some of its functions"))]
 pub mod run;
 mod status;
 mod tokenization;
@@ -37,6 +35,5 @@ pub use grpc::admin::{AdminConfig, ModelLoader};
 pub use registry::{Engines, LaunchedEngine, Lease, Monitor};
 pub use status::{DOMAIN, WRONG_KIND_OF_MODEL, status};
 pub use traces::Traces;
-#[cfg(feature = "http")]
 pub use transport::admin_port::serve_admin_port;
 pub use transport::connections::{Accepted, Duplex, Listener};

@@ -45,7 +45,7 @@ pub(crate) fn summarizes(engine: &Handle) -> bool {
 // quiet.
 
 /// Interval at which the server checks for idle engines.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long all engines must have been idle before each repetition of a doubtful calibration. The waits grow, because other
 /// programs that disturb a calibration may run for seconds or for hours.
@@ -88,11 +88,11 @@ impl Engines {
     }
 
     /// Calibrates uncalibrated engines while all are idle, repeats doubtful calibrations after longer idle times, and stops within
-    /// a step when a request arrives. Never returns. [`run`](crate::run) does this for its engines.
+    /// a step when a request arrives. Never returns. [`run`](crate::run::run) does this for its engines.
     pub async fn calibrate_when_idle(self) {
         let mut repetitions = Repetitions::new(clock::now());
         loop {
-            tokio::time::sleep(POLL_INTERVAL).await;
+            tokio::time::sleep(IDLE_INTERVAL).await;
             let Some(engine) = self.next_to_calibrate(&mut repetitions) else { continue };
             let engines = self.clone();
             let generation = engine.generation();
@@ -370,7 +370,7 @@ impl Engines {
         self.write().launching.push(launching.name.clone());
         let meter = self.metrics().meter(&launching.name);
         let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
-        run(&engine).map_err(|error| match error {
+        warm_up(&engine).map_err(|error| match error {
             Error::NeverFits { needed, limit, .. } | Error::OutOfPages { needed, limit } => Error::Setting(format!(
                 "the model {:?} needs {needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}",
                 launching.name
@@ -618,7 +618,7 @@ fn names(table: &EngineTable) -> Vec<String> {
 // alive and at least one model is loaded.
 
 /// Interval at which the monitor checks the workers.
-const HEALTH_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Watches the engines. Clones share the state.
 #[derive(Clone)]
@@ -668,7 +668,7 @@ impl Monitor {
     }
 
     /// Checks that no worker is broken or hangs. The error is the reason, as text.
-    pub fn alive(&self) -> std::result::Result<(), String> {
+    pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         let broken = engines.broken_names();
         if !broken.is_empty() {
@@ -687,7 +687,7 @@ impl Monitor {
     }
 
     /// Checks that the server can take requests. The error is the reason, as text.
-    pub fn ready(&self) -> std::result::Result<(), String> {
+    pub fn ready(&self) -> Result<(), String> {
         match *self.0.stage.borrow() {
             ServerStage::Starting => return Err("models are being loaded".into()),
             ServerStage::Draining => return Err("the server is shutting down".into()),
@@ -720,7 +720,7 @@ impl Monitor {
                 biased;
                 _ = changes.changed() => {}
                 () = self.wait_for_broken_worker(now) => {}
-                () = tokio::time::sleep(HEALTH_POLL_INTERVAL) => {}
+                () = tokio::time::sleep(HEALTH_INTERVAL) => {}
             }
         }
     }
@@ -769,28 +769,28 @@ impl Monitor {
 // engine's own caches of texts and documents stay empty.
 
 /// Tenant of the warm-up.
-const TENANT: &str = "weir:warm-up";
+const WARM_UP_TENANT: &str = "weir:warm-up";
 
 /// Number of characters to generate.
-const CHARS: usize = 16;
+const WARM_UP_CHARS: usize = 16;
 
 /// Number of different symbols in the prompt. Their choice does not matter.
-const SYMBOLS: usize = 4;
+const WARM_UP_SYMBOLS: usize = 4;
 
 /// Runs a prompt of one full chunk and a few characters through the engine. Blocks until the request ends. Fails with
 /// the error that the engine reports.
-pub(crate) fn run(engine: &Handle) -> Result<()> {
+fn warm_up(engine: &Handle) -> Result<()> {
     match engine.document_limits() {
-        None => finish(text(engine)?),
-        Some(limits) => finish(document(engine, limits)?),
+        None => finish_warm_up(warm_up_text(engine)?),
+        Some(limits) => finish_warm_up(warm_up_document(engine, limits)?),
     }
 }
 
-fn text(engine: &Handle) -> Result<Events> {
+fn warm_up_text(engine: &Handle) -> Result<Events> {
     let card = engine.card();
-    let chars = CHARS.min(card.max_symbols.saturating_sub(1)).max(1);
+    let chars = WARM_UP_CHARS.min(card.max_symbols.saturating_sub(1)).max(1);
     let length = engine.limits().chunk.min(card.max_symbols.saturating_sub(chars)).max(1);
-    let symbols: Vec<u32> = card.vocabulary.text_ids().take(SYMBOLS).collect();
+    let symbols: Vec<u32> = card.vocabulary.text_ids().take(WARM_UP_SYMBOLS).collect();
     let prompt = symbols.iter().copied().cycle().take(length).collect();
     let job = Generate {
         prompt,
@@ -808,19 +808,19 @@ fn text(engine: &Handle) -> Result<Events> {
         resumed: Vec::new(),
         speculation: None,
     };
-    engine.submit(Job::Generate(job), terms())
+    engine.submit(Job::Generate(job), warm_up_terms())
 }
 
 /// Summarizes a document of at most two blocks into a few tokens.
-fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
+fn warm_up_document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
     let marks = limits.marks;
     let symbols = engine.card().vocabulary.text_ids().filter(|id| ![marks.start, marks.pad, marks.end].contains(id));
-    let symbols: Vec<u32> = symbols.take(SYMBOLS).collect();
+    let symbols: Vec<u32> = symbols.take(WARM_UP_SYMBOLS).collect();
     let length = limits.tokens.min(limits.block.saturating_mul(2)).saturating_sub(1).max(1);
     let ids: Vec<u32> = symbols.iter().copied().cycle().take(length).chain([marks.end]).collect();
     let (upload, document) = engine.upload();
     upload.use_once();
-    let tokens = CHARS.min(limits.targets.saturating_sub(1)).max(1);
+    let tokens = WARM_UP_CHARS.min(limits.targets.saturating_sub(1)).max(1);
     let request = Summarize {
         beam: Some(1),
         min_tokens: Some(tokens),
@@ -828,17 +828,17 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
         no_repeat_ngram: Some(0),
         ..Summarize::default()
     };
-    let events = engine.summarize(&request, DocumentSource::Uploading(document), terms())?;
+    let events = engine.summarize(&request, DocumentSource::Uploading(document), warm_up_terms())?;
     upload.push(&ids, &vec![ByteRange::default(); ids.len()]);
     upload.close(false);
     Ok(events)
 }
 
-fn terms() -> Terms {
-    Terms { tenant: Arc::from(TENANT), use_once: true, ..Terms::default() }
+fn warm_up_terms() -> Terms {
+    Terms { tenant: Arc::from(WARM_UP_TENANT), use_once: true, ..Terms::default() }
 }
 
-fn finish(mut events: Events) -> Result<()> {
+fn finish_warm_up(mut events: Events) -> Result<()> {
     loop {
         match events.blocking_recv() {
             Some(Ok(Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))) => return Ok(()),

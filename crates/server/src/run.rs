@@ -1,6 +1,9 @@
-//! The server: gRPC services over the engines, from start to shutdown.
+//! Puts the server together, serves until the signal, and shuts down.
+//!
+//! Three surfaces share one set of engines and limits: [`grpc`](crate::grpc) and [`open_inference`] behind the tower stack of
+//! [`middleware`], and [`http`] on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
+//! [`Calls`].
 
-#[cfg(feature = "http")]
 use crate::http;
 use crate::{
     calls::Calls,
@@ -73,7 +76,6 @@ pub struct ServerParts {
     /// The exporter of spans, if calls are traced.
     pub traces: Option<Traces>,
     /// The listener of the OpenAI API, if it is to run.
-    #[cfg(feature = "http")]
     pub http: Option<Listener>,
     /// Once it is cancelled, the shutdown ends running requests at once.
     pub force_shutdown: CancellationToken,
@@ -81,14 +83,7 @@ pub struct ServerParts {
 
 impl From<Monitor> for ServerParts {
     fn from(monitor: Monitor) -> Self {
-        Self {
-            monitor,
-            admin: None,
-            traces: None,
-            #[cfg(feature = "http")]
-            http: None,
-            force_shutdown: CancellationToken::new(),
-        }
+        Self { monitor, admin: None, traces: None, http: None, force_shutdown: CancellationToken::new() }
     }
 }
 
@@ -107,14 +102,7 @@ pub async fn run(
     signal: impl Future<Output = ()>,
     config: TransportConfig,
 ) -> Result<()> {
-    let ServerParts {
-        monitor,
-        admin,
-        traces,
-        #[cfg(feature = "http")]
-        http,
-        force_shutdown,
-    } = parts.into();
+    let ServerParts { monitor, admin, traces, http, force_shutdown } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
@@ -174,9 +162,6 @@ pub async fn run(
     let stack = middleware::stack(routes.prepare(), &parts);
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, stack, engines.metrics(), &config, closing.clone());
-    #[cfg(not(feature = "http"))]
-    let openai = std::future::ready(());
-    #[cfg(feature = "http")]
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);

@@ -13,7 +13,7 @@ pub use crate::config::{
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
-    io::Write,
+    io::{self, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZero,
     ops::RangeInclusive,
@@ -84,7 +84,7 @@ impl Announce {
     pub fn print(self, message: fmt::Arguments<'_>) {
         match self {
             Self::Line => {
-                let _ = writeln!(std::io::stderr(), "{message}");
+                let _ = writeln!(io::stderr(), "{message}");
             }
             Self::Event => tracing::info!("{message}"),
         }
@@ -474,7 +474,7 @@ fn is_checkpoint(folder: &Path) -> bool {
 fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = folder.read_dir().map_err(Error::io(folder))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut folders = paths.collect::<std::io::Result<Vec<_>>>().map_err(Error::io(folder))?;
+    let mut folders = paths.collect::<io::Result<Vec<_>>>().map_err(Error::io(folder))?;
     folders.retain(|path| path.is_dir());
     folders.sort();
     Ok(folders)

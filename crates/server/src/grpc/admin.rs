@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 use sysinfo::System;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tonic::{
     Request, Response, Status,
     service::{Interceptor, interceptor::InterceptedService},
@@ -49,8 +49,6 @@ pub struct AdminConfig {
     /// Limits of each engine.
     pub limits: Limits,
 }
-
-// Checks of a request to load a model: its folder, its name, and the memory available.
 
 /// Maximum bytes of a name.
 const NAME_BYTES: usize = 128;
@@ -102,8 +100,6 @@ fn check_memory(needed: usize, reserved: usize) -> Result<()> {
     if needed > available { Err(Error::NoMemory { needed, available }) } else { Ok(()) }
 }
 
-// Methods of the `Admin` service, and the check of its token.
-
 /// Rejects calls without the token. It runs before the service, so that no other part of such a call is read.
 #[derive(Clone)]
 pub(crate) struct TokenGuard(AdminToken);
@@ -116,13 +112,6 @@ pub(crate) struct AdminService {
     config: Arc<AdminConfig>,
     /// Lets one model load at a time.
     load_permits: Arc<Semaphore>,
-}
-
-/// A request to load a model, with the permit that it holds until it is done.
-struct LoadTask {
-    service: AdminService,
-    request: v1::LoadModelRequest,
-    _load_permit: OwnedSemaphorePermit,
 }
 
 /// Builds the service behind its token check, for messages of at most `message_bytes` bytes.
@@ -167,8 +156,13 @@ impl AdminService {
         let load_permit = Arc::clone(&self.load_permits).acquire_owned().await;
         let load_permit =
             load_permit.map_err(|_| Error::Internal("the semaphore of model loading is closed".into()))?;
-        let task = LoadTask { service: self.clone(), request, _load_permit: load_permit };
-        let loaded = tokio::task::spawn_blocking(move || task.run()).await;
+        let service = self.clone();
+        let loaded = tokio::task::spawn_blocking(move || {
+            // Held until the model is loaded, even if the client is gone.
+            let _load_permit = load_permit;
+            service.load_now(&request)
+        });
+        let loaded = loaded.await;
         loaded.unwrap_or_else(|_| Err(Error::Internal("loading the model panicked; the log has the location".into())))
     }
 
@@ -187,14 +181,12 @@ impl AdminService {
         let draining = draining.iter().map(|engine| generation_message(engine, State::Draining));
         v1::ListGenerationsResponse { generations: serving.chain(draining).collect() }
     }
-}
 
-impl LoadTask {
     /// Loads the model and puts it into service. A failure changes nothing. Blocks.
-    fn run(self) -> Result<v1::LoadModelResponse> {
-        let AdminConfig { loader, max_generations, limits, .. } = &*self.service.config;
-        let engines = &self.service.engines;
-        let (folder, name) = self.folder_and_name()?;
+    fn load_now(&self, request: &v1::LoadModelRequest) -> Result<v1::LoadModelResponse> {
+        let AdminConfig { loader, max_generations, limits, .. } = &*self.config;
+        let engines = &self.engines;
+        let (folder, name) = self.folder_and_name(request)?;
         if engines.all().len() + engines.draining().len() >= *max_generations {
             return Err(Error::TooManyModels { limit: *max_generations });
         }
@@ -202,7 +194,7 @@ impl LoadTask {
         tracing::info!(model = name, folder = %folder.display(), "loading");
         let model = loader.load(&folder, &name)?;
         // Without this permit, a shutdown could miss an engine that is launched during it.
-        let _permit = self.service.gate.enter()?;
+        let _permit = self.gate.enter()?;
         let launched = engines.launch(model, *limits, Some(folder))?;
         let (lease, before) = engines.replace(launched);
         tracing::info!(model = name, generation = lease.generation(), "in service");
@@ -210,12 +202,11 @@ impl LoadTask {
     }
 
     /// Returns the folder to load from, and the name to serve under.
-    fn folder_and_name(&self) -> Result<(PathBuf, String)> {
-        let v1::LoadModelRequest { path, name } = &self.request;
+    fn folder_and_name(&self, v1::LoadModelRequest { path, name }: &v1::LoadModelRequest) -> Result<(PathBuf, String)> {
         let folder = match path {
-            Some(path) => resolve_folder(self.service.config.models_folder.as_deref(), path)?,
+            Some(path) => resolve_folder(self.config.models_folder.as_deref(), path)?,
             None => {
-                let engine = self.service.engines.find("name", name.as_deref())?;
+                let engine = self.engines.find("name", name.as_deref())?;
                 let bound = "a path, as that model was not loaded from a folder";
                 let missing = || Error::bad_option("path", "absent", bound);
                 let folder = engine.folder().map(Path::to_path_buf).ok_or_else(missing)?;

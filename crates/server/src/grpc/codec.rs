@@ -3,7 +3,7 @@
 use crate::{
     call::{Call, Reply},
     grpc::{
-        convert::{self, nanoseconds},
+        convert,
         generation::{Buffered, JobService, Output, TaskResponse, buffered, reject, terms},
         request_parts::RequestParts,
     },
@@ -20,10 +20,8 @@ use tonic::{Request, Response, Streaming, codegen::Bytes};
 use weir_engine::{
     Event, Events, Job, Terms, clock,
     codec::{BlockStream, Code, CodeInput, Coded, Compressor, Decompressor, Totals},
-    summary::{SummaryResult, TextPart},
 };
 use weir_kernels::error::{Error, Result};
-use weir_models::usage::{Timing, Usage};
 use weir_proto::v1::{
     self, codec_server, compress_request, compress_response, decompress_request, decompress_response,
 };
@@ -86,15 +84,14 @@ impl JobService {
         let Some(compress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let codec =
-            self.codec_call::<Compress>("Compress", options.model.as_deref(), parts, &call, options.priority)?;
-        let engine = codec.engine();
+        let blocks = self.codec_blocks("Compress", options.model.as_deref(), &call, options.priority)?;
+        let engine = blocks.engine.clone();
         let options = convert::compress_options(&options, engine.card());
         // created here too, so that a call that cannot succeed fails before its response
         Compressor::new(engine.card(), options)?;
         let stall = engine.limits().stall;
         Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
-            codec.run(Compressor::new(engine.card(), options)?, output).await
+            run::<Compress>(parts, blocks, Compressor::new(engine.card(), options)?, output).await
         }))
     }
 
@@ -107,39 +104,32 @@ impl JobService {
         let Some(decompress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let codec =
-            self.codec_call::<Decompress>("Decompress", options.model.as_deref(), parts, &call, options.priority)?;
-        let engine = codec.engine();
+        let blocks = self.codec_blocks("Decompress", options.model.as_deref(), &call, options.priority)?;
+        let engine = blocks.engine.clone();
         Decompressor::new(engine.card())?;
         let stall = engine.limits().stall;
         Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
-            codec.run(Decompressor::new(engine.card())?, output).await
+            run::<Decompress>(parts, blocks, Decompressor::new(engine.card())?, output).await
         }))
     }
 
-    /// Finds the model for a call of this method. Fails if it summarizes.
-    fn codec_call<M: Messages>(
+    /// Returns the blocks of a call of `method`, with the model's engine. Fails if the model summarizes.
+    fn codec_blocks(
         &self,
         method: &'static str,
         model: Option<&str>,
-        parts: RequestParts<M::Request>,
         call: &Call,
         priority: Option<i32>,
-    ) -> Result<CodecCall<M>> {
+    ) -> Result<CodecBlocks> {
         let engine = self.engines.find_able("model", model, continues_text)?;
-        takes_texts(method, &engine)?;
-        Ok(CodecCall::new(parts, CodecEngine::new(engine, terms(call, priority), Arc::clone(&self.memory))))
+        if !continues_text(&engine) {
+            let card = engine.card();
+            let found = format!("a model that summarizes (use Summarize): {}", card.shape);
+            let wanted = "reads texts symbol by symbol";
+            return Err(Error::WrongKind { call: method, model: card.name.clone(), wanted, found });
+        }
+        Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
     }
-}
-
-/// Rejects a model that summarizes.
-fn takes_texts(call: &'static str, engine: &Lease) -> Result<()> {
-    if continues_text(engine) {
-        return Ok(());
-    }
-    let card = engine.card();
-    let found = format!("a model that summarizes (use Summarize): {}", card.shape);
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "reads texts symbol by symbol", found })
 }
 
 fn no_options() -> Error {
@@ -178,115 +168,101 @@ impl codec_server::Codec for JobService {
     }
 }
 
-// One call of the service `Codec`: reads the request, keeps several blocks in the engine, and sends their output in order.
-
 /// Maximum bytes of one message of the response.
-const MESSAGE: usize = 1 << 16;
+const MESSAGE_BYTES: usize = 1 << 16;
 
-/// The request of a call, after its options.
-pub(super) struct CodecCall<M: Messages> {
-    parts: RequestParts<M::Request>,
-    blocks: CodecEngine,
-}
-
-impl<M: Messages> CodecCall<M> {
-    pub(super) fn new(parts: RequestParts<M::Request>, blocks: CodecEngine) -> Self {
-        Self { parts, blocks }
-    }
-
-    pub(super) fn engine(&self) -> Lease {
-        self.blocks.lease().clone()
-    }
-
-    /// Runs the call to its end. Reads a part only when the engine takes blocks.
-    pub(super) async fn run(mut self, mut stream: impl BlockStream, output: Output<M::Response>) -> Result<()> {
-        let stall = self.blocks.lease().limits().stall;
-        let mut ended = false;
-        let mut unconverted = UnconvertedPart::default();
-        loop {
-            let mut lacks_memory = false;
-            self.blocks.submit_again()?;
-            while self.blocks.takes_blocks() {
-                if let Some(block) = stream.next_block()? {
-                    // releases what was held for the block, which its submission reserves
-                    self.blocks.hold_input(stream.input_bytes(0))?;
-                    self.blocks.submit(block)?;
-                    continue;
-                }
-                let is_held = self.blocks.hold_input(stream.input_bytes(unconverted.slice_len()))?;
-                if unconverted.is_empty() {
-                    break;
-                }
-                lacks_memory = !is_held;
-                if lacks_memory {
-                    break;
-                }
-                unconverted.convert_slice(&mut stream).await?;
-                if unconverted.is_empty() {
-                    self.parts.release();
-                }
+/// Runs the call to its end. Reads a part only when the engine takes blocks.
+async fn run<M: Messages>(
+    mut parts: RequestParts<M::Request>,
+    mut blocks: CodecBlocks,
+    mut stream: impl BlockStream,
+    output: Output<M::Response>,
+) -> Result<()> {
+    let stall = blocks.engine.limits().stall;
+    let mut ended = false;
+    let mut unconverted = UnconvertedPart::default();
+    loop {
+        let mut lacks_memory = false;
+        blocks.submit_again()?;
+        while blocks.takes_blocks() {
+            if let Some(block) = stream.next_block()? {
+                // releases what was held for the block, which its submission reserves
+                blocks.hold_input(stream.input_bytes(0))?;
+                blocks.submit(block)?;
+                continue;
             }
-            let reads = !ended && unconverted.is_empty() && self.blocks.takes_blocks();
-            let is_running = self.blocks.is_running();
-            let is_waiting = self.blocks.is_waiting() || lacks_memory;
-            tokio::select! {
-                biased;
-                coded = self.blocks.finished(), if is_running => {
-                    let mut out = Vec::new();
-                    stream.accept(coded?, &mut out)?;
-                    send_all::<M>(&output, &out).await?;
-                }
-                part = self.parts.next(), if reads => match part? {
-                    Some(part) => {
-                        unconverted = M::bytes(part)?.into();
-                        if unconverted.is_empty() {
-                            self.parts.release();
-                        }
-                    }
-                    None => {
-                        stream.finish()?;
-                        ended = true;
-                    }
-                },
-                () = sleep(QUEUE_RETRY), if is_waiting => {}
-                () = sleep(stall), if reads && !is_running => {
-                    return Err(Error::Deadline { stage: "while the request came in" });
-                }
-                else => break,
+            let is_held = blocks.hold_input(stream.input_bytes(unconverted.slice_len()))?;
+            if unconverted.is_empty() {
+                break;
+            }
+            lacks_memory = !is_held;
+            if lacks_memory {
+                break;
+            }
+            unconverted.convert_slice(&mut stream).await?;
+            if unconverted.is_empty() {
+                parts.release();
             }
         }
-        let mut out = Vec::new();
-        stream.end(&mut out)?;
-        send_all::<M>(&output, &out).await?;
-        let totals = stream.totals();
-        tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
-        output.send(M::summary(totals)).await
+        let reads = !ended && unconverted.is_empty() && blocks.takes_blocks();
+        let is_running = blocks.is_running();
+        let is_waiting = blocks.is_waiting() || lacks_memory;
+        tokio::select! {
+            biased;
+            coded = blocks.finished(), if is_running => {
+                let mut out = Vec::new();
+                stream.accept(coded?, &mut out)?;
+                send_all::<M>(&output, &out).await?;
+            }
+            part = parts.next(), if reads => match part? {
+                Some(part) => {
+                    unconverted = UnconvertedPart(M::bytes(part)?.into());
+                    if unconverted.is_empty() {
+                        parts.release();
+                    }
+                }
+                None => {
+                    stream.finish()?;
+                    ended = true;
+                }
+            },
+            () = sleep(QUEUE_RETRY), if is_waiting => {}
+            () = sleep(stall), if reads && !is_running => {
+                return Err(Error::Deadline { stage: "while the request came in" });
+            }
+            else => break,
+        }
     }
+    let mut out = Vec::new();
+    stream.end(&mut out)?;
+    send_all::<M>(&output, &out).await?;
+    let totals = stream.totals();
+    tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
+    output.send(M::summary(totals)).await
 }
-
 async fn send_all<M: Messages>(output: &Output<M::Response>, bytes: &[u8]) -> Result<()> {
-    for piece in bytes.chunks(MESSAGE) {
+    for piece in bytes.chunks(MESSAGE_BYTES) {
         output.send(M::output(piece.to_vec())).await?;
     }
     Ok(())
 }
 
-// The blocks of one call of the service `Codec` that are in the engine.
-
 /// Maximum blocks of one call in the engine.
 const MAX_BLOCKS: usize = 16;
 
-/// How long a block waits before it is submitted again to a queue that was full.
+/// How long a call waits before it asks again for a place in the queue, or for memory.
 pub(super) const QUEUE_RETRY: Duration = Duration::from_millis(50);
 
 /// Submits the blocks of a call, and returns their results in order.
-pub(super) struct CodecEngine {
+struct CodecBlocks {
     engine: Lease,
     terms: Terms,
     memory: Arc<BodyMemory>,
     max_blocks: usize,
     /// The memory of the input that is in no block yet, and of the block that waits.
-    input: InputMemory,
+    input: Reservation,
+    /// Bytes of it.
+    input_bytes: usize,
     /// Blocks in the engine, in order.
     running: VecDeque<RunningBlock>,
     /// The next block, if the queue or the memory of requests was full.
@@ -303,37 +279,42 @@ struct RunningBlock {
     _reserved: Reservation,
 }
 
-impl CodecEngine {
+impl CodecBlocks {
     /// Creates the blocks of a call. Their symbols and data count in `memory`.
-    pub(super) fn new(engine: Lease, terms: Terms, memory: Arc<BodyMemory>) -> Self {
+    fn new(engine: Lease, terms: Terms, memory: Arc<BodyMemory>) -> Self {
         let max_blocks = engine.limits().rows.min(MAX_BLOCKS);
-        let input = InputMemory::new(Reservation::new(Arc::clone(&memory), Arc::clone(&terms.tenant)));
-        let progress_at = clock::now();
-        Self { engine, terms, memory, max_blocks, input, running: VecDeque::new(), waiting: None, progress_at }
-    }
-
-    pub(super) fn lease(&self) -> &Lease {
-        &self.engine
+        let input = Reservation::new(Arc::clone(&memory), Arc::clone(&terms.tenant));
+        Self {
+            engine,
+            terms,
+            memory,
+            max_blocks,
+            input,
+            input_bytes: 0,
+            running: VecDeque::new(),
+            waiting: None,
+            progress_at: clock::now(),
+        }
     }
 
     /// Returns true if another block may be submitted.
-    pub(super) fn takes_blocks(&self) -> bool {
+    fn takes_blocks(&self) -> bool {
         self.waiting.is_none() && self.running.len() < self.max_blocks
     }
 
     /// Returns true if a block waits for the queue.
-    pub(super) fn is_waiting(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
     /// Returns true if blocks are in the engine.
-    pub(super) fn is_running(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.running.is_empty()
     }
 
     /// Submits a block. The first block of a call fails with [`Error::QueueFull`] if the queue is full. A later one waits, but fails
     /// too after the stall limit without any progress.
-    pub(super) fn submit(&mut self, block: Code) -> Result<()> {
+    fn submit(&mut self, block: Code) -> Result<()> {
         match self.try_submit(&block) {
             Err(Error::QueueFull { .. }) if self.may_wait() => {
                 self.waiting = Some(block);
@@ -345,11 +326,22 @@ impl CodecEngine {
 
     /// Sets the memory reserved for input that is not yet in a block to `bytes`. Returns false if the call has to wait for it. Fails with
     /// [`Error::QueueFull`] where [`submit`](Self::submit) does.
-    pub(super) fn hold_input(&mut self, bytes: usize) -> Result<bool> {
-        match self.input.resize(bytes) {
+    fn hold_input(&mut self, bytes: usize) -> Result<bool> {
+        match self.resize_input(bytes) {
             Err(Error::QueueFull { .. }) if self.may_wait() => Ok(false),
             resized => resized.map(|()| true),
         }
+    }
+
+    fn resize_input(&mut self, bytes: usize) -> Result<()> {
+        if bytes > self.input_bytes {
+            self.input.check_leaving_a_message(bytes)?;
+            self.input.add_leaving_a_message(bytes - self.input_bytes)?;
+        } else {
+            self.input.release(self.input_bytes - bytes);
+        }
+        self.input_bytes = bytes;
+        Ok(())
     }
 
     /// True if the call may wait for the queue or for memory: its first block was submitted, and it makes progress.
@@ -359,7 +351,7 @@ impl CodecEngine {
     }
 
     /// Submits the block that waits, if there is one.
-    pub(super) fn submit_again(&mut self) -> Result<()> {
+    fn submit_again(&mut self) -> Result<()> {
         self.waiting.take().map_or(Ok(()), |block| self.submit(block))
     }
 
@@ -374,7 +366,7 @@ impl CodecEngine {
     }
 
     /// Waits for the result of the first block. May be called again after it was dropped.
-    pub(super) async fn finished(&mut self) -> Result<Coded> {
+    async fn finished(&mut self) -> Result<Coded> {
         let lost = || Error::Internal("the engine dropped a block without a final event".into());
         let block = self.running.front_mut().ok_or_else(lost)?;
         let coded = loop {
@@ -390,30 +382,6 @@ impl CodecEngine {
     }
 }
 
-/// The memory of a call's input.
-struct InputMemory {
-    reserved: Reservation,
-    bytes: usize,
-}
-
-impl InputMemory {
-    fn new(reserved: Reservation) -> Self {
-        Self { reserved, bytes: 0 }
-    }
-
-    /// Reserves or releases memory, so that `bytes` are reserved. Fails if the limit of all memory or of the tenant is exceeded.
-    fn resize(&mut self, bytes: usize) -> Result<()> {
-        if bytes > self.bytes {
-            self.reserved.check_leaving_a_message(bytes)?;
-            self.reserved.add_leaving_a_message(bytes - self.bytes)?;
-        } else {
-            self.reserved.release(self.bytes - bytes);
-        }
-        self.bytes = bytes;
-        Ok(())
-    }
-}
-
 /// Returns the bytes of a block's symbols and data.
 fn block_bytes(block: &Code) -> usize {
     match &block.input {
@@ -421,8 +389,6 @@ fn block_bytes(block: &Code) -> usize {
         CodeInput::Decompress { symbols, data } => symbols.saturating_mul(size_of::<u32>()).saturating_add(data.len()),
     }
 }
-
-// The messages of the service `Codec`.
 
 /// The messages of a method.
 pub(crate) trait Messages: Send + 'static {
@@ -441,136 +407,30 @@ pub(crate) trait Messages: Send + 'static {
     fn summary(totals: Totals) -> Self::Response;
 }
 
-// A part of the input of the service `Codec`, which is converted in slices.
-
 /// Bytes that are converted at a time.
-const SLICE: usize = 16 << 10;
+const SLICE_BYTES: usize = 16 << 10;
 
 /// The bytes of a part that are not converted yet.
 #[derive(Default)]
-pub(super) struct UnconvertedPart(Bytes);
-
-impl From<Vec<u8>> for UnconvertedPart {
-    fn from(part: Vec<u8>) -> Self {
-        Self(part.into())
-    }
-}
+struct UnconvertedPart(Bytes);
 
 impl UnconvertedPart {
     /// True once the whole part is converted.
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns the number of bytes that [`convert_slice`](Self::convert_slice) converts next.
-    pub(super) fn slice_len(&self) -> usize {
-        self.0.len().min(SLICE)
+    fn slice_len(&self) -> usize {
+        self.0.len().min(SLICE_BYTES)
     }
 
     /// Converts the next bytes, and lets other tasks of the thread run afterwards.
-    pub(super) async fn convert_slice(&mut self, stream: &mut impl BlockStream) -> Result<()> {
+    async fn convert_slice(&mut self, stream: &mut impl BlockStream) -> Result<()> {
         let slice = self.0.split_to(self.slice_len());
         let converted = stream.push(&slice);
         yield_now().await;
         converted
-    }
-}
-
-// The usage and the timing of a document that is summarized in parts: sums over the jobs of its parts and of the last round.
-
-/// Sums over the jobs of one call.
-#[derive(Default)]
-pub(super) struct PartTotals {
-    /// Time from the call's arrival to the end of its upload.
-    upload: Duration,
-    /// Bytes of the document up to the end of its last part, if it has parts.
-    document_bytes: Option<u64>,
-    timing: v1::SummaryTiming,
-    /// Decoder steps.
-    steps: u64,
-    job_usage: Usage,
-    job_timing: Timing,
-}
-
-impl PartTotals {
-    /// Begins with a document whose upload took this long.
-    pub(super) fn new(upload: Duration) -> Self {
-        Self { upload, ..Self::default() }
-    }
-
-    /// Adds a job.
-    pub(super) fn add(&mut self, finished: &v1::SummaryFinished, result: &SummaryResult) {
-        let SummaryResult { usage, timing: job_timing, .. } = result;
-        self.job_usage.prompt_chars += usage.prompt_chars;
-        self.job_usage.cached_chars += usage.cached_chars;
-        self.job_usage.generated_chars += usage.generated_chars;
-        self.job_timing.queue_ns += job_timing.queue_ns;
-        self.job_timing.prefill_ns += job_timing.prefill_ns;
-        self.job_timing.decode_ns += job_timing.decode_ns;
-        self.job_timing.total_ns += job_timing.total_ns;
-        self.job_timing.steps += job_timing.steps;
-        self.steps += (usage.generated_chars as u64).saturating_sub(1);
-        let Some(timing) = &finished.timing else { return };
-        self.timing.queue_ns += timing.queue_ns;
-        self.timing.encode_rest_ns += timing.encode_rest_ns;
-        self.timing.blocks_at_end += timing.blocks_at_end;
-        self.timing.blocks += timing.blocks;
-        self.timing.memory_ns += timing.memory_ns;
-        self.timing.encode_ns += timing.encode_ns;
-        self.timing.decode_ns += timing.decode_ns;
-        self.timing.layers.resize(timing.layers.len().max(self.timing.layers.len()), v1::EncoderLayer::default());
-        for (sum, layer) in self.timing.layers.iter_mut().zip(&timing.layers) {
-            sum.length += layer.length;
-            sum.ns += layer.ns;
-        }
-    }
-
-    /// Records where a part of the first round ends.
-    pub(super) fn add_part(&mut self, part: &TextPart) {
-        if part.round == 1 {
-            self.document_bytes = Some(part.end);
-        }
-    }
-
-    /// Returns the sums as the engine counts them.
-    pub(super) fn of_jobs(&self) -> (&Usage, &Timing) {
-        (&self.job_usage, &self.job_timing)
-    }
-
-    /// Returns the last message of the call: that of the last job, with the parts and the sums. The job was submitted `submitted`
-    /// after the call's arrival, which is `total` ago.
-    pub(super) fn finish(
-        self,
-        last: v1::SummaryFinished,
-        parts: Vec<v1::SummaryPart>,
-        submitted: Duration,
-        total: Duration,
-    ) -> v1::SummaryFinished {
-        let usage = last.usage.unwrap_or_default();
-        let timing = last.timing.unwrap_or_default();
-        v1::SummaryFinished {
-            // An id of the last round's text is not one of the document.
-            document_id: last.document_id.filter(|_| parts.is_empty()),
-            usage: Some(v1::SummaryUsage {
-                document_tokens: self.job_usage.prompt_chars as u64,
-                cached_tokens: self.job_usage.cached_chars as u64,
-                summary_tokens: self.job_usage.generated_chars as u64,
-                document_bytes: self.document_bytes.or(usage.document_bytes),
-                ..usage
-            }),
-            timing: Some(v1::SummaryTiming {
-                upload_ns: nanoseconds(self.upload),
-                time_to_first_token_ns: nanoseconds(submitted).saturating_add(timing.time_to_first_token_ns),
-                decode_ns_per_token: self.timing.decode_ns.checked_div(self.steps),
-                total_ns: nanoseconds(total),
-                kept_share: timing.kept_share,
-                cross_attention_bytes: timing.cross_attention_bytes,
-                unpooled_cross_attention_bytes: timing.unpooled_cross_attention_bytes,
-                ..self.timing
-            }),
-            parts,
-            ..last
-        }
     }
 }
 
@@ -581,10 +441,7 @@ mod tests {
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     };
-    use weir_engine::{
-        codec::{Code, Coded, Totals},
-        options::FinishReason,
-    };
+    use weir_engine::codec::{Code, Coded, Totals};
 
     /// A stream that records the length of each push, and how often another task had run by then.
     #[derive(Default)]
@@ -634,66 +491,14 @@ mod tests {
                 yield_now().await;
             }
         });
-        let mut part = UnconvertedPart::from(vec![7; 1 << 20]);
+        let mut part = UnconvertedPart(vec![7; 1 << 20].into());
         while !part.is_empty() {
             part.convert_slice(&mut stream).await.unwrap();
         }
         other.abort();
         let total: usize = stream.pushes.iter().map(|(length, _)| length).sum();
         assert_eq!(total, 1 << 20);
-        assert!(stream.pushes.iter().all(|(length, _)| *length <= SLICE), "{:?}", stream.pushes);
+        assert!(stream.pushes.iter().all(|(length, _)| *length <= SLICE_BYTES), "{:?}", stream.pushes);
         assert!(stream.pushes.windows(2).all(|pair| pair[0].1 < pair[1].1), "{:?}", stream.pushes);
-    }
-
-    #[test]
-    fn jobs_are_added() {
-        let job = |tokens: usize, generated: usize| {
-            let layers = vec![v1::EncoderLayer { length: tokens as u64, ns: 5 }; 2];
-            let timing = v1::SummaryTiming {
-                queue_ns: 1,
-                decode_ns: 12,
-                time_to_first_token_ns: 7,
-                encode_ns: 11,
-                kept_share: Some(tokens as f64 / 8.0),
-                cross_attention_bytes: 13,
-                unpooled_cross_attention_bytes: 17,
-                layers,
-                ..Default::default()
-            };
-            let usage = v1::SummaryUsage { document_tokens: tokens as u64, vectors: 3, ..Default::default() };
-            let finished = v1::SummaryFinished {
-                usage: Some(usage),
-                timing: Some(timing),
-                document_id: Some("id".into()),
-                ..Default::default()
-            };
-            let result = SummaryResult {
-                hypotheses: Vec::new(),
-                document_id: None,
-                reason: FinishReason::EndOfText,
-                usage: Usage { prompt_chars: tokens, generated_chars: generated, ..Usage::default() },
-                timing: Timing { queue_ns: 1, total_ns: 9, ..Timing::default() },
-                waits: Default::default(),
-            };
-            (finished, result)
-        };
-        let mut totals = PartTotals::new(Duration::from_nanos(50));
-        for (tokens, generated) in [(10, 3), (4, 2)] {
-            let (finished, result) = job(tokens, generated);
-            totals.add(&finished, &result);
-        }
-        totals.document_bytes = Some(9);
-        assert_eq!((totals.of_jobs().0.prompt_chars, totals.of_jobs().1.total_ns), (14, 18));
-        let parts = vec![v1::SummaryPart::default()];
-        let last = totals.finish(job(4, 2).0, parts, Duration::from_nanos(100), Duration::from_nanos(200));
-        let usage = last.usage.unwrap();
-        assert_eq!((usage.document_tokens, usage.summary_tokens, usage.vectors), (14, 5, 3));
-        assert_eq!((usage.document_bytes, last.document_id), (Some(9), None));
-        let timing = last.timing.unwrap();
-        assert_eq!((timing.queue_ns, timing.upload_ns, timing.decode_ns, timing.total_ns), (2, 50, 24, 200));
-        assert_eq!((timing.time_to_first_token_ns, timing.decode_ns_per_token), (107, Some(8)));
-        assert_eq!((timing.encode_ns, timing.kept_share), (22, Some(0.5)));
-        assert_eq!((timing.cross_attention_bytes, timing.unpooled_cross_attention_bytes), (13, 17));
-        assert_eq!(timing.layers, [v1::EncoderLayer { length: 14, ns: 10 }; 2]);
     }
 }

@@ -1,6 +1,6 @@
 //! Converts requests to jobs: encodes text, fills in defaults, and validates the fields that the engine never sees.
 //!
-//! The engine validates the rest when a job is submitted.
+//! The engine validates the rest when a job is submitted. The encoders of the services convert results back.
 
 use crate::grpc::generation::{Prompt, ResumedRequest};
 use std::{

@@ -86,7 +86,7 @@ impl JobService {
             let (job, response) = convert(message, &engine)?;
             reserved.add(job.symbols().saturating_mul(size_of::<u32>()))?;
             let events = engine.submit(job, terms)?;
-            Ok((JobEvents::new(events, engine, permit, call.span).holding(reserved), response))
+            Ok((JobEvents::new(events, engine, permit, call.span, Some(reserved)), response))
         });
         submitted.await.flatten()
     }
@@ -108,7 +108,8 @@ impl JobService {
         let id = Arc::clone(&call.id);
         let convert = move |message, engine: &Lease| {
             let (job, format) = convert::generate_job(message, engine.card())?;
-            let encoder = GenerateEncoder::new(format, engine.card(), &id).after(&job.resumed);
+            let mut encoder = GenerateEncoder::new(format, engine.card(), &id);
+            encoder.pieces.skip(&job.resumed);
             Ok((Job::Generate(job), encoder))
         };
         let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
@@ -124,9 +125,9 @@ impl JobService {
             let card = engine.card();
             let (job, seed) = convert::score_job(&message, card)?;
             let writes_segments = card.pooled && card.vocabulary.specials().is_some();
-            let encoder = ScoreEncoder::new(seed, job.top, Arc::clone(&card.vocabulary), writes_segments);
-            let normalized_chars = card.vocabulary.normaliser().changed_chars(&message.text);
-            Ok((Job::Score(job), encoder.with_normalized_chars(normalized_chars)))
+            let changed = card.vocabulary.normaliser().changed_chars(&message.text);
+            let encoder = ScoreEncoder::new(seed, job.top, Arc::clone(&card.vocabulary), writes_segments, changed);
+            Ok((Job::Score(job), encoder))
         };
         let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
         Ok(ResponseStream::new(events, encoder, call))
@@ -223,8 +224,6 @@ impl generation_server::Generation for JobService {
     }
 }
 
-// The messages of a `Generate` response: `started`, pieces, `finished`.
-
 /// Encodes the events of one generation.
 pub(crate) struct GenerateEncoder {
     request_id: String,
@@ -252,14 +251,7 @@ impl GenerateEncoder {
         }
     }
 
-    /// Continues after these symbols, which an earlier stream has sent.
-    pub(super) fn after(mut self, symbols: &[u32]) -> Self {
-        self.pieces.skip(symbols);
-        self
-    }
-
     /// Returns the characters of the prompt that normalising changed.
-    #[cfg(feature = "http")]
     pub(crate) fn normalized_chars(&self) -> u64 {
         self.format.normalized_chars as u64
     }
@@ -345,10 +337,8 @@ impl MessageEncoder for GenerateEncoder {
     }
 }
 
-// Splits generated characters into the pieces of a `Generate` response.
-//
-// The engine emits characters in runs of any length. A request may fix where pieces end. The text of a piece never ends within a
-// code point.
+// The engine emits characters in runs of any length. A request may fix where pieces end. The text of a piece never ends within a code
+// point.
 
 /// Maximum characters of a piece, unless the request asks for more. With alternatives, fewer: each counts like a character.
 const MAX_PIECE: usize = 256;
@@ -520,8 +510,6 @@ pub(super) fn symbol_text(id: u32, vocabulary: &Vocabulary) -> String {
     }
 }
 
-// The prompt of a `Generate`, as text or as ids.
-
 /// The symbols of a prompt, and the sizes that the response reports.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prompt {
@@ -555,11 +543,8 @@ impl Prompt {
     }
 }
 
-// Response streams: an encoder turns the engine's events into messages while the job runs.
-//
-// A response reads its job's events itself, without a task between engine and connection. While a client does not read, its
-// response is not polled and takes no events, so the row pauses. When a client disconnects, its response and the events are
-// dropped, which frees the row.
+// A response reads its job's events itself, without a task between engine and connection. While a client does not read, its response
+// is not polled and takes no events, so the row pauses. A client that disconnects drops both, which frees the row.
 
 /// The events of one job, ended early if the server shuts down.
 pub(super) struct JobEvents {
@@ -575,14 +560,15 @@ pub(super) struct JobEvents {
 }
 
 impl JobEvents {
-    /// The events of a job that holds this permit.
-    pub(super) fn new(events: Events, engine: Lease, permit: RequestPermit, span: Option<CallSpan>) -> Self {
-        Self { events, engine, _reserved: None, span, ended: Box::pin(async move { permit.ended().await }) }
-    }
-
-    /// Holds the memory of the job's symbols.
-    pub(super) fn holding(self, reserved: Reservation) -> Self {
-        Self { _reserved: Some(reserved), ..self }
+    /// The events of a job that holds this permit, and the memory of its symbols.
+    pub(super) fn new(
+        events: Events,
+        engine: Lease,
+        permit: RequestPermit,
+        span: Option<CallSpan>,
+        reserved: Option<Reservation>,
+    ) -> Self {
+        Self { events, engine, _reserved: reserved, span, ended: Box::pin(async move { permit.ended().await }) }
     }
 
     /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.
@@ -649,7 +635,6 @@ impl<E: MessageEncoder> ResponseStream<E> {
     }
 
     /// Returns the encoder of the messages.
-    #[cfg(feature = "http")]
     pub(crate) fn encoder(&self) -> &E {
         &self.encoder
     }
@@ -749,12 +734,10 @@ pub(crate) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
     }
 }
 
-// The text that an earlier stream of a `Generate` has sent, as text or as ids.
-
 /// Marks bytes that are not UTF-8. A text with it does not determine its symbols, if symbols are bytes.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// The symbols of a resumed text; empty without one.
+/// The symbols of the text that an earlier stream has sent; empty without one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ResumedRequest {
     pub(super) symbols: Vec<u32>,
@@ -838,8 +821,6 @@ fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
     Err(Error::TooLong { field, length, limit, unit: "characters", why })
 }
 
-// The response to a call that runs in a task of its own: the messages that the task sends.
-
 /// Messages that wait for the client, at most.
 const MESSAGES: usize = 4;
 
@@ -861,7 +842,7 @@ impl<T> Output<T> {
     }
 }
 
-/// The response. Dropping it ends the call, which frees the rows of its jobs within one step.
+/// The response to a call that runs in its own task. Dropping it ends the call, which frees the rows of its jobs within one step.
 pub(crate) struct TaskResponse<T> {
     messages: Receiver<T>,
     /// Ends with the error that ended the call, which follows the messages. `None` once it is known.
@@ -1066,28 +1047,22 @@ mod tests {
         assert_eq!(generated, (String::new(), vec![String::new(), "a".into()], true));
     }
 
-    fn resumed_text_letters() -> Card {
+    fn accented_letters() -> Card {
         Card::for_tests(Vocabulary::from_symbols(&[" ", "a", "b", "é"], TextNormaliser::Text8).unwrap())
     }
 
-    fn resumed_text_bytes() -> Card {
+    fn byte_level() -> Card {
         Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
     }
 
     #[test]
     fn texts_are_not_normalised_and_ids_are_taken_as_they_are() {
         let text = |text, card: &Card| ResumedRequest::new(text, Vec::new(), Some(1), card).unwrap();
-        assert_eq!(
-            text(" é  a", &resumed_text_letters()),
-            ResumedRequest { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 }
-        );
-        assert_eq!(text("é", &resumed_text_bytes()), ResumedRequest { symbols: vec![0xc3, 0xa9], text_chars: 1 });
-        assert_eq!(
-            ResumedRequest::new("", Vec::new(), None, &resumed_text_bytes()).unwrap(),
-            ResumedRequest::default()
-        );
+        assert_eq!(text(" é  a", &accented_letters()), ResumedRequest { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 });
+        assert_eq!(text("é", &byte_level()), ResumedRequest { symbols: vec![0xc3, 0xa9], text_chars: 1 });
+        assert_eq!(ResumedRequest::new("", Vec::new(), None, &byte_level()).unwrap(), ResumedRequest::default());
         // the last code point is not complete, so it was not sent
-        let ids = ResumedRequest::new("", vec![0x61, 0xc3], Some(1), &resumed_text_bytes()).unwrap();
+        let ids = ResumedRequest::new("", vec![0x61, 0xc3], Some(1), &byte_level()).unwrap();
         assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3], text_chars: 1 });
         // the end byte is no text, and nothing completes the code point before it
         let ended = Card::for_tests(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
@@ -1105,9 +1080,9 @@ mod tests {
             ("resume_text", "a\u{3}", vec![], &ended),
             ("resume_ids", "", vec![0x61, 3, 0x62, 3], &ended),
             ("resume_ids", "", vec![3, 0x61], &ended),
-            ("resume_text", &long, vec![], &resumed_text_bytes()),
-            ("resume_ids", "", vec![1; 101], &resumed_text_letters()),
-            ("resume_text", "a\u{fffd}", vec![], &resumed_text_bytes()),
+            ("resume_text", &long, vec![], &byte_level()),
+            ("resume_ids", "", vec![1; 101], &accented_letters()),
+            ("resume_text", "a\u{fffd}", vec![], &byte_level()),
             ("resume_text", "a", vec![], &marked),
         ] {
             let message = ResumedRequest::new(text, ids, Some(1), card).unwrap_err().to_string();

@@ -4,7 +4,7 @@ pub(crate) mod admin;
 pub(crate) mod codec;
 mod convert;
 pub(crate) mod editing;
-#[cfg(all(feature = "http", any(test, fuzzing)))]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod generation;
 pub(crate) mod latency;

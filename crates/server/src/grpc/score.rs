@@ -37,9 +37,15 @@ pub(crate) struct ScoreEncoder {
 }
 
 impl ScoreEncoder {
-    /// Creates an encoder for a text with this number of alternatives for each character. `writes_segments` is true for a model that
-    /// scores segment ends.
-    pub(super) fn new(seed: u64, alternatives: usize, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
+    /// Creates an encoder for a text with this number of alternatives for each character, of which normalising changed
+    /// `normalized_chars`. `writes_segments` is true for a model that scores segment ends.
+    pub(super) fn new(
+        seed: u64,
+        alternatives: usize,
+        vocabulary: Arc<Vocabulary>,
+        writes_segments: bool,
+        normalized_chars: usize,
+    ) -> Self {
         let end_logprob_sum = writes_segments.then_some(0.0);
         let waiting = VecDeque::new();
         let text = TextCounter::new(Arc::clone(&vocabulary));
@@ -55,13 +61,8 @@ impl ScoreEncoder {
             scored_text,
             end_logprob_sum,
             summary: None,
-            normalized_chars: 0,
+            normalized_chars,
         }
-    }
-
-    /// Reports that normalising replaced or dropped this number of characters of the text.
-    pub(super) fn with_normalized_chars(self, normalized_chars: usize) -> Self {
-        Self { normalized_chars, ..self }
     }
 }
 
@@ -131,8 +132,6 @@ impl MessageEncoder for ScoreEncoder {
     }
 }
 
-// Turns boundary decisions into segments with offsets.
-
 /// Returns the segments of a text, in order. Together they cover all of it.
 pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
     let mut all = Vec::new();
@@ -185,7 +184,7 @@ mod tests {
     };
 
     fn messages(count: usize) -> Vec<Payload> {
-        let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
+        let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false, 0);
         let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
         let character =
             |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new(), cut: None };

@@ -4,8 +4,8 @@
 use crate::{
     call::{Call, Reply},
     grpc::{
-        codec::PartTotals,
-        convert::{self, count},
+        codec::QUEUE_RETRY,
+        convert::{self, count, nanoseconds},
         generation::{
             Buffered, JobEvents, JobService, MessageEncoder, Output, ResponseStream, TaskResponse, buffered, is_last,
             reject, terms,
@@ -34,6 +34,7 @@ use weir_kernels::error::{Error, Result};
 use weir_models::{
     contract::{Card, EncodingStage, PoolingChoice, covers_text, no_text},
     text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan, Vocabulary},
+    usage::{Timing, Usage},
 };
 use weir_proto::v1::{self, summarization_server, summarize_request::Part, summarize_response::Event as Payload};
 
@@ -93,13 +94,13 @@ impl JobService {
             None => {
                 let (upload, incoming) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(incoming), terms)?;
-                let receiver = DocumentReceiver::new(&engine, cut, upload, self.document_workers(&call));
+                let receiver = DocumentReceiver::new(&engine, cut, upload, self.workers.clone(), call.tenant());
                 (events, Some(receiver.spawn(parts)))
             }
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
         let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone()), encoder, call))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone(), None), encoder, call))
     }
 
     /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
@@ -109,17 +110,13 @@ impl JobService {
         request.plan(engine.card(), limits, engine.limits().rows)?;
         let stall = engine.limits().stall;
         let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
-        let workers = self.document_workers(&call);
+        let workers = self.workers.clone();
         let permits = [permit, self.gate.enter()?];
         let summary = PartedSummary { engine, request, terms, workers, reserved, call: call.clone() };
         Ok(TaskResponse::spawn(permits, call, stall, move |output| async move {
             let text = receive(parts, &summary.reserved).await?;
             summary.run(text, &output).await
         }))
-    }
-
-    fn document_workers(&self, call: &Call) -> DocumentWorkers {
-        DocumentWorkers { workers: self.workers.clone(), tenant: call.tenant() }
     }
 }
 
@@ -134,8 +131,6 @@ impl summarization_server::Summarization for JobService {
         buffered(responses, self.first_messages::<SummaryEncoder>()).await.map(Response::new)
     }
 }
-
-// Receives the whole text of a document, and counts the memory that it takes.
 
 /// Receives all chunks of a document. Each is checked against [`MAX_BYTES`] and counted in `reserved` before it is
 /// appended, which then releases the memory of its message.
@@ -164,8 +159,6 @@ fn append(text: &mut String, chunk: &str, reserved: &Reservation) -> Result<()> 
     Ok(())
 }
 
-// Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
-
 /// The field of a document's text in errors.
 pub(super) const TEXT: &str = "chunk.text";
 
@@ -178,16 +171,11 @@ impl Drop for UploadTask {
     }
 }
 
-/// The workers that tokenize long chunks for this tenant.
-#[derive(Clone)]
-pub(super) struct DocumentWorkers {
-    pub(super) workers: TokenizationWorkers,
-    pub(super) tenant: Arc<str>,
-}
-
 /// A document on its way to the engine.
-pub(super) struct DocumentReceiver {
-    workers: DocumentWorkers,
+struct DocumentReceiver {
+    /// Tokenize long chunks for this tenant.
+    workers: TokenizationWorkers,
+    tenant: Arc<str>,
     tokenizer: StreamTokenizer,
     upload: DocumentUpload,
     /// True if a document over the limit is cut instead of rejected.
@@ -201,7 +189,7 @@ pub(super) struct DocumentReceiver {
 }
 
 impl DocumentReceiver {
-    pub(super) fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: DocumentWorkers) -> Self {
+    fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: TokenizationWorkers, tenant: Arc<str>) -> Self {
         let limits = engine.document_limits();
         // The end symbol counts as a token, too.
         let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
@@ -212,6 +200,7 @@ impl DocumentReceiver {
         };
         Self {
             workers,
+            tenant,
             tokenizer: tokenizer.with_truncation(cut),
             upload,
             cut,
@@ -240,7 +229,8 @@ impl DocumentReceiver {
                 // A long document may have a long last word.
                 None => usize::try_from(self.tokenizer.bytes()).unwrap_or(usize::MAX),
             };
-            let DocumentWorkers { workers, tenant } = self.workers.clone();
+            let workers = self.workers.clone();
+            let tenant = Arc::clone(&self.tenant);
             let work = move || {
                 let pushed = self.push(part);
                 (self, pushed)
@@ -296,24 +286,18 @@ pub(super) fn chunk_text(part: Option<Part>) -> Result<String> {
     }
 }
 
-// Runs a `Summarize` call whose document may be longer than the model reads. Summarizes the parts one after another, each by a job
-// of its own, then their summaries.
-
 /// Names of the options in errors.
 const NAMES: FieldNames = FieldNames { text: TEXT, long_documents: "options.long_documents" };
-
-/// How long a part waits before it asks again for a place or memory that others held.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Bytes of a part's message outside of its summary.
 const PART_BYTES: usize = size_of::<v1::SummaryPart>();
 
-/// A call whose document is summarized in parts.
+/// A call whose document may be longer than the model reads. Summarizes the parts one after another, then their summaries.
 pub(super) struct PartedSummary {
     pub(super) engine: Lease,
     pub(super) request: Summarize,
     pub(super) terms: Terms,
-    pub(super) workers: DocumentWorkers,
+    pub(super) workers: TokenizationWorkers,
     /// The memory of the document's text, and of the summaries of its parts.
     pub(super) reserved: Reservation,
     pub(super) call: Call,
@@ -374,7 +358,7 @@ impl PartedSummary {
         loop {
             match attempt() {
                 Err(Error::QueueFull { .. }) if waits && clock::since(began) < self.engine.limits().stall => {
-                    sleep(RETRY).await;
+                    sleep(QUEUE_RETRY).await;
                 }
                 done => return done,
             }
@@ -391,8 +375,7 @@ impl PartedSummary {
             let part = document.next_part(&engine.card().vocabulary, limits)?;
             Ok((document, part))
         };
-        let DocumentWorkers { workers, tenant } = &self.workers;
-        workers.run(tenant, bytes, work).await?
+        self.workers.run(&self.terms.tenant, bytes, work).await?
     }
 
     /// Submits a part. If the queue is full, the first part fails, and a later one waits up to the stall limit.
@@ -480,10 +463,104 @@ fn summarized_part(part: &TextPart, job: JobOutput) -> (v1::SummaryPart, Vec<v1:
     (summarized, selected)
 }
 
-// The messages of a `Summarize` response: `started`, progress, selections, pieces, `finished`.
+/// Usage and timing of a document that is summarized in parts: sums over the jobs of its parts and of the last round.
+#[derive(Default)]
+struct PartTotals {
+    /// Time from the call's arrival to the end of its upload.
+    upload: Duration,
+    /// Bytes of the document up to the end of its last part, if it has parts.
+    document_bytes: Option<u64>,
+    timing: v1::SummaryTiming,
+    /// Decoder steps.
+    steps: u64,
+    job_usage: Usage,
+    job_timing: Timing,
+}
+
+impl PartTotals {
+    /// Begins with a document whose upload took this long.
+    fn new(upload: Duration) -> Self {
+        Self { upload, ..Self::default() }
+    }
+
+    /// Adds a job.
+    fn add(&mut self, finished: &v1::SummaryFinished, result: &SummaryResult) {
+        let SummaryResult { usage, timing: job_timing, .. } = result;
+        self.job_usage.prompt_chars += usage.prompt_chars;
+        self.job_usage.cached_chars += usage.cached_chars;
+        self.job_usage.generated_chars += usage.generated_chars;
+        self.job_timing.queue_ns += job_timing.queue_ns;
+        self.job_timing.prefill_ns += job_timing.prefill_ns;
+        self.job_timing.decode_ns += job_timing.decode_ns;
+        self.job_timing.total_ns += job_timing.total_ns;
+        self.job_timing.steps += job_timing.steps;
+        self.steps += (usage.generated_chars as u64).saturating_sub(1);
+        let Some(timing) = &finished.timing else { return };
+        self.timing.queue_ns += timing.queue_ns;
+        self.timing.encode_rest_ns += timing.encode_rest_ns;
+        self.timing.blocks_at_end += timing.blocks_at_end;
+        self.timing.blocks += timing.blocks;
+        self.timing.memory_ns += timing.memory_ns;
+        self.timing.encode_ns += timing.encode_ns;
+        self.timing.decode_ns += timing.decode_ns;
+        self.timing.layers.resize(timing.layers.len().max(self.timing.layers.len()), v1::EncoderLayer::default());
+        for (sum, layer) in self.timing.layers.iter_mut().zip(&timing.layers) {
+            sum.length += layer.length;
+            sum.ns += layer.ns;
+        }
+    }
+
+    /// Records where a part of the first round ends.
+    fn add_part(&mut self, part: &TextPart) {
+        if part.round == 1 {
+            self.document_bytes = Some(part.end);
+        }
+    }
+
+    /// Returns the sums as the engine counts them.
+    fn of_jobs(&self) -> (&Usage, &Timing) {
+        (&self.job_usage, &self.job_timing)
+    }
+
+    /// Returns the last message of the call: that of the last job, with the parts and the sums. The job was submitted `submitted`
+    /// after the call's arrival, which is `total` ago.
+    fn finish(
+        self,
+        last: v1::SummaryFinished,
+        parts: Vec<v1::SummaryPart>,
+        submitted: Duration,
+        total: Duration,
+    ) -> v1::SummaryFinished {
+        let usage = last.usage.unwrap_or_default();
+        let timing = last.timing.unwrap_or_default();
+        v1::SummaryFinished {
+            // An id of the last round's text is not one of the document.
+            document_id: last.document_id.filter(|_| parts.is_empty()),
+            usage: Some(v1::SummaryUsage {
+                document_tokens: self.job_usage.prompt_chars as u64,
+                cached_tokens: self.job_usage.cached_chars as u64,
+                summary_tokens: self.job_usage.generated_chars as u64,
+                document_bytes: self.document_bytes.or(usage.document_bytes),
+                ..usage
+            }),
+            timing: Some(v1::SummaryTiming {
+                upload_ns: nanoseconds(self.upload),
+                time_to_first_token_ns: nanoseconds(submitted).saturating_add(timing.time_to_first_token_ns),
+                decode_ns_per_token: self.timing.decode_ns.checked_div(self.steps),
+                total_ns: nanoseconds(total),
+                kept_share: timing.kept_share,
+                cross_attention_bytes: timing.cross_attention_bytes,
+                unpooled_cross_attention_bytes: timing.unpooled_cross_attention_bytes,
+                ..self.timing
+            }),
+            parts,
+            ..last
+        }
+    }
+}
 
 /// Bytes of text from which on a message is sent before more events are taken.
-const PIECE: usize = 4096;
+const PIECE_BYTES: usize = 4096;
 
 /// Encodes the events of one summary.
 pub(crate) struct SummaryEncoder {
@@ -689,7 +766,7 @@ impl MessageEncoder for SummaryEncoder {
     }
 
     fn is_full(&self) -> bool {
-        self.piece.len() >= PIECE
+        self.piece.len() >= PIECE_BYTES
     }
 }
 
@@ -727,5 +804,57 @@ mod tests {
         let error = append(&mut text, "c", &reserved).unwrap_err().to_string();
         assert!(error.contains(&format!("at most {MAX_BYTES} bytes")), "{error}");
         assert!(text.capacity() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn jobs_are_added() {
+        let job = |tokens: usize, generated: usize| {
+            let layers = vec![v1::EncoderLayer { length: tokens as u64, ns: 5 }; 2];
+            let timing = v1::SummaryTiming {
+                queue_ns: 1,
+                decode_ns: 12,
+                time_to_first_token_ns: 7,
+                encode_ns: 11,
+                kept_share: Some(tokens as f64 / 8.0),
+                cross_attention_bytes: 13,
+                unpooled_cross_attention_bytes: 17,
+                layers,
+                ..Default::default()
+            };
+            let usage = v1::SummaryUsage { document_tokens: tokens as u64, vectors: 3, ..Default::default() };
+            let finished = v1::SummaryFinished {
+                usage: Some(usage),
+                timing: Some(timing),
+                document_id: Some("id".into()),
+                ..Default::default()
+            };
+            let result = SummaryResult {
+                hypotheses: Vec::new(),
+                document_id: None,
+                reason: FinishReason::EndOfText,
+                usage: Usage { prompt_chars: tokens, generated_chars: generated, ..Usage::default() },
+                timing: Timing { queue_ns: 1, total_ns: 9, ..Timing::default() },
+                waits: Default::default(),
+            };
+            (finished, result)
+        };
+        let mut totals = PartTotals::new(Duration::from_nanos(50));
+        for (tokens, generated) in [(10, 3), (4, 2)] {
+            let (finished, result) = job(tokens, generated);
+            totals.add(&finished, &result);
+        }
+        totals.document_bytes = Some(9);
+        assert_eq!((totals.of_jobs().0.prompt_chars, totals.of_jobs().1.total_ns), (14, 18));
+        let parts = vec![v1::SummaryPart::default()];
+        let last = totals.finish(job(4, 2).0, parts, Duration::from_nanos(100), Duration::from_nanos(200));
+        let usage = last.usage.unwrap();
+        assert_eq!((usage.document_tokens, usage.summary_tokens, usage.vectors), (14, 5, 3));
+        assert_eq!((usage.document_bytes, last.document_id), (Some(9), None));
+        let timing = last.timing.unwrap();
+        assert_eq!((timing.queue_ns, timing.upload_ns, timing.decode_ns, timing.total_ns), (2, 50, 24, 200));
+        assert_eq!((timing.time_to_first_token_ns, timing.decode_ns_per_token), (107, Some(8)));
+        assert_eq!((timing.encode_ns, timing.kept_share), (22, Some(0.5)));
+        assert_eq!((timing.cross_attention_bytes, timing.unpooled_cross_attention_bytes), (13, 17));
+        assert_eq!(timing.layers, [v1::EncoderLayer { length: 14, ns: 10 }; 2]);
     }
 }

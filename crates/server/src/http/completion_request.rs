@@ -6,12 +6,12 @@
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, Error as _, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
+    de::{self, DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
 };
 use serde_json::{Map, Value};
 use std::fmt;
-use weir_engine::{options::OptionLimits, summary::LongDocuments};
-use weir_kernels::error::{self, Error, Names, Result, mismatch, quoted};
+use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
+use weir_kernels::error::{Error, Names, Result, mismatch, quoted};
 use weir_models::contract::EarlyStopping;
 use weir_proto::v1;
 
@@ -108,7 +108,7 @@ pub(crate) struct StreamOptions {
     pub(crate) continuous_usage_stats: bool,
 }
 
-fn null_as_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
@@ -254,7 +254,7 @@ impl CompletionRequest {
 }
 
 /// Parses a JSON object. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
-pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
+pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
     // serde would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         let why = format!("{input}: expected an object, found a list");
@@ -290,7 +290,7 @@ pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
 pub(crate) struct Texts<const MAX: usize>(pub(crate) Vec<String>);
 
 impl<'de, const MAX: usize> Deserialize<'de> for Texts<MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(TextsVisitor::<MAX>)
     }
 }
@@ -304,15 +304,15 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
         write!(f, "a string or a list of at most {MAX} strings")
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
         Ok(Texts::default())
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Texts(vec![text.to_owned()]))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut texts = Vec::new();
         while texts.len() < MAX
             && let Some(text) = list.next_element()?
@@ -325,7 +325,7 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
 }
 
 /// Counts the rest of a list without storing it.
-fn count_rest<'de, A: SeqAccess<'de>>(list: &mut A) -> std::result::Result<usize, A::Error> {
+fn count_rest<'de, A: SeqAccess<'de>>(list: &mut A) -> Result<usize, A::Error> {
     let mut count = 0;
     while list.next_element::<IgnoredAny>()?.is_some() {
         count += 1;
@@ -334,7 +334,7 @@ fn count_rest<'de, A: SeqAccess<'de>>(list: &mut A) -> std::result::Result<usize
 }
 
 /// Fails if there are more than `limit` elements, which the error calls `unit`.
-fn check_count<E: serde::de::Error>(limit: usize, unit: &str, count: usize) -> std::result::Result<(), E> {
+fn check_count<E: de::Error>(limit: usize, unit: &str, count: usize) -> Result<(), E> {
     if count > limit {
         return Err(E::custom(format!("expected at most {limit} {unit}, found {count}")));
     }
@@ -353,7 +353,7 @@ pub(crate) struct Bias {
 }
 
 impl<'de> Deserialize<'de> for Biases {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(BiasesVisitor)
     }
 }
@@ -367,11 +367,11 @@ impl<'de> Visitor<'de> for BiasesVisitor {
         write!(f, "an object of at most {} symbol ids, each with a number as its value", OptionLimits::LOGIT_BIAS)
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
         Ok(Biases::default())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut biases = Vec::new();
         while biases.len() < OptionLimits::LOGIT_BIAS
             && let Some(key) = map.next_key::<String>()?
@@ -438,19 +438,19 @@ pub(crate) enum Prompts<const MAX: usize> {
 
 impl<const MAX: usize> Prompts<MAX> {
     /// Returns the prompts, at least one. Fails if the request has none.
-    pub(crate) fn list(&self) -> error::Result<&[Prompt]> {
+    pub(crate) fn list(&self) -> Result<&[Prompt]> {
         let found = match self {
             Self::Missing => "nothing",
             Self::Null => "null",
             Self::List(list) if list.is_empty() => "an empty list",
             Self::List(list) => return Ok(list),
         };
-        Err(error::Error::bad_option("prompt", found, "at least one symbol"))
+        Err(Error::bad_option("prompt", found, "at least one symbol"))
     }
 }
 
 impl<'de, const MAX: usize> Deserialize<'de> for Prompts<MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(PromptsVisitor::<MAX>)
     }
 }
@@ -464,15 +464,15 @@ impl<'de, const MAX: usize> Visitor<'de> for PromptsVisitor<MAX> {
         write!(f, "a string, a list of token ids, or a list of at most {MAX} of either")
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<Self::Value, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
         Ok(Prompts::Null)
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Prompts::List(vec![Prompt::Text(text.to_owned())]))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut prompts = Vec::new();
         let mut ids = Vec::new();
         while let Some(element) = list.next_element()? {
@@ -500,7 +500,7 @@ enum Element {
 }
 
 impl<'de> Deserialize<'de> for Element {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ElementVisitor)
     }
 }
@@ -514,15 +514,15 @@ impl<'de> Visitor<'de> for ElementVisitor {
         write!(f, "a string, a token id from 0 to {}, or a list of token ids", u32::MAX)
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Element, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Element, E> {
         Ok(Element::Prompt(Prompt::Text(text.to_owned())))
     }
 
-    fn visit_u64<E: serde::de::Error>(self, id: u64) -> std::result::Result<Element, E> {
+    fn visit_u64<E: de::Error>(self, id: u64) -> Result<Element, E> {
         u32::try_from(id).map(Element::Id).map_err(|_| E::invalid_value(Unexpected::Unsigned(id), &self))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Element, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
         let mut ids = Vec::new();
         while ids.len() < MAX_IDS
             && let Some(id) = list.next_element()?
@@ -538,7 +538,7 @@ impl<'de> Visitor<'de> for ElementVisitor {
 }
 
 /// Fails if a prompt has too many ids.
-fn check_ids<E: serde::de::Error>(count: usize) -> std::result::Result<(), E> {
+fn check_ids<E: de::Error>(count: usize) -> Result<(), E> {
     check_count(MAX_IDS, "token ids in a prompt", count)
 }
 
@@ -549,31 +549,31 @@ fn check_ids<E: serde::de::Error>(count: usize) -> std::result::Result<(), E> {
 pub(crate) struct Seed(pub(crate) u64);
 
 impl<'de> Deserialize<'de> for Seed {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(SeedVisitor)
     }
 }
 
 struct SeedVisitor;
 
-impl de::Visitor<'_> for SeedVisitor {
+impl Visitor<'_> for SeedVisitor {
     type Value = Seed;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a whole number from -2^63 to 2^64 - 1")
     }
 
-    fn visit_u64<E>(self, seed: u64) -> std::result::Result<Seed, E> {
+    fn visit_u64<E>(self, seed: u64) -> Result<Seed, E> {
         Ok(Seed(seed))
     }
 
-    fn visit_i64<E>(self, seed: i64) -> std::result::Result<Seed, E> {
+    fn visit_i64<E>(self, seed: i64) -> Result<Seed, E> {
         Ok(Seed(seed.cast_unsigned()))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Seed, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Seed, E> {
         let signed = |_| text.parse().map(i64::cast_unsigned);
-        text.parse().or_else(signed).map(Seed).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+        text.parse().or_else(signed).map(Seed).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
 
@@ -584,25 +584,25 @@ impl de::Visitor<'_> for SeedVisitor {
 pub(crate) struct Speculate(pub(crate) String);
 
 impl<'de> Deserialize<'de> for Speculate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(SpeculateVisitor)
     }
 }
 
 struct SpeculateVisitor;
 
-impl de::Visitor<'_> for SpeculateVisitor {
+impl Visitor<'_> for SpeculateVisitor {
     type Value = Speculate;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(weir_engine::speculation::Speculation::EXPECTED)
+        out.write_str(Speculation::EXPECTED)
     }
 
-    fn visit_u64<E>(self, number: u64) -> std::result::Result<Speculate, E> {
+    fn visit_u64<E>(self, number: u64) -> Result<Speculate, E> {
         Ok(Speculate(number.to_string()))
     }
 
-    fn visit_str<E>(self, text: &str) -> std::result::Result<Speculate, E> {
+    fn visit_str<E>(self, text: &str) -> Result<Speculate, E> {
         Ok(Speculate(text.to_owned()))
     }
 }

@@ -1,22 +1,20 @@
-//! `/v1/completions`: one call of `Generate` for each choice, collected or streamed. A model that summarizes answers in
-//! `summary_completions`.
+//! `/v1/completions`: one call of `Generate` for each choice, collected or streamed; a model that summarizes answers in [`summaries`].
+//! Also refuses chats, and counts HTTP requests.
 
 use crate::{
     calls::{ClientContext, Generated},
     http::{
         ApiState,
-        completion_request::{CompletionRequest, StreamOptions, parse_json},
+        completion_request::{CompletionRequest, parse_json},
         error::ApiError,
-        response::{self, Choice, CompletionHead, EventSource, TokenCounts},
+        response::{self, Choice, Completion, CompletionHead, TokenCounts},
         summaries,
     },
     metrics::Metrics,
-    middleware::limits::GuardedBody,
     registry::{Lease, continues_text},
 };
 use axum::{
-    Extension, Json,
-    body::Body,
+    Extension,
     extract::{MatchedPath, Request, State},
     http::{Method, StatusCode},
     middleware::Next,
@@ -28,7 +26,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Instant,
 };
 use tokio_stream::{Stream, StreamMap};
 use tonic::Status;
@@ -52,7 +49,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let model = request.model.as_deref();
     if let Some(engine) = summaries::summarizer(engines, model)? {
         request.drop_biases_without_symbol(engine.card().vocabulary.len());
-        return summaries::summary_completions_handle(&state, client, request, &engine, &tenant).await;
+        return summaries::complete_by_summaries(&state, client, request, &engine, &tenant).await;
     }
     // `Generate` refuses an unknown model.
     if let Ok(engine) = engines.find_able("model", model, continues_text) {
@@ -62,27 +59,24 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
             request.prompt.list()?;
         }
     }
-    let completion = Completion::start(&state, client, &request).await?;
+    let completion = Generations::start(&state, client, &request).await?;
     let counts = completion.counts();
-    if !request.wants_stream() {
-        drop(request);
-        return Ok(counts.add_header(completion.collect(&state, &tenant).await?));
-    }
     let received_at = request.wants_boundaries().then_some(received_at);
-    let events = CompletionEvents { completion, options: request.stream_options(), received_at };
-    Ok(counts.add_header(response::response(events, state.calls.jobs.late_headers).await?))
+    Ok(counts.add_header(response::complete(completion, &state, &tenant, request, received_at).await?))
 }
 
 /// The calls of one request, and the output collected from them.
-struct Completion {
+struct Generations {
     head: CompletionHead,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     /// The running calls by the index of their choice.
     streams: StreamMap<usize, Generated>,
+    /// Bytes of memory of the output so far, estimated.
+    bytes: usize,
 }
 
-impl Completion {
+impl Generations {
     async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self, ApiError> {
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
@@ -93,11 +87,21 @@ impl Completion {
             streams.insert(index, generated);
         }
         let head = CompletionHead::new(&client.request_id);
-        Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams })
+        Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams, bytes: 0 })
     }
 
-    /// Waits for messages until a choice has output. Returns the index of that choice.
-    fn poll_choice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+    /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
+    fn counts(&self) -> TokenCounts {
+        let counts = self.choices.iter().enumerate().map(|(index, choice)| match index % self.choices_per_prompt {
+            0 => choice.counts,
+            _ => choice.counts.without_prompt(),
+        });
+        counts.fold(TokenCounts::default(), TokenCounts::add)
+    }
+}
+
+impl Completion for Generations {
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
         loop {
             let Some((index, message)) = ready!(Pin::new(&mut self.streams).poll_next(cx)) else {
                 return Poll::Ready(None);
@@ -117,84 +121,34 @@ impl Completion {
                 None => {}
             }
             if choice.has_output() {
+                self.bytes = self.bytes.saturating_add(choice.take_growth());
                 return Poll::Ready(Some(Ok(index)));
             }
         }
     }
 
-    /// Returns all choices in one message, once they are complete.
-    async fn collect(mut self, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
-        let mut size = state.collected.begin(tenant, "set stream to true");
-        let mut bytes = 0_usize;
-        while let Some(index) = std::future::poll_fn(|cx| self.poll_choice(cx)).await {
-            let choice = self.choices.get_mut(index?);
-            bytes = bytes.saturating_add(choice.map_or(0, Choice::take_growth));
-            size.grow_to(bytes)?;
-        }
-        if !self.is_complete() {
-            return Err(response::ended_early().into());
-        }
-        // A long response also takes long to format.
-        let formatted = state.calls.jobs.workers.run(tenant, bytes, move || {
-            let usage = self.counts().usage();
-            let choices = self.choices.iter_mut().map(Choice::take_output).collect();
-            Json(self.head.message(choices, Some(usage))).into_response()
-        });
-        Ok(formatted.await?.map(|body| Body::new(GuardedBody::new(body, size))))
+    fn take_choices(&mut self, index: usize) -> Vec<Value> {
+        self.choices.get_mut(index).map(Choice::take_output).into_iter().collect()
     }
 
-    /// Returns true if all choices have ended.
+    fn outputs(&self) -> usize {
+        self.choices.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn head(&self) -> &CompletionHead {
+        &self.head
+    }
+
+    fn usage(&self) -> Value {
+        self.counts().usage()
+    }
+
     fn is_complete(&self) -> bool {
         self.choices.iter().all(Choice::is_complete)
-    }
-
-    /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
-    fn counts(&self) -> TokenCounts {
-        let counts = self.choices.iter().enumerate().map(|(index, choice)| match index % self.choices_per_prompt {
-            0 => choice.counts,
-            _ => choice.counts.without_prompt(),
-        });
-        counts.fold(TokenCounts::default(), TokenCounts::add)
-    }
-}
-
-/// A completion as server-sent events.
-struct CompletionEvents {
-    completion: Completion,
-    options: StreamOptions,
-    /// When the request arrived, if messages report the time since then.
-    received_at: Option<Instant>,
-}
-
-impl EventSource for CompletionEvents {
-    type Message = usize;
-
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
-        self.completion.poll_choice(cx)
-    }
-
-    fn event(&mut self, index: usize) -> Option<Value> {
-        let choice = self.completion.choices.get_mut(index)?.take_output();
-        let usage = match self.options {
-            StreamOptions { continuous_usage_stats: true, .. } => Some(self.completion.counts().usage()),
-            StreamOptions { include_usage: true, .. } => Some(Value::Null),
-            _ => None,
-        };
-        let mut message = self.completion.head.message(vec![choice], usage);
-        if let (Some(received_at), Some(message)) = (self.received_at, message.as_object_mut()) {
-            let elapsed_ns = u64::try_from(clock::since(received_at).as_nanos()).unwrap_or(u64::MAX);
-            message.insert("elapsed_ns".into(), elapsed_ns.into());
-        }
-        Some(message)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.completion.is_complete()
-    }
-
-    fn last_event(&self) -> Option<Value> {
-        let usage = || self.completion.counts().usage();
-        self.options.include_usage.then(|| self.completion.head.message(Vec::new(), Some(usage())))
     }
 }
 
@@ -207,7 +161,7 @@ struct ChatRequest {
 }
 
 /// Refuses a request. The error for an unknown model is that of `/v1/completions`.
-pub(super) async fn refuse(
+pub(super) async fn refuse_chat(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,

@@ -96,7 +96,7 @@ pub(super) async fn edit(
 }
 
 /// Begins the call, and answers the handshake.
-async fn begin(state: ApiState, client: &ClientContext, request: Request) -> std::result::Result<Response, ApiError> {
+async fn begin(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     if let Some(malformed) = request.extensions().get::<MalformedKey>() {
         return Err((*malformed).into());
     }
@@ -135,7 +135,7 @@ async fn begin(state: ApiState, client: &ClientContext, request: Request) -> std
 }
 
 /// Moves an API key from the subprotocols to `authorization`, where the server expects it.
-fn add_key(headers: &mut HeaderMap) -> std::result::Result<(), MalformedKey> {
+fn add_key(headers: &mut HeaderMap) -> Result<(), MalformedKey> {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
     let keys: Vec<String> =
@@ -163,8 +163,6 @@ fn not_a_handshake() -> Response {
     response
 }
 
-// The messages that were read before the call of their session takes them.
-//
 // The server reads ahead, so that it answers a client's pings while `--max-edit-rate` holds its session back.
 
 /// Bytes of messages after which the server reads no further.
@@ -255,8 +253,6 @@ async fn permit(requests: Sender<EditMessage>) -> OwnedPermit<EditMessage> {
     }
 }
 
-// The messages of a client in JSON: objects with one field, which names the kind of the message.
-
 /// A message that cannot be read.
 #[derive(Debug)]
 struct RefusedMessage {
@@ -298,16 +294,16 @@ fn read_id(text: &[u8]) -> Option<u64> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case", expecting = "an object with one field: open, splice, complete, score or close")]
 enum RequestMessage {
-    Open(OpenMessage),
+    Open(#[serde(with = "OpenFields")] v1::OpenDocument),
     Splice(SpliceMessage),
-    Complete(CompleteMessage),
-    Score(ScoreMessage),
-    Close(CloseMessage),
+    Complete(#[serde(with = "CompleteFields")] v1::CompleteDocument),
+    Score(#[serde(with = "ScoreFields")] v1::ScoreDocument),
+    Close(#[serde(with = "CloseFields")] v1::CloseDocument),
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "an object")]
-struct OpenMessage {
+#[derive(Deserialize)]
+#[serde(remote = "v1::OpenDocument", deny_unknown_fields, expecting = "an object")]
+struct OpenFields {
     model: Option<String>,
     #[serde(default)]
     text: String,
@@ -371,106 +367,98 @@ struct Replacement {
     text: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "an object")]
-struct CompleteMessage {
+#[derive(Deserialize)]
+#[serde(remote = "v1::CompleteDocument", deny_unknown_fields, expecting = "an object")]
+struct CompleteFields {
     id: u64,
     cursor_byte: u64,
     count: Option<u32>,
-    until: Option<UntilName>,
+    #[serde(default, deserialize_with = "until")]
+    until: Option<i32>,
     max_chars: Option<u32>,
 }
 
-/// The end of a completion.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum UntilName {
-    Word,
-    Line,
-    Segment,
-    MaxChars,
+/// Reads the end of a completion.
+fn until<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum UntilName {
+        Word,
+        Line,
+        Segment,
+        MaxChars,
+    }
+    let until = Option::deserialize(deserializer)?.map(|name| match name {
+        UntilName::Word => v1::Until::Word,
+        UntilName::Line => v1::Until::Line,
+        UntilName::Segment => v1::Until::Segment,
+        UntilName::MaxChars => v1::Until::MaxChars,
+    });
+    Ok(until.map(Into::into))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "an object")]
-struct ScoreMessage {
+#[derive(Deserialize)]
+#[serde(remote = "v1::ScoreDocument", deny_unknown_fields, expecting = "an object")]
+struct ScoreFields {
     id: u64,
     start_byte: u64,
     end_byte: u64,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, expecting = "an empty object")]
-struct CloseMessage {}
+#[derive(Deserialize)]
+#[serde(remote = "v1::CloseDocument", deny_unknown_fields, expecting = "an empty object")]
+struct CloseFields {}
 
 impl RequestMessage {
     /// Converts the message to one of the call. Fails if it has too many splices.
     fn into_request(self) -> Result<v1::EditRequest> {
         let action = match self {
-            Self::Open(OpenMessage { model, text, revision, priority }) => {
-                Action::Open(v1::OpenDocument { model, text, revision, priority })
-            }
+            Self::Open(open) => Action::Open(open),
             Self::Splice(SpliceMessage { revision, splices: Replacements { first, count } }) => {
                 check_splice_count(count)?;
                 let splice = |Replacement { start_byte, end_byte, text }| v1::TextSplice { start_byte, end_byte, text };
                 Action::Splice(v1::SpliceDocument { revision, splices: first.into_iter().map(splice).collect() })
             }
-            Self::Complete(CompleteMessage { id, cursor_byte, count, until, max_chars }) => {
-                let until = until.map(|until| v1::Until::from(until).into());
-                Action::Complete(v1::CompleteDocument { id, cursor_byte, count, until, max_chars })
-            }
-            Self::Score(ScoreMessage { id, start_byte, end_byte }) => {
-                Action::Score(v1::ScoreDocument { id, start_byte, end_byte })
-            }
-            Self::Close(CloseMessage {}) => Action::Close(v1::CloseDocument {}),
+            Self::Complete(complete) => Action::Complete(complete),
+            Self::Score(score) => Action::Score(score),
+            Self::Close(close) => Action::Close(close),
         };
         Ok(v1::EditRequest { action: Some(action) })
     }
 }
 
-impl From<UntilName> for v1::Until {
-    fn from(name: UntilName) -> Self {
-        match name {
-            UntilName::Word => Self::Word,
-            UntilName::Line => Self::Line,
-            UntilName::Segment => Self::Segment,
-            UntilName::MaxChars => Self::MaxChars,
-        }
-    }
-}
-
-// The messages of the server in JSON: objects with one field, which names the kind of the message.
-//
-// They borrow from the response and are written in one pass: a tree of values would take many times the memory of the text.
+// The messages of the server in JSON are written in one pass: a tree of values would take many times the memory of the text.
 
 /// Length of a formatted response relative to its encoded length, at most. Objects repeat the names of their fields.
 const FORMATTED: usize = 8;
 
-/// A message of the server.
+/// An event of a response, under its name.
 #[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum ResponseMessage<'a> {
-    Applied(AppliedMessage),
-    Completions(CompletionsMessage<'a>),
-    Scores(ScoresMessage<'a>),
-    Stale(StaleMessage),
-    Failed(FailedMessage<'a>),
-    Closed(ClosedMessage),
+#[serde(remote = "Event", rename_all = "snake_case")]
+enum EventFields {
+    Applied(#[serde(with = "AppliedFields")] v1::DocumentApplied),
+    Completions(#[serde(with = "CompletionsFields")] v1::DocumentCompletions),
+    Scores(#[serde(with = "ScoresFields")] v1::DocumentScores),
+    Stale(#[serde(with = "StaleFields")] v1::StaleRequest),
+    Failed(#[serde(with = "FailureFields")] v1::EditFailure),
+    Closed(#[serde(with = "ClosedFields")] v1::DocumentClosed),
 }
 
 #[derive(Serialize)]
-struct AppliedMessage {
+#[serde(remote = "v1::DocumentApplied")]
+struct AppliedFields {
     revision: u64,
     text_bytes: u64,
     normalized_chars: u64,
 }
 
 #[derive(Serialize)]
-struct CompletionsMessage<'a> {
+#[serde(remote = "v1::DocumentCompletions")]
+struct CompletionsFields {
     id: u64,
     revision: u64,
     #[serde(serialize_with = "items")]
-    items: &'a [v1::CompletionItem],
+    items: Vec<v1::CompletionItem>,
     cut: bool,
     reused_chars: u64,
     recomputed_chars: u64,
@@ -479,63 +467,100 @@ struct CompletionsMessage<'a> {
     duration_ns: u64,
 }
 
-/// One of the completions.
 #[derive(Serialize)]
-struct ItemMessage<'a> {
-    text: &'a str,
+#[serde(remote = "v1::CompletionItem")]
+struct ItemFields {
+    text: String,
     logprob: f64,
     chars: u32,
-    boundaries: &'a [u32],
+    boundaries: Vec<u32>,
+}
+
+fn items<S: Serializer>(items: &[v1::CompletionItem], serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Item<'a>(#[serde(with = "ItemFields")] &'a v1::CompletionItem);
+    serializer.collect_seq(items.iter().map(Item))
 }
 
 #[derive(Serialize)]
-struct ScoresMessage<'a> {
+#[serde(remote = "v1::DocumentScores")]
+struct ScoresFields {
     id: u64,
     revision: u64,
     #[serde(serialize_with = "characters")]
-    characters: &'a [v1::Character],
-    start_bytes: &'a [u64],
+    characters: Vec<v1::Character>,
+    start_bytes: Vec<u64>,
     recomputed_chars: u64,
     duration_ns: u64,
 }
 
-/// A scored character, without the fields that it does not have. Its numbers are written as `f64`, as in the other responses.
+/// A scored character, without the fields that it does not have.
 #[derive(Serialize)]
-struct CharacterMessage<'a> {
-    text: &'a str,
+#[serde(remote = "v1::Character")]
+struct CharacterFields {
+    text: String,
     id: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    logprob: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    boundary_probability: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    nxt_logprob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "widened")]
+    logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "widened")]
+    boundary_probability: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "widened")]
+    nxt_logprob: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     boundary: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    chunk_depth: Option<u32>,
+    #[serde(skip_serializing_if = "is_outermost")]
+    chunk_depth: u32,
+}
+
+fn characters<S: Serializer>(characters: &[v1::Character], serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Character<'a>(#[serde(with = "CharacterFields")] &'a v1::Character);
+    serializer.collect_seq(characters.iter().map(Character))
+}
+
+/// Writes a number as `f64`, as in the other responses.
+fn widened<S: Serializer>(number: &Option<f32>, serializer: S) -> Result<S::Ok, S::Error> {
+    number.map(f64::from).serialize(serializer)
+}
+
+fn is_outermost(depth: &u32) -> bool {
+    *depth == 0
 }
 
 #[derive(Serialize)]
-struct StaleMessage {
+#[serde(remote = "v1::StaleRequest")]
+struct StaleFields {
     id: u64,
 }
 
 /// A failure, without the fields that it does not have.
 #[derive(Serialize)]
-struct FailedMessage<'a> {
+#[serde(remote = "v1::EditFailure")]
+struct FailureFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<u64>,
-    code: &'a str,
-    reason: &'a str,
-    message: &'a str,
+    code: String,
+    reason: String,
+    message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    field: Option<&'a str>,
+    field: Option<String>,
 }
 
 #[derive(Serialize)]
-struct ClosedMessage {
-    reason: &'static str,
+#[serde(remote = "v1::DocumentClosed")]
+struct ClosedFields {
+    #[serde(serialize_with = "reason_name")]
+    reason: i32,
+}
+
+fn reason_name<S: Serializer>(reason: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match Reason::try_from(*reason).unwrap_or_default() {
+        Reason::Unspecified => "unspecified",
+        Reason::Client => "client",
+        Reason::Idle => "idle",
+        Reason::Draining => "draining",
+        Reason::ModelChanged => "model_changed",
+    })
 }
 
 /// Formats a response under its name.
@@ -543,102 +568,10 @@ fn response_text(response: &v1::EditResponse) -> Result<String> {
     let Some(event) = &response.event else { return Ok("{}".into()) };
     // Growing would double the memory.
     let mut text = Vec::with_capacity(response.encoded_len().saturating_mul(FORMATTED));
-    let broken = |error: &dyn std::fmt::Display| Error::Internal(format!("a response that is not JSON: {error}"));
-    serde_json::to_writer(&mut text, &ResponseMessage::from(event)).map_err(|error| broken(&error))?;
+    let broken = |error: &dyn fmt::Display| Error::Internal(format!("a response that is not JSON: {error}"));
+    EventFields::serialize(event, &mut serde_json::Serializer::new(&mut text)).map_err(|error| broken(&error))?;
     String::from_utf8(text).map_err(|error| broken(&error))
 }
-
-impl<'a> From<&'a Event> for ResponseMessage<'a> {
-    fn from(event: &'a Event) -> Self {
-        match event {
-            Event::Applied(applied) => {
-                let &v1::DocumentApplied { revision, text_bytes, normalized_chars } = applied;
-                Self::Applied(AppliedMessage { revision, text_bytes, normalized_chars })
-            }
-            Event::Completions(completions) => Self::Completions(completions.into()),
-            Event::Scores(scores) => Self::Scores(scores.into()),
-            &Event::Stale(v1::StaleRequest { id }) => Self::Stale(StaleMessage { id }),
-            Event::Failed(failure) => Self::Failed(failure.into()),
-            Event::Closed(closed) => Self::Closed(ClosedMessage { reason: reason_name(closed.reason()) }),
-        }
-    }
-}
-
-impl<'a> From<&'a v1::DocumentCompletions> for CompletionsMessage<'a> {
-    fn from(completions: &'a v1::DocumentCompletions) -> Self {
-        Self {
-            id: completions.id,
-            revision: completions.revision,
-            items: &completions.items,
-            cut: completions.cut,
-            reused_chars: completions.reused_chars,
-            recomputed_chars: completions.recomputed_chars,
-            distributions: completions.distributions,
-            reused_distributions: completions.reused_distributions,
-            duration_ns: completions.duration_ns,
-        }
-    }
-}
-
-impl<'a> From<&'a v1::DocumentScores> for ScoresMessage<'a> {
-    fn from(scores: &'a v1::DocumentScores) -> Self {
-        Self {
-            id: scores.id,
-            revision: scores.revision,
-            characters: &scores.characters,
-            start_bytes: &scores.start_bytes,
-            recomputed_chars: scores.recomputed_chars,
-            duration_ns: scores.duration_ns,
-        }
-    }
-}
-
-impl<'a> From<&'a v1::EditFailure> for FailedMessage<'a> {
-    fn from(v1::EditFailure { id, code, reason, message, field }: &'a v1::EditFailure) -> Self {
-        Self { id: *id, code, reason, message, field: field.as_deref() }
-    }
-}
-
-fn items<S: Serializer>(items: &[v1::CompletionItem], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(items.iter().map(ItemMessage::from))
-}
-
-fn characters<S: Serializer>(characters: &[v1::Character], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(characters.iter().map(CharacterMessage::from))
-}
-
-impl<'a> From<&'a v1::CompletionItem> for ItemMessage<'a> {
-    fn from(v1::CompletionItem { text, logprob, chars, boundaries }: &'a v1::CompletionItem) -> Self {
-        Self { text, logprob: *logprob, chars: *chars, boundaries }
-    }
-}
-
-impl<'a> From<&'a v1::Character> for CharacterMessage<'a> {
-    fn from(character: &'a v1::Character) -> Self {
-        Self {
-            text: &character.text,
-            id: character.id,
-            logprob: character.logprob.map(f64::from),
-            boundary_probability: character.boundary_probability.map(f64::from),
-            nxt_logprob: character.nxt_logprob.map(f64::from),
-            boundary: character.boundary,
-            chunk_depth: (character.chunk_depth > 0).then_some(character.chunk_depth),
-        }
-    }
-}
-
-/// Returns the name of the reason why a session ended.
-fn reason_name(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Unspecified => "unspecified",
-        Reason::Client => "client",
-        Reason::Idle => "idle",
-        Reason::Draining => "draining",
-        Reason::ModelChanged => "model_changed",
-    }
-}
-
-// A WebSocket after its handshake: passes messages in both directions until one side closes.
 
 /// Time between two pings. It is shorter than the time after which common proxies close a silent connection.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -681,7 +614,7 @@ impl EditSocket {
     /// Passes messages on until the session ends or `ending` is cancelled.
     async fn run(
         mut self,
-        mut responses: impl Stream<Item = std::result::Result<EditResponse, Status>> + Unpin,
+        mut responses: impl Stream<Item = Result<EditResponse, Status>> + Unpin,
         ending: CancellationToken,
     ) {
         // Also while a client reads nothing, so that a response cannot be sent.
@@ -704,10 +637,7 @@ impl EditSocket {
         }
     }
 
-    async fn exchange(
-        &mut self,
-        responses: &mut (impl Stream<Item = std::result::Result<EditResponse, Status>> + Unpin),
-    ) -> End {
+    async fn exchange(&mut self, responses: &mut (impl Stream<Item = Result<EditResponse, Status>> + Unpin)) -> End {
         let mut pings = interval(PING_INTERVAL);
         // A response that the client reads slowly delays the pings, and the answers to them.
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -775,7 +705,7 @@ impl EditSocket {
     }
 
     /// Sends a response. Fails if the client is gone.
-    async fn send(&mut self, mut response: EditResponse) -> std::result::Result<(), axum::Error> {
+    async fn send(&mut self, mut response: EditResponse) -> Result<(), axum::Error> {
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.tenant));
         let id = request_id(&response);
         // The other responses are short. Their client could not continue without them.
@@ -842,10 +772,7 @@ fn request_id(response: &EditResponse) -> Option<u64> {
 }
 
 /// Sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel safe.
-async fn next_message(
-    socket: &mut WebSocket,
-    has_read: &mut bool,
-) -> Option<std::result::Result<Message, axum::Error>> {
+async fn next_message(socket: &mut WebSocket, has_read: &mut bool) -> Option<Result<Message, axum::Error>> {
     *has_read = true;
     socket.recv().await
 }
@@ -865,7 +792,7 @@ async fn parse(
     workers: &TokenizationWorkers,
     tenant: &Arc<str>,
     message: Message,
-) -> std::result::Result<Option<EditRequest>, RefusedMessage> {
+) -> Result<Option<EditRequest>, RefusedMessage> {
     let text = match message {
         Message::Text(text) => text,
         Message::Binary(_) => {

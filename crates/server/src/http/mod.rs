@@ -1,8 +1,7 @@
 //! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
 //!
 //! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
-//! metrics and traces apply as to any call. This folder has the bodies, and the translation between both forms: `completions` with
-//! [`completion_request`] and `response`, `open_inference`, `summaries`, `editing`, and `error`.
+//! metrics and traces apply as to any call. This file has the connections, the paths and the bodies.
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
@@ -37,8 +36,7 @@ use crate::{
     registry::{Monitor, draining_error},
     transport::{
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
-        http1::{BrowserChecks, Cors, ReceivedBytes, UpgradableConnection, UpgradeContext},
-        http2::{HeadArrived, HeadLimit},
+        http1::{BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext},
     },
 };
 use axum::{
@@ -51,7 +49,7 @@ use axum::{
     },
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, post},
+    routing::{MethodRouter, get, post},
 };
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
@@ -205,11 +203,7 @@ async fn check_place(Extension(context): Extension<UpgradeContext>, request: Req
 }
 
 /// Counts a request as a call of its connection.
-async fn track_call(
-    open: OpenConnection,
-    request: Request,
-    router: Router,
-) -> std::result::Result<Response, Infallible> {
+async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let path = request.uri().path();
     let needs_no_key = HEALTH_PATHS.contains(&path) || path == "/";
     let call = if needs_no_key { open.begin_keyless_call() } else { open.begin_call() };
@@ -221,25 +215,22 @@ async fn track_call(
 fn router(state: ApiState) -> Router {
     Router::new()
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
-        .route("/v1/chat/completions", with_options(post(completions::refuse), "OPTIONS, POST"))
+        .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
-        .route(editing::PATH, with_options(axum::routing::get(editing::edit), "GET, OPTIONS"))
-        .route("/v1/models", with_options(axum::routing::get(list), READS))
-        .route("/v1/models/{name}", with_options(axum::routing::get(get), READS))
-        .route("/v2", with_options(axum::routing::get(open_inference::server), READS))
-        .route(LIVE, with_options(axum::routing::get(open_inference::live), READS))
-        .route(READY, with_options(axum::routing::get(open_inference::ready), READS))
-        .route("/v2/models/{name}", with_options(axum::routing::get(open_inference::model), READS))
-        .route("/v2/models/{name}/ready", with_options(axum::routing::get(open_inference::model_ready), READS))
+        .route(editing::PATH, with_options(get(editing::edit), "GET, OPTIONS"))
+        .route("/v1/models", with_options(get(list_models), READS))
+        .route("/v1/models/{name}", with_options(get(get_model), READS))
+        .route("/v2", with_options(get(open_inference::server), READS))
+        .route(LIVE, with_options(get(open_inference::live), READS))
+        .route(READY, with_options(get(open_inference::ready), READS))
+        .route("/v2/models/{name}", with_options(get(open_inference::model), READS))
+        .route("/v2/models/{name}/ready", with_options(get(open_inference::model_ready), READS))
         .route("/v2/models/{name}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
-        .route("/v2/models/{name}/versions/{version}", with_options(axum::routing::get(open_inference::model), READS))
-        .route(
-            "/v2/models/{name}/versions/{version}/ready",
-            with_options(axum::routing::get(open_inference::model_ready), READS),
-        )
+        .route("/v2/models/{name}/versions/{version}", with_options(get(open_inference::model), READS))
+        .route("/v2/models/{name}/versions/{version}/ready", with_options(get(open_inference::model_ready), READS))
         .route("/v2/models/{name}/versions/{version}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
-        .route(HEALTH, with_options(axum::routing::get(health), READS))
-        .route("/", with_options(axum::routing::get(playground::page), READS))
+        .route(HEALTH, with_options(get(health), READS))
+        .route("/", with_options(get(playground::page), READS))
         .fallback(|uri: Uri| async move {
             let paths = "completions, models and summaries are under /v1, the Open Inference Protocol under /v2";
             let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
@@ -267,7 +258,7 @@ async fn health(State(state): State<ApiState>) -> Response {
 
 // `/v1/models`: the models in service, in OpenAI's form.
 
-async fn list(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+async fn list_models(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(state.models.list(false))).await;
     let response = listed.map(|listed| {
         let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
@@ -276,19 +267,19 @@ async fn list(State(state): State<ApiState>, Extension(client): Extension<Client
     client.with_request_id(response.map_err(ApiError::from).into_response())
 }
 
-async fn get(
+async fn get_model(
     State(state): State<ApiState>,
-    name: std::result::Result<Path<String>, PathRejection>,
+    name: Result<Path<String>, PathRejection>,
     Extension(client): Extension<ClientContext>,
 ) -> Response {
-    client.with_request_id(find(&state, &client, name).await.into_response())
+    client.with_request_id(find_model(&state, &client, name).await.into_response())
 }
 
-async fn find(
+async fn find_model(
     state: &ApiState,
     client: &ClientContext,
-    name: std::result::Result<Path<String>, PathRejection>,
-) -> std::result::Result<Json<Value>, ApiError> {
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
     let Path(name) = name?;
     let models = &state.models;
     let get = |call: &_| models.get(call, Some(&name), false);

@@ -1,14 +1,13 @@
 //! `/v2`: the Open Inference Protocol (KServe's protocol, version 2) over HTTP and JSON.
 //!
-//! A request becomes a call of the same method as over gRPC. `request` reads tensors in JSON, and `response`
-//! writes them. Errors have this protocol's form: an object whose `error` is a text.
+//! A request becomes a call of the same method as over gRPC. Errors have this protocol's form: an object whose `error` is a text.
 
 use crate::{
     calls::ClientContext,
     grpc::generation::Incoming,
     http::{ApiState, completion_request::parse_json, error::ApiError},
     middleware::limits::GuardedBody,
-    open_inference as metadata,
+    open_inference,
 };
 use axum::{
     Extension, Json,
@@ -20,11 +19,11 @@ use axum::{
 use prost::Message;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, SeqAccess, Unexpected, Visitor},
+    de::{self, Error as _, MapAccess, SeqAccess, Unexpected, Visitor},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, fmt, marker::PhantomData, sync::Arc};
-use weir_kernels::error::Result;
+use weir_kernels::error::{Error, Result};
 use weir_proto::inference::{
     InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataResponse,
     ServerMetadataResponse,
@@ -39,6 +38,13 @@ const FORMATTED: usize = 8;
 /// Header of a request whose tensors follow the JSON in binary.
 const BINARY: &str = "inference-header-content-length";
 
+/// The path of a method of the protocol.
+macro_rules! method {
+    ($name:literal) => {
+        concat!("/inference.GRPCInferenceService/", $name)
+    };
+}
+
 /// The model that a path names.
 #[derive(Deserialize)]
 pub(super) struct ModelPath {
@@ -49,32 +55,24 @@ pub(super) struct ModelPath {
 }
 
 /// The model that a path names, unless its escapes are malformed.
-type PathResult = std::result::Result<Path<ModelPath>, PathRejection>;
+type PathResult = Result<Path<ModelPath>, PathRejection>;
 
 /// Returns the name and version of the server, and the extensions that it supports.
 pub(super) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let answer = state
-        .calls
-        .ask("/inference.GRPCInferenceService/ServerMetadata", &client, |_| Ok(metadata::models_server()))
-        .await;
-    finish(&client, answer.map(|answer| Json(response_server(answer))).map_err(ApiError::from))
+    let answer =
+        state.calls.ask(method!("ServerMetadata"), &client, |_| Ok(open_inference::server_metadata_response())).await;
+    finish(&client, answer.map(|answer| Json(server_json(answer))).map_err(ApiError::from))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
 pub(super) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let live = state
-        .calls
-        .ask("/inference.GRPCInferenceService/ServerLive", &client, |_| Ok(state.monitor.alive().is_ok()))
-        .await;
+    let live = state.calls.ask(method!("ServerLive"), &client, |_| Ok(state.monitor.alive().is_ok())).await;
     finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
 }
 
 /// Answers 200 if the server takes requests. Needs no key.
 pub(super) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let ready = state
-        .calls
-        .ask("/inference.GRPCInferenceService/ServerReady", &client, |_| Ok(state.monitor.ready().is_ok()))
-        .await;
+    let ready = state.calls.ask(method!("ServerReady"), &client, |_| Ok(state.monitor.ready().is_ok())).await;
     finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
 }
 
@@ -87,15 +85,11 @@ pub(super) async fn model(
     finish(&client, tensors(&state, &client, path).await)
 }
 
-async fn tensors(
-    state: &ApiState,
-    client: &ClientContext,
-    path: PathResult,
-) -> std::result::Result<Json<Value>, ApiError> {
+async fn tensors(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
     let Path(ModelPath { name, version }) = path?;
     let inference = &state.inference;
     let metadata = |call: &_| inference.metadata(call, &name, &version);
-    Ok(Json(response_model(state.calls.ask("/inference.GRPCInferenceService/ModelMetadata", client, metadata).await?)))
+    Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), client, metadata).await?)))
 }
 
 /// Answers 200 if a model takes requests.
@@ -111,13 +105,10 @@ async fn readiness(
     state: &ApiState,
     client: &ClientContext,
     path: PathResult,
-) -> std::result::Result<(StatusCode, Json<Value>), ApiError> {
+) -> Result<(StatusCode, Json<Value>), ApiError> {
     let Path(ModelPath { name, version }) = path?;
     let inference = &state.inference;
-    let ready = state
-        .calls
-        .ask("/inference.GRPCInferenceService/ModelReady", client, |_| Ok(inference.is_ready(&name, &version)))
-        .await?;
+    let ready = state.calls.ask(method!("ModelReady"), client, |_| Ok(inference.is_ready(&name, &version))).await?;
     Ok(flag(ready, json!({ "name": name, "ready": ready })))
 }
 
@@ -137,7 +128,7 @@ async fn handle(
     path: PathResult,
     client: &ClientContext,
     request: Request,
-) -> std::result::Result<Response, ApiError> {
+) -> Result<Response, ApiError> {
     let Path(path) = path?;
     if request.headers().contains_key(BINARY) {
         state.check_head(client, &request)?;
@@ -149,23 +140,20 @@ async fn handle(
     let request = state.parse(body, |bytes| InferenceRequest::parse(bytes, "the body")).await?;
     let message = request.into_message(path.name, path.version);
     let inference = &state.inference;
-    let answer = state.calls.begin(
-        "/inference.GRPCInferenceService/ModelInfer",
-        client,
-        message.encoded_len(),
-        async |call, memory| inference.infer(client, Incoming { message, call, memory: Some(memory) }).await,
-    );
+    let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
+        inference.infer(client, Incoming { message, call, memory: Some(memory) }).await
+    });
     let answer = answer.await?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
     let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;
     // A long response also takes long to format.
-    let formatted = state.calls.jobs.workers.run(&tenant, bytes, move || format(answer));
+    let formatted = state
+        .calls
+        .jobs
+        .workers
+        .run(&tenant, bytes, move || Ok::<_, ApiError>(Json(response_json(answer)?).into_response()));
     Ok(formatted.await??.map(|body| Body::new(GuardedBody::new(body, size))))
-}
-
-fn format(answer: ModelInferResponse) -> std::result::Result<Response, ApiError> {
-    Ok(Json(inference(answer)?).into_response())
 }
 
 /// Returns a status that probes read, with the same in JSON.
@@ -175,7 +163,7 @@ fn flag(holds: bool, body: Value) -> (StatusCode, Json<Value>) {
 }
 
 /// Adds the request's id, and gives an error this protocol's form.
-fn finish(client: &ClientContext, answer: std::result::Result<impl IntoResponse, ApiError>) -> Response {
+fn finish(client: &ClientContext, answer: Result<impl IntoResponse, ApiError>) -> Response {
     client.with_request_id(answer.map_or_else(ApiError::into_text_response, IntoResponse::into_response))
 }
 
@@ -311,23 +299,23 @@ impl<'de> Visitor<'de> for ElementVisitor {
         if self.may_be_row { f.write_str(", or a list of these") } else { Ok(()) }
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Element, E> {
         Ok(Element::Text(text.to_owned()))
     }
 
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<Element, E> {
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Element, E> {
         Ok(Element::Flag(flag))
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Element, E> {
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Element, E> {
         Ok(Element::Number(number as f64))
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Element, E> {
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Element, E> {
         Ok(Element::Number(number as f64))
     }
 
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Element, E> {
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Element, E> {
         Ok(Element::Number(number))
     }
 
@@ -363,7 +351,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T,
         write!(f, "a list of at most {MAX} elements")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
         Ok(List::default())
     }
 
@@ -398,7 +386,7 @@ impl<'de> Visitor<'de> for ParametersVisitor {
         write!(f, "an object of at most {MAX_PARAMETERS} parameters")
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Parameters, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<Parameters, E> {
         Ok(Parameters::default())
     }
 
@@ -433,23 +421,23 @@ impl Visitor<'_> for ParameterVisitor {
         f.write_str("a string, a boolean or a number")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Parameter, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Parameter, E> {
         Ok(Parameter(ParameterChoice::StringParam(text.to_owned())))
     }
 
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<Parameter, E> {
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Parameter, E> {
         Ok(Parameter(ParameterChoice::BoolParam(flag)))
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Parameter, E> {
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Parameter, E> {
         Ok(Parameter(ParameterChoice::Int64Param(number)))
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Parameter, E> {
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Parameter, E> {
         Ok(Parameter(ParameterChoice::Uint64Param(number)))
     }
 
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Parameter, E> {
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Parameter, E> {
         Ok(Parameter(ParameterChoice::DoubleParam(number)))
     }
 }
@@ -460,13 +448,13 @@ impl Visitor<'_> for ParameterVisitor {
 const LENGTH_BYTES: usize = 4;
 
 /// Converts the server's metadata.
-fn response_server(metadata: ServerMetadataResponse) -> Value {
+fn server_json(metadata: ServerMetadataResponse) -> Value {
     let ServerMetadataResponse { name, version, extensions } = metadata;
     json!({ "name": name, "version": version, "extensions": extensions })
 }
 
 /// Converts a model's metadata.
-fn response_model(metadata: ModelMetadataResponse) -> Value {
+fn model_json(metadata: ModelMetadataResponse) -> Value {
     let ModelMetadataResponse { name, versions, platform, inputs, outputs } = metadata;
     let tensor =
         |TensorMetadata { name, datatype, shape }| json!({ "name": name, "datatype": datatype, "shape": shape });
@@ -477,11 +465,11 @@ fn response_model(metadata: ModelMetadataResponse) -> Value {
 }
 
 /// Converts the response to a request. Fails if an output has not the form in which our service writes it.
-fn inference(response: ModelInferResponse) -> Result<Value> {
+fn response_json(response: ModelInferResponse) -> Result<Value> {
     let mut outputs = Vec::new();
     for (output, raw) in response.outputs.into_iter().zip(response.raw_output_contents) {
         let element = element(&output.datatype, raw)
-            .ok_or_else(|| weir_kernels::error::Error::Internal(format!("the output {} is malformed", output.name)))?;
+            .ok_or_else(|| Error::Internal(format!("the output {} is malformed", output.name)))?;
         outputs.push(json!({
             "name": output.name, "datatype": output.datatype, "shape": output.shape, "data": [element],
         }));
@@ -593,11 +581,12 @@ mod tests {
             raw_output_contents: contents.iter().map(|raw| raw.to_vec()).collect(),
             ..Default::default()
         };
-        let json = inference(response(&[b"\x03\0\0\0\xc3\xa9\n", &[2, 1, 0, 0], &(-0.5_f32).to_le_bytes()])).unwrap();
+        let json =
+            response_json(response(&[b"\x03\0\0\0\xc3\xa9\n", &[2, 1, 0, 0], &(-0.5_f32).to_le_bytes()])).unwrap();
         assert_eq!(json["outputs"][0], json!({ "name": "a", "datatype": "BYTES", "shape": [1], "data": ["é\n"] }));
         assert_eq!((&json["outputs"][1]["data"], &json["outputs"][2]["data"]), (&json!([258]), &json!([-0.5])));
         assert_eq!((&json["model_name"], json.get("id")), (&json!("m"), None));
-        assert!(inference(response(&[b"\x03\0"])).is_err());
-        assert!(inference(response(&[b"\x01\0\0\0\xff"])).is_err());
+        assert!(response_json(response(&[b"\x03\0"])).is_err());
+        assert!(response_json(response(&[b"\x01\0\0\0\xff"])).is_err());
     }
 }

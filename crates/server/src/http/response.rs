@@ -1,10 +1,17 @@
-//! Completions in OpenAI's JSON, from events of `Generate`.
+//! Completions in OpenAI's JSON, collected or as server-sent events.
 
 use crate::{
-    http::{completion_request::finish_reason, error::ApiError, unix_seconds},
+    http::{
+        ApiState,
+        completion_request::{CompletionRequest, StreamOptions, finish_reason},
+        error::ApiError,
+        unix_seconds,
+    },
+    middleware::limits::GuardedBody,
     transport::http1::NORMALIZED_CHARS,
 };
 use axum::{
+    Json,
     body::{Body, BodyDataStream, Bytes},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -15,11 +22,14 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
+    time::Instant,
 };
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
+use weir_engine::clock;
 use weir_kernels::error::Error;
 use weir_proto::v1;
 
@@ -57,6 +67,107 @@ impl CompletionHead {
             message.insert("usage".into(), usage);
         }
         message
+    }
+}
+
+/// The calls of one completion request, which run concurrently, and their output.
+pub(super) trait Completion: Unpin + Send + 'static {
+    /// Waits for messages until there is output. Returns its index.
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>>;
+
+    /// Takes the output of this index since the last call, in OpenAI's form: its choices.
+    fn take_choices(&mut self, index: usize) -> Vec<Value>;
+
+    /// Returns the number of indices.
+    fn outputs(&self) -> usize;
+
+    /// Returns the memory in bytes of the output so far.
+    fn bytes(&self) -> usize;
+
+    /// Returns true if all calls have sent their last message.
+    fn is_complete(&self) -> bool;
+
+    fn head(&self) -> &CompletionHead;
+
+    fn usage(&self) -> Value;
+
+    /// Converts the error of a call.
+    fn error(&self, status: Status) -> ApiError {
+        status.into()
+    }
+}
+
+/// Answers a request, which arrived at `received_at` if messages report the time since then.
+pub(super) async fn complete<C: Completion>(
+    mut completion: C,
+    state: &ApiState,
+    tenant: &Arc<str>,
+    request: CompletionRequest,
+    received_at: Option<Instant>,
+) -> Result<Response, ApiError> {
+    let jobs = &state.calls.jobs;
+    if request.wants_stream() {
+        let events = CompletionEvents { completion, options: request.stream_options(), received_at };
+        return response(events, jobs.late_headers).await;
+    }
+    // Its texts need not wait for the output.
+    drop(request);
+    let mut size = state.collected.begin(tenant, "set stream to true");
+    while let Some(index) = poll_fn(|cx| completion.poll_output(cx)).await {
+        index?;
+        size.grow_to(completion.bytes())?;
+    }
+    if !completion.is_complete() {
+        return Err(ended_early().into());
+    }
+    // A long response also takes long to format.
+    let formatted = jobs.workers.run(tenant, completion.bytes(), move || {
+        let choices = (0..completion.outputs()).flat_map(|index| completion.take_choices(index)).collect();
+        Json(completion.head().message(choices, Some(completion.usage()))).into_response()
+    });
+    Ok(formatted.await?.map(|body| Body::new(GuardedBody::new(body, size))))
+}
+
+/// A completion as server-sent events.
+struct CompletionEvents<C> {
+    completion: C,
+    options: StreamOptions,
+    received_at: Option<Instant>,
+}
+
+impl<C: Completion> EventSource for CompletionEvents<C> {
+    type Message = usize;
+
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+        self.completion.poll_output(cx)
+    }
+
+    fn event(&mut self, index: usize) -> Option<Value> {
+        let choices = self.completion.take_choices(index);
+        let usage = match self.options {
+            StreamOptions { continuous_usage_stats: true, .. } => Some(self.completion.usage()),
+            StreamOptions { include_usage: true, .. } => Some(Value::Null),
+            _ => None,
+        };
+        let mut message = self.completion.head().message(choices, usage);
+        if let Some(received_at) = self.received_at {
+            let elapsed_ns = u64::try_from(clock::since(received_at).as_nanos()).unwrap_or(u64::MAX);
+            message["elapsed_ns"] = elapsed_ns.into();
+        }
+        Some(message)
+    }
+
+    fn error(&self, status: Status) -> ApiError {
+        self.completion.error(status)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.completion.is_complete()
+    }
+
+    fn last_event(&self) -> Option<Value> {
+        let usage = || self.completion.usage();
+        self.options.include_usage.then(|| self.completion.head().message(Vec::new(), Some(usage())))
     }
 }
 

@@ -6,9 +6,9 @@ use crate::{
     collected::CollectedSize,
     http::{
         ApiState, Summarized,
-        completion_request::{CompletionRequest, Prompt, Seed, Speculate, StreamOptions, check_choices, parse_json},
+        completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, parse_json},
         error::ApiError,
-        response::{self, CompletionHead, EventSource},
+        response::{self, Completion, CompletionHead, EventSource},
     },
     middleware::limits::GuardedBody,
     registry::{Engines, Lease, continues_text, summarizes},
@@ -149,7 +149,7 @@ pub(super) async fn summarize(
     client.with_request_id(handle(state, &client, request).await.into_response())
 }
 
-async fn handle(state: ApiState, client: &ClientContext, request: Request) -> std::result::Result<Response, ApiError> {
+async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| parse_json::<SummaryRequest>(bytes, "the body")).await?;
@@ -170,7 +170,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> st
 }
 
 /// Returns the summary in one message, once it is complete.
-async fn collect(mut response: Summarized, mut size: CollectedSize) -> std::result::Result<Response, ApiError> {
+async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Response, ApiError> {
     let mut bytes = 0_usize;
     let mut summary = Map::new();
     let mut text = String::new();
@@ -308,7 +308,7 @@ struct SummaryEvents {
 impl EventSource for SummaryEvents {
     type Message = SummarizeResponse;
 
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<std::result::Result<SummarizeResponse, Status>>> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SummarizeResponse, Status>>> {
         Pin::new(&mut self.messages).poll_next(cx)
     }
 
@@ -342,7 +342,7 @@ pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option
 }
 
 /// Answers a completion request by summaries.
-pub(super) async fn summary_completions_handle(
+pub(super) async fn complete_by_summaries(
     state: &ApiState,
     client: &ClientContext,
     request: CompletionRequest,
@@ -351,13 +351,7 @@ pub(super) async fn summary_completions_handle(
 ) -> Result<Response, ApiError> {
     let completion = SummaryCompletion::start(state, client, &request, engine).await;
     let completion = completion.map_err(|error| error.renamed(&FIELDS))?;
-    if request.wants_stream() {
-        let events = SummaryCompletionEvents { completion, options: request.stream_options() };
-        return response::response(events, state.calls.jobs.late_headers).await;
-    }
-    // Its texts need not wait for the summaries.
-    drop(request);
-    completion.collect(state, tenant).await.map_err(|error| error.renamed(&FIELDS))
+    response::complete(completion, state, tenant, request, None).await.map_err(|error| error.renamed(&FIELDS))
 }
 
 /// The summary of one prompt.
@@ -422,9 +416,11 @@ impl SummaryCompletion {
             streams,
         })
     }
+}
 
-    /// Waits for messages until a prompt has output. Returns the index of that prompt.
-    fn poll_prompt(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+impl Completion for SummaryCompletion {
+    /// The output of index `n` belongs to prompt `n`.
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
         loop {
             let Some((index, message)) = ready!(Pin::new(&mut self.streams).poll_next(cx)) else {
                 return Poll::Ready(None);
@@ -456,7 +452,6 @@ impl SummaryCompletion {
         }
     }
 
-    /// Takes the output of a prompt since the last call, in OpenAI's form: its choices.
     fn take_choices(&mut self, index: usize) -> Vec<Value> {
         let first = index * self.n;
         let Some(prompt) = self.prompts.get_mut(index) else { return Vec::new() };
@@ -481,6 +476,23 @@ impl SummaryCompletion {
         choices
     }
 
+    fn outputs(&self) -> usize {
+        self.prompts.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn head(&self) -> &CompletionHead {
+        &self.head
+    }
+
+    fn error(&self, status: Status) -> ApiError {
+        ApiError::from(status).renamed(&FIELDS)
+    }
+
+    /// Counts of a prompt are known once its summary is complete.
     fn usage(&self) -> Value {
         let SummaryCounts { prompt, cached, generated } = self.counts;
         json!({
@@ -494,61 +506,7 @@ impl SummaryCompletion {
     fn is_complete(&self) -> bool {
         self.prompts.iter().all(|prompt| prompt.is_complete)
     }
-
-    /// Returns all choices in one message, once they are complete.
-    async fn collect(mut self, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
-        let mut size = state.collected.begin(tenant, "set stream to true");
-        while let Some(index) = std::future::poll_fn(|cx| self.poll_prompt(cx)).await {
-            index?;
-            size.grow_to(self.bytes)?;
-        }
-        if !self.is_complete() {
-            return Err(response::ended_early().into());
-        }
-        let choices = (0..self.prompts.len()).flat_map(|index| self.take_choices(index)).collect();
-        let response = Json(self.head.message(choices, Some(self.usage()))).into_response();
-        Ok(response.map(|body| Body::new(GuardedBody::new(body, size))))
-    }
 }
-
-/// A completion by summaries as server-sent events.
-struct SummaryCompletionEvents {
-    completion: SummaryCompletion,
-    options: StreamOptions,
-}
-
-impl EventSource for SummaryCompletionEvents {
-    type Message = usize;
-
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
-        self.completion.poll_prompt(cx)
-    }
-
-    fn event(&mut self, index: usize) -> Option<Value> {
-        let choices = self.completion.take_choices(index);
-        let usage = match self.options {
-            // Counts of a prompt are known once its summary is complete.
-            StreamOptions { continuous_usage_stats: true, .. } => Some(self.completion.usage()),
-            StreamOptions { include_usage: true, .. } => Some(Value::Null),
-            _ => None,
-        };
-        Some(self.completion.head.message(choices, usage))
-    }
-
-    fn error(&self, status: Status) -> ApiError {
-        ApiError::from(status).renamed(&FIELDS)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.completion.is_complete()
-    }
-
-    fn last_event(&self) -> Option<Value> {
-        self.options.include_usage.then(|| self.completion.head.message(Vec::new(), Some(self.completion.usage())))
-    }
-}
-
-// Converts a completion request to calls of `Summarize`, for a model that summarizes its prompts.
 
 impl CompletionRequest {
     /// Returns the requests of `Summarize`, one for each prompt. Fails if an option is unsupported; `Summarize` checks the others.

@@ -4,7 +4,7 @@
 use crate::{
     call::{Call, Peer, Principal},
     config::{Keys, LiveCredentials},
-    middleware::{HttpRequest, Middleware, MiddlewareFuture, Next},
+    middleware::{HttpRequest, Middleware, MiddlewareFuture, Next, limits::NextFrame},
     status::status,
 };
 use http_body::{Body as HttpBody, Frame};
@@ -116,19 +116,15 @@ fn unauthenticated<B>(request: &Request<B>) -> Principal {
     }
 }
 
-// A limit on the calls of health and reflection in progress, which need no key.
-//
-// A new call is always accepted: if all places are taken, it ends the oldest call of the caller that holds the most. So streams that
-// watch health never keep others from checking it, however many callers hold them. A client that reads nothing keeps a call that was
-// ended; its connection is closed.
-
 /// Time after which a client whose call was ended may call again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a client may take to receive the end of a call that was ended.
 const END_TIME: Duration = Duration::from_secs(1);
 
-/// The calls in progress.
+/// The calls of health and reflection in progress, which need no key. A new call is always accepted: if all places are taken, it ends
+/// the oldest call of the caller that holds the most. So streams that watch health never keep others from checking it. The server
+/// closes the connection of a client that does not read the end of its call.
 pub(super) struct KeylessCalls {
     max: usize,
     calls: Mutex<CallsInProgress>,
@@ -167,7 +163,6 @@ struct KeylessCall {
 }
 
 impl KeylessCalls {
-    /// Creates a limit of `max` calls.
     pub(super) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max, calls: Mutex::default() })
     }
@@ -279,7 +274,7 @@ impl HttpBody for EndableBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         if self.is_over {
             return Poll::Ready(None);
         }

@@ -12,7 +12,7 @@ use crate::{
 };
 use flate2::read::{GzDecoder, ZlibDecoder};
 use std::{
-    io::{ErrorKind, Read},
+    io::{self, ErrorKind, Read},
     sync::Arc,
 };
 use tonic::codegen::{
@@ -130,10 +130,8 @@ pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
     Box::pin(next.oneshot(request))
 }
 
-// Decompresses the messages of requests on the tokenization workers, before tonic sees them.
-//
-// A few kilobytes can decompress to the largest message. tonic would do that on the threads that serve connections, where many
-// such messages would delay all other calls.
+// The tokenization workers decompress requests before tonic sees them. A few kilobytes can decompress to the largest message: on the
+// threads that serve connections, many such messages would delay all other calls.
 
 /// The encodings that the server reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,7 +206,7 @@ impl Decompressor {
     }
 }
 
-fn unreadable(error: std::io::Error) -> Error {
+fn unreadable(error: io::Error) -> Error {
     let why = match error.kind() {
         ErrorKind::UnexpectedEof => "the compressed message is incomplete".to_owned(),
         _ => format!("the message cannot be decompressed: {error}"),

@@ -1,15 +1,15 @@
-//! The deadline that a client sets with `grpc-timeout`.
+//! Limits on time: the deadline that a client sets with `grpc-timeout`, and how long a client may leave its response unread.
 
 use crate::{
     call::{Call, STREAM_INFER},
     middleware::{
         HttpRequest, Middleware, MiddlewareFuture, Next,
         compression::is_streamed,
-        limits::{BodyMemory, Reservation},
+        limits::{BodyMemory, NextFrame, Reservation},
     },
     status::status,
 };
-use http_body::{Body as _, Frame};
+use http_body::{Body as HttpBody, Frame};
 use std::{
     collections::VecDeque,
     future::poll_fn,
@@ -55,8 +55,8 @@ pub(super) fn enforce(mut request: HttpRequest, next: Next) -> MiddlewareFuture 
 pub(crate) async fn begin_by<T>(deadline: Option<Instant>, response: impl Future<Output = T>) -> Result<T> {
     let Some(deadline) = deadline else { return Ok(response.await) };
     let mut response = pin!(response);
-    let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
-    std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
+    let mut timer = pin!(sleep_until(deadline.into()));
+    poll_fn(|cx| match response.as_mut().poll(cx) {
         Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= clock::now() => {
             Poll::Ready(Err(Error::Deadline { stage: "before the answer began" }))
         }
@@ -96,17 +96,15 @@ fn timeout(text: &str) -> Option<Duration> {
     })
 }
 
-// Limits on the memory of complete responses that their clients do not read.
-//
 // The response of a method that does not stream is encoded as a whole, and the connection takes it in parts, as the client reads
-// them. A response of more than one part counts against the memory of requests until its last part is taken, and
-// [`super::unread_streams`] limits the time that its client may read nothing. Streams pass: their encoders wait for the client.
+// them. A response of more than one part counts against the memory of requests until its last part is taken. Streams pass: their
+// encoders wait for the client.
 
 /// Frames of a complete response: its message and its trailers.
 const COMPLETE_FRAMES: usize = 2;
 
 /// Counts large responses in `memory`. Drops one of which the client reads nothing for as long as `stall` returns.
-pub(super) fn limit(
+pub(super) fn limit_unread_responses(
     memory: Arc<BodyMemory>,
     stall: impl Fn() -> Duration + Clone + Send + Sync + 'static,
 ) -> impl Middleware {
@@ -154,14 +152,11 @@ struct CompleteResponse {
     reserved: Option<Reservation>,
 }
 
-impl http_body::Body for CompleteResponse {
+impl HttpBody for CompleteResponse {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<NextFrame> {
         if self.rest.is_empty() {
             return Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
         }
@@ -178,7 +173,7 @@ impl http_body::Body for CompleteResponse {
 }
 
 /// Encodes a response now, because a connection whose client reads nothing would never ask for it.
-async fn begin(mut body: Body) -> std::result::Result<Begun, Status> {
+async fn begin(mut body: Body) -> Result<Begun, Status> {
     let mut begun = VecDeque::new();
     let is_complete = poll_fn(|cx| {
         while begun.len() <= COMPLETE_FRAMES {
@@ -210,14 +205,11 @@ struct UnfinishedBody {
     body: Body,
 }
 
-impl http_body::Body for UnfinishedBody {
+impl HttpBody for UnfinishedBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         match self.begun.pop_front() {
             Some(frame) => Poll::Ready(Some(Ok(frame))),
             None => Pin::new(&mut self.body).poll_frame(cx),
@@ -229,14 +221,12 @@ impl http_body::Body for UnfinishedBody {
     }
 }
 
-// A time limit on responses that their clients do not read: `ModelStreamInfer` streams, and large complete responses.
-//
-// Such a stream holds responses that are collected as a whole, and those of requests that still run. The connection asks for the
-// next part once the client has read the previous ones. If it asks for nothing for the stall limit, the stream is dropped with all
-// its requests, and their memory is released. A client that reads on then gets an error; until then, its call is in progress.
+// `ModelStreamInfer` and large complete responses hold memory. The connection asks for the next part once the client has read the
+// previous ones. If it asks for nothing for the stall limit, the response is dropped with all its requests and their memory. A client
+// that reads on then gets an error; until then, its call is in progress.
 
 /// Drops a stream of `ModelStreamInfer` whose client reads nothing for as long as `stall` returns.
-pub(super) fn unread_streams_limit(stall: impl Fn() -> Duration + Clone + Send + Sync + 'static) -> impl Middleware {
+pub(super) fn limit_unread_streams(stall: impl Fn() -> Duration + Clone + Send + Sync + 'static) -> impl Middleware {
     move |request: HttpRequest, next: Next| {
         if request.uri().path() != STREAM_INFER {
             return Box::pin(next.oneshot(request));
@@ -309,14 +299,11 @@ impl UnreadStream {
     }
 }
 
-impl http_body::Body for UnreadStream {
+impl HttpBody for UnreadStream {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         if self.ended {
             return Poll::Ready(None);
         }
@@ -346,11 +333,7 @@ impl Drop for UnreadStream {
 }
 
 impl Watched {
-    fn poll_stream(
-        self: &Arc<Self>,
-        stream: &mut Stream,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn poll_stream(self: &Arc<Self>, stream: &mut Stream, cx: &mut Context<'_>) -> Poll<NextFrame> {
         let connection = Some(cx.waker().clone());
         *lock(&self.progress) = Progress { waiting_since: None, connection };
         if stream.rest.is_empty() {
@@ -482,7 +465,7 @@ mod tests {
             let body = lock(&body).take().unwrap_or_default();
             std::future::ready(Ok::<_, Status>(Response::new(body)))
         });
-        Around(unread_streams_limit(|| STALL)).layer(service).oneshot(request).await.unwrap()
+        Around(limit_unread_streams(|| STALL)).layer(service).oneshot(request).await.unwrap()
     }
 
     /// Returns the next frame as bytes, or the code of the trailers.
@@ -497,11 +480,11 @@ mod tests {
     /// A body of these frames, which then waits for more.
     struct Frames(Vec<Bytes>);
 
-    impl http_body::Body for Frames {
+    impl HttpBody for Frames {
         type Data = Bytes;
         type Error = Status;
 
-        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<NextFrame> {
             self.0.pop().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
         }
     }

@@ -1,6 +1,7 @@
-//! Limits on request bodies while they arrive. Each connection may carry many calls, each with a long message; together they could
-//! exceed the server's memory. So one limit covers all bodies, one tenant gets only a part of it, and a body that does not arrive
-//! in time loses its memory.
+//! Limits on what callers share: the memory of request bodies and collected responses, and the calls in progress.
+//!
+//! Each connection may carry many calls, each with a long message; together they could exceed the server's memory. So one limit
+//! covers all bodies, one tenant gets only a part of it, and a body that does not arrive in time loses its memory.
 
 use crate::{
     call::{CODEC, Call, EDIT, STREAM_INFER, SUMMARIZE},
@@ -31,7 +32,7 @@ use tower::ServiceExt;
 use weir_engine::{accounting, clock};
 use weir_kernels::error::{Error, Result};
 
-/// Delay before a rejected client should retry. Arriving bodies are complete or rejected by then.
+/// Delay before a rejected client should retry. Arriving bodies are complete or rejected by then, and most calls have ended.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a body may still take to arrive once the server begins to shut down.
@@ -45,7 +46,7 @@ const GRACE: Duration = Duration::from_secs(1);
 ///
 /// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
 /// request, which continues like any other.
-pub(super) fn limit(
+pub(super) fn limit_bodies(
     memory: Arc<BodyMemory>,
     config: &TransportConfig,
     workers: TokenizationWorkers,
@@ -325,7 +326,7 @@ impl HttpBody for LimitedBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         loop {
             if let Some(messages) = ready!(self.poll_messages(cx)) {
                 let messages = messages.map(Frame::data).map_err(|error| status(&error, &self.id));
@@ -367,20 +368,14 @@ impl HttpBody for LimitedBody {
     }
 }
 
-// Limits on the calls in progress over all connections. Each call takes some memory, also one whose message never arrives.
-//
-// A caller may hold at most half of the calls that the others leave free, so that there is always something left for the next
-// one. Health and reflection have a limit of their own, so the server answers them even if all other calls
-// are taken.
+// Calls in progress are limited too, because each takes some memory, also one whose message never arrives. Health and reflection have
+// a separate limit (`KeylessCalls`), so the server answers them even if all other calls are taken.
 
 /// Limits on the calls of health and reflection, which include the streams that watch health.
 const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
 
-/// Delay before a rejected client should retry.
-const CALL_LIMITS_RETRY: Duration = Duration::from_secs(1);
-
 /// Rejects calls beyond the limit of `calls`, and those of a caller beyond its share.
-pub(super) fn call_limits_limit(calls: Arc<CallTable>, config: &TransportConfig) -> impl Middleware {
+pub(super) fn limit_calls(calls: Arc<CallTable>, config: &TransportConfig) -> impl Middleware {
     // A connection with a call is busy, so these calls must leave connections that a new one may replace.
     let max_keyless = config.connections.saturating_mul(3) / 4;
     let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());
@@ -423,11 +418,11 @@ impl CallTable {
     }
 
     /// Counts a call. Fails if its caller has as many as are left free, or if all are taken.
-    pub(crate) fn begin(self: &Arc<Self>, caller: Arc<str>) -> std::result::Result<CallPlace, Error> {
+    pub(crate) fn begin(self: &Arc<Self>, caller: Arc<str>) -> Result<CallPlace, Error> {
         match self.calls.take(&caller, 1) {
             Ok(()) => Ok(CallPlace { table: Arc::clone(self), caller }),
             Err(Exceeded::Total(limit) | Exceeded::Caller(limit)) => {
-                Err(Error::TooMany { what: self.what, limit, retry: CALL_LIMITS_RETRY })
+                Err(Error::TooMany { what: self.what, limit, retry: RETRY })
             }
         }
     }
@@ -439,10 +434,8 @@ impl Drop for CallPlace {
     }
 }
 
-// A body that holds a value until it is sent or dropped, and one that watches its frames.
-
 /// The next frame of a body, or its end.
-pub(super) type NextFrame = Option<std::result::Result<Frame<Bytes>, Status>>;
+pub(super) type NextFrame = Option<Result<Frame<Bytes>, Status>>;
 
 /// The body of a response, with a value that is dropped together with it.
 pub(crate) struct GuardedBody<B, G> {
@@ -457,14 +450,11 @@ impl<B, G> GuardedBody<B, G> {
     }
 }
 
-impl<B: http_body::Body + Unpin, G: Unpin> http_body::Body for GuardedBody<B, G> {
+impl<B: HttpBody + Unpin, G: Unpin> HttpBody for GuardedBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 
@@ -479,18 +469,18 @@ impl<B: http_body::Body + Unpin, G: Unpin> http_body::Body for GuardedBody<B, G>
 
 /// A body whose frames, and whose end, pass a function.
 pub(super) struct WatchedBody<F> {
-    body: tonic::body::Body,
+    body: Body,
     watch: F,
 }
 
 impl<F: FnMut(NextFrame) -> NextFrame + Send + Unpin + 'static> WatchedBody<F> {
     /// Passes each frame of `body` through `watch`.
-    pub(super) fn wrap(body: tonic::body::Body, watch: F) -> tonic::body::Body {
-        tonic::body::Body::new(Self { body, watch })
+    pub(super) fn wrap(body: Body, watch: F) -> Body {
+        Body::new(Self { body, watch })
     }
 }
 
-impl<F: FnMut(NextFrame) -> NextFrame + Unpin> http_body::Body for WatchedBody<F> {
+impl<F: FnMut(NextFrame) -> NextFrame + Unpin> HttpBody for WatchedBody<F> {
     type Data = Bytes;
     type Error = Status;
 
@@ -508,10 +498,8 @@ impl<F: FnMut(NextFrame) -> NextFrame + Unpin> http_body::Body for WatchedBody<F
     }
 }
 
-// A limited amount that all callers share: calls in progress, or bytes of requests. A caller may hold half of what the others leave,
-// and at least the smallest share while it lasts.
-
-/// A limited amount and who holds it. A caller may hold half of what the other callers leave.
+/// A limited amount (calls in progress, or bytes of requests) and who holds it. A caller may hold half of what the others leave, so
+/// that there is always something left for the next one, and at least the smallest share while it lasts.
 #[derive(Debug)]
 pub(super) struct SharedLimit {
     limit: usize,
@@ -553,7 +541,7 @@ impl SharedLimit {
     }
 
     /// Takes `amount` for a caller. Changes nothing if that exceeds a limit.
-    pub(super) fn take(&self, caller: &Arc<str>, amount: usize) -> std::result::Result<(), Exceeded> {
+    pub(super) fn take(&self, caller: &Arc<str>, amount: usize) -> Result<(), Exceeded> {
         let mut usage = self.usage();
         let own = usage.by_caller.get(caller).copied().unwrap_or(0);
         let caller_limit = self.share(usage.total.saturating_sub(own));
@@ -597,12 +585,8 @@ impl SharedLimit {
     }
 }
 
-// Collects the bytes of gRPC messages until each message is complete.
-//
-// tonic reserves memory for a message as soon as its header announces a length. A client could announce many long messages and
-// send none of them. So tonic receives a message only when all its bytes have arrived.
-
-/// The bytes of a body that the services have not received yet.
+/// Collects the bytes of gRPC messages until each message is complete. tonic reserves memory for a message as soon as its header
+/// announces a length, so a client could announce many long messages and send none of them.
 pub(crate) struct WholeMessages {
     scanner: MessageScanner,
     /// Maximum bytes of a message. A longer one is passed on at once, and tonic rejects it.
@@ -614,7 +598,6 @@ pub(crate) struct WholeMessages {
 }
 
 impl WholeMessages {
-    /// Collects messages of at most `max_message` bytes.
     pub(crate) fn new(max_message: usize) -> Self {
         Self { scanner: MessageScanner::default(), max_message, whole: Bytes::new(), incomplete: Vec::new() }
     }

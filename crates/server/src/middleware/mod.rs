@@ -1,5 +1,6 @@
-//! The middleware around all services. [`stack`] fixes the order and gives the reason for each position. Each gRPC call passes it
-//! once. [`Calls::begin`](super::calls::Calls::begin) applies the parts of it that do not concern bytes to calls of other protocols.
+//! The middleware around all services. [`stack`] lists the layers in the order in which a call meets them, with the reason for each
+//! position. A gRPC call passes the stack once; [`Calls::begin`](super::calls::Calls::begin) applies what does not concern bytes to
+//! calls of other protocols.
 
 pub(crate) mod auth;
 pub(crate) mod compression;
@@ -35,7 +36,7 @@ use tonic::{
     service::Routes,
 };
 use tower::{
-    Layer, Service, ServiceExt,
+    Layer, Service, ServiceBuilder, ServiceExt,
     util::{BoxCloneSyncService, MapErr},
 };
 
@@ -56,39 +57,41 @@ pub(crate) struct Parts<'a> {
     pub(crate) refusals: &'a RefusalLog,
 }
 
-/// Puts the middleware around the services, innermost first, and returns the whole stack.
+/// Puts the middleware around the services. A call meets the layers from the first to the last.
 pub(crate) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
     let &Parts { config, memory, engines, calls, workers, traces, draining, refusals } = parts;
-    // Innermost, because only the services look at how a response may be compressed.
-    let service = Around(compression::mirror).layer(routes);
-    // Inside all other middleware, which should see a panic in a service as an ordinary failure.
-    let service = Around(observe::catch).layer(service);
-    // Inside the limits on bodies, which pass on whole messages; outside the services, which swallow the errors.
-    let service = Around(observe::report).layer(service);
-    // Inside everything that counts or logs failures, because it adds code and details to those of tonic.
-    let service = Around(observe::add_details).layer(service);
-    // Outside the services, because it may stop waiting for their response.
-    let service = Around(deadlines::enforce).layer(service);
-    // Inside authentication, which sets the tenant whose limit applies; outside the services, which read the body.
-    let limit = limits::limit(Arc::clone(memory), config, workers.clone(), draining.clone());
-    let service = Around(limit).layer(service);
-    // Inside authentication, which sets the tenant whose limit applies; outside the services, which encode the response.
     let engines_here = engines.clone();
     let stall = move || engines_here.stall();
-    let service = Around(deadlines::limit(Arc::clone(memory), stall.clone())).layer(service);
-    let service = Around(deadlines::unread_streams_limit(stall)).layer(service);
-    // Inside authentication, which sets the tenant; outside everything that uses memory or time.
-    let service = Around(limits::call_limits_limit(Arc::clone(calls), config)).layer(service);
-    // Inside the log span, in which it records the principal; outside everything that uses memory or time.
-    let service = Around(auth::authenticate(config.access.credentials.clone())).layer(service);
-    // Outside everything that can fail, so that every failure is logged within the call's span.
-    let service = Around(observe::open_log_span(refusals.clone())).layer(service);
-    // Outside everything that may answer UNAVAILABLE.
-    let service = Around(http_status(config.late_headers)).layer(service);
-    // Outside everything that answers, so that every call is counted with the status that the client sees.
-    let service = Around(observe::count(Arc::clone(engines.metrics()), traces.cloned())).layer(service);
-    // Outermost, so that every response carries the request's id.
-    Next::new(Around(observe::assign).layer(service))
+    let services = ServiceBuilder::new()
+        // First, so that every response carries the request's id.
+        .layer(Around(observe::assign))
+        // Outside everything that answers, so that every call is counted with the status that the client sees.
+        .layer(Around(observe::count(Arc::clone(engines.metrics()), traces.cloned())))
+        // Outside everything that may answer UNAVAILABLE.
+        .layer(Around(http_status(config.late_headers)))
+        // Outside everything that can fail, so that every failure is logged within the call's span.
+        .layer(Around(observe::open_log_span(refusals.clone())))
+        // Inside the log span, in which it records the principal; outside everything that uses memory or time.
+        .layer(Around(auth::authenticate(config.access.credentials.clone())))
+        // From here on inside authentication, which sets the tenant. First the limit that costs neither memory nor time.
+        .layer(Around(limits::limit_calls(Arc::clone(calls), config)))
+        // Outside the services, which encode the responses.
+        .layer(Around(deadlines::limit_unread_streams(stall.clone())))
+        .layer(Around(deadlines::limit_unread_responses(Arc::clone(memory), stall)))
+        // Outside the services, which read the bodies.
+        .layer(Around(limits::limit_bodies(Arc::clone(memory), config, workers.clone(), draining.clone())))
+        // Outside the services, because it may stop waiting for their response.
+        .layer(Around(deadlines::enforce))
+        // Inside everything that counts or logs failures, because it adds code and details to those of tonic.
+        .layer(Around(observe::add_details))
+        // Inside the limits on bodies, which pass on whole messages; outside the services, which swallow the errors.
+        .layer(Around(observe::report))
+        // Inside all other middleware, which should see a panic in a service as an ordinary failure.
+        .layer(Around(observe::catch))
+        // Last, because only the services look at how a response may be compressed.
+        .layer(Around(compression::mirror))
+        .service(routes);
+    Next::new(services)
 }
 
 /// If `enabled`, gives an UNAVAILABLE answer the HTTP status 503, because proxies read no gRPC status.
@@ -104,8 +107,6 @@ fn http_status(enabled: bool) -> impl Middleware {
         })
     }
 }
-
-// A middleware as a function of the request and the rest of the stack.
 
 /// The rest of the stack, as one middleware sees it.
 pub(crate) type Next = BoxCloneSyncService<HttpRequest, Response<Body>, StdError>;
@@ -126,7 +127,7 @@ impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture + Clone + Send + Sync + 'stati
 #[derive(Debug, Clone, Copy)]
 struct Around<F>(F);
 
-/// The service that [`Around`] makes from the one below it.
+/// The service that [`Around`] makes from the one inside it.
 #[derive(Clone)]
 struct Surrounded<F> {
     around: F,
@@ -153,7 +154,7 @@ impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture> Service<HttpRequest> for Surr
     type Future = MiddlewareFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        // Each call waits for its own clone of the service below.
+        // Each call waits for its own clone of the service inside.
         Poll::Ready(Ok(()))
     }
 

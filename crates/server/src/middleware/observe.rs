@@ -1,7 +1,5 @@
-//! Counts every call at its end, by method and status code, and ends its span.
-//!
-//! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
-//! end means that the client cancelled the call.
+//! What operators see of each call: its id, log span, metrics and trace, lines about refusals, and failures of tonic and panics as
+//! errors of ours.
 
 use crate::{
     call::{Call, REQUEST_ID, request_id},
@@ -74,7 +72,8 @@ const OWN: &str = "weir.v1.";
 
 const OTHER: Method = Method { service: "other", name: "other" };
 
-/// Counts calls in `metrics`, and traces those of our own services.
+/// Counts calls in `metrics`, and traces those of our own services. A stream's status is in its trailers, so this watches the body of
+/// the response. A body that is dropped before its end means that the client cancelled the call.
 pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
         let mut context = Call::of_http(&request);
@@ -162,9 +161,7 @@ fn method(path: &str) -> Method {
     METHODS.iter().find_map(known).unwrap_or(OTHER)
 }
 
-// A panic in a service fails its own call with INTERNAL, and nothing else.
-
-/// Answers INTERNAL if the service panics before its response begins.
+/// Answers INTERNAL if the service panics before its response begins, so that a panic fails nothing but its call.
 pub(super) fn catch(request: HttpRequest, next: Next) -> MiddlewareFuture {
     let id = Call::of_http(&request).id;
     Box::pin(async move {
@@ -191,15 +188,11 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log shows where".into()))
 }
 
-// Reports requests to reflection that cannot be read.
-//
-// tonic-reflection ends its response with the status OK when it cannot read a request. So the requests are checked before it reads
-// them, and the status in the trailers of the response is replaced after a failure.
-
 /// How the paths of reflection begin, in both versions.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// Gives the response of reflection the status of a request that could not be read.
+/// Gives the response of reflection the status of a request that could not be read. tonic-reflection would end it with the status OK,
+/// so this checks the requests first, and replaces the status in the trailers after a failure.
 pub(super) fn report(request: HttpRequest, next: Next) -> MiddlewareFuture {
     if !request.uri().path().starts_with(REFLECTION) {
         return Box::pin(next.oneshot(request));
@@ -253,11 +246,9 @@ fn check(mut messages: &[u8]) -> Result<()> {
     Ok(())
 }
 
-// Log lines about refused calls, so that an operator sees at the default level that a limit is reached or a client errs.
-//
-// A client can cause refusals at will, so each kind has one line in [`INTERVAL`] at most. The next line counts the refusals that had
-// none. A kind is a code, a rule and a field. A client can also cause many kinds, so the kinds beyond [`KINDS`] share one line for
-// each code. A line has the rule and the field, and no value: a value may be a client's text.
+// Log lines about refused calls. A client can cause refusals at will, so each kind (code, rule and field) has at most one line in
+// [`INTERVAL`], which counts those before it, and the kinds beyond [`KINDS`] share one line for each code. A line has no value: that
+// may be a client's text.
 
 /// Minimum time between two lines about the same kind.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -383,7 +374,6 @@ impl Refusal {
     }
 
     /// Describes a refused request in JSON.
-    #[cfg(feature = "http")]
     pub(crate) fn of_json(code: Code, rule: String, field: Option<&str>, message: &str) -> Self {
         let field = if rule == UNREADABLE { field.and_then(json_field) } else { field.map(str::to_owned) };
         Self { code, rule, field, message: message.to_owned() }
@@ -479,10 +469,10 @@ fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
     }
 }
 
-// Gives each call its id and its log span, and the response the header that carries the id. The log never contains text of a
-// request. tower-http's request-id layer does not suffice: it takes a client's id without validating it.
+// Id and log span of a call. The log never contains text of a request. tower-http's request-id layer does not suffice: it takes a
+// client's id without validating it.
 
-/// Maximum bytes of a path that are logged.
+/// Maximum bytes of a path that the log and errors repeat.
 pub(crate) const PATH_BYTES: usize = 128;
 
 /// Stores a new [`Call`] in the request, and adds the id to the response.
@@ -527,14 +517,9 @@ pub(crate) fn log_span(path: &str, id: &str) -> Span {
     tracing::info_span!("call", path = clip(path, PATH_BYTES), id, principal = tracing::field::Empty)
 }
 
-// Adds our codes and details to the failures that tonic reports when it cannot read a request or does not know its method.
-//
-// tonic's code is not enough: it is INTERNAL for a request message that is not protobuf, and for one that ends early. The first is
-// known by how tonic's error text begins; the second keeps its code. A test pins these texts to the version of tonic. Clients get
-// tonic's text unchanged.
-
-/// Maximum bytes of a path that an error repeats.
-const TONIC_ERRORS_PATH_BYTES: usize = 128;
+// tonic's own failures get our codes and details. Its code is not enough: it is INTERNAL for a message that is not protobuf, and for one
+// that ends early. The first is known by how tonic's error text begins; the second keeps its code. A test pins these texts to the
+// version of tonic. Clients get tonic's text unchanged.
 
 /// How prost's error text begins for bytes that are not protobuf.
 pub(super) const DECODING: &str = "failed to decode Protobuf message: ";
@@ -553,7 +538,7 @@ pub(super) fn add_details(request: HttpRequest, next: Next) -> MiddlewareFuture 
         let response = next.oneshot(request).await?;
         let Some(answer) = Status::from_header_map(response.headers()) else { return Ok(response) };
         let error = if answer.code() == Code::Unimplemented && answer.message().is_empty() {
-            Some(Error::UnknownMethod { path: clip(uri.path(), TONIC_ERRORS_PATH_BYTES) })
+            Some(Error::UnknownMethod { path: clip(uri.path(), PATH_BYTES) })
         } else {
             unreadable(&answer)
         };
@@ -615,7 +600,6 @@ mod tests {
         status::status,
     };
     use prost::Message;
-    #[cfg(feature = "http")]
     use std::collections::BTreeSet;
     use tonic::{body::Body, codegen::http::Request};
     use weir_kernels::error::Error;
@@ -749,7 +733,6 @@ mod tests {
         assert_eq!(unlogged, [(true, 3), (false, 0)]);
     }
 
-    #[cfg(feature = "http")]
     #[test]
     fn json_fields_are_those_of_the_requests() {
         use crate::http::completion_request::CompletionRequest;
@@ -769,11 +752,9 @@ mod tests {
     }
 
     /// Reads the names of a struct's fields, aliases included, from its implementation of `Deserialize`.
-    #[cfg(feature = "http")]
     #[derive(Default)]
     struct FieldNames(&'static [&'static str]);
 
-    #[cfg(feature = "http")]
     impl FieldNames {
         fn of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
             let mut names = Self::default();
@@ -782,7 +763,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "http")]
     impl<'de> serde::Deserializer<'de> for &mut FieldNames {
         type Error = serde::de::value::Error;
 

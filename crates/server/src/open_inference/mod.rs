@@ -1,9 +1,9 @@
 //! The Open Inference Protocol over gRPC with Triton's extensions, for clients of other servers.
 //!
-//! A request becomes a call of `Generate` ([`Calls::generate`]). Reading order: `tensors` (the contents of a message), `request`
-//! (message to `GenerateRequest`), `response` (events to messages), and this file: the methods and the stream.
+//! A request becomes a call of `Generate` ([`Calls::generate`]): `tensors` reads its contents, `request` converts it, and `response`
+//! converts the events back. This file has the methods, and describes server and models.
 
-#[cfg(all(feature = "http", any(test, fuzzing)))]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod request;
 mod response;
@@ -27,6 +27,7 @@ use crate::{
 };
 use prost::{Message, bytes::Buf};
 use std::{
+    convert::Infallible,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -85,10 +86,10 @@ impl NamedService for InferenceServer {
 
 impl Service<http::Request<Body>> for InferenceServer {
     type Response = http::Response<Body>;
-    type Error = std::convert::Infallible;
+    type Error = Infallible;
     type Future = BoxFuture<Self::Response, Self::Error>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
 
@@ -111,7 +112,7 @@ impl Service<http::Request<Body>> for InferenceServer {
 // not with the whole stream.
 
 /// A request of a stream, or the reason why it cannot be decoded.
-type DecodedRequest = std::result::Result<ModelInferRequest, String>;
+type DecodedRequest = Result<ModelInferRequest, String>;
 
 /// Decodes requests, valid or not.
 #[derive(Debug, Clone, Copy, Default)]
@@ -121,7 +122,7 @@ impl Decoder for LenientCodec {
     type Item = DecodedRequest;
     type Error = Status;
 
-    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> std::result::Result<Option<DecodedRequest>, Status> {
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<DecodedRequest>, Status> {
         let request = decode_bounded(bytes).map_err(|error| error.message().to_owned());
         // The rest of an invalid request must not become the start of the next one.
         bytes.advance(bytes.remaining());
@@ -133,7 +134,7 @@ impl Encoder for LenientCodec {
     type Item = ModelStreamInferResponse;
     type Error = Status;
 
-    fn encode(&mut self, message: Self::Item, into: &mut EncodeBuf<'_>) -> std::result::Result<(), Status> {
+    fn encode(&mut self, message: Self::Item, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
         message.encode(into).map_err(|error| Status::internal(error.to_string()))
     }
 }
@@ -165,7 +166,7 @@ const EXTENSIONS: [&str; 4] = ["model_configuration", "parameters", "schedule_po
 const DOCUMENTS: &str = "it summarizes documents: use weir.v1.Summarization";
 
 /// Returns the server's metadata.
-pub(crate) fn models_server() -> ServerMetadataResponse {
+pub(crate) fn server_metadata_response() -> ServerMetadataResponse {
     ServerMetadataResponse {
         name: PLATFORM.into(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -206,7 +207,7 @@ fn unready_reason(engine: &Lease) -> Option<&'static str> {
 }
 
 /// Returns a model's tensors.
-fn metadata(engine: &Lease) -> ModelMetadataResponse {
+fn model_metadata_response(engine: &Lease) -> ModelMetadataResponse {
     let tensor = |&(name, kind): &(&str, ElementType)| TensorMetadata {
         name: name.into(),
         datatype: kind.name().into(),
@@ -222,7 +223,7 @@ fn metadata(engine: &Lease) -> ModelMetadataResponse {
 }
 
 /// Returns a model's configuration.
-fn config(engine: &Lease) -> ModelConfig {
+fn model_config_of(engine: &Lease) -> ModelConfig {
     let card = engine.card();
     let input = |&(name, kind): &(&str, ElementType)| ModelInput {
         name: name.into(),
@@ -270,7 +271,7 @@ fn config(engine: &Lease) -> ModelConfig {
 }
 
 /// Returns the request statistics of one model, or of all if `name` is empty. Fails if the name or version is unknown.
-fn statistics(engines: &Engines, name: &str, version: &str) -> Result<Vec<ModelStatistics>> {
+fn statistics_of(engines: &Engines, name: &str, version: &str) -> Result<Vec<ModelStatistics>> {
     let selected = if name.is_empty() { engines.all() } else { vec![find(engines, name, version)?] };
     let statistics = |engine: &Lease| {
         let name = engine.card().name.clone();
@@ -297,7 +298,7 @@ fn statistics(engines: &Engines, name: &str, version: &str) -> Result<Vec<ModelS
 }
 
 /// Lists the models in service.
-fn index(monitor: &Monitor, only_ready: bool) -> Vec<ModelIndex> {
+fn ready_models(monitor: &Monitor, only_ready: bool) -> Vec<ModelIndex> {
     let server_reason = monitor.ready().err();
     let models = monitor.engines().all().into_iter().map(|engine| {
         let reason = unready_reason(&engine).map(str::to_owned).or_else(|| server_reason.clone());
@@ -378,7 +379,7 @@ impl InferenceService {
         version: &str,
     ) -> Result<oip::ModelMetadataResponse, Status> {
         let engine = find_generating(self.monitor.engines(), "ModelMetadata", name, version);
-        engine.map(|engine| metadata(&engine)).map_err(status_of(call))
+        engine.map(|engine| model_metadata_response(&engine)).map_err(status_of(call))
     }
 
     /// Returns true if a model takes requests.
@@ -407,7 +408,7 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn server_metadata(&self, _: Request<oip::ServerMetadataRequest>) -> Reply<oip::ServerMetadataResponse> {
-        Ok(Response::new(models_server()))
+        Ok(Response::new(server_metadata_response()))
     }
 
     async fn model_ready(&self, request: Request<oip::ModelReadyRequest>) -> Reply<oip::ModelReadyResponse> {
@@ -423,7 +424,7 @@ impl GrpcInferenceService for InferenceService {
     async fn model_config(&self, request: Request<oip::ModelConfigRequest>) -> Reply<oip::ModelConfigResponse> {
         let oip::ModelConfigRequest { name, version } = request.get_ref();
         let engine = find_generating(self.monitor.engines(), "ModelConfig", name, version);
-        let config = engine.map(|engine| Some(self::config(&engine))).map_err(status_of(&Call::of(&request)))?;
+        let config = engine.map(|engine| Some(model_config_of(&engine))).map_err(status_of(&Call::of(&request)))?;
         Ok(Response::new(oip::ModelConfigResponse { config }))
     }
 
@@ -432,7 +433,7 @@ impl GrpcInferenceService for InferenceService {
         request: Request<oip::ModelStatisticsRequest>,
     ) -> Reply<oip::ModelStatisticsResponse> {
         let oip::ModelStatisticsRequest { name, version } = request.get_ref();
-        let statistics = self::statistics(self.monitor.engines(), name, version);
+        let statistics = statistics_of(self.monitor.engines(), name, version);
         let model_stats = statistics.map_err(status_of(&Call::of(&request)))?;
         Ok(Response::new(oip::ModelStatisticsResponse { model_stats }))
     }
@@ -441,7 +442,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<oip::RepositoryIndexRequest>,
     ) -> Reply<oip::RepositoryIndexResponse> {
-        let models = index(&self.monitor, request.get_ref().ready);
+        let models = ready_models(&self.monitor, request.get_ref().ready);
         Ok(Response::new(oip::RepositoryIndexResponse { models }))
     }
 

@@ -270,7 +270,7 @@ fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Insta
 // One request of a stream, from the call to its last message.
 
 /// A call without a response yet.
-type PendingCall = Pin<Box<dyn Future<Output = std::result::Result<Generated, Status>> + Send>>;
+type PendingCall = Pin<Box<dyn Future<Output = Result<Generated, Status>> + Send>>;
 
 /// One request and its response.
 pub(super) struct StreamedRequest {
@@ -311,7 +311,7 @@ impl StreamedRequest {
     }
 
     /// Handles the next message of the call, or its end.
-    fn receive(&mut self, message: Option<std::result::Result<GenerateResponse, Status>>) {
+    fn receive(&mut self, message: Option<Result<GenerateResponse, Status>>) {
         match message {
             Some(Ok(message)) => {
                 message.event.into_iter().for_each(|event| self.response.push(event));

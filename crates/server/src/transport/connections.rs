@@ -111,7 +111,7 @@ pub(crate) fn incoming(
 }
 
 async fn accept(
-    mut listener: impl Stream<Item = std::io::Result<Accepted>> + Unpin,
+    mut listener: impl Stream<Item = io::Result<Accepted>> + Unpin,
     handshaker: Handshaker,
     table: Arc<ConnectionTable>,
     ready: mpsc::Sender<Connection>,
@@ -139,7 +139,7 @@ async fn accept(
             }
             Some(Err(error)) => {
                 tracing::warn!(%error, "a connection was not accepted");
-                tokio::time::sleep(RETRY_DELAY).await;
+                sleep(RETRY_DELAY).await;
             }
             None => return,
         }
@@ -165,7 +165,7 @@ impl Handshaker {
         let Accepted { stream, address } = accepted;
         let prepared = tokio::select! {
             biased;
-            prepared = tokio::time::timeout(self.limit, self.prepare(stream)) => prepared,
+            prepared = timeout(self.limit, self.prepare(stream)) => prepared,
             () = place.evicted() => {
                 tracing::debug!(%address, "handshake ended in favour of a new one");
                 return None;
@@ -201,7 +201,7 @@ impl Handshaker {
         &self,
         mut stream: Box<dyn Duplex>,
         tls: Arc<ServerConfig>,
-    ) -> std::io::Result<TlsStream<Box<dyn Duplex>>> {
+    ) -> io::Result<TlsStream<Box<dyn Duplex>>> {
         let first = stream.read_u8().await?;
         if begins_without_tls(first) {
             let answer = if self.protocol == Protocol::Http2 { &GRPC_NEEDS_TLS } else { &HTTP_NEEDS_TLS };
@@ -224,7 +224,7 @@ impl Handshaker {
 
     /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request. Returns it with the
     /// name in the client's certificate and what was read.
-    async fn prepare(&self, stream: Box<dyn Duplex>) -> std::io::Result<(Box<dyn Duplex>, Option<Arc<str>>, Bytes)> {
+    async fn prepare(&self, stream: Box<dyn Duplex>) -> io::Result<(Box<dyn Duplex>, Option<Arc<str>>, Bytes)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match self.tls() {
             None => stream,
@@ -267,7 +267,7 @@ pub(crate) struct BeginningReplay {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for BeginningReplay {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.unread.is_empty() {
             return Pin::new(stream).poll_read(cx, into);
         }
@@ -277,12 +277,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for BeginningReplay {
     }
 }
 
-// The connections of one listener: how many it accepts, in all and from one network, and which one closes in favour of a new one.
-//
-// A network is one IPv4 address or one IPv6 /64. A connection whose handshake is incomplete takes no place among the open ones:
-// it waits in a pool of its own, in which a new handshake replaces the oldest one of the network with the most. An open
-// connection can be evicted while it has no call that needs a key: it closes when its network or the whole listener
-// needs the place. When all places are taken by other calls, a few more connections are accepted for health checks only.
+// A listener limits its connections, in all and from one network: an IPv4 address or an IPv6 /64. Incomplete handshakes have places of
+// their own, where a new one replaces the oldest of the network with the most. An open connection without a call that needs a key is
+// evicted when its network or the listener needs the place. If other calls hold all places, a few more connections are accepted for
+// health checks only.
 
 /// Connections that are accepted for health checks when all other places are taken.
 const HEALTH_PLACES: usize = 16;
@@ -480,20 +478,12 @@ impl ConnectionPlace {
         self.id
     }
 
-    /// Counts a call until the returned value is dropped. `calls` gets the connection's number of calls at every change.
-    pub(crate) fn begin_call(&self, calls: &watch::Sender<usize>) -> CallInProgress {
-        if let Some(entry) = self.table.places().entry(self.id) {
+    /// Counts a call until the returned value is dropped. `calls` gets the connection's number of calls at every change. Unless the call
+    /// `keeps_place`, the connection may be evicted meanwhile.
+    pub(crate) fn begin_call(&self, calls: &watch::Sender<usize>, keeps_place: bool) -> CallInProgress {
+        if keeps_place && let Some(entry) = self.table.places().entry(self.id) {
             entry.calls = entry.calls.saturating_add(1);
         }
-        self.count_call(calls, true)
-    }
-
-    /// Counts a call as [`begin_call`](Self::begin_call) does. The call needs no key, so the connection may be evicted.
-    pub(crate) fn begin_keyless_call(&self, calls: &watch::Sender<usize>) -> CallInProgress {
-        self.count_call(calls, false)
-    }
-
-    fn count_call(&self, calls: &watch::Sender<usize>, keeps_place: bool) -> CallInProgress {
         calls.send_modify(|calls| *calls = calls.saturating_add(1));
         CallInProgress { table: Arc::clone(&self.table), id: self.id, keeps_place, calls: calls.clone() }
     }
@@ -580,10 +570,8 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-// How long a connection lives: until it is evicted, idle for too long, or too old, or until the server closes all connections.
-//
-// A connection that ends so gets a graceful shutdown first: HTTP/2 clients receive GOAWAY and connect again, and HTTP/1.1 clients
-// see the connection close between two requests.
+// A connection lives until it is evicted, idle for too long, or too old, or until the server closes all. It gets a graceful shutdown
+// first: HTTP/2 clients receive GOAWAY and connect again, and HTTP/1.1 clients see the connection close between two requests.
 
 /// How long an evicted connection may take to close: its place has been given away.
 const EVICTION_TIME: Duration = Duration::from_millis(100);
@@ -680,22 +668,20 @@ impl OpenConnection {
 
     /// Counts a call until the returned value is dropped.
     pub(crate) fn begin_call(&self) -> CallInProgress {
-        self.place.begin_call(&self.calls)
+        self.place.begin_call(&self.calls, true)
     }
 
     /// Counts a call that needs no key until the returned value is dropped. Meanwhile the connection may be evicted.
     pub(crate) fn begin_keyless_call(&self) -> CallInProgress {
-        self.place.begin_keyless_call(&self.calls)
+        self.place.begin_call(&self.calls, false)
     }
 
     /// Returns true if a call is in progress.
-    #[cfg(feature = "http")]
     pub(crate) fn has_calls(&self) -> bool {
         *self.calls.borrow() > 0
     }
 
     /// Waits until no call is in progress.
-    #[cfg(feature = "http")]
     pub(crate) async fn calls_ended(self) {
         // The sender is a field of `self`, so there is no error.
         let _ = self.calls.subscribe().wait_for(|calls| *calls == 0).await;
@@ -773,11 +759,8 @@ fn with_jitter(limit: Duration, random: u32) -> Duration {
     limit - spread + (2 * spread).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
-// A connection that reads on after its last response.
-//
-// A client that is rejected in the middle of its request continues to send. A closed connection would answer with a
-// reset, which removes the response before the client reads it. The server therefore ends the response first, and
-// discards the remaining bytes for a while, as other servers do.
+// A client that is rejected in the middle of its request continues to send. A closed connection would answer with a reset, which
+// removes the response before the client reads it. So the server ends the response first, and then discards bytes for a while.
 
 /// Maximum time during which the server discards bytes.
 const LINGER_TIME: Duration = Duration::from_secs(5);
@@ -808,13 +791,10 @@ struct WatchedBody {
 }
 
 impl HttpBody for WatchedBody {
-    type Data = axum::body::Bytes;
+    type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<axum::body::Bytes>, axum::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
             self.unread.0.store(false, Relaxed);
@@ -872,8 +852,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for LingeringClose {
         Poll::Ready(Ok(()))
     }
 }
-
-// Where connections come from: a TCP port, or the same process.
 
 /// Size of a connection's send buffer in the operating system. Its default grows to megabytes, which hide a client that reads
 /// nothing.
@@ -935,7 +913,7 @@ impl Listener {
     pub(super) fn connections(
         self,
         keepalive: Option<Duration>,
-    ) -> Pin<Box<dyn Stream<Item = std::io::Result<Accepted>> + Send>> {
+    ) -> Pin<Box<dyn Stream<Item = io::Result<Accepted>> + Send>> {
         match self {
             // Clients wait for each character, so the kernel must not collect small packets.
             Self::Tcp(listener) => {
@@ -955,8 +933,6 @@ fn prepared(stream: TcpStream) -> Option<Accepted> {
     }
     Some(Accepted { stream: Box::new(stream), address })
 }
-
-// The loop that serves connections after their handshake, for every protocol.
 
 /// Serves connections until `closing` is cancelled, and then until the last one has its responses. `start` starts hyper's
 /// connection.
@@ -988,8 +964,6 @@ pub(crate) async fn serve_connections(
     drop(incoming);
     while connections.join_next().await.is_some() {}
 }
-
-// The name by which a client certificate identifies its owner.
 
 /// Maximum length in bytes of a name taken from a certificate.
 const NAME_BYTES: usize = 128;
@@ -1056,7 +1030,7 @@ mod tests {
         let table = table(8, 2);
         let (busy, _) = connect(&table, ALICE);
         let calls = watch::Sender::new(0);
-        let call = busy.begin_call(&calls);
+        let call = busy.begin_call(&calls, true);
         let (idle, _) = connect(&table, ALICE);
         let (bob, _) = connect(&table, BOB);
         let (_new, admission) = connect(&table, ALICE);
@@ -1073,7 +1047,7 @@ mod tests {
         let calls = watch::Sender::new(0);
         let (first, _) = connect(&table, ALICE);
         let (second, _) = connect(&table, ALICE);
-        drop(first.begin_call(&calls));
+        drop(first.begin_call(&calls, true));
         let (_third, _) = connect(&table, BOB);
         assert!(is_evicted(&second) && !is_evicted(&first));
     }
@@ -1083,11 +1057,11 @@ mod tests {
         let table = table(8, 4);
         let calls = watch::Sender::new(0);
         let (bob, _) = connect(&table, BOB);
-        let _watch = bob.begin_keyless_call(&calls);
+        let _watch = bob.begin_call(&calls, false);
         let alices: Vec<_> =
             (0..7).map(|number| connect(&table, if number < 4 { ALICE } else { "10.0.0.3" }).0).collect();
-        let watches: Vec<_> = alices.iter().map(|place| place.begin_keyless_call(&calls)).collect();
-        let call = alices[0].begin_call(&calls);
+        let watches: Vec<_> = alices.iter().map(|place| place.begin_call(&calls, false)).collect();
+        let call = alices[0].begin_call(&calls, true);
         assert_eq!(*calls.borrow(), 9);
         let (_dave, admission) = connect(&table, "10.0.0.4");
         assert_eq!(admission, Some(Admission::AllCalls));
@@ -1104,14 +1078,14 @@ mod tests {
         let table = table(4, 4);
         let calls = watch::Sender::new(0);
         let busy: Vec<_> = (0..4).map(|_| connect(&table, ALICE).0).collect();
-        let in_progress: Vec<_> = busy.iter().map(|place| place.begin_call(&calls)).collect();
+        let in_progress: Vec<_> = busy.iter().map(|place| place.begin_call(&calls, true)).collect();
         let (bob, admission) = connect(&table, BOB);
         assert_eq!(admission, Some(Admission::HealthOnly));
         let more: Vec<_> = (0..40).map(|_| connect(&table, ALICE)).collect();
         assert!(more.iter().all(|(_, admission)| *admission == Some(Admission::HealthOnly)));
         assert!(!is_evicted(&bob), "a network with more connections goes first");
         // Also one with a check that never ends.
-        let checks: Vec<_> = more.iter().map(|(place, _)| place.begin_call(&calls)).collect();
+        let checks: Vec<_> = more.iter().map(|(place, _)| place.begin_call(&calls, true)).collect();
         let (carol, admission) = connect(&table, "10.0.0.3");
         assert_eq!(admission, Some(Admission::HealthOnly));
         assert!(!is_evicted(&bob) && !is_evicted(&carol));
@@ -1127,7 +1101,7 @@ mod tests {
         for _ in 0..100 {
             let (place, admission) = connect(&table, ALICE);
             assert_eq!(admission, Some(Admission::AllCalls));
-            drop(place.begin_call(&watch::Sender::new(0)));
+            drop(place.begin_call(&watch::Sender::new(0), true));
             drop(table.begin_handshake(BOB.parse().unwrap()));
         }
         let places = table.places();

@@ -1,4 +1,5 @@
-//! A connection with changed reads or a changed shutdown; everything else passes through.
+//! The HTTP/1.1 ports: which web pages may use them, upgrades to WebSockets, answers to clients of another protocol, and
+//! [`StreamAdapter`], with which all ports change the reads or the shutdown of a connection.
 
 use crate::{
     config::{Access, AllowedNames, CorsOrigins},
@@ -26,12 +27,19 @@ use hyper::{body::Incoming, rt, server::conn::http1, service::HttpService};
 use serde_json::json;
 use std::{
     error::Error,
-    io::{self, IoSlice},
+    io::{self, ErrorKind, IoSlice},
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
+    time::Duration,
 };
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy, sink},
+    time::{Sleep, sleep},
+};
 use tonic::Code;
 use weir_engine::clock;
 use weir_kernels::error::quoted;
@@ -39,12 +47,12 @@ use weir_kernels::error::quoted;
 /// The operations that an adapter may change. The defaults pass through.
 pub(crate) trait StreamAdapter<S: AsyncRead + AsyncWrite + Unpin> {
     /// Reads from the connection.
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(stream).poll_read(cx, into)
     }
 
     /// Closes the connection for writing.
-    fn poll_shutdown(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(stream).poll_shutdown(cx)
     }
 }
@@ -56,14 +64,14 @@ pub(crate) struct Adapted<S, A> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncRead for Adapted<S, A> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { stream, adapter } = self.get_mut();
         adapter.poll_read(stream, cx, into)
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncWrite for Adapted<S, A> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -71,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncWrite 
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
     }
 
@@ -79,20 +87,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncWrite 
         self.stream.is_write_vectored()
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { stream, adapter } = self.get_mut();
         adapter.poll_shutdown(stream, cx)
     }
 }
 
-// Keeps web pages of other servers from using an HTTP port through their visitors' browsers.
-//
-// A page of another origin can send requests, and a page whose host name points at this server (DNS rebinding) can also read
-// the responses. A browser sends both names, in `Origin` and `Host`. Other clients send no `Origin`, and `Host` as they like.
+// Web pages of other servers must not use a port through their visitors' browsers. A page of another origin can send requests, and a
+// page whose host name points at this server (DNS rebinding) can also read the responses. A browser sends both names, in `Origin` and
+// `Host`. Other clients send no `Origin`, and `Host` as they like.
 
 /// The checks of one port.
 #[derive(Debug, Clone)]
@@ -211,10 +218,8 @@ fn is_same(origin: &str, authority: &Authority) -> bool {
     same_host && origin.port_u16().unwrap_or(default_port) == authority.port_u16().unwrap_or(default_port)
 }
 
-// Lets the pages of listed origins read responses: the headers of cross-origin resource sharing (CORS), and preflights.
-//
-// Browsers send no credentials of their own along, such as client certificates: responses never allow them. An API key is a
-// header that the page sets.
+// Cross-origin resource sharing (CORS). Responses never allow credentials that a browser adds, such as client certificates: an API key
+// is a header that the page sets.
 
 /// The header with the number of characters that normalising changed.
 pub(crate) const NORMALIZED_CHARS: &str = "x-weir-normalized-chars";
@@ -278,10 +283,8 @@ impl Cors {
     }
 }
 
-// Readable answers to clients that use another protocol than the port: HTTP/1 on the gRPC port, or no TLS on a port that needs it.
-
 /// The beginnings of HTTP/1 requests that clients send by mistake.
-const PLAIN_ANSWERS_METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
+const MISTAKEN_METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
 
 /// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
 const REQUEST_BYTES: u64 = 64 << 10;
@@ -314,7 +317,7 @@ pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
 
 /// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
 pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {
-    if PLAIN_ANSWERS_METHODS.iter().any(|method| begun.starts_with(method)) {
+    if MISTAKEN_METHODS.iter().any(|method| begun.starts_with(method)) {
         GRPC_NEEDS_HTTP2.send(stream).await;
     }
 }
@@ -334,11 +337,60 @@ impl Answer {
         // A client that is gone needs no answer.
         let _ = stream.write_all(format!("{head}\r\nconnection: close\r\n\r\n{text}").as_bytes()).await;
         let _ = stream.shutdown().await;
-        let _ = tokio::io::copy(&mut stream.take(REQUEST_BYTES), &mut tokio::io::sink()).await;
+        let _ = copy(&mut stream.take(REQUEST_BYTES), &mut sink()).await;
     }
 }
 
-// HTTP/1.1 connections that a client may upgrade to a WebSocket. An upgraded connection keeps its slot and its limits.
+/// Ends a connection on which the head of a request does not arrive in time. hyper's own limit also counts the time between two
+/// requests, for which a client may keep its connection.
+pub(crate) struct HeadLimit {
+    limit: Duration,
+    open: OpenConnection,
+    arrived: HeadArrived,
+    /// When the head must have arrived; `None` while no part of one has arrived.
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+/// Is told when a head has arrived. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct HeadArrived(Arc<AtomicBool>);
+
+impl HeadArrived {
+    /// Records that the head of a request has arrived.
+    pub(crate) fn record(&self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+impl HeadLimit {
+    /// Limits the heads that arrive on `stream`, from their first byte. `open` counts the connection's calls.
+    pub(crate) fn wrap<S>(stream: S, limit: Duration, open: OpenConnection, arrived: HeadArrived) -> Adapted<S, Self> {
+        Adapted { stream, adapter: Self { limit, open, arrived, late: None } }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for HeadLimit {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(stream).poll_read(cx, into);
+        // what arrives during a call is its body
+        if self.arrived.0.swap(false, Relaxed) || self.open.has_calls() {
+            self.late = None;
+        }
+        if self.open.has_calls() {
+            return read;
+        }
+        if read.is_ready() {
+            if into.filled().len() > before {
+                self.late.get_or_insert_with(|| Box::pin(sleep(self.limit)));
+            }
+            return read;
+        }
+        let Some(late) = &mut self.late else { return Poll::Pending };
+        ready!(late.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the head of a request did not arrive in time")))
+    }
+}
 
 /// Bytes of a client's control frame before the payload: the shortest header, and a mask.
 const CONTROL_HEADER: usize = 6;

@@ -19,19 +19,13 @@ use crate::{
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind},
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -165,8 +159,6 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
     }
 }
 
-// HTTP/2 frames in the bytes that a client sends.
-
 /// Length in bytes of a frame's header (RFC 9113, section 4.1).
 const HEADER_BYTES: usize = 9;
 
@@ -238,67 +230,12 @@ impl FrameReader {
     }
 }
 
-// The time that the head of an HTTP/1.1 request may take to arrive. hyper's own limit also counts the time between two requests, for
-// which a client may keep its connection.
-
-/// Ends a connection on which the head of a request does not arrive in time.
-pub(crate) struct HeadLimit {
-    limit: Duration,
-    open: OpenConnection,
-    arrived: HeadArrived,
-    /// When the head must have arrived; `None` while no part of one has arrived.
-    late: Option<Pin<Box<Sleep>>>,
-}
-
-/// Is told when a head has arrived. Clones share it.
-#[derive(Clone, Default)]
-pub(crate) struct HeadArrived(Arc<AtomicBool>);
-
-impl HeadArrived {
-    /// Records that the head of a request has arrived.
-    pub(crate) fn record(&self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-impl HeadLimit {
-    /// Limits the heads that arrive on `stream`, from their first byte. `open` counts the connection's calls.
-    pub(crate) fn wrap<S>(stream: S, limit: Duration, open: OpenConnection, arrived: HeadArrived) -> Adapted<S, Self> {
-        Adapted { stream, adapter: Self { limit, open, arrived, late: None } }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for HeadLimit {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        let before = into.filled().len();
-        let read = Pin::new(stream).poll_read(cx, into);
-        // what arrives during a call is its body
-        if self.arrived.0.swap(false, Relaxed) || self.open.has_calls() {
-            self.late = None;
-        }
-        if self.open.has_calls() {
-            return read;
-        }
-        if read.is_ready() {
-            if into.filled().len() > before {
-                self.late.get_or_insert_with(|| Box::pin(sleep(self.limit)));
-            }
-            return read;
-        }
-        let Some(late) = &mut self.late else { return Poll::Pending };
-        ready!(late.as_mut().poll(cx));
-        Poll::Ready(Err(std::io::Error::new(ErrorKind::TimedOut, "the head of a request did not arrive in time")))
-    }
-}
-
-// Removes duplicate acknowledgements of HTTP/2 settings from a client's bytes.
-//
-// nginx (1.22, as Debian ships it) may hold an acknowledgement that a failed replica left behind, and sends it to the next
-// replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. The server therefore
-// drops every acknowledgement but the first. It does so only behind a proxy, which is the case if it sends headers late.
+// nginx (1.22, as Debian ships it) may hold an acknowledgement of settings that a failed replica left behind, and sends it to the next
+// replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. Behind a proxy, the
+// server therefore drops every acknowledgement but the first.
 
 /// An acknowledgement of settings: no payload, type 4, flag 1, stream 0.
-const SETTINGS_ACK_ACK: FrameHeader = FrameHeader([0, 0, 0, 4, 1, 0, 0, 0, 0]);
+const SETTINGS_ACK: FrameHeader = FrameHeader([0, 0, 0, 4, 1, 0, 0, 0, 0]);
 
 /// Maximum bytes read at a time.
 const CHUNK: usize = 8 << 10;
@@ -325,9 +262,9 @@ impl FrameFilter {
         let Self { frames, acknowledged, ready, .. } = self;
         frames.read(bytes, |part| match part {
             // It has no payload.
-            FramePart::Header(header) if header == SETTINGS_ACK_ACK && *acknowledged => {}
+            FramePart::Header(header) if header == SETTINGS_ACK && *acknowledged => {}
             FramePart::Header(header) => {
-                *acknowledged |= header == SETTINGS_ACK_ACK;
+                *acknowledged |= header == SETTINGS_ACK;
                 ready.extend_from_slice(&header.0);
             }
             FramePart::Payload(bytes) => ready.extend_from_slice(bytes),
@@ -356,7 +293,7 @@ impl DuplicateAckFilter {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for DuplicateAckFilter {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             if into.remaining() == 0 || self.frames.pop(into) {
                 return Poll::Ready(Ok(()));
@@ -371,10 +308,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for DuplicateAckFilter 
     }
 }
 
-// A limit on how often a client changes the settings of its HTTP/2 connection.
-//
-// For each change, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients send one frame of
-// settings when they connect, and a few more when they adapt their windows.
+// For each change of settings, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients
+// send one frame of settings when they connect, and a few more when they adapt their windows.
 
 /// Changes that a client may make at once.
 const BURST: f64 = 100.0;
@@ -398,7 +333,7 @@ impl SettingsLimit {
     }
 
     /// Counts changes that arrive now. Fails if they are too many.
-    fn count(&mut self, changes: usize) -> std::io::Result<()> {
+    fn count(&mut self, changes: usize) -> io::Result<()> {
         if changes == 0 {
             return Ok(());
         }
@@ -406,14 +341,14 @@ impl SettingsLimit {
         self.counted_at = clock::now();
         self.left = (self.left + earned).min(BURST) - changes as f64;
         match self.left < 0.0 {
-            true => Err(std::io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
+            true => Err(io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
             false => Ok(()),
         }
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for SettingsLimit {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         ready!(Pin::new(stream).poll_read(cx, into))?;
         let mut changes = 0;
@@ -458,18 +393,18 @@ mod tests {
         let frame =
             |length: u8, kind: u8| [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![kind; length.into()]].concat();
         // A payload that looks like an acknowledgement stays.
-        let data = [&[0, 0, 9, 0, 0, 0, 0, 0, 1][..], &SETTINGS_ACK_ACK.0].concat();
+        let data = [&[0, 0, 9, 0, 0, 0, 0, 0, 1][..], &SETTINGS_ACK.0].concat();
         let all = [
             frame(6, 4),
-            SETTINGS_ACK_ACK.0.to_vec(),
+            SETTINGS_ACK.0.to_vec(),
             frame(3, 1),
-            SETTINGS_ACK_ACK.0.to_vec(),
+            SETTINGS_ACK.0.to_vec(),
             data.clone(),
-            SETTINGS_ACK_ACK.0.to_vec(),
+            SETTINGS_ACK.0.to_vec(),
             frame(0, 6),
         ]
         .concat();
-        let expected = [frame(6, 4), SETTINGS_ACK_ACK.0.to_vec(), frame(3, 1), data, frame(0, 6)].concat();
+        let expected = [frame(6, 4), SETTINGS_ACK.0.to_vec(), frame(3, 1), data, frame(0, 6)].concat();
         for size in 1..all.len() {
             let (mut client, server) = tokio::io::duplex(1 << 16);
             let mut server = DuplicateAckFilter::wrap(server);
@@ -493,7 +428,7 @@ mod tests {
     async fn exchanged(
         ends: &mut (DuplexStream, Adapted<DuplexStream, SettingsLimit>),
         count: usize,
-    ) -> std::io::Result<()> {
+    ) -> io::Result<()> {
         for _ in 0..count {
             ends.0.write_all(&CHANGE).await?;
             ends.1.read_exact(&mut [0; CHANGE.len()]).await?;

@@ -1,6 +1,5 @@
 //! Connections below HTTP: accepted, identified, and closed.
 
-#[cfg(feature = "http")]
 pub(crate) mod admin_port;
 pub(crate) mod connections;
 pub(crate) mod http1;

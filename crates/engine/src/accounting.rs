@@ -1,7 +1,5 @@
-//! Checked arithmetic for accounts: what requests and cache entries hold, and what is left of a limit.
-//!
-//! An overflow here would make a limit meaningless. It is a panic in every build, after which the worker starts over with empty
-//! accounts; see `worker`.
+//! Checked arithmetic for what requests and cache entries hold. An overflow would make a limit meaningless, so it panics in
+//! every build; the worker then starts over with empty accounts.
 
 /// Adds to an account. Panics if the sum overflows.
 pub(crate) fn add(account: &mut usize, amount: usize) {
@@ -22,9 +20,8 @@ pub(crate) fn replace(account: &mut usize, before: usize, after: usize) {
     add(account, after);
 }
 
-/// Returns the part of `limit` that a caller may hold while the others hold `others`: half of what they leave, or `smallest` if that is
-/// more and is left. With `smallest` 0, a caller leaves something for the next one if at least 2 are left.
-/// If every caller takes its maximum, their parts converge.
+/// Returns the part of `limit` that a caller may hold while the others hold `others`: half of what they leave, or `smallest` if
+/// that is more and is left. If every caller takes its maximum, their parts converge.
 pub fn share(limit: usize, others: usize, smallest: usize) -> usize {
     let left = limit.saturating_sub(others);
     left.div_ceil(2).max(smallest.min(left))

@@ -128,12 +128,9 @@ impl From<Option<Instant>> for Terms {
     }
 }
 
-/// An event of a request.
-///
-/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A block's are `Started`, `Coded`,
-/// `Finished`. A distribution's are `Started`, `Next`, `Finished`. A summary's events are: `Started`, any
-/// number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`. An error may come at any point and
-/// is the last event.
+/// An event of a request. In order: `Started`; then for a text any number of `Characters`, for a block `Coded`, for a
+/// distribution `Next`, each followed by `Finished`; for a summary `Reading` and `Chosen`, `Encoded`, `Characters`,
+/// `Summarized`. An error may come at any point and is the last event.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The request got its first row.
@@ -174,9 +171,8 @@ pub enum DocumentEvent {
     Summarized(Box<SummaryResult>),
 }
 
-/// Receiver of a request's events. Dropping it cancels the request within one step.
-///
-/// The stream ends with `Finished`, `Summarized` or an error. It closes without one of these only if the worker broke.
+/// Receiver of a request's events. Dropping it cancels the request within one step. It closes without `Finished`, `Summarized`
+/// or an error only if the worker broke.
 pub type Events = mpsc::Receiver<Result<Event>>;
 
 /// Load of an engine.
@@ -257,7 +253,6 @@ impl FieldNames {
     }
 }
 
-/// Rejects a text for a model that summarizes documents.
 fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     let card = model.card();
     if model.document_encoder().is_none() {
@@ -267,8 +262,7 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "continues a prompt", found })
 }
 
-/// Rejects a text that would feed more than `limit` symbols. The error names `text_field` if the text alone does, and
-/// `other_field` otherwise.
+/// Rejects a text that would feed more than `limit` symbols; the error names `text_field` if the text alone does.
 fn check_work(session: &Session, text_field: &'static str, other_field: &'static str, limit: usize) -> Result<()> {
     let work = session.max_work();
     if work <= limit {
@@ -278,8 +272,7 @@ fn check_work(session: &Session, text_field: &'static str, other_field: &'static
     Err(Error::TooMuchWork { field, work, limit })
 }
 
-/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and
-/// `length_field` otherwise.
+/// Rejects a text that could not run even alone; the error names `prompt_field` if the prompt alone is too long.
 fn check_fits(
     session: &Session,
     prompt_field: &'static str,

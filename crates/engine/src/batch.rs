@@ -1,12 +1,8 @@
-//! The running requests, their rows, and one step of them.
+//! The running requests, their rows, and one step of them: documents are encoded, rows are fed as the
+//! [`scheduler`](super::scheduler) plans, and the outcome of each request whose rows are ready is taken and sent.
 //!
-//! Hot path: a step of texts logs nothing, and allocates only its events and the cache entries of complete prompts and of requests
-//! that look ahead.
-//!
-//! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes; drafts are added as far as
-//! they pay. A step encodes documents first. [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its
-//! segment step takes, by the rule of [`is_due`](contract::is_due). At the end the batch takes the outcome of each request whose
-//! rows are ready, sends its characters, and estimates how long the step would have taken without pooling.
+//! Hot path: a step of texts logs nothing, and allocates only its events and the cache entries of complete prompts and of
+//! requests that look ahead.
 
 use crate::{
     api::Limits,
@@ -331,10 +327,8 @@ impl Batch {
         }
     }
 
-    /// Selects the rows of the segment step: all waiting rows together when [`contract::is_due`], otherwise none.
-    ///
-    /// Waiting rows wait only for rows that the next step will feed: rows that were fed now and do not wait, and prompts that
-    /// had no room in this step. They do not wait for paused rows, nor while a prompt's chunk is fed: its steps are long.
+    /// Selects the rows of the segment step: all waiting rows together when [`contract::is_due`], otherwise none. They wait only
+    /// for rows that the next step feeds, and not while a prompt's chunk is fed: its steps are long.
     fn select_segment_rows(&mut self) {
         self.due.clear();
         self.due.extend(in_flight_rows(StepStatus::Waiting, &self.requests, &self.row_table));
@@ -414,8 +408,7 @@ impl Batch {
         finished
     }
 
-    /// Ends the requests whose rows took part in a failed step: the state of these rows is lost. Replaces the scratch space,
-    /// which the step may have left inconsistent.
+    /// Ends the requests whose rows took part in a failed step, and replaces the scratch space, which may be inconsistent.
     fn fail_rows(&mut self, error: &Error, rows: Vec<usize>) {
         tracing::error!(rows = rows.len(), %error, "a step failed");
         for row in rows {
@@ -504,8 +497,8 @@ impl RowTable {
 }
 
 impl Batch {
-    /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. The limits of prompts next to
-    /// other rows are limits of drafts, too. `fixed` is the fixed time of a step in multiples of a symbol's time.
+    /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. `fixed` is the fixed time
+    /// of a step in multiples of a symbol's time.
     pub(crate) fn plan_drafts(&mut self, limits: PromptLimits, fixed: f64) {
         let Self { requests, statuses, feeds, inner, guess_rates, .. } = self;
         let decoding = |request: usize| match statuses.get(request).map(|status| status.activity) {
@@ -562,19 +555,16 @@ impl Batch {
         }
     }
 
-    /// Returns true if all rows that the step feeds decode.
     fn only_decodes(&self) -> bool {
         let row_decodes = |&row: &usize| !self.feeds_chunk(row);
         !self.fed.is_empty() && self.encode_feeds.is_empty() && self.fed.iter().all(row_decodes)
     }
 
-    /// Returns true if the row is fed a chunk of a prompt.
     fn feeds_chunk(&self, row: usize) -> bool {
         self.row_table.rows[row].feed.len() > 1 && !has_draft(&self.requests[self.row_table.owners[row]])
     }
 }
 
-/// Returns true if the request's present or next feed has a draft.
 fn has_draft(request: &Request) -> bool {
     matches!(&request.kind, RequestKind::Text(text) if text.session.has_draft())
 }
@@ -777,7 +767,6 @@ impl Batch {
         }
     }
 
-    /// Counts a step.
     fn count_step(&mut self, step: EngineStep) {
         let EngineStep { fed, encoded, .. } = step;
         if !(self.fed.is_empty() && encoded == 0) {

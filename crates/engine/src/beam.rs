@@ -1,28 +1,19 @@
 //! Beam search with the semantics of fairseq's `SequenceGenerator` or of transformers' `generate`, and sampling of several
-//! texts.
+//! texts. Pure: it takes the logits of the rows and holds neither rows nor models.
 //!
-//! Given the logits of the rows, a search decides which rows continue, which are forked, what each is fed next, and which
-//! texts are finished. It is pure: it holds neither rows nor models.
+//! *Beam search* follows `beam` paths, from one row. Each step ranks all continuations by the sum of their tokens'
+//! log-probabilities and takes the 2 · `beam` best. Those that end the text are finished hypotheses if they rank among the first
+//! `beam`; the first `beam` of the others continue. The search is done when `beam` hypotheses are finished, even if a running
+//! path could become better. Padding is never generated, the end not before `min_tokens`, and nothing else after `max_tokens`. A
+//! score is the sum divided by the length (end included) to the power of `length_penalty`. Equals are ordered by path, then by
+//! token, where fairseq leaves the order open.
 //!
-//! *Beam search* follows `beam` paths. It begins with one row, because all paths are equal then. Each step ranks all
-//! continuations of all paths by the sum of their tokens' log-probabilities and takes the 2 · `beam` best. Continuations that
-//! end the text are finished hypotheses if they rank among the first `beam`; the first `beam` of the others continue.
+//! *transformers* (version 5) differs: padding may be generated; `min_tokens` and `max_tokens` count the end mark, which is not
+//! forced at the limit; the `beam` best finished hypotheses are kept, and [`EarlyStopping`] decides when no path can beat them;
+//! `repetition_penalty` lowers the log-probabilities (with one path, the logits) of tokens that a path has.
 //!
-//! Padding is never generated. The end is not generated before `min_tokens` tokens, and nothing else is after `max_tokens`.
-//! The search is done when `beam` hypotheses are finished, even if a running path could become better, or after the step that
-//! may generate only the end. A hypothesis' score is its sum divided by its length (end included) to the power of
-//! `length_penalty`. Equals are ordered by path, then by token, where fairseq leaves the order open. A beam of one is greedy
-//! search.
-//!
-//! The rules of *transformers* (version 5) change the paragraph above as follows. Padding may be generated. `min_tokens` and
-//! `max_tokens` count the end mark, and it is not forced at the limit: a text that reaches the limit is a hypothesis without
-//! it. The `beam` best finished hypotheses are kept, and [`EarlyStopping`] decides when no path can beat them. Tokens that a
-//! path has already are made less likely by `repetition_penalty`: their log-probabilities with several paths, their logits with
-//! one.
-//!
-//! *Sampling* draws each path separately with a [`Sampler`], path i with seed + i, until each has generated its end.
-//!
-//! Sums are `f32`, as in fairseq: rounding decides the rank of close candidates.
+//! *Sampling* draws path i with a [`Sampler`] of seed + i, until it has generated its end. Sums are `f32`, as in fairseq:
+//! rounding decides the rank of close candidates.
 
 use crate::{options::Sampling, sampling::Sampler};
 use std::{cmp::Ordering, collections::HashMap};
@@ -89,7 +80,6 @@ struct Path {
     tokens: Vec<u32>,
     logprobs: Vec<f32>,
     sum: f32,
-    /// Draws its tokens, if the search samples.
     sampler: Option<Sampler>,
     ngrams: Ngrams,
 }
@@ -187,7 +177,7 @@ impl BeamSearch {
     }
 
     /// The tokens that the best hypothesis is certain to begin with: the common prefix of all paths and of the best finished
-    /// hypothesis, which a path may still beat. Once the search is done, all tokens of the best hypothesis but its end.
+    /// hypothesis. Once the search is done, all its tokens but the end.
     pub fn settled_prefix(&self) -> &[u32] {
         let best = self.finished.iter().max_by(|a, b| match a.score.total_cmp(&b.score) {
             // of equals, the earlier one
@@ -273,7 +263,6 @@ impl BeamSearch {
         Ok(best)
     }
 
-    /// Draws a continuation of each path.
     fn draw(&mut self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
         if self.step == 0 {
             self.seed_paths();
@@ -366,7 +355,6 @@ impl BeamSearch {
         self.finished.push(Hypothesis { tokens, logprobs, score });
     }
 
-    /// Returns the candidate's path with its token.
     fn extend_path(&self, Candidate { sum, logprob, parent, token, .. }: Candidate) -> Path {
         let mut path = Path { sum, ..self.paths[parent].clone() };
         path.tokens.push(token);
@@ -379,7 +367,6 @@ impl BeamSearch {
     }
 }
 
-/// The n-grams of one path.
 #[derive(Debug, Clone)]
 struct Ngrams {
     /// Length n; 0 bans nothing.
@@ -391,7 +378,6 @@ struct Ngrams {
 }
 
 impl Ngrams {
-    /// Creates the n-grams of a path that begins with `start`.
     fn new(size: usize, start: u32) -> Self {
         let mut ngrams = Self { size, latest: Vec::new(), followers: HashMap::new() };
         ngrams.push(start);

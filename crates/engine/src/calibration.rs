@@ -1,15 +1,9 @@
 //! Calibration: measures how long a model's steps take on this machine, to estimate how long they would take without pooling.
 //!
-//! [`measure`] fills a [`TimingTable`] with some numbers of rows, some lengths of chunks, and two contexts. A measurement on a busy
-//! machine gives a doubtful table, which a later measurement may replace ([`LatestCalibration`]).
-//!
-//! All rows have the same prefix, at whose end a symbol was found that ends a segment. That symbol is fed to several rows
-//! at once, which then all wait. After their segment step and finish step they are rolled back. Each step is therefore
-//! measured repeatedly at the same position, for every boundary source.
-//!
-//! Kinds of steps are measured in turn, because estimates follow from their proportions: a slow phase then affects all.
-//!
-//! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs.
+//! [`measure`] fills a [`TimingTable`]. All rows have the same prefix, at whose end a symbol was found that ends a segment. It
+//! is fed to several rows at once, which are then rolled back, so each step is measured repeatedly at one position. Kinds of
+//! steps are measured in turn: a slow phase then affects all, and estimates follow from their proportions. The caller makes sure
+//! that nothing else runs; a busy machine gives a doubtful table, which [`LatestCalibration`] may replace.
 
 pub use crate::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};
 use std::{
@@ -102,8 +96,7 @@ impl LatestCalibration {
         self.lock().clone()
     }
 
-    /// Measures with `measure` and stores the result, unless the known result needs no repetition: a reliable table, or a failure.
-    /// A stopped measurement stores nothing. A repetition replaces a table only if it produces a table.
+    /// Measures with `measure` and stores the result, unless a reliable table or a failure is known.
     pub(crate) fn measure(&self, measure: impl FnOnce() -> Measured) -> Calibrated {
         let known = self.get();
         match &known {
@@ -174,8 +167,7 @@ fn timing(shape: StepShape, samples: &Samples) -> Option<StepTiming> {
     })
 }
 
-/// Returns the interquartile range of whole steps, divided by their median; 0 without samples. Steps without a segment step
-/// have no middle part.
+/// Returns the interquartile range of whole steps, divided by their median; 0 without samples.
 fn spread(samples: &[StepSample]) -> f64 {
     if samples.is_empty() {
         return 0.0;
@@ -202,15 +194,12 @@ struct Probe {
 struct Timer<'a> {
     model: &'a dyn Model,
     scratch: Scratch,
-    /// The common prefix of all rows.
     prefix: Vec<u32>,
     /// A symbol that ends a segment.
     closing: Probe,
     /// A symbol that ends none.
     plain: Option<Probe>,
-    /// The rows with the common prefix.
     rows: Vec<SequenceRow>,
-    /// The row with a long text, once there is one.
     long: Vec<SequenceRow>,
 }
 
@@ -220,8 +209,7 @@ struct Measurement {
     samples: Samples,
 }
 
-/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after each
-/// step; `Break` stops the measurement. Returns the error of a step; too little memory for more rows is not one.
+/// Measures the model's steps for about `budget`. Calls `go_on` after each step; `Break` stops the measurement.
 pub fn measure(
     model: &dyn Model,
     max_rows: usize,
@@ -310,8 +298,7 @@ impl StepKind {
 }
 
 impl<'a> Timer<'a> {
-    /// Looks for a position and a symbol that ends a segment there. Calls `go_on` after each symbol that it tries. The inner error is
-    /// that no symbol ends a segment, or that `go_on` stopped the search.
+    /// Looks for a position and a symbol that ends a segment there. The inner error is that none was found, or a stop.
     fn find_boundary(
         model: &'a dyn Model,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
@@ -375,21 +362,19 @@ impl<'a> Timer<'a> {
         Ok(step.closes)
     }
 
-    /// Feeds a symbol of the common prefix to a row.
     fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
         self.rows[row].set(&[symbol], Want::Nothing);
         advance(self.model, &mut self.rows, &[row], &mut self.scratch)
     }
 
-    /// Returns a row to the first `len` symbols of the prefix, of which the last is fed anew: a model that cannot rewind its states
-    /// feeds symbols again after a rollback, which must not be measured.
+    /// Returns a row to the first `len` symbols and feeds the last one anew: a model that cannot rewind feeds symbols again
+    /// after a rollback, which must not be measured.
     fn rewind(&mut self, row: usize, len: usize) -> Result<()> {
         let Some(last) = len.checked_sub(1) else { return self.rows[row].state.rollback(0) };
         self.rows[row].state.rollback(last)?;
         self.feed(row, self.prefix[last])
     }
 
-    /// Adds rows with the common prefix until there are `rows` of them.
     fn grow(&mut self, rows: usize) -> Result<()> {
         while self.rows.len() < rows {
             let row = self.rows.len();
@@ -443,8 +428,7 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// Measures a step of rows that all end a segment, or all end none. Runs it twice and measures the second, which finds the CPU
-    /// caches as in a series of such steps.
+    /// Measures the second of two steps of rows that all end a segment, or all end none: its caches are warm.
     fn measure_rows(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<()> {
         let probe = if closing { Some(self.closing) } else { self.plain };
         let Some(probe) = probe else { return Ok(()) };

@@ -1,17 +1,10 @@
-//! Ranked completions: the most probable distinct continuations of a text up to the end of a word, a line, a segment, or a number
-//! of characters, with exact probabilities.
+//! Ranked completions: the most probable distinct continuations of a text up to the end of a word, a line, a segment, or a
+//! number of characters, with exact probabilities. Pure: holds neither rows nor models.
 //!
-//! Best-first search. An open continuation's probability bounds those of all its extensions, so a complete continuation that is
-//! more probable than every open one is the next result. The search expands the most probable open continuation: it needs the
-//! distribution after it, which the caller computes. The caller may compute those of the next ones at the same time. They wait
-//! until it is their turn, so their number changes no result, only the work.
-//!
-//! Words and lines end before the character that ends them, and their probability is the sum over all such characters. A
-//! continuation that reaches `max_chars` is complete as it is. No continuation is empty, and each consists of whole code points.
-//! Pure: holds neither rows nor models.
-//!
-//! The queue keeps only what the search can still reach: a candidate behind as many others as may still be expanded or found is
-//! dropped. So the memory does not grow with the number of distributions.
+//! Best-first search. An open continuation's probability bounds those of all its extensions, so a complete one that is more
+//! probable than every open one is the next result. The caller may compute the distributions of the next open continuations
+//! ahead: they wait for their turn, so their number changes no result. Words and lines end before the character that ends them,
+//! and their probability is the sum over all such characters.
 
 use crate::{
     options::{bad, check_length},
@@ -58,8 +51,7 @@ pub type NodeId = usize;
 pub struct Expansions {
     /// The most probable one first. Empty if the search is over.
     pub nodes: Vec<NodeId>,
-    /// Minimum ln p for computing a continuation ahead: that of the last of `nodes`, or of the complete continuation that would end
-    /// the search. Negative infinity if there is room for more nodes.
+    /// Minimum ln p for computing a continuation ahead; negative infinity if there is room for more nodes.
     pub floor: f64,
 }
 
@@ -73,7 +65,6 @@ struct Node {
     boundary: bool,
 }
 
-/// A continuation in the queue.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     logprob: f64,
@@ -123,8 +114,7 @@ impl CompletionSearch {
         })
     }
 
-    /// Returns at most `limit` open continuations without a distribution. Later calls return each of them again until
-    /// [`take`](Self::take) is called for it.
+    /// Returns at most `limit` open continuations without a distribution, until [`take`](Self::take) is called for each.
     pub fn next_expansions(&mut self, limit: usize) -> Expansions {
         let mut expansions = Vec::new();
         if self.expansions == MAX_EXPANSIONS {
@@ -286,13 +276,11 @@ impl CompletionSearch {
         self.expansions
     }
 
-    /// Returns true if the search ended at [`MAX_EXPANSIONS`] before it had found `count` completions. Others may exist, and may be more
-    /// probable than the last ones that [`finish`](Self::finish) returns.
+    /// Returns true if the search ended at [`MAX_EXPANSIONS`] before it had found `count` completions.
     pub fn is_cut(&self) -> bool {
         self.found.len() < self.rules.count && !self.queue.is_empty()
     }
 
-    /// Adds a candidate, and numbers it.
     fn push(&mut self, candidate: Candidate) {
         self.queue.push(Candidate { order: self.pushed, ..candidate });
         self.pushed += 1;
@@ -340,7 +328,6 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// Allowed counts of completions.
 const COUNTS: RangeInclusive<usize> = 1..=16;
 
 /// Allowed lengths of a completion, in characters.
@@ -527,8 +514,7 @@ impl DistributionsSoFar {
         Self { lookahead, logprob: 0.0, found: NextDistributions::default() }
     }
 
-    /// Takes the distribution after the latest symbol. Returns the symbol to append, or `None` if the request is done. Fails if the
-    /// logits are not valid.
+    /// Takes the distribution after the latest symbol. Returns the symbol to append, or `None` if the request is done.
     pub(crate) fn push(&mut self, distribution: Distribution) -> Result<Option<u32>> {
         let next = self.next_symbol(&distribution)?;
         self.found.distributions.push(distribution);
@@ -590,15 +576,12 @@ mod spelling_tests {
 
 #[cfg(test)]
 mod symbol_kinds_tests {
-    use super::*;
+    use super::{SymbolKind::*, *};
     use weir_models::text::{TextMarks, TextNormaliser};
 
     #[test]
     fn words_and_lines_end_before_their_symbols() {
         let letters = Vocabulary::from_symbols(&[" ", "a", "é", "'", "\n"], TextNormaliser::None).unwrap();
-        use crate::completion::symbol_kinds_tests::SymbolKind::Continues;
-        use crate::completion::symbol_kinds_tests::SymbolKind::Ends;
-        use crate::completion::symbol_kinds_tests::SymbolKind::Excluded;
         assert_eq!(symbol_kinds(&letters, CompletionEnd::Word), [Ends, Continues, Continues, Continues, Ends]);
         let line = [Continues, Continues, Continues, Continues, Ends];
         assert_eq!(symbol_kinds(&letters, CompletionEnd::Line), line);

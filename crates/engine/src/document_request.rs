@@ -1,9 +1,5 @@
-//! A request about a document: the document's encoding, the feeds of its rows, and the texts that the search generates.
-//!
-//! Preemption takes its rows and all that the model holds of the document. The request can resume: the tokens are still here,
-//! and texts that the search has found are not searched again.
-//!
-//! A document on its way to the engine: the caller pushes tokens, and the worker takes them while it encodes.
+//! A request about a document: the upload on its way to the engine, the document's encoding, the feeds of its rows, and the
+//! texts that the search generates. A preempted request can resume: its tokens and the texts found are kept.
 
 use crate::{
     beam::{BeamSearch, SearchStep},
@@ -248,8 +244,7 @@ impl DocumentRequest {
         Some(PoolingUpdate { choices, byte_ranges, tokens: ids.len() })
     }
 
-    /// Ends the encoding if it is complete. `keep` stores the document in the cache and returns its id there. It is not called
-    /// for a document that is used once.
+    /// Ends the encoding if it is complete. `keep` stores a document that others may use and returns its id.
     pub(crate) fn finish_encoding(
         &mut self,
         now: Instant,

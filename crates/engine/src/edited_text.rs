@@ -49,8 +49,8 @@ impl EditedText {
         self.revision
     }
 
-    /// Applies splices in their order. Copies the text if clones share it. Otherwise the time does not depend on the length of the
-    /// text before the splices, except when the text must grow. Fails and changes nothing as [`check`](Self::check) does.
+    /// Applies splices in their order, or fails as [`check`](Self::check) does and changes nothing. The time does not depend on
+    /// the text before the splices, unless clones share the text or it must grow.
     pub fn apply(&mut self, revision: u64, splices: &[Splice]) -> Result<()> {
         let all_pieces = self.spliced(revision, splices)?;
         if self.is_shared() {
@@ -85,8 +85,8 @@ impl EditedText {
         Ok(())
     }
 
-    /// Checks whether splices may be applied. Takes no longer for a long text. Fails if the revision is not later, if a range lies
-    /// outside of the text as the splices before it left it or cuts a character, or if the text would become too long.
+    /// Checks whether splices may be applied: the revision is later, ranges lie within the text and cut no character, and the
+    /// text does not become too long.
     pub fn check(&self, revision: u64, splices: &[Splice]) -> Result<()> {
         self.spliced(revision, splices).map(drop)
     }
@@ -110,7 +110,6 @@ impl EditedText {
         self.text.len() - start.unwrap_or(0).min(self.text.len())
     }
 
-    /// Returns true if clones share the text.
     fn is_shared(&self) -> bool {
         Arc::strong_count(&self.text) > 1
     }
@@ -140,7 +139,6 @@ fn is_end(part: &str, text: &str) -> bool {
 /// A text that consists of parts of others.
 struct Pieces<'a> {
     pieces: Vec<&'a str>,
-    /// Bytes of all of them.
     len: usize,
 }
 
@@ -189,7 +187,6 @@ impl<'a> Pieces<'a> {
         index + 1
     }
 
-    /// Replaces a range between edges of characters.
     fn replace(&mut self, range: &Range<usize>, text: &'a str) {
         let start = self.split(range.start);
         let end = self.split(range.end);
@@ -215,17 +212,14 @@ fn check_length(field: &'static str, length: usize, limit: usize) -> Result<()> 
     Err(Error::TooLong { field, length, limit, unit: "bytes of text", why: None })
 }
 
-// The symbols of an edited text up to its last cursor, which outlive a search. After an edit, the next search encodes and digests
-// only the text after the last block that the edit left as it was.
-//
-// Whole blocks of the text are kept, in symbols that the requests of a search share. The text after the last block is short. Each
-// search encodes it again, and each request has its own copy.
+// The symbols of an edited text up to its last cursor, in blocks that outlive a search. After an edit, the next search encodes
+// and digests only the text after the last block that the edit left as it was.
 
 /// Bytes of a block. One that ends within a character is longer.
 const BLOCK_BYTES: usize = 1024;
 
-/// Minimum bytes after the last block that make another one. More than a block, so that deleting and typing at the edge of a block
-/// does not drop and add it each time.
+/// Minimum bytes after the last block that make another one. More than a block, so that edits at its edge do not add and drop
+/// it.
 const ADDED_BYTES: usize = 2 * BLOCK_BYTES;
 
 /// The encoded beginning of a text.
@@ -237,7 +231,6 @@ pub struct EncodedText {
     ends: Vec<BlockEnd>,
 }
 
-/// The end of a block.
 #[derive(Debug, Clone, Copy, Default)]
 struct BlockEnd {
     /// Bytes of the text up to here.
@@ -278,8 +271,7 @@ impl EncodedText {
         max_symbols(bytes.min(ADDED_BYTES), card).saturating_mul(size_of::<u32>())
     }
 
-    /// Encodes `text`, which begins as the kept text does, and keeps its blocks. Supports models of characters or bytes. Fails as
-    /// [`Card::encode`] does.
+    /// Encodes `text`, which begins as the kept text does, and keeps its blocks. Fails as [`Card::encode`] does.
     pub fn prefix(&mut self, field: &'static str, text: &str, card: &Card) -> Result<Arc<SharedPrefix>> {
         match self.encode(text, card) {
             Some(prefix) => Ok(prefix),
@@ -377,21 +369,22 @@ mod encoded_text_tests {
             let mut earlier: Vec<(Arc<SharedPrefix>, Vec<u32>)> = Vec::new();
             let mut kept = 0;
             for round in 0..400_usize {
-                let dice = |draw, sides: usize| {
+                let below = |draw, sides: usize| {
                     (uniform(number as u64, Purpose::Sampling, 10 * round + draw) * sides as f32) as usize
                 };
                 let edge = |draw, near_end: bool| {
-                    let back = dice(draw, if near_end { 30 } else { text.len() + 1 });
+                    let back = below(draw, if near_end { 30 } else { text.len() + 1 });
                     edge_before(&text, text.len().saturating_sub(back))
                 };
-                let count = if dice(1, 10) == 0 { 3000 } else { dice(2, 4) };
-                let start = edge(3, dice(4, 6) > 0);
-                let end = if dice(5, 3) == 0 { edge_before(&text, start + dice(6, 20)).max(start) } else { start };
-                let part = PARTS[dice(7, PARTS.len())].repeat(count);
+                let count = if below(1, 10) == 0 { 3000 } else { below(2, 4) };
+                let start = edge(3, below(4, 6) > 0);
+                let end = if below(5, 3) == 0 { edge_before(&text, start + below(6, 20)).max(start) } else { start };
+                let part = PARTS[below(7, PARTS.len())].repeat(count);
                 text.replace_range(start..end, &part);
                 text.truncate(edge_before(&text, 12_000));
                 encoded.truncate(start);
-                let cursor = edge_before(&text, text.len() - if dice(8, 3) == 0 { dice(9, text.len() + 1) } else { 0 });
+                let cursor =
+                    edge_before(&text, text.len() - if below(8, 3) == 0 { below(9, text.len() + 1) } else { 0 });
                 let read = &text[..cursor];
                 let expected = card.encode("text", read).unwrap();
                 let prefix = encoded.prefix("text", read, &card).unwrap();
@@ -401,7 +394,7 @@ mod encoded_text_tests {
                 assert!(prefix.len() - prefix.shared_symbols().len() <= ADDED_BYTES * 7);
                 kept += usize::from(encoded.kept_bytes(cursor) > 0);
                 earlier.push((prefix, expected));
-                if dice(0, 3) > 0 {
+                if below(0, 3) > 0 {
                     earlier.clear();
                 }
                 assert!(earlier.iter().all(|(prefix, expected)| prefix.symbols() == expected));

@@ -1,10 +1,5 @@
-//! The session of one document that a client edits.
-//!
-//! A session holds the text; its completions and scores run as requests of the engine. Each begins from the segment cache, which
-//! holds the state of the longest known prefix: after an edit, the text from the last segment before it is computed. Nothing is
-//! computed until something asks for it, text after a cursor never is, and the memory of states is the cache's: what an idle
-//! session has computed may be evicted, and is then computed again. A state from the cache equals that of a cold request bit for
-//! bit, and so do all results.
+//! The session of one document that a client edits. Its completions and scores run as requests of the engine, from the longest
+//! prefix in the segment cache; what was evicted is computed again. Results equal those of a cold request bit for bit.
 
 use crate::{
     api::{Event, Events, Job, Terms},
@@ -42,8 +37,7 @@ pub struct EditSession {
 pub struct Completions {
     /// The most probable ones, best first.
     pub items: Vec<Completion>,
-    /// True if the search ended at its limit. The last items are then the most probable completions that it had reached, and others
-    /// may be more probable.
+    /// True if the search ended at its limit: other completions may be more probable than the last items.
     pub is_cut: bool,
     /// Symbols before the cursor that came from the segment cache.
     pub reused: usize,
@@ -78,8 +72,8 @@ pub struct ScoreTask {
 }
 
 impl EditSession {
-    /// Opens a document of at most `limit` bytes. Fails if the text is longer or the priority out of range, for a model that reads
-    /// tokens or summarizes, and for an engine without a segment cache.
+    /// Opens a document of at most `limit` bytes. Fails for a model that reads tokens or summarizes, and without a segment
+    /// cache.
     pub fn open(engine: Handle, terms: Terms, text: String, revision: u64, limit: usize) -> Result<Self> {
         check_priority(terms.priority)?;
         let card = engine.card();
@@ -119,9 +113,8 @@ impl EditSession {
         self.text.check(revision, splices)
     }
 
-    /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Fails if its ends are no edges of characters
-    /// or in the wrong order, if it is longer, and as [`Handle::submit`] does. Encodes the text up to the range's end: the model
-    /// computes all of it, too.
+    /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Encodes the text up to the range's end.
+    /// Fails if its ends are no edges of characters or in the wrong order, and as [`Handle::submit`] does.
     pub fn score(&self, bytes: Range<usize>) -> Result<ScoreTask> {
         self.check_scored(&bytes)?;
         let start = self.encode("score.start_byte", bytes.start)?.len();
@@ -149,7 +142,6 @@ impl EditSession {
         Ok(())
     }
 
-    /// Encodes the text up to byte `end`.
     fn encode(&self, field: &'static str, end: usize) -> Result<Vec<u32>> {
         self.engine.card().encode(field, self.text_before(field, end)?)
     }
@@ -187,10 +179,8 @@ impl ScoreTask {
     }
 }
 
-// A running search for completions: requests the distributions that `CompletionSearch` needs.
-//
-// A round requests those of several continuations, as rows of one batch. Each request looks ahead while the result is likely to be
-// needed, so that a search takes fewer rounds. Extra distributions change no result: the search uses each only in its turn.
+// A running search for completions. A round requests the distributions of several continuations, as rows of one batch, each of
+// which may look ahead. Extra distributions change no result: the search uses each only in its turn.
 
 /// Maximum requests of a search in one round, as rows of one batch, if the engine has no other requests.
 const MAX_WIDTH: usize = 8;
@@ -229,7 +219,6 @@ pub struct CompletionTask {
     reused_distributions: usize,
 }
 
-/// A request for the distribution after a continuation.
 struct NextJob {
     node: NodeId,
     symbols: Vec<u32>,
@@ -244,8 +233,8 @@ pub struct Waiting {
 }
 
 impl EditSession {
-    /// Prepares the completions at byte `cursor`. Fails if the cursor is no edge of a character, if a rule is out of bounds, or if
-    /// the model cannot read the text before the cursor.
+    /// Prepares the completions at byte `cursor`. Fails if it is no edge of a character, a rule is out of bounds, or the text
+    /// unreadable.
     pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
         self.complete_with(self.symbols.take(), cursor, rules)
     }
@@ -306,8 +295,7 @@ impl CompletionTask {
         }
     }
 
-    /// Submits the requests for the next distributions that are not known, all at once; none if the search is over. The first
-    /// request after a text that is not cached runs alone. Fails as [`Handle::submit`] does.
+    /// Submits the requests for the next unknown distributions, all at once. The first after an uncached text runs alone.
     pub fn submit_next(&mut self) -> Result<Vec<Waiting>> {
         let mut jobs = std::mem::take(&mut self.later);
         if jobs.is_empty() {
@@ -380,8 +368,7 @@ impl CompletionTask {
         NextJob { request: NextSymbol { symbols: self.prefix.fork(&symbols), boundaries, lookahead }, node, symbols }
     }
 
-    /// Returns by how many symbols each request of a round may look ahead. If many distributions that were computed ahead are unused,
-    /// the search is one in which looking ahead does not pay.
+    /// Returns by how many symbols each request may look ahead: none if many distributions of earlier rounds are unused.
     fn max_ahead(&self) -> usize {
         if self.ahead_bytes > AHEAD_BYTES / 2 {
             return 0;
@@ -442,16 +429,12 @@ impl CompletionTask {
     }
 }
 
-/// Returns how many requests a search sends in one round while the engine has `others` other requests.
-///
-/// A wide search ends in fewer rounds, but computes distributions that it does not need in the end. A narrow one computes few of
-/// those, but needs more rounds. A search that runs alone is therefore wide. Next to other requests it is narrower, because each row
-/// makes their steps longer.
+/// Returns how many requests a search sends in one round while the engine has `others` other requests. A wide search ends in
+/// fewer rounds, but computes distributions that it does not need; next to other requests, each row makes their steps longer.
 fn search_width(others: usize) -> usize {
     MAX_WIDTH.saturating_sub(others).max(MIN_WIDTH)
 }
 
-/// Returns the bytes that a distribution takes with the continuation that it follows.
 fn distribution_bytes(symbols: &[u32], distribution: &Distribution) -> usize {
     ENTRY_BYTES + size_of_val(symbols) + size_of_val(&distribution.logits[..])
 }
@@ -482,14 +465,12 @@ const ENCODED_SYMBOL: usize = 2 * size_of::<u32>();
 const SCORED_CHARACTER: usize = 256;
 
 impl EditSession {
-    /// Sets the maximum bytes of distributions that the session and its clones keep for their next searches. A new session keeps
-    /// none.
+    /// Sets the maximum bytes of distributions that the session and its clones keep. A new session keeps none.
     pub fn keep_distributions(&self, bytes: usize) {
         self.distributions.set_limit(bytes);
     }
 
-    /// Sets the maximum bytes of symbols of its text that the session keeps for its next searches. A new session keeps none, and
-    /// encodes and digests the text for each search.
+    /// Sets the maximum bytes of symbols of its text that the session keeps for its next searches. A new session keeps none.
     pub fn keep_symbols(&self, bytes: usize) {
         self.symbols.set_limit(bytes);
     }
@@ -499,8 +480,7 @@ impl EditSession {
         EncodedText::bytes_for(bytes, self.engine.card())
     }
 
-    /// Returns the bytes that the completions at byte `cursor` hold while they run: the text's symbols, the last ones in each row,
-    /// and the distributions that were computed ahead.
+    /// Returns the bytes that the completions at byte `cursor` hold while they run.
     pub fn completion_bytes(&self, cursor: usize) -> usize {
         let row = EncodedText::copied_bytes(cursor, self.engine.card());
         self.symbol_bytes(cursor).saturating_add(MAX_WIDTH * row + AHEAD_BYTES)
@@ -514,8 +494,7 @@ impl EditSession {
     }
 }
 
-/// A completion that holds the session's symbols, so that its cost is known before it begins. Until it begins or is dropped, other
-/// completions of the session encode the text themselves.
+/// A completion that holds the session's symbols before it begins, so that its cost is known.
 pub struct PendingCompletion {
     session: EditSession,
     symbols: TakenSymbols,
@@ -542,19 +521,14 @@ impl PendingCompletion {
     }
 }
 
-// The symbols of an editing session's text, which the session keeps between its searches.
-//
-// Clones of a session share them as long as they have the same text. The first clone to be edited keeps them; the others
-// encode their text again in each search, until they are edited and begin symbols of their own.
-//
-// A search takes the symbols, so that it encodes a long text without a lock, and returns them with what it encoded. An edit in the
-// meantime makes the symbols after it stale, and the search returns those before it.
+// The symbols of an editing session's text, kept between searches. A search takes them, so that it encodes without a lock, and
+// returns them with what it encoded; an edit in the meantime makes the symbols after it stale. Clones share them until one is
+// edited.
 
 /// The symbols of a session's text.
 #[derive(Clone, Default)]
 pub(crate) struct SessionSymbols {
     kept: Arc<Mutex<KeptSymbols>>,
-    /// The version of the session's text.
     version: u64,
 }
 
@@ -658,15 +632,9 @@ fn lock(kept: &Mutex<KeptSymbols>) -> MutexGuard<'_, KeptSymbols> {
     kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// The distribution cache of an editing session: the distributions that its last searches computed.
-//
-// A distribution depends only on the text that it follows. The next keystroke extends the text, or takes its last character away,
-// so the next search asks for many of the same distributions. The cache compares texts, not revisions: an edit anywhere before
-// a text makes it another one.
-//
-// All texts of the cache begin with the same symbols, of which it holds a digest, and end near the cursor. A search whose text
-// begins with others empties the cache, and so does one whose text is shorter than that beginning. Its memory has a strict limit; the
-// distributions of the oldest search are dropped first.
+// The distribution cache of an editing session. The next keystroke extends the text or takes its last character away, so the
+// next search asks for many of the same distributions. All texts begin with the same symbols, of which a digest is held; a
+// search of another beginning empties the cache. The distributions of the oldest search are dropped first.
 
 /// Symbols before the cursor that are compared one by one: as many can be taken away without emptying the cache.
 const NEAR_SYMBOLS: usize = 64;
@@ -776,8 +744,7 @@ impl DistributionCache {
         Some(Arc::clone(&entry.distribution))
     }
 
-    /// Keeps the distribution after a continuation of a search's text, if it fits without a distribution of the same search or a
-    /// later one being dropped.
+    /// Keeps the distribution after a continuation, unless one of the same search or a later one would be dropped for it.
     pub(crate) fn keep(&self, place: &SearchPlace, continuation: &[u32], distribution: &Arc<Distribution>) {
         self.lock().keep(place, continuation, distribution);
     }
@@ -789,8 +756,7 @@ impl DistributionCache {
 }
 
 impl Distributions {
-    /// Moves the start of the cached texts to `near`, close to the end of `text`, unless it is close already. Drops the texts that
-    /// do not continue from there.
+    /// Moves the start of the cached texts to `near`, close to the end of `text`. Drops the texts that do not continue there.
     fn move_start(&mut self, text: TextView<'_>, near: usize, digests: BeginningDigests) {
         let same = self.before.is_some() && digests.start == self.before;
         if same && text.len() - self.start <= 2 * NEAR_SYMBOLS {
@@ -843,7 +809,6 @@ impl Distributions {
     }
 }
 
-/// Returns the bytes that an entry takes.
 fn entry_bytes(text: &[u32], distribution: &Distribution) -> usize {
     DISTRIBUTION_BYTES + size_of_val(text) + size_of_val(&distribution.logits[..])
 }

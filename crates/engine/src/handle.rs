@@ -86,17 +86,14 @@ impl Handle {
         (Self(Arc::new(WorkerThread { inner, thread: None })), task)
     }
 
-    /// Queues a validated request about a text. Fails with `QueueFull`, `Draining`, `Deadline` if the deadline has passed or cannot
-    /// be met, `NeverFits` if the request could not run even alone, `TooMuchWork`, or `BadOption` for a priority out of range. Also
-    /// fails as [`Generate::validate`](crate::options::Generate::validate) and
-    /// [`Score::validate`](crate::options::Score::validate) do.
+    /// Queues a validated request about a text. Fails as its `validate` does, and with `QueueFull`, `Draining`, `Deadline`,
+    /// `NeverFits`, `TooMuchWork`, or `BadOption` for a priority out of range.
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         let mut events = self.submit_together(vec![job], &terms.into())?;
         events.pop().ok_or_else(|| Error::Internal("a request has no events".into()))
     }
 
-    /// Queues requests about texts so that the worker sees all of them before its next step. Fails as [`submit`](Self::submit)
-    /// does; the requests are then cancelled.
+    /// Queues requests that the worker sees together before its next step. If one fails, all are cancelled.
     pub(crate) fn submit_together(&self, jobs: Vec<Job>, terms: &Terms) -> Result<Vec<Events>> {
         let Inner { model, limits, segment_cache, .. } = self.inner();
         let mut requests = Vec::with_capacity(jobs.len());
@@ -122,8 +119,7 @@ impl Handle {
         document_request::open(&self.inner().state.wake_signal)
     }
 
-    /// Queues a request for a summary. Its document is encoded while it arrives. Fails as [`submit`](Self::submit) and
-    /// [`Summarize::plan`] do, for an unknown document id, and if the model does not summarize.
+    /// Queues a request for a summary, whose document is encoded while it arrives. Fails for an unknown document id.
     pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
         let Inner { model, limits, document_cache, .. } = self.inner();
@@ -190,12 +186,9 @@ impl Handle {
         result
     }
 
-    /// Times the model's steps for about `budget` at most, and stores the result, unless a result is known that is not
-    /// [doubtful](super::calibration::TimingTable::doubt). Requests that start afterwards get an estimate of their time without
-    /// pooling.
-    ///
-    /// Blocks the calling thread. Calls `go_on` after each step; `Break` stops the calibration, which may be tried again.
-    /// The caller makes sure that nothing else runs meanwhile: timings of a busy machine are worthless.
+    /// Times the model's steps for about `budget` and stores the result, unless a result is known that is not
+    /// [doubtful](super::calibration::TimingTable::doubt). Blocks the calling thread; `go_on` may stop it with `Break`. The
+    /// caller makes sure that nothing else runs.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
         let Inner { model, limits, calibration, .. } = self.inner();
         calibration.measure(|| calibration::measure(&**model, limits.rows, budget, &mut go_on))
@@ -296,8 +289,7 @@ impl Handle {
         self.inner().document_cache.usage()
     }
 
-    /// Returns how long the worker has been in its current round of the loop; `None` while it sleeps. A round contains at
-    /// most one step, so a very long one means that the worker hangs.
+    /// Returns how long the worker has been in its current round; `None` while it sleeps. A very long one means that it hangs.
     pub fn busy_for(&self) -> Option<Duration> {
         self.inner().heartbeat.busy_for(clock::now())
     }

@@ -1,8 +1,5 @@
-//! What an engine measures. Each event is measured once, where it happens, and recorded in one place, `Measurements`: it adds the
-//! event to the engine's totals and passes it to the observer, from which metrics and reports follow.
-//!
-//! The worker thread records nearly all events between steps, some once per character. An observer must not block and should not
-//! allocate.
+//! What an engine measures. Each event is recorded once, in `Measurements`: it adds the event to the totals and passes it to
+//! the observer, which must not block: the worker thread records between steps, some events once per character.
 
 use crate::{
     options::FinishReason,
@@ -32,8 +29,7 @@ pub enum EngineEvent<'a> {
     Fed(FedSymbols),
     /// A generation's first character was ready, this long after the request's arrival.
     FirstChar(Duration),
-    /// A later character was ready, `gap` after the one before it. `boundary` is true if that one ended a segment, so that this one
-    /// waited for the middle stack.
+    /// A later character was ready, `gap` after the one before it. `boundary` is true if that one ended a segment.
     Gap { gap: Duration, boundary: bool },
     /// The first symbol of a generated segment was ready, this long after the first symbol of the segment before it.
     Segment(Duration),
@@ -72,7 +68,6 @@ pub trait Observer: Send + Sync {
     fn record(&self, event: EngineEvent<'_>);
 }
 
-/// Ignores all events.
 impl Observer for () {
     fn record(&self, _: EngineEvent<'_>) {}
 }
@@ -173,8 +168,8 @@ impl FedSymbols {
     }
 }
 
-/// Returns the number of symbols for which this feed decides whether the middle stack runs: those fed. If the model's mark
-/// ends segments, the decision for a symbol comes with the feed of the next symbol or of the mark.
+/// Returns the symbols for which this feed decides whether the middle stack runs: those fed, except that the decision for a
+/// symbol comes with the next feed if the model's mark ends segments.
 fn decided_symbols(row: &SequenceRow) -> usize {
     match row.feed[..] {
         [item] if contract::ends_segment(item) == Some(false) => {

@@ -8,8 +8,7 @@ use weir_models::contract::{BoundaryOptions, Card, SamplingDefaults, SymbolBound
 /// A request for generated text.
 #[derive(Debug, Clone)]
 pub struct Generate {
-    /// The prompt's symbols. At least one, unless the model has a start mark ([`Card::first_logits`]): other models have no
-    /// next-symbol distribution for an empty context.
+    /// The prompt's symbols. At least one, unless the model has a start mark ([`Card::first_logits`]).
     pub prompt: Vec<u32>,
     /// How symbols are chosen.
     pub sampling: Sampling,
@@ -110,8 +109,7 @@ pub struct Stopping {
     pub min_chars: usize,
     /// Maximum segments to close, if limited.
     pub max_segments: Option<usize>,
-    /// Stop strings that the model can generate, as [`Vocabulary::encode_stop`](weir_models::text::Vocabulary::encode_stop) returns them;
-    /// none empty.
+    /// Stop strings as [`Vocabulary::encode_stop`](weir_models::text::Vocabulary::encode_stop) returns them; none empty.
     pub stop: Vec<Vec<u32>>,
     /// True if the stop string is part of the answer.
     pub include_stop: bool,
@@ -208,8 +206,7 @@ impl EmittedSymbol {
 }
 
 impl Generate {
-    /// Checks all fields against their limits and the model's. Fails with [`Error::BadOption`], [`Error::TooLong`] or
-    /// [`Error::UnknownSymbol`], which name the field.
+    /// Checks all fields against their limits and the model's. The error names the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
         if card.first_logits.is_none() || !self.prompt.is_empty() {
             check_length("prompt", self.prompt.len(), card)?;
@@ -291,8 +288,7 @@ impl Stopping {
         Ok(())
     }
 
-    /// Default of `max_chars`, limited to the symbols that fit after the prompt. At least 1, so that a prompt that fills the
-    /// whole sequence ends with [`FinishReason::MaxContext`] and no symbol.
+    /// Default of `max_chars`, limited to the symbols that fit after the prompt; at least 1.
     pub fn default_max_chars(prompt_chars: usize, card: &Card) -> usize {
         card.max_symbols.saturating_sub(prompt_chars).clamp(1, DEFAULT_MAX_CHARS)
     }

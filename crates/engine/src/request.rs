@@ -219,8 +219,7 @@ impl Request {
         self.outcome = Some(Err(error));
     }
 
-    /// Counts a feed whose outcome is about to be taken. `drafted` of its symbols share the reading of the weights with a sampled
-    /// one, as the symbols of a prompt do with each other.
+    /// Counts a feed whose outcome is about to be taken. `drafted` of its symbols count as symbols of a prompt.
     pub(crate) fn count_fed(&mut self, symbols: usize, drafted: usize) {
         let (prefilling, refeeding) = match &self.kind {
             RequestKind::Text(text) => {
@@ -417,7 +416,6 @@ pub(crate) enum SymbolLatency {
     Next {
         /// Time since the symbol before them.
         gap: Duration,
-        /// Their number.
         symbols: usize,
     },
 }
@@ -570,18 +568,14 @@ type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<EventResult>, 
 /// Slots reserved for the encoded document or coded block, the final characters and the outcome.
 const RESERVED_SLOTS: usize = 3;
 
-/// Maximum symbols of an event, in which each alternative of a symbol counts like one. The last event has all that are held. A step
-/// may emit a whole chunk of a prompt; the memory of a channel must not depend on it.
+/// Maximum symbols of an event, in which each alternative of a symbol counts like one, so that a channel's memory is bounded.
 const EVENT_SYMBOLS: usize = 4;
 
 /// Maximum events of a channel: more than any client needs, and below tokio's own limit.
 const MAX_EVENTS: usize = 1 << 24;
 
-/// The sending side of a request's events: bounded, and it never blocks the worker.
-///
-/// A client that does not read pauses its own row and nothing else. Characters without room in the channel wait here, and the
-/// worker is woken when there is room. Three slots of the channel are reserved for events that must not wait for the client:
-/// the encoded document or the coded block, the characters held at the end, and the outcome.
+/// The sending side of a request's events: bounded, and it never blocks the worker. Characters without room wait here, and pause
+/// their own row only. Three slots are reserved: for the document or coded block, the final characters, and the outcome.
 pub(crate) struct EventSender {
     sender: Sender<EventResult>,
     /// Characters without room in the channel.
@@ -746,7 +740,6 @@ impl EventSender {
     }
 }
 
-/// Takes the characters of the next event.
 fn next_characters(held: &mut VecDeque<EmittedSymbol>) -> Vec<EmittedSymbol> {
     let count = event_symbols(held.front()).min(held.len());
     held.drain(..count).collect()

@@ -12,14 +12,9 @@ use weir_models::{
     text::{StreamDetokenizer, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
 };
 
-// Chooses the next symbol from the logits of one position.
-//
-// The order is the one that `Sampling` documents: bias, repetition penalty, temperature, `top_k`, `top_p`, `min_p`,
-// draw. Each cut works on the symbols that the previous cut kept. The draw walks the remaining symbols by id, so an option
-// that cuts nothing changes nothing. All arithmetic is in `f64` and in one order: a choice depends on the logits, the
-// options, the symbols seen and the position only.
-//
-// Hot path: nothing here allocates after the first choice.
+// Chooses the next symbol from the logits of one position, in the order that `Sampling` documents. The draw walks the remaining
+// symbols by id, so an option that cuts nothing changes nothing. All arithmetic is in `f64` and in one order. Hot path: nothing
+// allocates after the first choice.
 
 /// The sampler of one sequence, with the symbols that the sequence contains.
 #[derive(Debug, Clone)]
@@ -54,8 +49,7 @@ impl Sampler {
         }
     }
 
-    /// Chooses the symbol at `position` of the sequence from the logits (vocab) before it. Fails with
-    /// [`Error::Internal`] if a logit is NaN or +∞, or every symbol is impossible.
+    /// Chooses the symbol at `position` from the logits (vocab) before it. Fails if one is NaN or +∞, or all are impossible.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
         self.adjust(logits);
         // banned logits must be valid, too
@@ -207,8 +201,7 @@ impl LogprobOptions {
         self.logprobs || self.top > 0
     }
 
-    /// Computes the log-probabilities of the symbol at a position from the position's logits (vocab). Fails with
-    /// [`Error::Internal`] if the logits contain NaN or infinity, are all −∞, or have no entry for the symbol.
+    /// Computes the log-probabilities of the symbol at a position from its logits (vocab). Fails if they are not valid.
     pub fn compute(self, symbol: u32, logits: &[f32]) -> Result<SymbolLogprobs> {
         if !self.any() {
             return Ok(SymbolLogprobs::default());
@@ -273,14 +266,9 @@ impl StopStrings {
     }
 }
 
-// Matches stop strings over symbols while the symbols come.
-//
-// Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth,
-// Morris and Pratt). A symbol costs amortised constant time per string of any length. Symbols that may become part of
-// a stop string are *withheld* until they cannot, so none is emitted in part. Prompts are not searched.
-//
-// The units of a pattern are symbols. In a model of tokens they are the bytes of the text, because one text has many spellings in
-// tokens, and a stop string may begin or end inside a token.
+// Matches stop strings over symbols while they come (Knuth, Morris and Pratt). Symbols that may become part of one are
+// *withheld*. In a model of tokens the units are the bytes of the text, because a text has many spellings in tokens and a stop
+// string may end inside one.
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]
@@ -332,8 +320,8 @@ impl StopMatcher {
         best
     }
 
-    /// Takes the text of the next token and returns the stop string that it completes first, with the number of the text's bytes up
-    /// to its end. If several end there, the earliest start wins, then the lowest index.
+    /// Takes the text of the next token and returns the stop string that it completes first, with the number of the text's bytes
+    /// up to its end. Of several, the earliest start wins, then the lowest index.
     pub fn push_text(&mut self, text: &str) -> Option<(StopMatch, usize)> {
         self.generated += 1;
         self.is_text = true;
@@ -425,8 +413,7 @@ impl TokenText {
         self.lengths.iter().rev().skip(1).sum()
     }
 
-    /// Returns how many held tokens the first `bytes` bytes need, and the bytes that belong to them of the last one's text if these
-    /// are not all. A token that completes no text belongs to what follows it.
+    /// Returns how many held tokens the first `bytes` bytes need, and how much of the last one's text, if not all.
     pub(crate) fn position(&self, bytes: usize) -> (usize, Option<usize>) {
         let mut before = 0;
         for (index, &length) in self.lengths.iter().enumerate() {

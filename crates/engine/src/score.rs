@@ -33,7 +33,6 @@ pub enum StepSize {
 pub type VisitPosition<'a> = &'a mut dyn FnMut(usize, &[f32], SymbolBoundary) -> Result<()>;
 
 /// Feeds `symbols` to a fresh sequence and calls `visit` for each position. `want` selects the logits of each step.
-/// Returns the first error of a step or of `visit`.
 pub fn run(
     model: &dyn Model,
     symbols: &[u32],
@@ -78,7 +77,7 @@ pub struct ScoringWindow {
 }
 
 /// Returns the windows of Dynamic Token Pooling's evaluation, as its code (not the paper) defines them: targets in runs of
-/// `stride`, each with as much context as fits into `length` symbols. Every window is a fresh sequence.
+/// `stride`, each with as much context as fits into `length` symbols.
 pub fn windows(symbols: usize, windows: WindowOptions) -> impl Iterator<Item = ScoringWindow> {
     (0..).map_while(move |index| window(symbols, windows, index))
 }
@@ -119,8 +118,7 @@ impl AddAssign for WindowScore {
     }
 }
 
-/// Scores one window and calls `visit` for every position whose logits score the next symbol, with the position's index
-/// in `symbols`. Returns the first error of a step or of `visit`.
+/// Scores one window and calls `visit` with the index of every position whose logits score the next symbol.
 pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
@@ -164,8 +162,7 @@ pub fn read_document(
     }
 }
 
-/// Returns the symbols that a decoder is fed to write `target`: the start mark is added at the front if it is missing. Fails if an
-/// id is outside the vocabulary, or the symbols are too many.
+/// Returns the symbols that a decoder is fed to write `target`, with the start mark. Fails if an id or the length is invalid.
 pub fn forced_target(model: &dyn Model, limits: &DocumentLimits, target: &[u32]) -> Result<Vec<u32>> {
     model.card().vocabulary.check_ids("--target-ids", target)?;
     let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);

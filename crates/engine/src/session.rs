@@ -1,14 +1,9 @@
-//! A session runs one request from its first symbol to its last: it sets the row's feed and takes the results of each step.
+//! A session runs one request from its first symbol to its last: it sets the row's feed and takes the results of each step. It
+//! owns neither row nor model; [`Session::run`] (`run_alone`) shows the loop for one session alone.
 //!
-//! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side.
-//! [`Session::run`] (`run_alone`) shows the loop for one session alone: call [`feed`](Session::feed), run a step, call
-//! [`absorb`](Session::absorb) and [`take_output`](Session::take_output), and repeat until the session is finished.
-//!
-//! A session can lose its row ([`rewind`](Session::rewind)) and continue with another one, from its first symbol or from a
-//! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
-//! counted twice. If a model's state depends only on the last symbols that it was fed, a generating session drops the
-//! symbols that no replay needs, and a replay starts after them ([`resume`](Session::resume)). The session's memory is then
-//! bounded, however long the text becomes.
+//! A session can lose its row ([`rewind`](Session::rewind)) and continue with another one ([`start_at`](Session::start_at)): it
+//! replays what it fed, and no symbol is emitted, sampled or counted twice. If a state depends only on its last symbols, a
+//! generating session drops those that no replay needs ([`resume`](Session::resume)), so its memory is bounded.
 
 use crate::{
     codec::{self, Code, Coded, coder::BlockCoder},
@@ -169,20 +164,18 @@ impl Session {
         self.sequence_symbols().saturating_sub(self.row_len)
     }
 
-    /// The part of the text that is held in memory: the prompt, then the sampled symbols. The row was fed a prefix of the text.
-    /// Empty for a text that is scored in windows, because the row of a window is not fed the text before it.
+    /// The part of the text that is held in memory: the prompt, then the sampled symbols. Empty for a text scored in windows.
     pub fn text(&self) -> TextView<'_> {
         if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.symbols.text() }
     }
 
-    /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state covers them. Symbols emitted with
-    /// log-probabilities or boundaries must be fed once, and so must the last symbol of the prompt or of the text to score.
+    /// Leading symbols of [`text`](Self::text) that need not be fed if a cached state covers them: not those emitted with
+    /// results, nor the last one before sampling.
     pub fn cacheable_prefix(&self) -> usize {
         if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
     }
 
-    /// Continues with a row whose state covers the first `len` symbols and has closed `segments` segments of each level. Fails if
-    /// `len` exceeds [`cacheable_prefix`](Self::cacheable_prefix).
+    /// Continues with a row whose state covers the first `len` symbols, at most [`cacheable_prefix`](Self::cacheable_prefix).
     pub fn start_at(&mut self, len: usize, segments: LevelCounts) -> Result<()> {
         let limit = self.cacheable_prefix();
         if len > limit {
@@ -209,8 +202,7 @@ impl Session {
         self.lost_row = true;
     }
 
-    /// Prepares a fresh row's state for the replay, which need not start at the beginning of the text. Fails with
-    /// [`Error::Internal`] if another model created the state.
+    /// Prepares a fresh row's state for the replay. Fails with [`Error::Internal`] for another model's state.
     pub fn resume(&self, state: &mut dyn State) -> Result<()> {
         self.replay_start.map_or(Ok(()), |start| state.resume(start))
     }
@@ -282,8 +274,7 @@ impl Session {
         }
     }
 
-    /// Takes the results of the row's feed; the row must be ready. At the end of a window, restarts the row's state for the next.
-    /// Fails with [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
+    /// Takes the results of the row's feed. Fails with [`Error::Internal`] if the row breaks the contract of a step.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         row.check_step(self.row_len, self.vocabulary)?;
         let is_replaying = self.is_replaying();
@@ -352,8 +343,7 @@ impl Session {
         !self.output.is_empty()
     }
 
-    /// Emits the symbols that the generator withholds, because they may belong to a stop string or wait for their boundary. Meant
-    /// for a session that ends by another cause, such as a deadline. The last symbol may lack its boundary.
+    /// Emits the symbols that the generator withholds, when the session ends by another cause, such as a deadline.
     pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.flush(&mut self.output);
@@ -430,8 +420,8 @@ impl Session {
 }
 
 impl Session {
-    /// Drafts symbols after the sampled one, as far as they fit into `budget`. The next feed then has them all. Returns their
-    /// number. `rates` are those that the model's texts share: a text starts with them, and its guesses are recorded there.
+    /// Drafts symbols after the sampled one, as far as they fit into `budget`, for the next feed. Returns their number. `rates`
+    /// are those that the model's texts share.
     pub fn draft(&mut self, budget: &mut DraftBudget, rates: &mut GuessRates) -> usize {
         self.drop_draft();
         let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);
@@ -463,7 +453,6 @@ impl Session {
         self.drafter.as_ref().map_or(&[], Drafter::drafted)
     }
 
-    /// Appends the draft to the sampled symbol.
     fn feed_draft(&self, row: &mut SequenceRow) {
         let draft = self.draft_symbols();
         if !draft.is_empty() {
@@ -472,8 +461,7 @@ impl Session {
         }
     }
 
-    /// Takes the results of the sampled symbol that was fed, then of the drafted symbols after it while each equals the one that is
-    /// sampled there. Takes the others back from the row.
+    /// Takes the results of the sampled symbol that was fed, then of the drafted ones that equal what is sampled there.
     fn absorb_generated(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         let fed = row.feed.len();
         let mut taken = 0;
@@ -562,16 +550,12 @@ impl Session {
 }
 
 // Sampled symbols: chosen, held back while they may belong to a stop string or wait for their boundary, emitted, and counted
-// until a rule ends the generation.
-//
-// Every sampled symbol is fed, including the last one, so its boundary and the sequence's final state are known. A stop
-// string, `max_chars` and the longest context take effect when a symbol is sampled, `max_segments` when it was fed. If
-// several take effect with one symbol, the order is: stop string, `max_segments` (the text is complete, not cut),
+// until a rule ends the generation. If several rules take effect with one symbol, the order is: stop string, `max_segments`,
 // `max_chars`, longest context.
 //
-// A model may also choose `ControlSymbols`. The end-of-text mark is emitted as the last symbol, and neither fed nor
-// counted. The segment-end mark is not part of the text: it is not emitted, counted, or passed to penalty and stop strings.
-// Its draw is numbered like any other, and the symbol before it gets its boundary.
+// Every sampled symbol is fed, including the last one, so its boundary and the final state are known. The end-of-text mark is
+// emitted last, and neither fed nor counted. The segment-end mark is no symbol of the text, but its draw is numbered like any
+// other.
 
 /// The sampled part of a sequence.
 #[derive(Debug, Clone)]
@@ -736,15 +720,13 @@ impl Generator {
         self.control.is_some_and(|control| control.ends_segments)
     }
 
-    /// Maximum symbols that a draft after the latest symbol may have: as many as may still be sampled. None are drafted in a model
-    /// whose marks end segments, because these are not part of a text.
+    /// Maximum symbols of a draft after the latest symbol. None in a model whose marks end segments.
     pub(crate) fn draft_limit(&self) -> usize {
         let may_draft = self.latest.is_some() && self.reason.is_none() && !self.is_traced();
         if may_draft { self.limits.max_chars.saturating_sub(self.chars) } else { 0 }
     }
 
-    /// Sets the row's feed to the latest symbol or to the mark after it; before the first symbol of an empty prompt, to the
-    /// control item that requests its logits. Wants no logits if the symbol is the last.
+    /// Sets the row's feed to the latest symbol or the mark after it. Wants no logits if the symbol is the last.
     pub(crate) fn feed(&self, row: &mut SequenceRow) {
         let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
         let control =
@@ -752,8 +734,7 @@ impl Generator {
         row.set(&[self.latest_item().unwrap_or(control)], want);
     }
 
-    /// Records that the latest symbol was fed: its boundary `decision` (none for a control item), and the number of segments
-    /// that sampled symbols have closed. Returns why the generation ends, if it does.
+    /// Records the boundary `decision` of the latest symbol. Returns why the generation ends, if it does.
     pub(crate) fn absorb(
         &mut self,
         decision: Option<SymbolBoundary>,
@@ -778,8 +759,8 @@ impl Generator {
         self.reason.clone()
     }
 
-    /// Samples the symbol at `position` from the logits (vocab) before it. `opens_segment` is true if no symbol of its segment
-    /// was fed. Returns why the generation ends without another symbol, if it does.
+    /// Samples the symbol at `position` from the logits (vocab) before it. Returns why the generation ends without one, if it
+    /// does.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],
@@ -819,8 +800,7 @@ impl Generator {
         Ok(None)
     }
 
-    /// Searches the stop strings for one that the latest symbol completes, and removes from the held symbols what does not belong
-    /// to the answer. Returns the index of the stop string.
+    /// Removes a completed stop string from the held symbols, as far as it is not part of the answer. Returns its index.
     fn match_stop(&mut self, symbol: u32) -> Option<usize> {
         let Some(text) = &mut self.token_text else {
             let stop = self.stops.push(symbol)?;
@@ -894,16 +874,11 @@ impl Generator {
     }
 }
 
-// A request's symbols: the prompt or the text to score, then the symbols sampled since. Prompt symbols are fed in chunks
-// and emitted if the request wants them. Sampled symbols have their boundaries if marks end segments (`trace`).
-//
-// Each sequence is fed a `FeedRange`: the whole text or, in a windowed evaluation, one window after another. The first
-// symbols of a window are context that an earlier window has emitted.
-//
-// A chunk's last logits give the next chunk's first log-probabilities, which are kept; logits never outlive their chunk.
+// A request's symbols: the prompt or the text to score, then the symbols sampled since. Each sequence is fed a `FeedRange`: the
+// whole text or one window after another, whose first symbols are context that an earlier window has emitted. A chunk's last
+// logits give the next chunk's first log-probabilities; logits never outlive their chunk.
 
-/// Maximum symbols of an echoed prompt that need not be fed. The engine emits them all at once, each with space for details.
-/// The limit on a request's waiting events does not cover them.
+/// Maximum symbols of an echoed prompt that need not be fed, because the engine emits them all at once.
 const MAX_ECHO_SKIPPED: usize = 1024;
 
 /// The symbols of a request on their way into the model.
@@ -997,8 +972,7 @@ impl Prompt {
         prompt
     }
 
-    /// Creates the text of a block of `len` symbols. A coder that decompresses adds the symbols one by one. `logits` (V) predict the
-    /// first symbol; without them all symbols are equally probable. Fails as [`BlockCoder::code`] does.
+    /// Creates the text of a block of `len` symbols, the first predicted by `logits` (V). Fails as [`BlockCoder::code`] does.
     pub(crate) fn coded(
         len: usize,
         symbols: Vec<u32>,
@@ -1108,7 +1082,6 @@ impl Prompt {
     }
 
     /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
-    /// Fails as [`LogprobOptions::compute`] does.
     pub(crate) fn begin(&mut self, logits: &[f32]) -> Result<()> {
         if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
             self.next = self.output.logprobs.compute(first, logits)?;
@@ -1133,8 +1106,8 @@ impl Prompt {
         }
     }
 
-    /// Returns the next step of a replay, which may feed the symbols `fed..end`. If `repeats`, it is a step that the first row took:
-    /// that one stopped at the end of the given prompt, and then took the sampled or appended symbols one by one.
+    /// Returns the next step of a replay of `fed..end`. If `repeats`, it is a step that the first row took: up to the end of the
+    /// given prompt, and then one symbol at a time.
     pub(crate) fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> ReplayStep {
         match self.given.checked_sub(fed) {
             _ if !repeats => ReplayStep { end, want: Want::Nothing },
@@ -1204,8 +1177,7 @@ impl Prompt {
         Ok(ChunkOutcome { segments, ends_window })
     }
 
-    /// Moves to the next window and returns true, if there is one. The symbol after the last window is never fed, so it is
-    /// emitted without a boundary.
+    /// Moves to the next window and returns true, if there is one. The symbol after the last window has no boundary.
     fn end_window(&mut self, output: &mut Vec<EmittedSymbol>) -> bool {
         if self.windows.is_none() {
             return false;
@@ -1225,12 +1197,9 @@ impl Prompt {
     }
 }
 
-// The text after which a generation resumes: symbols that an earlier run of the same request has emitted.
-//
-// They are taken as if they had been sampled just now: they count for limits, penalty and stop strings, and are neither drawn nor
-// emitted. Every draw has a number that depends on its position only, so the symbols after them are those of the earlier run.
-// If all boundaries depend on the text alone, the whole text is taken at once and fed in chunks, like a replay. If the model
-// ends segments with marks, these are drawn again: the text is then taken symbol by symbol.
+// The text after which a generation resumes: symbols that an earlier run of the same request has emitted. They count for limits,
+// penalty and stop strings, and are neither drawn nor emitted. They are fed in chunks, or one by one if the model ends segments
+// with marks, which are drawn again. A draw's number depends on its position only, so the text continues as it did.
 
 /// The symbols that are still to be taken.
 #[derive(Debug, Clone, Default)]
@@ -1296,8 +1265,7 @@ impl Generate {
         Err(bad(field, format!("{} characters", text.len()), bound))
     }
 
-    /// Checks the resumed text against the limits, the vocabulary and where the text may end. Fails with an error that names the
-    /// field.
+    /// Checks the resumed text against the limits, the vocabulary and where a text may end. The error names the field.
     pub(crate) fn validate_resumed(&self, card: &Card) -> Result<()> {
         self.check_resumed_length("resume_text", card)?;
         let (text, ends_text) = self.resumed_text(card);

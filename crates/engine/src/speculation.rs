@@ -1,13 +1,10 @@
 //! Bit-exact speculation: a generating session feeds symbols that it guesses together with the sampled one.
 //!
 //! A [draft](Drafter) continues the text as it went on after an earlier place (`SuffixMatcher`), or as texts usually go on
-//! ([`NgramTable`]). The model processes the sampled symbol and the draft in one step, with the logits after each. The sampler then
-//! draws at each position as it always does, and a drafted symbol is accepted while it equals the drawn one. The rest is rolled
-//! back. Every number and every draw depends on the symbols before it and on its position, not on how symbols were split into
-//! steps. So the text is the same, bit for bit.
-//!
-//! A draft ends at its first boundary. Whether a symbol is one is known after the symbol step; the rows then drop the symbols from
-//! there on ([`SequenceRow::cut`](weir_models::contract::SequenceRow::cut)). So the middle stack runs for accepted symbols only.
+//! ([`NgramTable`]). One step computes the logits after each symbol; a drafted symbol is accepted while it equals the drawn one,
+//! and the rest is rolled back. Numbers and draws do not depend on how symbols were split into steps, so the text is the same. A
+//! draft ends at its first boundary ([`SequenceRow::cut`](weir_models::contract::SequenceRow::cut)), so the middle stack runs
+//! for accepted symbols only.
 
 use crate::text_window::TextView;
 use std::{
@@ -65,11 +62,8 @@ impl Display for Speculation {
     }
 }
 
-/// The room that a step has for drafted symbols, and the times that decide whether a draft pays.
-///
-/// A step takes a fixed time plus the time of its symbols. Without drafts it yields one symbol for each row that decodes. A drafted
-/// symbol yields one more if it is accepted. It raises the yield per unit of time exactly if the probability of that, divided by the
-/// time of a symbol, exceeds the yield so far.
+/// The room that a step has for drafted symbols, and the times that decide whether a draft pays. A drafted symbol raises the
+/// yield per unit of time if its probability, divided by the time of a symbol, exceeds the yield so far.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftBudget {
     /// Symbols that the step has room for.
@@ -85,8 +79,7 @@ pub struct DraftBudget {
 }
 
 impl DraftBudget {
-    /// Adds a drafted symbol, which is accepted with this probability, if `setting` permits that and there is room for it. Returns
-    /// false otherwise.
+    /// Adds a drafted symbol, accepted with this probability, if that is permitted and there is room. Returns false otherwise.
     pub fn take(&mut self, setting: Speculation, probability: f64) -> bool {
         let pays = match setting {
             Speculation::Off => false,
@@ -105,11 +98,9 @@ impl DraftBudget {
     }
 }
 
-// Drafts of one generation, and how often they were right.
-//
-// Each guess has a *kind*: how much of the text before it matched an earlier place, or how often the n-gram occurred. The drafter
-// guesses every symbol of the text, also those before which no draft was fed, and counts how often guesses of each kind are right.
-// So it can estimate a draft's chances without feeding one. It starts with the rates of the latest texts. Its memory is bounded.
+// Drafts of one generation, and how often they were right. Each guess has a *kind*: the length of the match, or the n-gram's
+// confidence. The drafter guesses every symbol of the text and counts which kinds are right, so it can estimate a draft's
+// chances without feeding one.
 
 /// Maximum symbols of a text that a drafter sees in one step: a long prompt must not delay the rows of others.
 const SEEN_AT_ONCE: usize = 1024;
@@ -123,14 +114,12 @@ const PROMPT_WEIGHT: f64 = 1.0 / 64.0;
 /// Weight of the latest guess about a generated symbol in the rates that texts share.
 const SHARED_WEIGHT: f64 = 1.0 / 32.0;
 
-/// A guess of the next symbol.
 #[derive(Debug, Clone, Copy)]
 struct Guess {
     symbol: u32,
     kind: GuessKind,
 }
 
-/// The guesses of one symbol.
 #[derive(Debug, Clone, Copy, Default)]
 struct Guesses {
     from_match: Option<Guess>,
@@ -144,7 +133,6 @@ pub struct Drafter {
     matcher: SuffixMatcher,
     ngrams: Option<Arc<NgramTable>>,
     rates: GuessRates,
-    /// The guesses of the next symbol.
     guesses: Guesses,
     /// Length of the text that was seen.
     seen: usize,
@@ -156,8 +144,8 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Creates a drafter for a text of at most `max_symbols` symbols over `vocabulary` ones, of a model with these `ngrams`.
-    /// `setting` permits drafts, and `rates` are those of the latest texts.
+    /// Creates a drafter for a text of at most `max_symbols` symbols over `vocabulary` ones. `rates` are those of the latest
+    /// texts.
     pub fn new(
         setting: Speculation,
         max_symbols: usize,
@@ -178,9 +166,8 @@ impl Drafter {
         }
     }
 
-    /// Drafts at most `limit` symbols after `text`, which continues the one of the last call, as far as they fit into `budget`. Drafts
-    /// none until it has seen all of a long text, a part at each call. Symbols seen until then count as the prompt. Guesses about
-    /// later symbols are recorded in `shared`, too.
+    /// Drafts at most `limit` symbols after `text`, which continues that of the last call, as far as they fit into `budget`.
+    /// None until it has seen all of a long text. Guesses are recorded in `shared`, too.
     pub fn draft(&mut self, text: TextView<'_>, limit: usize, budget: &mut DraftBudget, shared: &mut GuessRates) {
         if !self.see(text, shared) {
             return;
@@ -221,8 +208,7 @@ impl Drafter {
         }
     }
 
-    /// Adds at most [`SEEN_AT_ONCE`] symbols of the text since the last call, and updates the rates of the guesses about them. Returns
-    /// true if these were all.
+    /// Adds at most [`SEEN_AT_ONCE`] new symbols, and updates the rates. Returns true if these were all.
     fn see(&mut self, text: TextView<'_>, shared: &mut GuessRates) -> bool {
         self.draft.clear();
         let start = self.seen.max(text.dropped()).max(text.len().saturating_sub(self.matcher.window()));
@@ -306,13 +292,11 @@ impl GuessKind {
     }
 }
 
-/// The share of right guesses of each kind. Later guesses weigh more. Rates decide which symbols are fed as guesses, and never the
-/// text.
+/// The share of right guesses of each kind. Rates decide which symbols are fed as guesses, and never the text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GuessRates([f64; KINDS]);
 
 impl Default for GuessRates {
-    /// The assumed rates.
     fn default() -> Self {
         Self(array::from_fn(|kind| match MATCH_KINDS.get(kind) {
             Some(kind) => kind.assumed,
@@ -332,10 +316,8 @@ impl GuessRates {
     }
 }
 
-// Finds where the end of a text occurred before: the symbols after that place are a guess of how the text continues.
-//
-// The matcher keeps the last symbols in a ring, and for each hash of `MIN_MATCH` symbols the place after their latest
-// occurrence. A symbol costs a constant time: either the present match goes on, or one table lookup finds another.
+// Finds where the end of a text occurred before. Keeps the last symbols in a ring, and for each hash of `MIN_MATCH` symbols the
+// place after their latest occurrence, so a symbol costs a constant time.
 
 /// Minimum symbols that must match.
 const MIN_MATCH: usize = 4;
@@ -393,7 +375,6 @@ impl SuffixMatcher {
         self.present
     }
 
-    /// Appends a symbol.
     fn push(&mut self, symbol: u32) {
         let continued = self.present.filter(|present| self.at(present.next) == Some(symbol)).map(Match::extended);
         let slot = self.len & (self.ring.len() - 1);

@@ -1,8 +1,6 @@
-//! The state that the handles and the worker of an engine change behind a lock: the queue, the measured step times and the phase. After
-//! a change that the worker must see, the worker is woken. Also the signal that it sleeps on, and its heartbeat, by which a monitor sees
-//! that it hangs.
-//!
-//! `tests/interleavings/` compiles this file with other locks, and with numbers in place of requests.
+//! The state that the handles and the worker of an engine change behind a lock: queue, measured step times, phase; the signal
+//! that wakes the worker, and its heartbeat. `tests/interleavings/` compiles this file with other locks, and with numbers in place of
+//! requests.
 
 use crate::{
     clock,
@@ -68,9 +66,9 @@ impl<R> SharedState<R> {
         self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues requests for the worker, which sees all of them at once. `continues` is true if they continue a call that is already
-    /// running; `time_limit` is the time from their arrival to their deadline. Stops at the first one that fails: with `QueueFull`,
-    /// `Draining`, or `Deadline` if the deadline cannot be met. Returns how many are queued, and the error of the next one.
+    /// Queues requests for the worker, which sees all of them at once, until one fails: with `QueueFull`, `Draining`, or
+    /// `Deadline` if `time_limit` cannot be met. Returns how many are queued, and the error. `continues` is true if they
+    /// continue a running call.
     pub(crate) fn enqueue_all(
         &self,
         requests: impl IntoIterator<Item = (R, Demand)>,
@@ -138,8 +136,6 @@ impl<R> EngineState<R> {
 }
 
 /// A flag that stays raised until the worker sees it, so that no wake-up is lost between a check and a sleep.
-///
-/// Raised by new requests, by uploads, by clients that made room in their channel, and at shutdown.
 #[derive(Debug, Default)]
 pub(crate) struct WakeSignal {
     flag: Mutex<Flag>,

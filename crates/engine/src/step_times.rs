@@ -1,13 +1,7 @@
-//! How long steps take: one model of step time, which every step of an engine updates.
-//!
-//! - The *scheduler* asks how many symbols a step of a target duration may feed, how long a prompt takes at least, and when a row
-//!   becomes free.
-//! - *Speculation* asks for the fixed time of a step relative to the time of a symbol, which decides whether a draft pays.
-//! - The *estimate of the time without pooling* takes a [`TimingTable`] that the [calibration](super::calibration) measured in a tight
-//!   loop, and corrects it by how long recent steps took: the machine may be faster or slower by now, and between a server's steps
-//!   its CPU caches get colder.
-//!
-//! Pure: durations are arguments, there is no clock here. `tests/interleavings/` compiles this file, too.
+//! How long steps take: one model of step time, which every step of an engine updates. The scheduler asks how many symbols fit a
+//! target duration and when a row becomes free; speculation asks for a step's fixed time; the estimate of the time without
+//! pooling takes the [`TimingTable`] of the [calibration](super::calibration) and corrects it by recent steps. Pure: durations
+//! are arguments. `tests/interleavings/` compiles this file, too.
 
 use std::{
     sync::Arc,
@@ -30,8 +24,7 @@ const KEPT_RATES: usize = 32;
 /// Large steps needed before a minimum duration is reported.
 const MIN_LARGE_STEPS: usize = 8;
 
-/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay. A step of this
-/// many symbols counts for the cost of a symbol, if [`MIN_EXTRA`] of them are beyond one for each row.
+/// Minimum prompt symbols of a step, however long they take: with fewer, reading all weights would not pay.
 const MIN_SYMBOLS: usize = 16;
 
 /// The smallest step with a prompt has more than this: otherwise a slow step would limit all later ones for ever.
@@ -57,8 +50,7 @@ const KEPT_RATIOS: usize = 31;
 /// Ratios needed for a median.
 const MIN_RATIOS: usize = 5;
 
-/// Maximum spread of a table that is trusted. On virtual processors of a shared machine without other load, small steps had a
-/// spread of 0.17. Where other processes take turns on the processors, half of the steps take longer by the others' turns.
+/// Maximum spread of a table that is trusted: shared machines without other load reach 0.17, busy ones far more.
 const MAX_SPREAD: f64 = 0.2;
 
 /// Minimum samples of a step that is trusted.
@@ -107,8 +99,8 @@ pub struct StepTimes {
     rates: Recent<KEPT_RATES>,
     /// Mean seconds per symbol of steps with prompts or drafts; `None` before the first.
     symbol_cost: Option<f64>,
-    /// Symbol steps of steps that only decode. Fitted apart from finish steps, because a row that waited at a boundary is finished in
-    /// a later step than the one that fed it. Segment steps are left out, because drafts do not change their number.
+    /// Symbol steps of steps that only decode; without finish steps, which may belong to a row's earlier step, and without
+    /// segment steps, whose number drafts do not change.
     symbol_steps: TimeFit,
     finish_steps: TimeFit,
     /// The table that `drift` corrects. A repeated calibration replaces it.
@@ -137,8 +129,7 @@ impl StepTimes {
         self.mean_held = Some(update_mean(self.mean_held, held.as_secs_f64()));
     }
 
-    /// Records a step. Only symbols beyond one for each row show what a symbol of a prompt or a draft costs: a step that only decodes
-    /// reads all weights for a few symbols.
+    /// Records a step. Only symbols beyond one for each row show what a symbol of a prompt or a draft costs.
     pub fn record(&mut self, step: &EngineStep) {
         let symbols = step.fed + step.encoded;
         let seconds = step.took.as_secs_f64();
@@ -175,8 +166,7 @@ impl StepTimes {
         measured.then(|| Duration::try_from_secs_f64(symbols as f64 / best).unwrap_or(Duration::MAX))
     }
 
-    /// Returns the fixed time of a step that decodes, relative to the time of a symbol. While steps hardly differ in their symbols, it
-    /// is close to `ASSUMED_FIXED`, so that drafts are tried again from time to time.
+    /// Returns the fixed time of a step that decodes, in symbols; close to `ASSUMED_FIXED` while steps hardly differ.
     pub fn fixed_symbols(&self) -> f64 {
         if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
             return ASSUMED_FIXED;
@@ -290,8 +280,7 @@ impl TimeFit {
     }
 }
 
-/// Recent ratios of actual to estimated time, by kind of step. Their median, which single interrupted steps do not move, corrects the
-/// table.
+/// Recent ratios of actual to estimated time, by kind of step. Their median corrects the table.
 #[derive(Debug, Clone, Default)]
 struct DriftCorrection {
     /// Steps without a segment step.
@@ -378,9 +367,8 @@ pub struct PlainTiming {
     pub finish: Duration,
 }
 
-/// Measured step times of a model. The estimated time of a step is a piecewise linear function of its positions, plus a cost for the
-/// bytes of keys and values that they attend to. Weights at full resolution are slower to read after the middle stack has passed
-/// through the CPU caches, so there are curves with and without a segment step.
+/// Measured step times of a model: a piecewise linear function of positions, plus a cost for the bytes of keys and values
+/// attended to. Weights are slower to read after the middle stack has passed through the CPU caches, so there are two curves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimingTable {
     /// The measurements.
@@ -389,9 +377,7 @@ pub struct TimingTable {
     pub created_at: SystemTime,
     /// How long the measurement took.
     pub took: Duration,
-    /// Steps of one symbol per row.
     single: StepCurves,
-    /// Steps with a chunk.
     chunks: StepCurves,
     bytes: KeyValueBytes,
 }
@@ -406,9 +392,8 @@ struct StepEstimate {
 }
 
 impl TimingTable {
-    /// Creates a table; `None` if `timings` contains no step of single symbols. Sequences have at most `max_symbols` symbols.
-    /// `symbol_bytes` and `segment_bytes` return the bytes of keys and values that the last of this number of symbols or segments
-    /// attends to.
+    /// Creates a table; `None` if `timings` contains no step of single symbols. `symbol_bytes` and `segment_bytes` return the
+    /// bytes of keys and values that the last of this number of symbols or segments attends to.
     pub fn new(
         timings: Vec<StepTiming>,
         max_symbols: usize,
@@ -488,7 +473,6 @@ struct KeyValueBytes {
     segments: PiecewiseLinear,
 }
 
-/// The curves of the three parts of a step.
 #[derive(Debug, Clone, PartialEq)]
 struct StepCurves {
     symbol: PartCurve,

@@ -64,8 +64,7 @@ pub struct Summarize {
     pub repetition_penalty: Option<f32>,
     /// Samples `beam` texts instead of searching for the best ones.
     pub sampling: Option<Sampling>,
-    /// True: hard top-k, each vector that a pooling keeps stays as it is. False: soft, the model mixes others into it. None: as
-    /// the cached document was encoded; soft for a new document.
+    /// True: hard top-k, kept vectors stay as they are. False: soft. None: as the cached document; soft for a new one.
     pub hard: Option<bool>,
     /// Hypotheses to return, at most the beam width; default 1.
     pub hypotheses: Option<usize>,
@@ -83,8 +82,7 @@ pub struct ValidSummarize {
 }
 
 impl Summarize {
-    /// Checks all options against their limits, the model's limits and the `rows` that may run at once; fills in
-    /// defaults. Fails with [`Error::BadOption`], which names the field.
+    /// Checks all options against their limits, the model's and the `rows`; fills in defaults. The error names the field.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
         let defaults = &limits.generation;
         // the start mark is one of the targets
@@ -201,8 +199,7 @@ impl EncodedDocument {
         }
     }
 
-    /// Returns the number of bytes of the text up to the end of the last token read, if the document was sent as text. The end mark
-    /// has no bytes, and stands at the end of the whole text.
+    /// Returns the bytes of the text up to the end of the last token read, if the document was sent as text.
     pub fn read_bytes(&self) -> Option<u64> {
         read_bytes(&self.byte_ranges)
     }
@@ -293,8 +290,8 @@ pub struct KeptSpan {
     pub score: f32,
 }
 
-/// Returns the spans that a pooling kept of a document of `tokens` tokens, in the order of the text, and the number of kept
-/// tokens. `ranges` holds the bytes of each token. Adjacent tokens form one span; tokens without text form none.
+/// Returns the spans that a pooling kept, in the order of the text, and the number of kept tokens. Adjacent tokens form one
+/// span; tokens without text form none.
 pub fn spans(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> (Vec<KeptSpan>, usize) {
     let mut kept: Vec<&KeptVector> = choice.kept.iter().filter(|kept| kept.token < tokens).collect();
     kept.sort_by_key(|kept| kept.token);
@@ -373,10 +370,9 @@ pub struct FieldNames {
     pub long_documents: &'static str,
 }
 
-/// A document that is read in parts. The caller summarizes each part that [`next_part`](Self::next_part) returns, and passes the
-/// summary to [`push_summary`](Self::push_summary), until a part is the whole text of its round.
+/// A document that is read in parts: the caller summarizes each [`next_part`](Self::next_part) and passes the result to
+/// [`push_summary`](Self::push_summary), until a part is the whole text of its round.
 pub struct LongDocument {
-    /// The text of the round.
     text: String,
     names: FieldNames,
     round: usize,
@@ -429,8 +425,7 @@ impl LongDocument {
         self.text.len().saturating_sub(self.start)
     }
 
-    /// Returns the next part: as much of the text as the model reads. Fails with [`Error::BadOption`] if the text is empty or has
-    /// too many parts. The first part of a round gives an estimate of their number.
+    /// Returns the next part: as much of the text as the model reads. Fails if the text is empty or has too many parts.
     pub fn next_part(&self, vocabulary: &Arc<Vocabulary>, limits: &DocumentLimits) -> Result<TextPart> {
         let rest = self.text.get(self.start..).unwrap_or_default();
         let (mut tokens, cut) = self.tokens(rest, vocabulary, limits)?;
@@ -500,8 +495,8 @@ impl LongDocument {
         Ok((tokens, status == LimitStatus::Exceeded))
     }
 
-    /// Takes the summary of a part that is not the whole text. After the last part the summaries are the text of the next round.
-    /// Fails with [`Error::BadOption`] if they are not shorter than the text, or if no round is left.
+    /// Takes the summary of a part. After the last part the summaries are the text of the next round. Fails if they are not
+    /// shorter than the text, or if no round is left.
     pub fn push_summary(&mut self, part: &TextPart, summary: &str) -> Result<()> {
         let Self { text, names, round, parts, start, summaries } = self;
         if *parts > 0 {
@@ -535,8 +530,8 @@ impl LongDocument {
     }
 }
 
-/// Returns where the next part begins, after one that ends at byte `read`: behind the last sentence or line that ends in the last
-/// quarter of the part, or behind its last word, or at its end. White space is skipped. 0 only if nothing was read.
+/// Returns where the next part begins: behind the last sentence or line that ends in the last quarter of the part read, or
+/// behind its last word, or at its end.
 fn next_start(text: &str, read: usize) -> usize {
     let end = floor_boundary(text, read);
     let from = floor_boundary(text, end - end / 4);
@@ -742,7 +737,7 @@ mod spans_tests {
             kept: pairs.iter().map(|&(token, score)| KeptVector { token, score }).collect(),
         };
         let spans = |choice: &PoolingChoice| {
-            let (spans, tokens) = crate::summary::spans(choice, &ranges, 6);
+            let (spans, tokens) = super::spans(choice, &ranges, 6);
             (spans.iter().map(|span| (span.start, span.end, span.score)).collect::<Vec<_>>(), tokens)
         };
         // in the order of scores, with padding after the document
@@ -753,7 +748,7 @@ mod spans_tests {
         assert_eq!(actual, [(5, 6, 0.5), (7, 10, 0.5)]);
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
         let ranges = [(0, 3), (0, 3), (0, 3), (3, 4)].map(range);
-        let (actual, tokens) = crate::summary::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
+        let (actual, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
         assert_eq!((actual, tokens), (vec![KeptSpan { start: 0, end: 3, score: 0.5 }], 2));
     }
 }

@@ -155,8 +155,7 @@ pub struct PrefixDigests<'a> {
 }
 
 impl PrefixDigests<'_> {
-    /// Returns the unfinished digest of the symbols before `position`, which must not be less than that of the previous call.
-    /// `None` if symbols that the digest lacks were dropped, or if `position` is beyond the end.
+    /// Returns the unfinished digest of the symbols before `position`, which must not decrease. `None` if symbols are missing.
     fn before(&mut self, position: usize) -> Option<&Sha256> {
         if !(self.position..=self.text.len()).contains(&position) {
             return None;
@@ -202,11 +201,8 @@ impl SharedPrefix {
     }
 }
 
-// A prefix that several texts share, such as the text before the cursor in a search for completions. Its symbols are stored once
-// for all of these texts. The digests of its beginnings, which find a text in the caches, are computed once.
-//
-// Each text owns only its last symbols, and extends the digests of the shared prefix by these. Shared symbols also have digests at
-// regular positions. They outlive the search, so that the next one digests only what has changed.
+// A prefix that several texts share, such as the text before the cursor in a search for completions: its symbols are stored and
+// digested once. Each text owns only its last symbols. Digests at regular positions outlive the search.
 
 /// Symbols that are digested at once.
 const DIGESTED_SYMBOLS: usize = 64;
@@ -363,8 +359,7 @@ impl SharedPrefix {
         Some((len, digest.clone()))
     }
 
-    /// Keeps the digest of the first `len` symbols if fewer than [`MAX_KNOWN_DIGESTS`] are kept, or if it is that of the whole
-    /// prefix.
+    /// Keeps the digest of the first `len` symbols if few are kept, or if it is that of the whole prefix.
     pub(crate) fn keep_digest(&self, len: usize, digest: &Sha256) {
         let mut digests = self.digests();
         if len == self.len() || digests.len() < MAX_KNOWN_DIGESTS {
@@ -408,8 +403,7 @@ impl ForkedText {
         SymbolSlices::new(shared, &self.own)
     }
 
-    /// Checks the symbols with `check`; shared symbols are checked only once for all texts. Fails with the error that `check`
-    /// returns for the whole text.
+    /// Checks the symbols with `check`, shared ones only once. Fails with its error for the whole text.
     pub fn check<E>(&self, check: impl Fn(&[u32]) -> Result<(), E>) -> Result<(), E> {
         let shared = self.prefix.as_deref().map_or(&[][..], SharedPrefix::shared_symbols);
         let checked = self.prefix.as_ref().map(|prefix| &prefix.shared.checked);
@@ -476,21 +470,21 @@ mod tests {
     #[test]
     fn forks_have_the_digests_of_texts_without_a_shared_prefix() {
         for round in 0..300 {
-            let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
-            let symbols = |first, len| (0..len).map(|index| dice(first + index, 3) as u32).collect::<Vec<u32>>();
+            let below = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
+            let symbols = |first, len| (0..len).map(|index| below(first + index, 3) as u32).collect::<Vec<u32>>();
             // some prefixes have digests at regular positions
             let longest = if round % 20 == 0 { 4000 } else { 300 };
-            let shared = SharedPrefix::new(symbols(0, dice(1000, longest)));
+            let shared = SharedPrefix::new(symbols(0, below(1000, longest)));
             for number in 0..20 {
                 let draw = 2000 + 100 * number;
-                let continuation = symbols(draw, dice(draw + 50, 8));
+                let continuation = symbols(draw, below(draw + 50, 8));
                 let text = [shared.symbols().to_vec(), continuation.clone()].concat();
                 let forked = shared.fork(&continuation);
                 assert_eq!((forked.symbols(), forked.len()), ((&text).into(), text.len()));
                 let mut window = TextWindow::new(forked);
-                window.drop_before([0, dice(draw + 51, longest)][dice(draw + 52, 2)]);
+                window.drop_before([0, below(draw + 51, longest)][below(draw + 52, 2)]);
                 let dropped = window.len() - window.held().len();
-                let mut positions: Vec<usize> = (0..4).map(|index| dice(draw + 60 + index, longest + 10)).collect();
+                let mut positions: Vec<usize> = (0..4).map(|index| below(draw + 60 + index, longest + 10)).collect();
                 positions.sort_unstable();
                 let mut digests = window.text().digests();
                 for position in positions {

@@ -1,11 +1,7 @@
-//! The worker: one thread that owns a model's rows.
-//!
-//! A round of its loop ends requests that are over, admits queued ones, preempts rows if memory is short, and runs one step of
-//! all rows together. If no row can step, it sleeps until it is woken or until the next deadline. After a panic outside of the
-//! work for single requests, the worker ends all requests and starts over. A worker that panics again and again is broken
-//! ([`RestartLimit`]).
-//!
-//! A simulation runs the same rounds as a task ([`WorkerTask`]).
+//! The worker: one thread that owns a model's rows. A round ends requests that are over, admits queued ones, preempts rows if
+//! memory is short, and runs one step of all rows. After a panic outside of the work for single requests, it ends all requests
+//! and starts over; one that panics again and again is broken ([`RestartLimit`]). A simulation runs the same rounds as a task
+//! ([`WorkerTask`]).
 
 use crate::{
     batch::{Batch, Inner, caught, drop_each},
@@ -28,8 +24,7 @@ use weir_kernels::error::Error;
 /// Message of the error that all requests get when the worker panics outside of the work for single requests.
 const WORKER_PANICKED: &str = "the model's worker panicked";
 
-/// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
-/// the client of such a request is gone or reads again.
+/// Longest sleep while a request waits: how soon the worker notices that its client is gone or reads again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum target duration of a step that feeds prompts while a search for completions runs: a search takes several steps.
@@ -90,8 +85,8 @@ impl WorkerTask {
         Self { _guard: ExitGuard(Arc::clone(&inner)), worker: Worker::new(inner) }
     }
 
-    /// Runs the worker until the engine is closed. A step takes no time on a simulated clock, so the task sleeps after each step
-    /// for as long as `step_time` returns, and records that as the duration of the step.
+    /// Runs the worker until the engine is closed. After each step it sleeps for `step_time`, the step's duration on a simulated
+    /// clock.
     pub async fn run(self, mut step_time: impl FnMut() -> Duration) {
         // the worker is dropped before the guard, as on a thread
         let Self { _guard, mut worker } = self;
@@ -158,8 +153,7 @@ impl Worker {
         Round::Idle(self.sleep_limit(now))
     }
 
-    /// Ends all requests, queued ones too, and starts over after a panic that may have left queue, rows and caches inconsistent.
-    /// The engine is broken if this fails, or if it happens too often.
+    /// Ends all requests and starts over after a panic. The engine is broken if this fails or happens too often.
     fn restart(&mut self, now: Instant) {
         let Inner { state, segment_cache, document_cache, measurements, .. } = &*self.inner;
         let mut requests = self.batch.take_requests();
@@ -190,7 +184,6 @@ impl Worker {
         }
     }
 
-    /// Ends all requests.
     fn close(mut self) {
         let retry = self.inner.lock_state().step_times.retry_after();
         self.batch.fail_all(|| Error::Draining { retry });
@@ -198,8 +191,7 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Admits queued requests. If necessary, preempts requests whose clients are behind or whose tenants hold too much. Returns
-    /// false if the worker is to end.
+    /// Admits queued requests, with preemption if necessary. Returns false if the worker is to end.
     fn admit(&mut self, now: Instant) -> bool {
         loop {
             if !self.admit_ready(now) {

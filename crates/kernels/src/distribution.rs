@@ -7,8 +7,7 @@ use crate::{
     rowwise::exp,
 };
 
-/// Returns the largest of `x`, and ln Σ e^(x − largest) with an error below 1e-6. At least one of them is not finite if all
-/// of `x` are −∞, or if one is +∞ or NaN.
+/// Returns the largest of `x`, and ln Σ e^(x − largest) with an error below 1e-6; not finite for invalid `x`.
 pub fn max_and_log_sum_exp(x: &[f32]) -> (f32, f64) {
     let isa = Isa::detect();
     let largest = largest(isa, x);

@@ -169,7 +169,6 @@ pub(crate) fn scale_of(x: &[f32]) -> f32 {
     if max.is_finite() { max / MAX_INT8 } else { f32::NAN }
 }
 
-/// Sign of a float.
 const SIGN: u32 = 1 << 31;
 
 /// 1.5 · 2^23: adding it leaves the nearest integer in the low bits.

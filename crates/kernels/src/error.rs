@@ -1,7 +1,5 @@
-//! The closed list of errors, one variant per rule.
-//!
-//! Every variant has one [`Code`]; only `status.rs` of weir-server maps codes to the wire. A message names what was wrong, where, the
-//! value found and the limit. This module is independent of any transport.
+//! The closed list of errors, one variant per rule, and their messages: what was wrong, where, the value found and the limit.
+//! Every variant has one [`Code`]. Also rewrites serde's messages in the terms of JSON.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -122,7 +120,9 @@ pub enum Error {
         field: &'static str,
         limit: usize,
         /// The unit: `characters`, `bytes`.
+        /// The unit: `characters`, `bytes`.
         unit: &'static str,
+        /// The reason for the limit, if the model sets it; none for a setting.
         why: Option<&'static str>,
     },
     /// A message longer than the server accepts, compressed or not.
@@ -426,8 +426,7 @@ pub fn split_place(message: &str) -> (&str, &str) {
     message.rfind(" at line ").map_or((message, ""), |index| message.split_at(index))
 }
 
-/// Splits serde's message about the value at `path` into key, expectation and finding. A message of unknown form becomes the
-/// finding. `is_data` states that the syntax is right.
+/// Splits serde's message about the value at `path` into key, expectation and finding. An unknown message is the finding.
 pub fn mismatch<'a>(message: &'a str, mut path: Vec<&'a str>, is_data: bool) -> Mismatch<'a> {
     let (message, place) = split_place(message);
     let mut outside = place;
@@ -492,8 +491,7 @@ fn finding(words: &str) -> String {
 
 // Texts of clients and files as messages show them.
 
-/// Makes a text safe to print: replaces each control character, and each character not allowed in XML, with U+FFFD. Names come
-/// from folders and files, so they may contain either.
+/// Makes a text safe to print: replaces control characters, and characters not allowed in XML, with U+FFFD.
 pub fn printable(text: &str) -> String {
     let harmful = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
     text.chars().map(|c| if harmful(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()

@@ -1,8 +1,5 @@
-//! Allocator for weights and caches: maps large blocks from the system and splits them into consecutive regions.
-//!
-//! A decode step reads tens to hundreds of megabytes of weights, keys and values. With pages of 4 KiB the processor spends a
-//! third of that time on address translation. Blocks are therefore aligned to huge pages and request them from the system.
-//! Without huge pages everything works, but more slowly.
+//! Memory: an allocator of weights and caches, which splits large blocks that are aligned to huge pages (with small ones, a
+//! decode step spends a third of its time on address translation); settings of process and allocator; peak rates.
 
 use crate::{
     Isa, ThreadPool,
@@ -229,9 +226,8 @@ impl Arena {
         Self { size: size.max(1).next_multiple_of(HUGE), open: Mutex::new(None), next: None }
     }
 
-    /// Creates an arena like [`new`](Self::new) that has its next block prepared on another thread. It begins once more than a quarter
-    /// of the first block is allocated, and populates the rest of any block that was not prepared. So callers seldom wait for the
-    /// system, and the arena holds up to one block without regions.
+    /// Creates an arena like [`new`](Self::new) that has its next block prepared on another thread once a quarter of the first
+    /// is used, so that callers seldom wait for the system.
     pub fn with_next_block(size: usize) -> Self {
         Self { next: Some(NextBlock::default()), ..Self::new(size) }
     }
@@ -269,7 +265,7 @@ impl Arena {
 // The environment of the process, for libraries that have no other setting.
 
 /// Sets a variable, unless it is set to a text that is not empty. Does nothing if other threads run, because they could read the
-/// environment at the same time. Does nothing on systems other than Linux, which do not list the threads of a process.
+/// environment at the same time, and on systems that do not list threads.
 ///
 /// # Panics
 ///
@@ -284,15 +280,8 @@ pub fn set_default(name: &str, value: &str) {
     }
 }
 
-// Settings of the system's allocator, for a server whose requests differ in size by a factor of a million.
-
-/// Lets glibc give the memory of large requests back when they end.
-///
-/// By default glibc keeps freed blocks of up to 32 MiB once such a block was freed, and has eight heaps for each core, which all keep
-/// some. A few requests of 4 MiB then leave hundreds of MiB with a process that uses none of it. Afterwards, blocks of 256 KiB and
-/// more are mapped one by one, and all threads share two heaps. Does nothing with other C libraries.
-///
-/// The weights, and the keys and values, do not come from this allocator: see [`Arena`].
+/// Lets glibc give the memory of large requests back when they end: blocks of 256 KiB and more are mapped one by one, and all
+/// threads share two heaps. By default a few requests of 4 MiB leave hundreds of MiB with the process.
 pub fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (option, value) in [(libc::M_MMAP_THRESHOLD, 256 << 10), (libc::M_ARENA_MAX, 2)] {
@@ -302,9 +291,7 @@ pub fn return_large_blocks() {
     }
 }
 
-// Peak rates of the machine: bytes read per second and multiply-adds per second, with the vector width of the kernels.
-//
-// Reports compare measurements with these rates.
+// Peak rates of the machine, with which reports compare: bytes read and multiply-adds per second, at the kernels' vector width.
 
 /// Independent sums of vectors: enough for memory, not arithmetic latency, to be the bottleneck.
 const GROUP: usize = 4;
@@ -363,8 +350,7 @@ fn sum_repeatedly_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     sum_of_lanes(simd, &sums)
 }
 
-/// Independent chains of multiply-adds, of sixteen lanes each: enough to hide their latency. Instruction sets on which
-/// fewer chains are faster run those repeatedly.
+/// Independent chains of multiply-adds, of sixteen lanes each: enough to hide their latency.
 const CHAINS: usize = 12;
 
 /// Multiply-adds of one turn: one per lane of each chain.

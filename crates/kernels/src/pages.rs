@@ -1,12 +1,9 @@
 //! Pool of fixed-size pages: reference-counted, copied on write, recycled, limited in total size.
 //!
-//! Sequences share pages: a fork clones references, and writing to a shared page first replaces it with a copy. The pool
-//! counts pages in use. Released pages are kept for reuse, so that steady decoding allocates nothing. The limit includes
-//! pages in use and kept ones. At the limit, the pool frees kept pages of other sizes, and memory blocks without pages
-//! return to the system. Memory is mapped in blocks. For each page size, one block is partly used. A pool with a limit of at least
-//! 64 MiB also holds a next block, without pages. The limit does not include this unused memory, so the pool keeps few sizes. A
-//! size is idle if none of its pages is in use. The pool keeps the 16 sizes that became idle last. At the limit, it also drops each size
-//! whose pages were all freed.
+//! A fork clones references, and writing to a shared page first replaces it with a copy. Released pages are kept for reuse, so
+//! that steady decoding allocates nothing. At the limit, which includes kept pages, the pool frees those of other sizes, and
+//! blocks without pages return to the system. Each size has one partly used block that the limit does not include, so the pool
+//! keeps the 16 sizes that became idle last.
 
 use crate::{
     error::{Error, Result},
@@ -24,8 +21,7 @@ const ARENA: usize = 4 << 20;
 /// Minimum limit of a pool whose next blocks are prepared in advance.
 const MIN_PREPARED: usize = 16 * ARENA;
 
-/// Maximum number of idle sizes. It exceeds the number of sizes that a model's sequences share. A document may also have sizes that
-/// no other document needs.
+/// Maximum idle sizes: more than a model's sequences share; a document may have sizes that no other needs.
 const MAX_IDLE_SIZES: usize = 16;
 
 /// Content of new pages if debug assertions are on. A float of these bytes is NaN, so tests fail if a sequence depends on a
@@ -90,8 +86,8 @@ impl PagePool {
         self.limit
     }
 
-    /// Allocates a page of `bytes` unspecified bytes: what an earlier page left there, or NaNs if debug assertions are on.
-    /// Fails with [`Error::OutOfPages`] if the limit is reached, and with [`Error::Internal`] if the system has no more memory.
+    /// Allocates a page of `bytes` unspecified bytes. Fails with [`Error::OutOfPages`] at the limit, and with
+    /// [`Error::Internal`] if the system has no more memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Page> {
         let increased = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         if self.in_use.fetch_update(Relaxed, Relaxed, increased).is_err() {

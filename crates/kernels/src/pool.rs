@@ -1,9 +1,8 @@
 //! Thread pool that shares the work of one step: cheap to wake while decoding, asleep when idle.
 //!
-//! The caller posts a job with one atomic store of one word: the number of the job and the number of its open tasks. Threads
-//! take tasks by decrementing that word. The caller takes tasks, too, and then waits until all are done. A thread whose core
-//! is busy therefore delays the others by at most one task. An idle worker spins for some dozens of microseconds, because
-//! the next product of the same step usually comes sooner, and then sleeps.
+//! The caller posts a job with one atomic store of one word, the job's number and its open tasks, which threads decrement to
+//! take a task. The caller takes tasks, too. An idle worker spins for some dozens of microseconds, because the next product of a
+//! step usually comes sooner, and then sleeps.
 
 use crate::sync::{
     Condvar, Mutex, MutexGuard, PoisonError,
@@ -76,8 +75,7 @@ thread_local! {
 const TASK_MASK: u64 = u32::MAX as u64;
 
 impl ThreadPool {
-    /// Creates a pool of `threads` threads, at least one, which include the caller of [`run`](Self::run). If the system
-    /// cannot start a thread, the pool has fewer.
+    /// Creates a pool of `threads` threads, the caller of [`run`](Self::run) included; of fewer if the system starts no more.
     pub fn new(threads: usize) -> Self {
         let job = Arc::new(JobState::default());
         let spawn = |index: usize| {
@@ -128,9 +126,8 @@ impl ThreadPool {
         self.run(parts, &|part| body(part, unsafe { shared.part(part * width, width) }));
     }
 
-    /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are those of
-    /// up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column. If there are too few
-    /// columns for all threads, threads share the rows of a column.
+    /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are those
+    /// of up to `T` rows from `first_row` on, in one column. If there are few columns, threads share the rows of a column.
     pub fn for_columns<const T: usize>(
         &self,
         floats: &mut [f32],

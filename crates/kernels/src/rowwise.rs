@@ -1,7 +1,5 @@
-//! Row-wise functions: norms, activations, quantization.
-//!
-//! Order of summation: sums of a row run in sixteen lanes, which are added pairwise in a fixed order. Results therefore do
-//! not depend on the batch. The tests compare with definitions in f64.
+//! Row-wise functions: norms, activations, quantization. Sums of a row run in sixteen lanes, which are added pairwise in a fixed
+//! order, so results do not depend on the batch.
 
 use crate::{
     Compute, LANES, ThreadPool,

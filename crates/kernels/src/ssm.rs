@@ -1,8 +1,6 @@
-//! State space recurrence and causal convolution of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, §7).
-//!
-//! Order of summation: an output is one sum over the state's columns in order, and a convolution one sum over the taps in
-//! order. A prefill runs the recurrence of single steps position by position, so both give the same bits. Threads divide
-//! sequences and heads. The tests compare with a naive implementation in f64.
+//! State space recurrence and causal convolution of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, §7). An output is one sum over
+//! the state's columns, and a convolution one over the taps, in order; a prefill runs the recurrence of single steps. Threads
+//! divide sequences and heads.
 
 use crate::{
     Compute, LANES,

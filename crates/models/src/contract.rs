@@ -37,25 +37,21 @@ pub trait Model: Send + Sync {
     /// The model's properties, as clients see them.
     fn card(&self) -> &Card;
 
-    /// Returns the state of an empty sequence. Fails with `BadOption` for a boundary mode that the model lacks, and with
-    /// `WrongKind` if its rows begin from documents.
+    /// Returns the state of an empty sequence. Fails for a boundary mode that the model lacks, or if rows begin from documents.
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
 
     /// Returns working memory for one thread that runs steps.
     fn scratch(&self) -> Scratch;
 
-    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has
-    /// its decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with `OutOfPages` if
-    /// the key-value pool is exhausted, and with `Internal` if a row is not ready, has an empty feed, or holds another
-    /// model's state. The rows of a failed step are lost: drop them.
+    /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has its
+    /// decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. The rows of a failed step are
+    /// lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Skips others. Fails as a symbol step
-    /// does.
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Fails as a symbol step does.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Skips others. Fails as a symbol
-    /// step does.
+    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Fails as a symbol step does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.
@@ -118,8 +114,7 @@ impl SequenceRow {
         self.want = want;
     }
 
-    /// Drops all but the first `len` symbols of the feed, at least one, after its symbol step and before any other. The row then is
-    /// as if it had been fed these alone. Fails as [`State::cut`] does.
+    /// Drops all but the first `len` symbols of the feed, at least one, after its symbol step. Fails as [`State::cut`] does.
     pub fn cut(&mut self, len: usize) -> Result<()> {
         let dropped = self.feed.len().saturating_sub(len.max(1));
         if dropped == 0 {
@@ -134,15 +129,13 @@ impl SequenceRow {
         Ok(())
     }
 
-    /// Cuts the feed, a sampled symbol and the draft after it, before the first drafted symbol that ends a segment. So the middle
-    /// stack runs for accepted symbols only. Fails as [`State::cut`] does.
+    /// Cuts the feed before the first drafted symbol that ends a segment, so that the middle stack runs for accepted ones only.
     pub fn cut_draft(&mut self) -> Result<()> {
         let first_boundary = self.decisions.iter().skip(1).position(|decision| decision.boundary);
         first_boundary.map_or(Ok(()), |drafted| self.cut(1 + drafted))
     }
 
-    /// Drops all but the first `len` symbols of the feed, at least one, from the row, which is ready: its state is rolled back.
-    /// Fails as [`State::rollback`] does.
+    /// Drops all but the first `len` symbols of the feed from a row that is ready. Fails as [`State::rollback`] does.
     pub fn take_back(&mut self, len: usize) -> Result<()> {
         let dropped = self.feed.len().saturating_sub(len.max(1));
         if dropped == 0 {
@@ -170,8 +163,7 @@ impl SequenceRow {
         }
     }
 
-    /// Checks the results of a step that began at position `start`: logits (wanted symbols, `vocabulary`), decisions, and the state's
-    /// length. Fails with [`Error::Internal`] if the row is not as a step must leave it.
+    /// Checks the results of a step that began at position `start`: logits (wanted symbols, `vocabulary`), decisions, length.
     pub fn check_step(&self, start: usize, vocabulary: usize) -> Result<()> {
         let is_valid = self.status == StepStatus::Ready
             && !self.feed.is_empty()
@@ -257,8 +249,7 @@ pub struct Card {
     pub max_symbols_why: Option<&'static str>,
     /// Boundary modes that the model has; the first is the default.
     pub boundary_modes: Vec<BoundaryMode>,
-    /// (V): the logits before the first symbol of a text, if the model has a start mark. An empty prompt can then be continued,
-    /// and the first symbol of a text has a probability.
+    /// (V): the logits before the first symbol of a text, if the model has a start mark.
     pub first_logits: Option<Arc<[f32]>>,
     /// True if it pools, that is, if it can close segments.
     pub pooled: bool,
@@ -282,8 +273,7 @@ pub struct Card {
     pub sampling: SamplingDefaults,
 }
 
-/// How exactly a model's results repeat when the same symbols are computed in another way: in other steps, in another batch,
-/// or on another number of threads.
+/// How exactly a model's results repeat in other steps, in another batch, or on another number of threads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Exactness {
     /// The same bits. Instruction sets with fused multiply-adds also give the same bits.
@@ -381,37 +371,31 @@ pub trait State: Any + Send + Sync {
     /// Number of closed segments.
     fn segments(&self) -> usize;
 
-    /// Number of closed segments by level of chunking. The first level's are [`segments`](Self::segments), which is the only
-    /// level of most models.
+    /// Number of closed segments by level of chunking; the first level's are [`segments`](Self::segments).
     fn level_segments(&self) -> LevelCounts {
         LevelCounts::one(self.segments())
     }
 
-    /// Returns a second sequence with the same past, ready to be fed. Both share pages until one of them writes.
-    ///
-    /// A row that is not ready is forked as it was before its feed: work in flight belongs to one row only. If the row's
-    /// windows have moved on too far since then (a chunk of many symbols), the fork is empty.
+    /// Returns a second sequence with the same past, ready to be fed; both share pages until one writes. A row that is not ready
+    /// is forked as it was before its feed, or empty if its windows have moved on too far.
     fn fork(&self) -> Box<dyn State>;
 
-    /// Drops all symbols from position `len` on. Fails with [`Error::Internal`] if `len` is beyond the end, is before
-    /// [`earliest`](Self::earliest) and not 0, or the row is not ready.
+    /// Drops all symbols from position `len` on. Fails if `len` is not possible ([`earliest`](Self::earliest)) or the row not
+    /// ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
-    /// Drops the symbols in flight from position `len` on, after their symbol step and before any other step. The segments that
-    /// they closed are open again. Fails with [`Error::Internal`] if `len` is beyond the end or leaves no symbol in flight, and if
-    /// the family's feeds cannot be cut.
+    /// Drops the symbols in flight from position `len` on, after their symbol step; segments that they closed are open again.
+    /// Fails if `len` leaves no symbol in flight, and if the family's feeds cannot be cut.
     fn cut(&mut self, len: usize) -> Result<()> {
         Err(Error::Internal(format!("a feed of this family cannot be cut at {len}")))
     }
 
-    /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts. A state with moving windows drops the
-    /// symbols behind them; other states drop nothing.
+    /// The shortest length, other than 0, that [`rollback`](Self::rollback) accepts: windows drop symbols behind them.
     fn earliest(&self) -> usize {
         0
     }
 
-    /// Drops all symbols, including those in flight. The state is then as [`Model::begin`]
-    /// returns it, except that its first symbol is at `offset` in its stream.
+    /// Drops all symbols. The state is then as [`Model::begin`] returns it, but at `offset` in its stream.
     fn restart(&mut self, offset: usize);
 
     /// The position from which the text must be fed to rebuild this state; none if all of the text must be fed. The same for
@@ -420,9 +404,9 @@ pub trait State: Any + Send + Sync {
         None
     }
 
-    /// Continues from the [`replay_start`](Self::replay_start) of another state of the same model: counts the symbols
-    /// before it as fed. Below [`ReplayStart::valid_from`] symbols its numbers are invalid, and it can only be rolled
-    /// back to 0. Fails with [`Error::Internal`] if the state is not empty, or its model never returns such a start.
+    /// Continues from the [`replay_start`](Self::replay_start) of another state of the same model. Below
+    /// [`ReplayStart::valid_from`] symbols its numbers are invalid. Fails if the state is not empty, or its model never returns
+    /// such a start.
     fn resume(&mut self, start: ReplayStart) -> Result<()> {
         Err(Error::Internal(format!("a state that needs its whole text cannot resume from {start:?}")))
     }
@@ -440,8 +424,7 @@ pub trait State: Any + Send + Sync {
     /// Bytes of memory outside of its pages.
     fn own_bytes(&self) -> usize;
 
-    /// Length of the longest prefix of whole segments whose boundaries equal the predictor's. Its plain symbols rebuild the
-    /// state, also if [`item`]s were fed. Equals `len` where only the predictor ends segments.
+    /// Length of the longest prefix of whole segments whose boundaries equal the predictor's: plain symbols rebuild it.
     fn agreed(&self) -> usize {
         self.len()
     }
@@ -482,8 +465,7 @@ fn foreign_state() -> Error {
 pub struct SymbolBoundary {
     /// True if a segment ends with this symbol; in a model with levels of chunking, if a chunk begins with it.
     pub boundary: bool,
-    /// Levels at which a chunk begins with this symbol, the outermost included. 0 in a model whose segments end with their
-    /// boundary. Complete once the row is ready.
+    /// Levels at which a chunk begins with this symbol; 0 in a model whose segments end with their boundary.
     pub depth: u8,
     /// Output of a learned predictor. Not calibrated: the official training applies the sigmoid twice.
     pub probability: Option<f32>,
@@ -508,8 +490,8 @@ impl SymbolBoundary {
     }
 }
 
-/// Returns each level's boundaries, outermost first: one number for each symbol, then one for each chunk of the level around
-/// it, 1 where a chunk begins. `depths` has the [depth](SymbolBoundary::depth) of each symbol. Empty if the model has no levels.
+/// Returns each level's boundaries, outermost first, from the [depths](SymbolBoundary::depth) of the symbols: one number for
+/// each symbol, then one for each chunk of the level around it, 1 where a chunk begins.
 pub fn levels(depths: impl IntoIterator<Item = u8>) -> Vec<Vec<u8>> {
     let depths: Vec<u8> = depths.into_iter().collect();
     let level = |level: u8| {
@@ -526,8 +508,7 @@ pub struct BoundaryOptions {
     pub mode: Option<BoundaryMode>,
     /// Source of the noise for sampled boundaries.
     pub noise: Noise,
-    /// Position of the sequence's first symbol in its stream. Fixed boundaries count from the stream's start, so a window cut
-    /// out of a longer text keeps the text's phase.
+    /// Position of the sequence's first symbol in its stream, from whose start fixed boundaries count.
     pub offset: usize,
 }
 
@@ -595,12 +576,8 @@ impl Noise {
     }
 }
 
-// The policy for waiting rows: when they run their segment step. Engine and benchmark share it.
-//
-// A segment step reads the middle stack's weights once, for any number of rows. In a batch, some row closes a segment in
-// nearly every step. If waiting rows ran at once, those weights would be read nearly once a step, as if nothing were pooled.
-// Rows that wait a few symbol steps for others to close a segment share the reading. The cost is bounded: a character that
-// ends a segment comes at most `wait` symbol steps later. No number changes: see `contract`.
+// The policy for waiting rows, which engine and benchmark share. A segment step reads the middle stack's weights once, for any
+// number of rows; rows that wait a few symbol steps for others to close a segment share the reading. No number changes.
 
 /// Default number of symbol steps that a row may wait.
 pub const BOUNDARY_WAIT: usize = 2;
@@ -608,13 +585,8 @@ pub const BOUNDARY_WAIT: usize = 2;
 /// Maximum number of symbol steps that a row may be set to wait.
 pub const MAX_BOUNDARY_WAIT: usize = 64;
 
-/// Returns true if the `waiting` rows run their segment step now, all together.
-///
-/// `others` is true if another row could be fed one symbol while they wait. It is false while prompts are fed, because that
-/// takes long, and if a waiting row was fed a chunk of a prompt. A chunk's segments fill a step by themselves and must not delay
-/// its prompt. The other rows join it: the weights are read anyway. A row waits for at most `wait` symbol steps.
-///
-/// The rows run if one has waited that long, or if there is no other row to wait for.
+/// Returns true if the `waiting` rows run their segment step now, all together: if one has waited for `wait` symbol steps, or if
+/// no other row could be fed one symbol while they wait (`others` is false). A chunk's segments fill a step by themselves.
 pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a SequenceRow>, others: bool, wait: usize) -> bool {
     waiting.any(|row| !others || row.waited >= wait)
 }
@@ -624,12 +596,9 @@ pub fn count_step(rows: &mut [SequenceRow]) {
     rows.iter_mut().filter(|row| row.status == StepStatus::Waiting).for_each(|row| row.waited += 1);
 }
 
-// Encodes symbols together with their boundaries, for models that end their own segments with a mark.
-//
-// A prompt is fed as plain symbols: the model's predictor decides its boundaries. Generated text was cut by marks, which the
-// predictor may not agree with, so a replay feeds each such symbol with its boundary. A run of such `item`s is a *trace*.
-// During generation the mark comes after the symbol: the symbol is fed with an open boundary, and `END`, fed alone, then
-// ends the segment. Models without marks accept plain symbols only.
+// Encodes symbols together with their boundaries, for models that end their own segments with a mark. A replay of generated text
+// feeds each symbol as an `item` with its boundary, since the predictor may not agree with the marks. During generation the
+// symbol is fed with an open boundary, and `END`, fed alone, then ends the segment.
 
 /// Control item, fed alone: ends the open segment with the symbol fed last. Occupies no position.
 pub const END: u32 = u32::MAX;
@@ -670,11 +639,8 @@ pub fn is_control(feed: &[u32]) -> bool {
     matches!(feed, [END | BEGIN])
 }
 
-// The position from which a text must be fed to rebuild a state, when earlier symbols were dropped.
-//
-// If every layer's window is bounded, a state depends on its last symbols only: the symbols of its windows, and of the
-// windows of what these attended to, layer by layer. A state that
-// resumes at a `ReplayStart` equals, bit for bit, the state after the whole text.
+// The position from which a text must be fed to rebuild a state. If every layer's window is bounded, a state depends on its last
+// symbols only, and one that resumes at a `ReplayStart` equals, bit for bit, the state after the whole text.
 
 /// Minimum distance between positions at which a text is cut.
 const STRIDE: usize = 1024;
@@ -709,11 +675,8 @@ impl ReplayStart {
     }
 }
 
-// The minimum cost of a symbol, computed from the model's shape: bytes to read and multiplications to do.
-//
-// Work has three kinds: at full resolution, at segment resolution, and the logits of one symbol. In each, *shared* bytes
-// are read once for all rows of a step; *own* bytes and multiply-adds count once a row. The cost excludes activations, the
-// embedding's row, and the kept outputs that pooling and upsampling read: a few vectors a symbol, in the nearest cache.
+// The minimum cost of a symbol, computed from the model's shape: bytes to read and multiplications to do. *Shared* bytes are
+// read once for all rows of a step; *own* bytes and multiply-adds count once a row. Activations and single vectors are excluded.
 
 /// Minimum cost of one symbol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -770,15 +733,9 @@ impl AddAssign for Cost {
     }
 }
 
-// The encoder of an encoder-decoder model: tokens in, piece by piece; a document out, from which rows begin.
-//
-// An `Encoding` takes tokens while they arrive and runs a few *blocks* at a time. One block is at most
-// `DocumentLimits::block` vectors through one layer, so the cost of a call is bounded. Up to the first pooling a
-// block needs no later tokens and can run as soon as its own tokens are there; after it, each layer waits for the complete
-// layer before. The result is a `Document`, which never changes and is shared by all rows that read it. Each row is an
-// ordinary `State`, stepped by the `Model` together with rows of other documents.
-//
-// How tokens were cut into pushes, or work into blocks, does not change a bit of a document.
+// The encoder of an encoder-decoder model: tokens in, piece by piece; a document out, which never changes and from which rows
+// begin. An `Encoding` runs *blocks*, each at most `DocumentLimits::block` vectors through one layer, so the cost of a call is
+// bounded. How tokens were cut into pushes, or work into blocks, does not change a bit of a document.
 
 /// Encodes documents for a model whose rows begin from them.
 pub trait DocumentEncoder: Send + Sync {
@@ -788,35 +745,28 @@ pub trait DocumentEncoder: Send + Sync {
     /// Returns an empty encoding, which holds no pages yet.
     fn open(&self) -> Box<dyn Encoding>;
 
-    /// Returns an empty encoding that keeps chosen vectors as they are where the model mixes them (hard top-k instead
-    /// of soft). Fails with [`Error::WrongKind`] if the model has no top-k pooling.
+    /// Returns an empty encoding with hard top-k instead of soft. Fails if the model has no top-k pooling.
     fn open_hard(&self) -> Result<Box<dyn Encoding>>;
 
-    /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, the resulting document included. Rows of
-    /// the document are not included (see [`Model::bytes_for`]).
+    /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, its document included.
     fn bytes_for(&self, tokens: usize) -> usize;
 
     /// Multiply-adds of encoding `tokens` tokens to a document of `vectors` vectors: matrix products and attention.
     fn multiply_adds(&self, tokens: usize, vectors: usize) -> usize;
 
-    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding
-    /// [waits](EncodingStage::Waiting) or is [done](EncodingStage::Done). Fails with [`Error::OutOfPages`] if the key-value
-    /// pool is exhausted, and with [`Error::Internal`] if the encoding is another model's. The encoding of a failed call is
-    /// lost: drop it.
+    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding [waits](EncodingStage::Waiting)
+    /// or is [done](EncodingStage::Done). Fails if the pool is exhausted; the encoding is then lost.
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
 
-    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict
-    /// symbol t + 1. The row refers to the document's pages in addition to its own. Fails with [`Error::Internal`] if the
-    /// document is another model's.
+    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict symbol t
+    /// + 1. The row refers to the document's pages in addition to its own.
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
 }
 
 /// A document that is being encoded. Dropping it frees its pages.
 pub trait Encoding: Any + Send {
-    /// Takes the next tokens, exactly as the encoder reads them: the caller pushes the end mark after the last token.
-    /// Takes no pages and computes nothing. Fails with [`Error::TooLong`] if the total exceeds
-    /// [`DocumentLimits::tokens`], and with [`Error::UnknownSymbol`] for an id outside of the vocabulary; the encoding
-    /// is then unchanged. Fails with [`Error::Internal`] after [`close`](Self::close).
+    /// Takes the next tokens, the end mark after the last one included. Takes no pages and computes nothing. Fails if the total
+    /// exceeds [`DocumentLimits::tokens`], for an unknown id, and after [`close`](Self::close).
     fn push(&mut self, tokens: &[u32]) -> Result<()>;
 
     /// Marks the document as complete. A second call has no effect. Fails with [`Error::BadOption`] if no token was pushed.
@@ -946,8 +896,7 @@ pub struct DocumentLimits {
 }
 
 impl DocumentLimits {
-    /// Returns the tokenizer of a document that is sent as text; `field` names it in errors. The end mark, which the caller
-    /// appends, counts as a token, too.
+    /// Returns the tokenizer of a document that is sent as text; `field` names it in errors. The end mark counts as a token.
     pub fn tokenizer(&self, vocabulary: Arc<Vocabulary>, field: &'static str) -> StreamTokenizer {
         StreamTokenizer::new(vocabulary, field, self.tokens.saturating_sub(1)).with_prefix(&self.generation.prefix)
     }
@@ -1068,8 +1017,7 @@ pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
     (document as &dyn Any).downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
 }
 
-/// The library whose search is followed. They differ in what may be generated and in when the search ends: see
-/// `beam` of weir-engine.
+/// The library whose search is followed: they differ in what may be generated and when the search ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SearchRules {

@@ -28,8 +28,7 @@ use weir_kernels::{
     error::{Error, Result},
 };
 
-/// Loads the checkpoint in `dir` under its folder's name. Fails with [`Error::Io`], or with [`Error::Checkpoint`] that
-/// names file, key, expected and actual value.
+/// Loads the checkpoint in `dir` under its folder's name. The error names file, key, expected and actual value.
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     let source = dir.into();
     load_as(&source, &source.name(), settings)
@@ -50,8 +49,7 @@ pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Re
     load_with_threads(source, name.to_owned(), &settings.clone().with_threads())
 }
 
-/// Bytes of memory that a checkpoint may take: its weights as read and as stored, the tables computed from them, and its key-value
-/// memory. Fails if the configuration is invalid, or as [`tensors`] does.
+/// Bytes of memory that a checkpoint may take: its weights as read and as stored, tables, and key-value memory.
 pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
@@ -98,8 +96,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     })
 }
 
-/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion. Fails as
-/// [`CheckpointSource::config`] does.
+/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion.
 pub fn config(source: &CheckpointSource) -> Result<Config> {
     match in_place(source) {
         Some(folder) => folder.config(),
@@ -107,8 +104,7 @@ pub fn config(source: &CheckpointSource) -> Result<Config> {
     }
 }
 
-/// Reads a checkpoint's weights, under weir's names, and reports bytes read and bytes to read to `progress`. Also returns their
-/// SHA-256. Fails as [`CheckpointSource::weights`] does.
+/// Reads a checkpoint's weights, under weir's names, and their SHA-256. Reports bytes read and to read to `progress`.
 pub fn weights(
     source: &CheckpointSource,
     blueprint: &dyn Blueprint,
@@ -120,8 +116,7 @@ pub fn weights(
     }
 }
 
-/// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names. `None` for any other checkpoint. Fails
-/// as the conversion does.
+/// Reads the weights of a Hugging Face folder that needs no conversion, under weir's names; `None` for others.
 pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
     let Some(folder) = in_place(source) else { return Ok(None) };
     let (weights, _) = folder.weights(&mut |_, _| {})?;
@@ -147,8 +142,7 @@ pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<V
     Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
 }
 
-/// Returns the entropy models that a checkpoint names, after checking their configurations. Fails if an
-/// entropy model is missing or cannot accompany this model.
+/// Returns the entropy models that a checkpoint names. Fails if one is missing or cannot accompany this model.
 pub fn entropy_models(
     source: &CheckpointSource,
     config: &Config,
@@ -164,8 +158,7 @@ pub fn entropy_models(
     blueprint.entropy_models().into_iter().map(checked).collect()
 }
 
-/// Checks that a model can accompany the one that names it: it has the same symbols, and no entropy model of its own. The
-/// error names the entropy model's configuration, `file`.
+/// Checks that an entropy model has the same symbols, and no entropy model of its own. The error names its `file`.
 pub fn check_entropy_model(
     config: &Config,
     entropy_model: &Config,
@@ -198,8 +191,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("hugging-face", hugging_face::read),
 ];
 
-/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects the architecture or the
-/// vocabulary.
+/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects it.
 pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     match FAMILIES.iter().find(|(name, _)| *name == config.family) {
         Some((_, read)) => {
@@ -230,10 +222,9 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
 
 // Writes checkpoints with random weights, to benchmark architectures that have not been trained.
 
-/// Writes a checkpoint with the configuration in `config_file` and random f32 weights to `dest`. The same seed gives the
-/// same weights, tensor by tensor. An entropy model that the configuration names gets random weights too; its
-/// configuration is `NAME.json` in the folder of `config_file`. Fails if a configuration is invalid, an entropy model's
-/// included, or the folder is not empty, unless `overwrite` allows it.
+/// Writes a checkpoint with the configuration in `config_file` and random f32 weights to `dest`, the same for the same seed. An
+/// entropy model that it names has its configuration in `NAME.json`, and gets random weights too. Fails if a configuration is
+/// invalid, or the folder is not empty, unless `overwrite` allows it.
 pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
     let weights = RandomWeights { seed, matrices: FileDtype::F32 };
     init_with_progress(config_file, dest, weights, overwrite, &mut |_, _| {})
@@ -248,8 +239,7 @@ pub struct RandomWeights {
     pub matrices: FileDtype,
 }
 
-/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`. Fails as
-/// [`init`] does.
+/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`.
 pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,
@@ -289,7 +279,6 @@ impl InitSource {
         Ok(Self { config, blueprint, specs })
     }
 
-    /// Returns the entropy models' names and sources.
     fn entropy_models(&self, file: &Path) -> Result<Vec<(String, Self)>> {
         let read = |name: &str| {
             let file = file.with_file_name(format!("{name}.json"));
@@ -385,8 +374,7 @@ pub struct Settings {
     pub isa: Isa,
     /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
     pub require_sha256: bool,
-    /// Turns off the model's pooling: an MrT5 with its gate off reads as ByT5 does. Loading fails for a model that cannot run
-    /// without its pooling.
+    /// Turns off the model's pooling. Loading fails for a model that cannot run without its pooling.
     pub unpooled: bool,
     /// The device of Hugging Face models; other families run on the CPU.
     pub device: DeviceChoice,
@@ -429,8 +417,7 @@ impl Settings {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
 
-    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own. Fails
-    /// with [`Error::BadOption`] if the settings ask for more symbols than the model can hold.
+    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own.
     pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
         match (self.max_symbols, bounds.longest) {
             (Some(requested), Some((limit, why))) if requested > limit => {

@@ -1,7 +1,5 @@
-//! A table of n-grams: for contexts of a few symbols, the symbol that most often follows them, and how often it does.
-//!
-//! The table is a list of slots of fixed size. A context of each of `ORDERS` hashes to one slot, which also has part of the hash,
-//! so that another context is hardly ever taken for it. The size of the table does not depend on the text that it was made from.
+//! A table of n-grams: for contexts of a few symbols, the symbol that most often follows them, and how often it does. A context
+//! hashes to one slot, which also has part of the hash. The table's size does not depend on the text.
 
 use crate::checkpoint::{
     files::{PartialFile, check_inside, sync_folder},
@@ -19,7 +17,6 @@ const ORDERS: [usize; 4] = [3, 4, 6, 8];
 /// The longest of them.
 const LONGEST: usize = 8;
 
-/// The first bytes of the file.
 const MAGIC: [u8; 8] = *b"weirngr1";
 
 /// Bytes before the slots: the magic, the vocabulary's size and the number of slots.
@@ -249,8 +246,7 @@ fn check(hash: u64) -> u32 {
 /// The name of the file.
 pub const NGRAMS_FILE: &str = "ngrams.bin";
 
-/// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is too large or damaged, or if its n-grams are
-/// those of another vocabulary than one of `vocabulary` symbols.
+/// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is damaged or of another vocabulary.
 pub fn read(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
     let file = dir.join(NGRAMS_FILE);
     if !file.try_exists().map_err(Error::io(&file))? {

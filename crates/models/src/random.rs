@@ -1,8 +1,6 @@
-//! Stateless random numbers: every draw is a function of a seed, a purpose and a position.
-//!
-//! A stepped generator would tie a sequence's numbers to its history. These are the same after a fork, a rollback, a cache hit
-//! or a second run, and no two purposes share a number. The generator is ChaCha with eight rounds: the seed is the key, the
-//! purpose the stream, the position the word of that stream.
+//! Stateless random numbers: every draw is a function of a seed, a purpose and a position, so it is the same after a fork, a
+//! rollback, a cache hit or a second run. The generator is ChaCha with eight rounds: the seed is the key, the purpose the
+//! stream, the position the word of that stream.
 
 use rand_chacha::{
     ChaCha8Rng,

@@ -106,8 +106,7 @@ impl Usage {
     }
 }
 
-/// Returns the usage of each level that chunked `symbols` symbols, outermost first; nothing unless chunks began at several
-/// levels.
+/// Returns the usage of each level that chunked `symbols` symbols, outermost first; nothing for a single level.
 pub fn by_level(symbols: usize, chunks: &LevelCounts, steps: &LevelCounts) -> Vec<LevelUsage> {
     let mut around = symbols;
     let level = |(level, &chunks): (usize, &usize)| LevelUsage {

@@ -1,7 +1,5 @@
-//! The document cache: encoded documents for later requests of the same tenant, found by their id.
-//!
-//! A document is dropped when no request has used it for a while, or when others need memory. The tenant whose documents have
-//! the most bytes then loses its least recently used one, so that a tenant within an equal part of the cache loses none.
+//! The document cache: encoded documents for later requests of the same tenant, found by their id. The tenant whose documents
+//! have the most bytes loses its least recently used one first, so a tenant within an equal part of the cache loses none.
 
 use crate::{accounting, summary::EncodedDocument};
 use lru::LruCache;
@@ -49,7 +47,6 @@ pub(crate) struct DocumentCache {
 struct Entries {
     /// Documents by id. The byte limit bounds it, not the number of entries.
     lru: LruCache<String, StoredDocument>,
-    /// Bytes of each tenant's documents.
     tenant_bytes: HashMap<Arc<str>, usize>,
     usage: DocumentCacheUsage,
 }
@@ -169,9 +166,8 @@ impl Entries {
         self.tenant_bytes.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Returns the documents to evict so that a new one of `bytes` bytes fits, when `free` bytes are free. Each is the least recently
-    /// used document of the tenant that then holds the most bytes. Returns `None` if no document is left, or if that tenant holds less
-    /// than `tenant` would with the new one.
+    /// Returns the documents to evict so that a new one of `bytes` bytes fits, when `free` bytes are free. `None` if no document
+    /// is left, or if the tenant with the most bytes holds less than `tenant` would.
     fn victims_for(&self, tenant: &str, bytes: usize, mut free: usize) -> Option<Vec<String>> {
         let mut evicted: HashMap<&str, usize> = HashMap::new();
         let mut left: Vec<_> = self.lru.iter().rev().collect();
@@ -208,7 +204,6 @@ impl Entries {
         true
     }
 
-    /// Subtracts the bytes of an entry that was removed.
     fn subtract(&mut self, entry: &StoredDocument) {
         accounting::subtract(&mut self.usage.bytes, entry.bytes);
         let mut left = self.bytes_of(&entry.tenant);
@@ -268,8 +263,7 @@ impl PageAccounting {
         });
     }
 
-    /// Adds the pages of a short-lived state. Its own part of the memory is counted separately: the accounts of tenants add up
-    /// what their entries add to [`bytes`](Self::bytes).
+    /// Adds the pages of a short-lived state, which is counted apart from the entries of tenants.
     pub(super) fn add_short_lived(&mut self, state: &dyn State) {
         self.count(state, |page, _, short_lived_bytes| {
             accounting::add(&mut page.short_lived, 1);
@@ -289,8 +283,7 @@ impl PageAccounting {
         });
     }
 
-    /// Subtracts the pages of an entry that is about to be dropped. Returns the bytes that dropping it frees: those of pages
-    /// that no other entry and no running row refers to.
+    /// Subtracts the pages of an entry. Returns the bytes of those that no other entry and no running row refers to.
     pub(super) fn remove(&mut self, state: &dyn State) -> usize {
         self.discount(state, |page, bytes, short_lived_bytes| {
             accounting::subtract(&mut page.entries, 1);

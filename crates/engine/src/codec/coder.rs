@@ -56,8 +56,7 @@ impl BlockCoder {
         matches!(self.coder, Coder::Decoder(_))
     }
 
-    /// Compresses `symbol`, or decompresses one; returns the symbol. `logits` (V) predict it; without them, all text symbols are
-    /// equally probable. Fails with [`Error::Internal`] for invalid logits, and if there is no symbol to compress.
+    /// Compresses `symbol`, or decompresses one, with its prediction `logits` (V). Fails with [`Error::Internal`].
     pub(crate) fn code(&mut self, symbol: Option<u32>, logits: Option<&[f32]>) -> Result<u32> {
         if let Some(logits) = logits {
             self.frequencies.set(logits)?;
@@ -131,7 +130,6 @@ pub enum CodeInput {
     Decompress {
         /// The number of symbols that the data stand for.
         symbols: usize,
-        /// The data.
         data: Vec<u8>,
     },
 }
@@ -184,8 +182,7 @@ pub fn default_windows(card: &Card) -> WindowOptions {
     WindowOptions { length, stride: (length / 4 * 3).max(1) }
 }
 
-/// Rejects a model whose bits may differ between two computations of one text, and one with too many symbols. `call` names the
-/// call in errors.
+/// Rejects a model whose bits may differ between two computations of one text, and one with too many symbols.
 pub fn check_model(call: &'static str, card: &Card) -> Result<()> {
     let wrong = |wanted, found| Err(Error::WrongKind { call, model: card.name.clone(), wanted, found });
     if card.exactness != Exactness::Bitwise {
@@ -226,7 +223,6 @@ pub(super) const MAX_ALPHABET: usize = 1 << 16;
 
 const SUM: u64 = 1 << PRECISION;
 
-/// Bits of a weight.
 const WEIGHT_BITS: u32 = 31;
 
 /// Bits of the fraction of t.
@@ -296,8 +292,7 @@ impl Frequencies {
         frequencies
     }
 
-    /// Sets all frequencies from the logits (V) of a position. Fails with [`Error::Internal`] if a logit of a text symbol is NaN or
-    /// +∞, or if all are −∞.
+    /// Sets all frequencies from the logits (V). Fails if a logit of a text symbol is NaN or +∞, or if all are −∞.
     pub(super) fn set(&mut self, logits: &[f32]) -> Result<()> {
         let invalid = || Error::Internal("the logits contain NaN or infinity".into());
         let mut largest = f32::NEG_INFINITY;

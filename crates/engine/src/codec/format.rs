@@ -90,7 +90,6 @@ pub enum Part {
     Block {
         /// Number of symbols.
         symbols: usize,
-        /// The data.
         data: Vec<u8>,
     },
     /// The last part.
@@ -98,8 +97,7 @@ pub enum Part {
 }
 
 impl Header {
-    /// Creates the header of a text that `card`'s model compresses. Fails with [`Error::BadOption`] if the block or its windows are
-    /// out of bounds, and with [`Error::Internal`] if the card's dtype or sha256 has no place in the format.
+    /// Creates the header of a text that `card`'s model compresses. Fails if block, windows, dtype or sha256 do not fit it.
     pub fn new(card: &Card, block: usize, windows: WindowOptions, text_bytes: Option<u64>) -> Result<Self> {
         crate::options::within("block_chars", block, 1..=MAX_BLOCK)?;
         windows.validate(card)?;
@@ -109,8 +107,7 @@ impl Header {
         Ok(Self { dtype, fuses: card.isa.fuses(), sha256, block, windows, text_bytes })
     }
 
-    /// Checks that `card`'s model can compute the bits that the compressor's model computed. Fails with [`Error::CompressedWith`] if
-    /// it differs or its sequences are too short, and with [`Error::Damaged`] for windows that no model has.
+    /// Checks that `card`'s model can compute the same bits. Fails with [`Error::CompressedWith`] or [`Error::Damaged`].
     pub fn check(&self, card: &Card) -> Result<()> {
         let checks = [
             ("the checkpoint with sha256", hex(&self.sha256), card.sha256.clone()),
@@ -182,8 +179,7 @@ pub fn write_block(symbols: usize, data: &[u8], out: &mut Vec<u8>) {
 }
 
 impl End {
-    /// Checks the decompressed text, whose length and checksum are `text`. Fails with [`Error::Damaged`] if it is not the text that
-    /// was compressed.
+    /// Checks the decompressed text. Fails with [`Error::Damaged`] if it is not the text that was compressed.
     pub fn check(&self, header: &Header, text: &Self) -> Result<()> {
         if header.text_bytes.is_some_and(|bytes| bytes != self.text_bytes) {
             let found = format!("{} at the end", self.text_bytes);
@@ -243,8 +239,7 @@ impl ContainerReader {
         grown(self.buffer.capacity(), bytes, longest)
     }
 
-    /// Returns the next part if it is complete. Fails with [`Error::Damaged`] if the data are not in the format. Checks the length of
-    /// a block before it is collected.
+    /// Returns the next part if it is complete. Fails with [`Error::Damaged`] if the data are not in the format.
     #[expect(clippy::should_implement_trait, reason = "an iterator would end where more data are needed")]
     pub fn next(&mut self) -> Result<Option<Part>> {
         if self.end && self.read < self.buffer.len() {
@@ -358,8 +353,7 @@ fn damaged(what: &'static str, expected: &str, found: String) -> Error {
 /// Maximum items by which a buffer grows at a time.
 const STEP: usize = 1 << 14;
 
-/// Returns the capacity of a buffer that has `capacity` and must hold `needed` items. It grows in few steps, but not beyond `most`
-/// unless it must.
+/// Returns the capacity of a buffer that must hold `needed` items. It grows in few steps, to `most` if that is enough.
 pub(super) fn grown(capacity: usize, needed: usize, most: usize) -> usize {
     if needed <= capacity {
         return capacity;
@@ -367,7 +361,6 @@ pub(super) fn grown(capacity: usize, needed: usize, most: usize) -> usize {
     needed.max(most.min(capacity.saturating_add(capacity.min(STEP))))
 }
 
-/// Name of the text in errors.
 const TEXT: &str = "text";
 
 /// Longest encoding of a character in UTF-8.
@@ -376,7 +369,6 @@ const MAX_CHARACTER: usize = 4;
 /// Encodes a text that arrives in pieces. A text that is not normalised comes back byte by byte.
 pub struct TextReader {
     vocabulary: Arc<Vocabulary>,
-    /// Normalises the text, if the caller asked for it.
     normaliser: Option<StreamTokenizer>,
     /// The beginning of a character whose end did not arrive yet.
     incomplete: Vec<u8>,
@@ -389,8 +381,7 @@ pub struct TextReader {
 }
 
 impl TextReader {
-    /// Creates the reader of a text. With `normalise`, the text is rewritten like the model's training text; the rewritten text is
-    /// then the one that comes back.
+    /// Creates the reader of a text. With `normalise`, the normalised text is the one that comes back.
     pub fn new(vocabulary: &Arc<Vocabulary>, normalise: bool) -> Self {
         let normalises = normalise && vocabulary.normaliser() != TextNormaliser::None;
         let normaliser = normalises.then(|| StreamTokenizer::new(Arc::clone(vocabulary), TEXT, usize::MAX));
@@ -403,9 +394,8 @@ impl TextReader {
         self.normaliser.is_some() || text.sha256 == Digest::from(self.sha256.clone().finalize())
     }
 
-    /// Encodes a piece and appends its symbols. A model of bytes takes any bytes. Fails with [`Error::Unreadable`] if the text must
-    /// be UTF-8 and is not, and with [`Error::UnknownSymbol`] or [`Error::NeedsNormaliser`] at the first character that is not in
-    /// the vocabulary.
+    /// Encodes a piece and appends its symbols. A model of bytes takes any bytes; others fail with [`Error::Unreadable`] or at
+    /// the first unknown character.
     pub fn push(&mut self, mut piece: &[u8], symbols: &mut Vec<u32>) -> Result<()> {
         self.sha256.update(piece);
         if let (Some(zero), None) = (self.vocabulary.byte_zero(), &self.normaliser) {
@@ -525,13 +515,10 @@ impl TextWriter {
     }
 }
 
-/// A text that is compressed, or data that are decompressed. Memory is bounded by a block and the bytes of one call.
-///
-/// The caller pushes input, takes the blocks that are complete, codes them in any order, and hands the results back in the order of
-/// the blocks. It may code several blocks at once.
+/// A text that is compressed, or data that are decompressed. The caller pushes input, takes the complete blocks, codes them in
+/// any order, and returns the results in order. Memory is bounded by a block and the bytes of one call.
 pub trait BlockStream: Send {
-    /// Takes the next bytes of the input. The caller has taken all complete [blocks](Self::next_block) before. Fails for input that
-    /// cannot be part of a text or of compressed data.
+    /// Takes the next bytes of the input, after all complete [blocks](Self::next_block) were taken. Fails for invalid input.
     fn push(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Ends the input. Fails if it is incomplete.
@@ -549,7 +536,6 @@ pub trait BlockStream: Send {
     /// Ends the output after the last block. Fails with [`Error::Damaged`] if the decompressed text is not the one that was compressed.
     fn end(&mut self, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Returns the totals so far.
     fn totals(&self) -> Totals;
 }
 

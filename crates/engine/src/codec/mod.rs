@@ -1,12 +1,8 @@
-//! Lossless compression: a range coder, whose symbols' frequencies come from the model's logits.
+//! Lossless compression: a range coder, whose symbols' frequencies come from the model's logits. [`coder`] codes a block in a
+//! [session](super::session); [`mod@format`] turns a text or its data into a stream of blocks.
 //!
-//! 1. [`coder`]: a block to compress or decompress, the rule that turns logits into integers, and the entropy coder of a block. A
-//!    [session](super::session) feeds the block to a row.
-//! 2. [`mod@format`]: the bytes of a text to symbols and back, in bounded memory; the format of compressed data; and a text or its data as
-//!    a stream of blocks.
-//!
-//! The decompressor computes the logits of each symbol again, one symbol at a time. It gets the same text only if these logits
-//! are the same bits, so the model must be [`Exactness::Bitwise`](weir_models::contract::Exactness).
+//! The decompressor computes the logits of each symbol again, one symbol at a time, and needs the same bits: the model must be
+//! [`Exactness::Bitwise`](weir_models::contract::Exactness).
 
 pub mod coder;
 pub mod format;

@@ -1,19 +1,13 @@
-//! The symbol budget of a step: one symbol for every row that decodes, and a limited number of prompt symbols.
+//! The symbol budget of a step: one symbol for every row that decodes, and a limited number of prompt symbols. Hot path:
+//! allocates nothing once its lists have grown.
 //!
-//! Hot path: allocates nothing once its lists have grown to the number of rows.
+//! Rows that decode take theirs first. Prompts get the rest of [`Rules::chunk`](super::Rules), but never less than half of it: a
+//! prompt delays streams by at most a chunk, and streams cannot keep prompts out. Half of the prompts' part goes to the most
+//! senior prompt, and all prompts take turns at slices of the other half. Requests of searches for completions are fed like rows
+//! that decode; while a search runs, prompts get less.
 //!
-//! A step's budget is [`Rules::chunk`](super::Rules) symbols. Rows that decode take theirs first. Prompts get what
-//! these rows leave of it, but never less than half of the budget, so a step may exceed it. A prompt therefore delays
-//! running streams by at most a chunk, and many streams cannot keep prompts out. Half of the prompts' part goes to the
-//! most senior prompt, so that the oldest is always done within a bounded number of steps. All prompts take turns at
-//! slices of the other half, so that a short prompt does not wait for long ones. The requests of searches for
-//! completions have few symbols, and are fed like rows that decode. While a search runs, prompts get less, so that the
-//! steps are short.
-//!
-//! A document is encoded in blocks, each of which may be larger than a slice or than the whole budget. Its part of the
-//! budget is therefore credited to it. It runs a block whenever its credit is positive. In a step, all documents together
-//! run at most the blocks that their credit covers and one more; the document with the most credit goes first. If no row
-//! decodes, a block runs in every step.
+//! A document is encoded in blocks, which may be larger than the budget. Its part is credited to it, and it runs a block
+//! whenever its credit is positive; the document with the most credit goes first. If no row decodes, a block runs in every step.
 
 use crate::scheduler::Rank;
 use std::cmp::Reverse;

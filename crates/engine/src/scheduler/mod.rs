@@ -1,21 +1,17 @@
 //! Decides which requests run, wait or are preempted, and what each step feeds. Pure: no tensors, no clock, no threads.
 //!
-//! - *Admission*: requests are admitted by their tenant's turn ([`tenants`]) and their seniority ([`Rank`]). A request is
-//!   admitted when the rows that it may need are free and there is memory for its symbols and a margin. Admission is decided
-//!   after every change, so a request that waits cannot run. No request overtakes the one whose turn it is.
-//! - *What a step feeds* is decided by [`Scheduler::plan`], by the rules of [`budget`].
-//! - *Preemption for memory*: memory is not reserved for what a request may need later, so it can run out. The least senior request
-//!   is then preempted; one whose client is behind goes first, then one of a tenant that holds more than an equal part of the bytes.
-//!   No request is admitted until another has ended, to avoid thrashing. The last running request is never preempted: it can
-//!   always finish, since a request that does not fit alone was rejected.
-//! - *Preemption for a queued request*: of a request whose client is behind. If there is none, of one whose tenant has done more than
-//!   its share of work and holds more than an equal part of the rows or bytes, if the tenant whose turn it is holds less. Long
-//!   requests of one tenant therefore delay other tenants by a few steps, whatever their number and length. A preempted request may
-//!   have to do work again. It is preempted for another tenant only after it did at least as much new work as it repeated, so at
-//!   least half of all work is new.
-//! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and the measured step times.
+//! - *Admission* is by tenant's turn ([`tenants`]) and seniority ([`Rank`]), when rows are free and there is memory for the
+//! symbols and a margin. No request overtakes the one whose turn it is.
 //!
-//! An admitted request holds a [`RunSlot`] until it ends or is preempted.
+//! - *Preemption for memory*, which is not reserved: of the least senior request; one whose client is behind goes first, then
+//! one of a tenant that holds more than an equal part of the bytes. None is admitted until another has ended, to avoid
+//! thrashing. The last running request can always finish.
+//!
+//! - *Preemption for a queued request*: of one whose client is behind; or of one whose tenant has done more than its share of
+//! work and holds more than its part, if the tenant whose turn it is holds less. It must have done at least as much new work as
+//! it repeats, so at least half of all work is new.
+//!
+//! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and the measured step times.
 
 mod budget;
 #[cfg(test)]
@@ -85,7 +81,6 @@ pub(crate) enum Rejection {
     NeverFits,
 }
 
-/// A running request.
 #[derive(Debug)]
 struct RunSlot {
     /// What it needs: its bytes are those that it holds, and its uncached symbols the minimum that it feeds before it can end.
@@ -108,7 +103,6 @@ struct RunSlot {
 }
 
 impl RunSlot {
-    /// Returns the bytes that it is counted with.
     fn bytes(&self) -> usize {
         self.demand.bytes.saturating_add(self.soon)
     }
@@ -205,8 +199,8 @@ impl<T> Scheduler<T> {
         self.admit();
     }
 
-    /// Frees the slot of a running request and puts it at the front of its tenant's queue, with its remaining demand.
-    /// If `on_hold`, [`poll_queue`](Self::poll_queue) must find it ready first. Returns the request if the permit has no slot.
+    /// Frees the slot of a running request and puts it at the front of its tenant's queue. If `on_hold`,
+    /// [`poll_queue`](Self::poll_queue) must find it ready first.
     pub(crate) fn preempt(
         &mut self,
         permit: RunPermit,
@@ -384,11 +378,8 @@ impl<T> Scheduler<T> {
 /// Range of priorities. Higher goes first.
 pub const PRIORITIES: RangeInclusive<i32> = -8..=7;
 
-/// Seniority of a request: the least rank is admitted first and preempted last. Ranks are unique.
-///
-/// A rank is the value of the work clock when the request arrived, moved back by its priority. Priorities therefore age by work done:
-/// one priority level counts as much as having arrived [`Rules::age`] units of work earlier. A later request cannot overtake by more
-/// than that. A rank never changes while a request waits or runs, so queues are never sorted again.
+/// Seniority of a request: the least rank is admitted first and preempted last. It is the work clock at arrival, moved back by
+/// priority times [`Rules::age`]. It never changes, so queues are never sorted again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     /// False for a request that waits after a preemption: it goes before all new ones of its tenant.
@@ -470,7 +461,6 @@ impl Beginning {
     }
 }
 
-/// A waiting request.
 #[derive(Debug)]
 struct Waiting<T> {
     request: T,
@@ -481,8 +471,7 @@ struct Waiting<T> {
     lost: u64,
 }
 
-/// The right to run: a slot of the scheduler. It is given back by [`Scheduler::finish`](Scheduler::finish) or
-/// [`Scheduler::preempt`](Scheduler::preempt).
+/// The right to run: a slot that [`Scheduler::finish`] or [`Scheduler::preempt`] takes back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RunPermit(usize);
 
@@ -543,8 +532,8 @@ impl RowStatus {
 const MIN_WORK_PART: u64 = 4;
 
 impl<T> Scheduler<T> {
-    /// Discounts symbols that the cache may hold by the time a new request runs, because an earlier request of its tenant begins with
-    /// them; and the same symbols of waiting requests that the new one goes before.
+    /// Discounts symbols that an earlier request of this tenant will have cached, for `demand` and for the requests it
+    /// overtakes.
     pub(crate) fn discount(&mut self, demand: &mut Demand, priority: i32) {
         if demand.beginning.is_empty() {
             return;
@@ -562,13 +551,12 @@ impl<T> Scheduler<T> {
         demand.leave_out(shared);
     }
 
-    /// Returns the demands of a tenant's running requests.
     fn running_of(&self, tenant: &str) -> impl Iterator<Item = &Demand> {
         self.slots.iter().flatten().map(|slot| &slot.demand).filter(move |demand| *demand.tenant == *tenant)
     }
 
-    /// Returns a lower bound of the symbols that are fed before a new request is done, with its own. The requests that must
-    /// end before it gets a row are at least the shortest ones of its tenant before it. Other tenants may lose rows to it.
+    /// Returns a lower bound of the symbols that are fed before a new request is done: its own, and those of the shortest
+    /// requests of its tenant before it. Other tenants may lose rows to it.
     pub(crate) fn work_before(&self, demand: &Demand, priority: i32) -> usize {
         let waiting = self.tenants.before(&demand.tenant, self.new_rank(priority)).map(|demand| demand.uncached.max(1));
         let running = self.running_of(&demand.tenant).map(|demand| demand.uncached);
@@ -700,9 +688,8 @@ impl<T> Scheduler<T> {
         self.least_senior(statuses, |status, _| is_behind(status)).or_else(|| self.victim_for_tenant(statuses))
     }
 
-    /// Returns the index of a request that must make room for another tenant, and gives that tenant the turn. The tenants are
-    /// asked in the order of their turns. `None` if each waiting tenant has its share, or if all requests that could be
-    /// preempted hold less than it needs.
+    /// Returns the index of a request that must make room for another tenant, and gives that tenant the turn. `None` if each
+    /// waiting tenant has its share, or no request that could be preempted holds more than it needs.
     fn victim_for_tenant(&mut self, statuses: &[RowStatus]) -> Option<usize> {
         let demands: Vec<Demand> = self.tenants.next_demands().cloned().collect();
         let (victim, tenant) = demands.into_iter().find_map(|demand| {

@@ -1,13 +1,9 @@
 //! The queue: waiting requests by tenant, and whose turn it is, by deficit round robin on work done.
 //!
-//! Tenants with waiting requests stand in a ring. Each has a balance of work, from which the work of its requests is
-//! subtracted. Every tenant gets a quantum back whenever each competing tenant could have done a quantum of work; and at
-//! once if no waiting tenant has a positive balance. A tenant saves up more than a quantum only while it waits. A turn
-//! admits one request of a tenant with a positive balance.
-//!
-//! Over time tenants do the same work, for any number and length of requests. A tenant that did more than others is
-//! admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
-//! forgotten unless its balance is below a quantum.
+//! Each tenant has a balance of work, from which the work of its requests is subtracted. Every tenant gets a quantum back
+//! whenever each competing tenant could have done a quantum of work; and at once if no waiting tenant has a positive balance. A
+//! turn admits one request of a tenant with a positive balance. So over time tenants do the same work, for any number and length
+//! of requests.
 
 use crate::{
     accounting,

@@ -1,6 +1,4 @@
-//! Products and weighted sums of int8 keys and values, computed with exact integer arithmetic.
-//!
-//! Integer sums are exact, so their order does not matter. Every instruction set gives the same bits.
+//! Products and weighted sums of int8 keys and values. Integer sums are exact, so every instruction set gives the same bits.
 
 use crate::{
     LANES,
@@ -103,7 +101,6 @@ impl Stored for Int8Storage {
     }
 }
 
-/// Adds weights · values of a run to the sums of some of its rows.
 #[inline(always)]
 fn add_rows<S: Simd, const B: usize>(
     simd: S,
@@ -193,7 +190,6 @@ fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, ro
     work.units[row] = unit + add_up(lanes) + edge_nan;
 }
 
-/// Values of a run, and the weights of some of its rows.
 struct Part<'a, const B: usize> {
     /// (positions/4, head_dim, 4) for each page.
     values: &'a [Columns<'a, i8>],
@@ -268,22 +264,17 @@ impl<const B: usize> Part<'_, B> {
     }
 }
 
-// int8 attention of several rows on AMX tiles.
-//
-// A page's keys have the layout of tiles: sixteen cells of 64 bytes for every sixteen keys. Its values have it too: eight cells of
-// 64 bytes for every sixteen numbers of a head. Weights have 15 bits, which are multiplied as two bytes. Integer sums are exact,
-// so tiles and vectors give the same bits.
+// int8 attention of several rows on AMX tiles. A page's keys have the layout of tiles: sixteen cells of 64 bytes for every
+// sixteen keys, and eight for every sixteen numbers of the values. Weights have 15 bits, which are multiplied as two bytes.
 
 /// Minimum rows that share a run of pages. Fewer rows are multiplied with vectors.
 const MIN_ROWS: usize = 4;
 
-/// Bytes of a cell.
 const CELL: usize = 4;
 
 /// Maximum tiles along the numbers of a query.
 const MAX_TILES: usize = 4;
 
-/// 32-bit integers in a row of a tile.
 const TILE_LANES: usize = TILE_BYTES / CELL;
 
 const _: () = assert!(ROW_TILE == TILE_ROWS && POSITIONS == 2 * TILE_LANES);
@@ -302,7 +293,6 @@ impl Int8Tiles {
     }
 }
 
-/// Part of the numbers of all queries: one tile.
 type QueryTile = Aligned<[[i8; TILE_BYTES]; TILE_ROWS]>;
 
 impl Stored for Int8Tiles {
@@ -419,11 +409,8 @@ impl Stored for Int8Tiles {
     }
 }
 
-/// Shape of the products of queries with columns.
 struct KeyShape {
-    /// Rows of queries, from 1 to [`TILE_ROWS`].
     rows: usize,
-    /// Numbers of a tile's row: a multiple of [`CELL`], at most [`TILE_BYTES`].
     width: usize,
     /// Tiles along the numbers of a query.
     tiles: usize,
@@ -504,12 +491,9 @@ fn split_weights(weights: &[i16], high: &mut [u8], low: &mut [u8]) {
     }
 }
 
-/// Sums of 32 numbers of a head: for each sixteen, those of the upper and those of the lower bytes of the weights.
 type PartialSums = Aligned<[[[i32; TILE_LANES]; TILE_ROWS]; 4]>;
 
-/// Shape of the products of weights with values.
 struct ValueShape {
-    /// Rows of weights, from 1 to [`TILE_ROWS`].
     rows: usize,
     head_dim: usize,
 }

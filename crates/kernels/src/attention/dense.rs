@@ -1,14 +1,11 @@
 //! Dense attention without a causal mask: queries attend to keys on both sides, as in an encoder.
 //!
-//! For each query and head it computes out (head_dim) = softmax(query · keys + bias) · values. A store is temporary, so it is
-//! f32 for every weight type. Groups of queries stay in the nearest cache while they pass spans of keys that start at fixed
-//! indices. Scores and weighted values are computed in tiles of six queries. One softmax may run over several sections of
-//! keys, and a section may have a bias by distance and a window.
+//! For each query and head it computes out (head_dim) = softmax(query · keys + bias) · values; [`attend_selected`] does so for
+//! keys that were selected for one query. A store is temporary, so it is f32 for every weight type. One softmax may run over
+//! several sections of keys, each with a bias by distance and a window.
 //!
 //! Order of summation: each score is one sum over the numbers of the head, and each output number one sum over the keys, in
-//! order. A query's result depends on the keys alone, not on the batch. Tests compare with a naive f64 implementation.
-//!
-//! [`attend_selected`] attends from one query to keys that were selected for it.
+//! order. A query's result depends on the keys alone, not on the batch.
 
 use crate::{
     Compute, LANES,
@@ -28,9 +25,7 @@ const SPAN: usize = 512;
 /// Minimum multiply-adds for which it pays to use other threads.
 const MIN_SHARED: usize = 1 << 15;
 
-/// Input that all tasks share.
 struct DenseJob<'a> {
-    /// In the order in which the softmax takes them. All have the same heads.
     sections: &'a [DenseKeys<'a>],
     /// True if the softmax has one more key, of score zero and value zero.
     sink: bool,
@@ -40,9 +35,8 @@ struct DenseJob<'a> {
     queries: &'a [f32],
 }
 
-/// Computes `out` (rows, heads, head_dim): softmax(query · keys) · values over the first `count` keys of a store.
-/// `queries` have the same shape and are scaled already. The output is NaN if a score is NaN or +∞. Panics if a length
-/// does not match, or `count` is zero or above the capacity.
+/// Computes `out` (rows, heads, head_dim): softmax(query · keys) · values over the first `count` keys of a store, for scaled
+/// `queries` of the same shape. NaN if a score is NaN or +∞. Panics if a length does not match.
 pub fn attend_dense(
     compute: &Compute,
     layout: DenseLayout,
@@ -54,9 +48,8 @@ pub fn attend_dense(
     attend_sections(compute, &[DenseKeys { layout, store, count, relative: None }], false, queries, out);
 }
 
-/// Computes `out` (rows, heads, head_dim) as [`attend_dense`] does, with one softmax over all `sections`. With a `sink`, the
-/// softmax has one more key, of score zero and value zero. Panics if a length does not match, a section is empty, or the
-/// sections differ in heads.
+/// Computes `out` (rows, heads, head_dim) as [`attend_dense`] does, with one softmax over all `sections`, and with a `sink` over
+/// one more key of score and value zero. Panics if a length does not match or a section is empty.
 pub fn attend_sections(compute: &Compute, sections: &[DenseKeys<'_>], sink: bool, queries: &[f32], out: &mut [f32]) {
     let DenseLayout { heads, head_dim, .. } = sections[0].layout;
     let inner = heads * head_dim;
@@ -99,12 +92,10 @@ fn group_body<S: Simd>(simd: S, job: &DenseJob<'_>, first: usize, head: usize, o
     }
 }
 
-/// Consecutive keys of one head.
 struct KeySpan<'a> {
     job: &'a DenseJob<'a>,
     section: &'a DenseKeys<'a>,
     head: usize,
-    /// Index of the first key.
     start: usize,
     /// (panels, head_dim, 16)
     keys: &'a [f32],
@@ -238,8 +229,7 @@ fn panel_scores<S: Simd, const R: usize>(
     }
 }
 
-/// Layout of a store: the keys of each head, (panels of sixteen keys, head_dim, 16), then the values of each head,
-/// (keys, head_dim padded to whole vectors). Padding is unspecified and does not affect results.
+/// Layout of a store: keys (heads, panels, head_dim, 16), then values (heads, keys, head_dim padded to whole vectors).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DenseLayout {
     /// Number of heads.
@@ -268,9 +258,8 @@ impl DenseLayout {
         self.heads * self.head_keys()
     }
 
-    /// Adds the attention weights of the first `count` keys of a head to `sums` (count), summed over scaled queries,
-    /// (head_dim) each: column sums of the attention matrix. Each is one sum over the queries, in order. Panics if the
-    /// store has fewer than `sums.len()` keys.
+    /// Adds the attention weights of the first `count` keys of a head to `sums` (count), summed over scaled queries, (head_dim)
+    /// each, in order. Panics if the store has fewer than `sums.len()` keys.
     pub fn add_weights<'a>(
         &self,
         store: &[f32],
@@ -411,9 +400,8 @@ impl RelativeKeys<'_> {
     }
 }
 
-// Order of summation of selected keys: each score is summed in sixteen lanes over the numbers of the head, and the lanes are added in order.
-// Each output number is one sum over the keys in the order of selection. The result therefore depends only on the selected
-// keys, not on the batch. The tests compare with a naive implementation in f64.
+// Order of summation of selected keys: each score is summed in sixteen lanes, which are added in order, and each output number
+// over the keys in the order of selection. The result depends only on the selected keys, not on the batch.
 
 /// Keys whose scores are held at a time.
 const SELECTED_SPAN: usize = 128;
@@ -430,9 +418,8 @@ pub struct HeadKeyValues<'a> {
     pub values: &'a [f32],
 }
 
-/// Computes `out` (head_dim): softmax(query · keys) · values over the selected keys. `runs` contains the indices of the
-/// selected keys, as floats; a key counts as often as its index occurs. The key at index `own` has a score of −10⁵
-/// instead. The output is NaN if a score is NaN or infinite. Panics if an index has no key, or no key is selected.
+/// Computes `out` (head_dim): softmax(query · keys) · values over the keys whose indices `runs` has, as floats; repeated keys
+/// count repeatedly. The key at `own` has a score of −10⁵. Panics if an index has no key, or no key is selected.
 pub fn attend_selected(isa: Isa, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     assert!(query.len() == out.len() && runs.iter().any(|run| !run.is_empty()));
     attend(isa, head, query, runs, own, out);
@@ -477,7 +464,6 @@ fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum()
 }
 
-/// Adds weight · x to `out`.
 #[inline(always)]
 fn add<S: Simd>(simd: S, weight: f32, x: &[f32], out: &mut [f32]) {
     let wide = x.len() / WIDTH * WIDTH;

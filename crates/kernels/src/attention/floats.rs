@@ -88,7 +88,6 @@ struct Part<'a, L> {
 }
 
 impl<L: LoadAsF32> Part<'_, L> {
-    /// Adds Σ weights · values to the outputs of some of the run's rows. Fetches the values from memory if `prefetch`.
     #[inline(always)]
     fn add_rows<S: Simd, const B: usize>(&self, simd: S, rows: &[usize; B], prefetch: bool, outs: &mut [&mut [f32]]) {
         let Self { span, run, values, weights } = *self;
@@ -221,8 +220,7 @@ pub(super) struct Softmax {
 }
 
 impl Softmax {
-    /// Returns the softmax over no scores. With a `sink`, it begins with a key of score zero whose value is zero: weights then sum
-    /// to less than one ("softmax1").
+    /// Returns the softmax over no scores. A `sink` is one more key of score and value zero ("softmax1").
     pub(super) const fn new(sink: bool) -> Self {
         let empty = Self { max: f32::NEG_INFINITY, total: 0.0, invalid: false };
         if sink { Self { max: 0.0, total: 1.0, invalid: false } } else { empty }

@@ -2,19 +2,14 @@
 //!
 //! For each query row and head it computes out (head_dim) = softmax(scale · (query · keys + distance terms) + bias) · values
 //! over the keys from `first_key` to the row's own position. A page holds [`POSITIONS`] positions of all layers of one stack
-//! ([`PageLayout`]). Keys lie as (head_dim, positions), so that one vector instruction multiplies as many keys as it has
-//! lanes.
+//! ([`PageLayout`]), so that one vector instruction multiplies as many keys as it has lanes.
 //!
-//! Order of summation: the softmax runs over spans of pages with a running maximum. Spans start at fixed positions, so the
-//! order of every sum depends on the position of the query alone, not on the batch, the window or the instruction set. Keys
-//! outside a window never contribute.
+//! Order of summation: the softmax runs over spans of pages with a running maximum. Spans start at fixed positions, so the order
+//! of every sum depends on the query's position alone, not on the batch, the window or the instruction set. Rows that share a
+//! page share one pass over it; each keeps its own sums.
 //!
-//! The rows of a call may belong to several sequences. Rows that share a page, as those of a prompt or of forks do, share one pass
-//! over it, and all rows share the encodings of distances. Each row keeps its own sums, so sharing changes no bits.
-//!
-//! Sums are f32 for every storage type. For int8, the product of a query and a key is an exact integer before it is scaled.
-//! The sum of a span's weighted values is one too, with weights rounded to 15 bits of the largest. The tests compare with a
-//! naive implementation in f64.
+//! Sums are f32 for every storage type. For int8, the product of a query and a key is an exact integer before it is scaled, and
+//! so is the sum of a span's values, with weights rounded to 15 bits of the largest.
 
 mod bytes;
 mod dense;
@@ -68,7 +63,6 @@ pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut 
     });
 }
 
-/// Panics if a row has no keys, or needs some before its pages.
 fn check(row: &QueryRow<'_>) {
     assert!(row.keys.start <= row.first_key && row.first_key <= row.position);
 }
@@ -217,9 +211,9 @@ fn multiply_keys<S: Simd, N: Stored>(
     }
 }
 
-/// Multiplies the distance queries with the encodings of the distances to a span's keys, in decreasing order of distance. Returns
-/// the index of each row's product with its first page of keys, or `None` without distances. The index may differ from zero: chunks
-/// of distances are aligned to the query's position, pages to the start of the sequence.
+/// Multiplies the distance queries with the encodings of the distances to a span's keys, in decreasing order of distance.
+/// Returns the index of each row's product with its first page of keys, or `None` without distances: chunks of distances are
+/// aligned to the query's position, pages to the start of the sequence.
 #[inline(always)]
 fn multiply_distances<S: Simd, N: Stored>(
     simd: S,
@@ -293,12 +287,10 @@ const fn byte_of(position: usize) -> usize {
     [0, 2, 1, 3][position % QUAD]
 }
 
-/// Layout of the pages of one stack of layers.
-///
-/// Each layer and head has its keys as (head_dim, positions), followed by its values as (positions, head_dim), so that attention
-/// reads one stream. int8 is stored in cells that one instruction multiplies and sums: keys as (head_dim/4, positions, 4) with
-/// unspecified padding, values as (positions/4, head_dim, 4) with the four positions in the order 0, 2, 1, 3, then the scales of
-/// the keys, (positions), and of the values, (positions). The outputs of the stack, (positions, output) in f32, follow all layers.
+/// Layout of the pages of one stack of layers. Each layer and head has its keys as (head_dim, positions), then its values as
+/// (positions, head_dim), so that attention reads one stream. int8 is stored in cells of four: keys as (head_dim/4, positions,
+/// 4), values as (positions/4, head_dim, 4) in the order 0, 2, 1, 3, then the scales of keys and values. The outputs of the
+/// stack, (positions, output) in f32, follow all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageLayout {
     /// Type of keys and values.
@@ -423,7 +415,6 @@ fn to_bytes(numbers: &[f32], inverse: f32) -> [i8; PART] {
     bytes
 }
 
-/// Quantizes a key and writes it into (head_dim/4, POSITIONS, 4).
 #[inline(always)]
 fn write_key_bytes(all: &mut [i8], slot: usize, key: &[f32], inverse: f32) {
     for (columns, numbers) in all.chunks_mut(PART * POSITIONS).zip(key.chunks(PART)) {
@@ -431,7 +422,6 @@ fn write_key_bytes(all: &mut [i8], slot: usize, key: &[f32], inverse: f32) {
     }
 }
 
-/// Writes a value into (head_dim).
 #[inline(always)]
 fn write_value<T, X: Copy>(all: &mut [T], value: &[X], convert: impl Fn(X) -> T) {
     for (to, &x) in all.iter_mut().zip(value) {
@@ -439,7 +429,6 @@ fn write_value<T, X: Copy>(all: &mut [T], value: &[X], convert: impl Fn(X) -> T)
     }
 }
 
-/// Quantizes a value and writes it into (head_dim, 4).
 #[inline(always)]
 fn write_value_bytes(all: &mut [i8], slot: usize, value: &[f32], inverse: f32) {
     for (cells, numbers) in all.chunks_mut(PART * QUAD).zip(value.chunks(PART)) {

@@ -27,12 +27,11 @@ pub struct Query<'a> {
     pub(super) sum: i32,
 }
 
-/// A query in one or more variants. Rotary schemes rotate a key by its index in its block of positions. A query then needs
-/// one variant per block of keys, rotated by its distance from the start of that block.
+/// A query in one or more variants: rotary schemes rotate a key by its index in its block of positions, so a query needs one
+/// variant per block of keys.
 #[derive(Clone, Copy, Default)]
 pub struct QueryVariants<'a> {
     buffer: Option<&'a QueryBuffer>,
-    /// Index of the variant for the query's own block.
     own: usize,
     /// Step from the index of a variant to that for the previous block.
     stride: usize,
@@ -216,10 +215,8 @@ pub(super) const BLOCK: usize = 512;
 /// Chunks of [`POSITIONS`] distances in a block.
 const CHUNKS: usize = BLOCK / POSITIONS;
 
-/// Encodings R_d of every distance d ≥ 0 of one layer. Blocks of them are computed once, when a sequence first needs them.
-///
-/// They are stored like keys (int8 with one scale per distance and head), in chunks of [`POSITIONS`] distances, so that a
-/// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines both.
+/// Encodings R_d of every distance d ≥ 0 of one layer, computed in blocks when a sequence first needs them. Stored like keys, in
+/// chunks of [`POSITIONS`] distances that a query reads as one stream.
 pub struct DistanceTable {
     dtype: CacheDtype,
     heads: usize,
@@ -287,8 +284,7 @@ impl DistanceTable {
     }
 }
 
-/// Number of keys in a span. The scores of one span are held at a time, so that keys and values are read as two streams. Spans
-/// start at multiples of it, so that the order of summation depends on positions alone.
+/// Keys in a span. Spans start at multiples of it, so that the order of summation depends on positions alone.
 pub(super) const SPAN: usize = 16 * POSITIONS;
 
 /// Maximum columns of a span's keys, or of the distances to them, which need one column more.

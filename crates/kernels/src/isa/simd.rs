@@ -92,8 +92,8 @@ pub(crate) trait Simd: Copy {
     fn add_product(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     /// Adds [`OFFSET`](Self::OFFSET) to each byte, as `b` of [`dot_bytes`](Self::dot_bytes) requires, which may be unsigned.
     fn offset(self, bytes: Self::I) -> Self::I;
-    /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was
-    /// passed through [`offset`](Self::offset). Bytes must not be −128.
+    /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was passed
+    /// through [`offset`](Self::offset). Bytes must not be −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
     /// Returns the lower four bits of each byte, and the upper four bits.
     fn nibbles(self, bytes: Self::I) -> [Self::I; 2];

@@ -77,7 +77,6 @@ struct TileConfig {
     reserved: [u8; 14],
     /// Bytes of a row of each tile, of which the processor has eight.
     row_bytes: [u16; 16],
-    /// Rows of each tile.
     rows: [u8; 16],
 }
 

@@ -18,11 +18,9 @@ pub use crate::linear::{
 use crate::{Compute, Dtype, Isa, linear::product::ProductJob, pool::DisjointSlice};
 use std::ops::Range;
 
-/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 8 µs of one core. Handing tasks to another core takes
-/// 2 µs and more, depending on how far apart the cores are.
+/// Minimum [cost](Linear::cost) for which it pays to use other threads: some 8 µs of one core, where handing over takes 2.
 const MIN_SHARED: usize = 3 << 20;
 
-/// Minimum cost of a product with several tasks per thread: some 50 µs of one core.
 const MIN_DIVIDED: usize = 1 << 24;
 
 /// Tasks per thread of such a product, so that a thread whose core is busy delays the others by at most one task.

@@ -1,9 +1,8 @@
 //! The product kernel: register tiles of rows × outputs, where each output is one sum over the inputs, in order.
 //!
-//! If the registers hold the sums of all rows over all outputs of a panel, the rows read it as one stream of memory and
-//! prefetch a little ahead. More rows share slices of a panel while a slice is in the nearest cache. A slice has [`SLICE`]
-//! bytes of a panel and as many groups of sixteen outputs as fit into registers. Meanwhile the rows prefetch the next slice. Between
-//! slices, sums are kept in memory without rounding, so slices and tiles do not change any bit.
+//! If the registers hold the sums of all rows over a panel, the rows read it as one stream. More rows share slices of [`SLICE`]
+//! bytes of a panel while these are in the nearest cache, and prefetch the next one. Between slices, sums are kept in memory
+//! without rounding, so slices and tiles do not change any bit.
 
 use crate::{
     LANES,
@@ -52,8 +51,7 @@ pub enum Epilogue {
     Relu,
 }
 
-/// Input that all tasks of a product share. `x`: (rows, stride) cells, of which a product reads as many as there are steps; `out`:
-/// (rows, outputs).
+/// Input that all tasks share. `x`: (rows, stride) cells, as many of each row as there are steps; `out`: (rows, outputs).
 pub(super) struct ProductJob<'a, C> {
     pub(super) matrix: &'a Linear,
     pub(super) x: &'a [C],
@@ -171,7 +169,6 @@ struct PanelSlice {
 struct Prefetch {
     /// Distance to the next slice in bytes.
     ahead: usize,
-    /// True if it goes to the nearest cache, false if to the second level.
     near: bool,
     tile: usize,
     tiles: usize,
@@ -199,7 +196,6 @@ impl<C: Copy> WeightPanel<'_, C> {
         tile!(1: 1 2 3 4; 2: 1 2 3 4; 3: 1 2 3 4; 4: 1 2 3 4; 5: 1 2; 6: 1 2; 7: 1 2; 8: 1 2;);
     }
 
-    /// Multiplies several rows, slice by slice.
     #[inline(always)]
     fn rows<S: Simd, F: WeightFormat<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
         // two rows take two groups at a time, to have enough independent chains

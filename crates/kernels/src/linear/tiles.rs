@@ -1,8 +1,5 @@
-//! int8 and int4 products of several rows on AMX tiles: the sums of up to 32 rows × 32 outputs stay in four tiles.
-//!
-//! Sixteen steps of a group have the layout of a tile: sixteen rows of 64 bytes. Tiles are therefore loaded from the same packed
-//! weights as vectors. int4 weights are expanded to that layout. Integer sums are exact, so their bits are those of every other
-//! instruction set.
+//! int8 and int4 products of several rows on AMX tiles: the sums of up to 32 rows × 32 outputs stay in four tiles. Tiles are
+//! loaded from the same packed weights as vectors; int4 weights are expanded to that layout. Integer sums are exact.
 
 use crate::{
     isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion},

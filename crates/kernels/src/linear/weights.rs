@@ -35,8 +35,7 @@ pub(super) trait WeightFormat<S: Simd>: Copy {
     unsafe fn weights(simd: S, from: *const u8) -> Self::Weights;
     /// Returns `sums` + x · weights.
     fn madd(simd: S, x: &Self::Cell, weights: Self::Weights, sums: Sums<S, Self>) -> Sums<S, Self>;
-    /// Returns a + b, or `None` if the format never splits its sums. A product of few rows sums even and odd steps separately,
-    /// which requires exact sums.
+    /// Returns a + b, or `None` if sums are not exact: a product of few rows sums even and odd steps separately.
     #[inline(always)]
     fn merge(_: S, _: Sums<S, Self>, _: Sums<S, Self>) -> Option<Sums<S, Self>> {
         None
@@ -354,7 +353,7 @@ impl QuantizedBlock {
 
 /// Packs one output's weights. `scale` is that of the row. `block_at` returns the index of the first byte of a block's group in `packed`.
 pub(super) fn pack_row(row: &[f32], scale: f32, lane: usize, packed: &mut [u8], block_at: impl Fn(usize) -> usize) {
-    let inverse = crate::dtype::inverse_of(scale);
+    let inverse = inverse_of(scale);
     for (index, weights) in row.chunks(BLOCK).enumerate() {
         let mut block = [0.0; BLOCK];
         for (scaled, weight) in block.iter_mut().zip(weights) {
@@ -427,7 +426,7 @@ impl<I> Scaling<I> {
 #[cfg(test)]
 pub(crate) fn stored(row: &[f32]) -> Vec<f32> {
     let scale = group_scale(row);
-    let inverse = crate::dtype::inverse_of(scale);
+    let inverse = inverse_of(scale);
     let mut out = Vec::new();
     for weights in row.chunks(BLOCK) {
         let mut block = [0.0; BLOCK];
@@ -439,9 +438,8 @@ pub(crate) fn stored(row: &[f32]) -> Vec<f32> {
     out
 }
 
-// Layout of packed matrices: panels of 128 bytes per step, (outputs/width, steps, width), so that the product with one row reads memory as one
-// sequential stream. A step is one input (f32: 32 outputs, bf16: 64 outputs) or four consecutive inputs (int8: 32 outputs).
-// An int4 step is a block of 32 inputs (32 outputs, 544 bytes).
+// Layout of packed matrices: panels of 128 bytes per step, (outputs/width, steps, width), which one row reads as one stream. A
+// step is one input (f32, bf16), four inputs (int8: 32 outputs), or a block of 32 inputs (int4: 32 outputs, 544 bytes).
 
 /// Bytes that are mapped at a time for weights.
 const ARENA: usize = 8 << 20;
@@ -482,9 +480,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs), or empty for no bias. Fails if memory runs
-    /// out, or if the type is int8 or int4 and 32-bit sums of `inputs` products could overflow. Panics if a length does not
-    /// match; the checkpoint reader checks shapes.
+    /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs) or empty. Fails if memory runs out, or if integer sums
+    /// of `inputs` products could overflow. Panics if a length does not match; the checkpoint reader checks shapes.
     pub fn pack(arena: &WeightArena, weight: &[f32], bias: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
         assert_eq!(weight.len(), outputs * inputs);
         assert!(bias.is_empty() || bias.len() == outputs);

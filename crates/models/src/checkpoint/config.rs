@@ -189,8 +189,7 @@ impl Config {
         self.subwords.as_ref()
     }
 
-    /// Reads the `config.json` of a checkpoint. Fails if the folder has none, or if the file is too long, or a key is unknown,
-    /// missing, of the wrong type or out of bounds.
+    /// Reads the `config.json` of a checkpoint. The error names the file, and the key that is unknown, missing or out of bounds.
     pub fn read(dir: &Path) -> Result<Self> {
         check_folder(dir)?;
         let file = dir.join(CONFIG_FILE);
@@ -280,8 +279,7 @@ impl Config {
         self.architecture.get()
     }
 
-    /// Returns the file's text, one line a key, so that a vocabulary does not fill pages. Fails if JSON cannot
-    /// represent a value.
+    /// Returns the file's text, one line a key. Fails if JSON cannot represent a value.
     pub fn to_json(&self) -> Result<String> {
         let internal = |error: serde_json::Error| Error::Internal(format!("config.json: {error}"));
         let vocabulary = match &self.vocabulary {
@@ -333,8 +331,7 @@ impl Config {
     }
 }
 
-/// Parses the family's own part into the family's type; keys in errors are like `architecture.layers.pre`. Fails if a
-/// key is unknown, missing or of the wrong type.
+/// Parses the family's own part. Fails if a key is unknown, missing or of the wrong type; errors name `architecture.KEY`.
 pub fn architecture<T: DeserializeOwned>(config: &Config, file: &Path) -> Result<T> {
     json::parse(config.architecture.get().as_bytes(), file, "architecture")
 }

@@ -147,8 +147,7 @@ pub(crate) fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
 
 // Opens regular files only. A pipe in place of a file would block its reader for ever, and a device would never end.
 
-/// Opens a regular file to read, and returns its size in bytes too. Never blocks: the file is opened first, and its kind is
-/// read from the handle. Fails for anything but a regular file, with [`ErrorKind::InvalidInput`].
+/// Opens a regular file to read, and returns its size. Never blocks; fails with [`ErrorKind::InvalidInput`] for other files.
 pub fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -185,7 +184,6 @@ impl PartialFile {
         Self { path: dest.join(format!(".{name}{}", Self::own_ending())), renamed: false }
     }
 
-    /// The ending of this process's temporary names.
     fn own_ending() -> String {
         format!(".{}.partial", std::process::id())
     }

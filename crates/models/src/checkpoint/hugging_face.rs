@@ -1,8 +1,5 @@
-//! Configuration of a Hugging Face folder: `config.json`, `generation_config.json` and `tokenizer.json`, as
-//! `save_pretrained` of transformers writes them.
-//!
-//! The architecture's own keys are kept as text, for the family to read. Keys that change nothing here are ignored, as transformers
-//! ignores them.
+//! Configuration of a Hugging Face folder: `config.json`, `generation_config.json` and `tokenizer.json`. The architecture's own
+//! keys are kept as text for the family; keys that change nothing here are ignored, as transformers does.
 
 use crate::{
     checkpoint::{
@@ -27,7 +24,6 @@ pub const FAMILY: &str = "hugging-face";
 /// The file with defaults of generation.
 pub const GENERATION_FILE: &str = "generation_config.json";
 
-/// Maximum size of that file.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
 /// Training window of a model without a maximum length: that of Mamba's official checkpoints.
@@ -63,7 +59,6 @@ struct SharedKeys {
     eos_token_id: Option<EndIds>,
 }
 
-/// Keys of `generation_config.json`.
 #[derive(Deserialize, Default)]
 struct GenerationKeys {
     eos_token_id: Option<EndIds>,
@@ -117,8 +112,7 @@ pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
     Error::Checkpoint { file, key, expected, found }
 }
 
-/// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it. Fails if a file cannot be read,
-/// is too long or has a key of the wrong type, or if a default is out of bounds.
+/// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it.
 pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let keys: SharedKeys = json::parse(text, file, "")?;
     let architecture: Box<RawValue> = json::parse(text, file, "")?;
@@ -173,8 +167,7 @@ fn read_inside(file: &Path, limit: u64) -> Result<Vec<u8>> {
     json::read_limited(file, limit)
 }
 
-/// Returns the stated sampling options, and the API's defaults of the others. `do_sample` does not count: a request decides. Fails
-/// if a value is outside of the limits of a request.
+/// Returns the stated sampling options, and the API's defaults of the others. `do_sample` does not count.
 fn sampling(keys: &GenerationKeys, file: &Path) -> Result<SamplingDefaults> {
     let api = SamplingDefaults::default();
     let bounded = |key: &str, value: Option<f32>, default: f32, min: f32, max: f32| match value {

@@ -36,8 +36,7 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     }
 }
 
-/// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty. Fails
-/// with [`Error::Checkpoint`], which has the full path of the key.
+/// Parses `text`, the value of the key `within` in `file` or the complete file. Errors have the full path of the key.
 pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Result<T> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     match serde_path_to_error::deserialize(&mut deserializer) {
@@ -137,7 +136,6 @@ fn choices<T: DeserializeOwned>(text: &[u8], path: &KeyPath) -> (String, String)
     (names.unwrap_or("a name, or an object with one key").to_owned(), found)
 }
 
-/// Returns a path in the syntax of JSON pointers.
 fn pointer(path: &KeyPath) -> String {
     let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
     let segment = |segment: &Segment| match segment {

@@ -1,9 +1,5 @@
-//! Checkpoints on disk: format `weir/1` (docs/checkpoints.md).
-//!
-//! Files may come from anywhere, so every number in them is checked against the configuration before memory is allocated for it. An
-//! error names file, key, expected and actual value. Reading order: [`TensorSpec`], [`config`] (all but the weights;
-//! [`hugging_face`] reads one of another format), [`json`], [`files`] (which of them are opened, and how), [`weights`], [`writer`],
-//! [`source`] (a folder, or the program itself).
+//! Checkpoints on disk: format `weir/1` (docs/checkpoints.md). Files may come from anywhere, so every number in them is checked
+//! against the configuration before memory is allocated for it. An error names file, key, expected and actual value.
 
 pub mod config;
 pub mod files;

@@ -60,7 +60,6 @@ impl From<&Path> for CheckpointSource {
 }
 
 impl Default for CheckpointSource {
-    /// The checkpoint that commands use if none is named.
     fn default() -> Self {
         Self::Embedded(&DEFAULT_CHECKPOINT)
     }
@@ -135,8 +134,7 @@ impl CheckpointSource {
         weights::require_digest(self.card()?, &self.path())
     }
 
-    /// Checks that the weights are exactly the tensors of `specs`, without reading their numbers. Fails as
-    /// [`weights`](Self::weights) does.
+    /// Checks that the weights are exactly the tensors of `specs`, without reading their numbers.
     pub fn check_headers(&self, specs: &[TensorSpec]) -> Result<()> {
         match self {
             Self::Folder(folder) => check_headers(folder, specs),
@@ -158,8 +156,7 @@ impl CheckpointSource {
         }
     }
 
-    /// Reads the weights, which must be exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`.
-    /// Also returns their SHA-256. Fails as [`read_weights`](super::read_weights) does.
+    /// Reads the weights, exactly the tensors of `specs`, and their SHA-256. Reports bytes read and to read to `progress`.
     pub fn weights(&self, specs: &[TensorSpec], progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
         let checkpoint = match self {
             Self::Folder(folder) => return read_weights_with_progress(folder, specs, progress),

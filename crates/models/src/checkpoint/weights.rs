@@ -1,8 +1,5 @@
-//! Reads weights: exactly the specified tensors, every number finite, hashed on the way.
-//!
-//! In reading order: a tensor, in the number type of its file, so that a bf16 or int8 checkpoint does not take the memory of f32
-//! while it is loaded; the header of a safetensors file; matrices in int8; the files of the weights; their digest in
-//! `card.json`; the reader.
+//! Reads weights: exactly the specified tensors, every number finite, hashed on the way. Tensors keep the number type of their
+//! file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is loaded.
 
 use crate::checkpoint::{
     TensorSpec,
@@ -112,8 +109,7 @@ impl Tensor {
         }
     }
 
-    /// Returns true if the numbers of both are equal, in the same order. Allocates nothing if both have the same type (for I8: if
-    /// their integers and scales are equal too).
+    /// Returns true if the numbers of both are equal, in the same order.
     pub fn has_numbers_of(&self, other: &Self) -> bool {
         match (&self.numbers, &other.numbers) {
             (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,
@@ -256,8 +252,7 @@ struct Info {
 }
 
 impl Header {
-    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes. Fails if the header is malformed or too
-    /// long, or if the tensors overlap, leave gaps or do not end with the file.
+    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes. Tensors must fill the file without gap or overlap.
     pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if size < PREFIX as u64 {
@@ -378,8 +373,8 @@ pub(crate) fn possible_scales(specs: &[TensorSpec]) -> BTreeSet<String> {
     scales
 }
 
-/// Checks the scales in the headers of all files of a checkpoint, and returns their names. Fails unless each I8 matrix has
-/// scales of type F32, one for each row, and no other tensor has scales.
+/// Returns the names of the scales in the headers of all files. Fails unless each I8 matrix, and nothing else, has F32 scales
+/// for its rows.
 pub(crate) fn check_scales<'a>(
     files: impl Iterator<Item = (&'a Path, &'a Header)>,
     specs: &HashMap<&str, &TensorSpec>,
@@ -428,8 +423,7 @@ pub(crate) fn check_scale_numbers(file: &Path, name: &str, scales: &[f32]) -> Re
     }
 }
 
-/// Checks that the integers of an I8 matrix, of which the first has index `first`, are in the symmetric range. The error names the
-/// first −128.
+/// Checks that the integers of an I8 matrix are in the symmetric range. The error names the first −128.
 pub(crate) fn check_range(file: &Path, name: &str, first: usize, integers: &[f32]) -> Result<()> {
     match integers.iter().position(|integer| *integer < -MAX) {
         None => Ok(()),
@@ -440,9 +434,8 @@ pub(crate) fn check_range(file: &Path, name: &str, first: usize, integers: &[f32
     }
 }
 
-/// Rounds a matrix, row-major, to int8. Returns the scales of its `rows`, and its integers. The scale of a row maps its largest
-/// magnitude to 127. Loading the matrix with `--dtype int8` gives the same integers, because the kernels round in the same way. A
-/// row whose magnitudes have no finite inverse becomes zeros with scale 1.
+/// Rounds a matrix, row-major, to int8 as the kernels do. Returns the scales of its `rows`, and its integers. The scale of a row
+/// maps its largest magnitude to 127; a row whose magnitudes have no finite inverse becomes zeros with scale 1.
 pub(crate) fn quantize(numbers: &[f32], rows: usize) -> (Vec<f32>, Vec<u8>) {
     let columns = (numbers.len() / rows.max(1)).max(1);
     let mut scales = Vec::with_capacity(rows);
@@ -492,7 +485,6 @@ const BEGINNING: u64 = 64;
 /// The files that an index names.
 #[derive(Debug, Clone, Copy)]
 struct FileKind {
-    /// The ending of their names.
     ending: &'static str,
     /// The expectation of a name.
     plain: &'static str,
@@ -529,9 +521,8 @@ impl Shard {
     }
 }
 
-/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails if
-/// there are no weights, or both one file and an index. Fails if the only file is a link out of the folder. Fails if the
-/// index does not name exactly these tensors and scales of int8 matrices, or names anything but plain files of the folder.
+/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors. Fails unless there is
+/// either one file or an index that names exactly these tensors and scales, in plain files of the folder.
 pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
@@ -567,8 +558,7 @@ fn beginning(file: &Path) -> Vec<u8> {
     if read.is_ok() { bytes } else { vec![1] }
 }
 
-/// Returns the files of weights in a folder, with any tensors. Fails if there are no weights, or if the only file is a link
-/// out of the folder. Fails if the index cannot be read or names anything but plain files of the folder.
+/// Returns the files of weights in a folder, with any tensors. Fails as [`shards`] does about files.
 pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let single = dir.join(WEIGHTS_FILE);
     let index = dir.join(INDEX_FILE);
@@ -584,8 +574,7 @@ pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Returns the names of the files that an index, [`INDEX_FILE`] or [`PICKLE_INDEX_FILE`], names, sorted. The files need not exist.
-/// Fails if the index cannot be read, or names anything but plain files of its kind.
+/// Returns the sorted names of the files that an index names, which need not exist, but must be plain files of its kind.
 pub fn indexed_files(dir: &Path, index: &str) -> Result<Vec<String>> {
     let kind = if index == PICKLE_INDEX_FILE { PICKLES } else { SAFETENSORS };
     let index = dir.join(index);
@@ -596,8 +585,7 @@ pub fn indexed_files(dir: &Path, index: &str) -> Result<Vec<String>> {
     by_file(read_index(&index)?).into_iter().map(checked).collect()
 }
 
-/// Returns the pickles that the index of a folder names, in the order of their names, with the tensors that each must hold. Fails if
-/// the index cannot be read or names no tensor, or names anything but plain files of the folder.
+/// Returns the pickles that the index of a folder names, in the order of their names, with the tensors that each must hold.
 pub fn indexed_pickles(dir: &Path) -> Result<Vec<Shard>> {
     let file = dir.join(PICKLE_INDEX_FILE);
     let index = read_index(&file)?;
@@ -619,7 +607,6 @@ fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
     shards
 }
 
-/// The names of the tensors.
 fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
     specs.iter().map(|spec| spec.name.clone()).collect()
 }
@@ -640,8 +627,7 @@ fn listed(dir: &Path, index: &Path, map: Index, kind: FileKind) -> Result<Vec<Sh
     by_file(map).into_iter().map(shard).collect()
 }
 
-/// Checks that a file holds exactly the `expected` tensors. The error names the first missing tensor, or else the first
-/// superfluous one.
+/// Checks that a file holds exactly the `expected` tensors. The error names the first missing or superfluous one.
 pub fn same_names<'a>(
     file: &Path,
     expected: &BTreeSet<String>,
@@ -707,8 +693,7 @@ pub(crate) struct Card {
     sha256: Option<String>,
 }
 
-/// Checks that the card of the checkpoint at `dir` states a digest, which [`check_digest`] then compares. Fails if there is no
-/// card, or it states no digest.
+/// Checks that the card of the checkpoint at `dir` states a digest, which [`check_digest`] then compares.
 pub(crate) fn require_digest(card: Option<Card>, dir: &Path) -> Result<()> {
     let found = match card {
         Some(Card { sha256: Some(_) }) => return Ok(()),
@@ -723,8 +708,7 @@ pub(crate) fn require_digest(card: Option<Card>, dir: &Path) -> Result<()> {
     ))
 }
 
-/// Compares the SHA-256 of the weights of the checkpoint at `dir` with the one in its card. A checkpoint without a card, or with
-/// a card that states no digest, passes. Fails if the digests differ.
+/// Compares the SHA-256 of the weights of the checkpoint at `dir` with the one in its card, if it states one.
 pub(crate) fn check_digest(card: Option<Card>, dir: &Path, sha256: &str) -> Result<()> {
     match card.and_then(|card| card.sha256) {
         Some(stated) if !stated.eq_ignore_ascii_case(sha256) => {
@@ -828,15 +812,13 @@ impl Weights {
     }
 }
 
-/// Reads the weights of the checkpoint in `dir`. Also returns the SHA-256 of their concatenated files, in hexadecimal.
-/// Fails with [`Error::Checkpoint`] unless the files hold exactly these tensors, and scales of those in int8, complete and
-/// finite, and have the digest that the card states.
+/// Reads the weights of the checkpoint in `dir`, and the SHA-256 of their concatenated files. Fails unless the files hold
+/// exactly these tensors, complete and finite, and have the digest that the card states.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
 
-/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`. Fails as
-/// [`read_weights`] does.
+/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`.
 pub fn read_weights_with_progress(
     dir: &Path,
     specs: &[TensorSpec],
@@ -886,7 +868,6 @@ pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
     open_shards(dir, specs).map(|_| ())
 }
 
-/// A file of weights whose header was read.
 struct OpenShard {
     file: PathBuf,
     from: File,
@@ -894,7 +875,6 @@ struct OpenShard {
     header: Header,
 }
 
-/// All files of the weights.
 struct OpenShards {
     shards: Vec<OpenShard>,
     /// Names of the scales of int8 matrices.
@@ -913,8 +893,7 @@ fn open_shards(dir: &Path, specs: &[TensorSpec]) -> Result<OpenShards> {
     Ok(OpenShards { shards, scales })
 }
 
-/// Returns names and shapes of all tensors in `dir`, for sources that may hold different sets of tensors. Scales of int8 matrices
-/// are left out. Fails if there are no weights, or a header or the index cannot be read.
+/// Returns names and shapes of all tensors in `dir`, without scales of int8 matrices.
 pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
     let mut scales = Vec::new();
@@ -929,8 +908,7 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     Ok(shapes)
 }
 
-/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`. Fails as
-/// [`read_weights`] does.
+/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`.
 pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let shard = Shard::single(file.to_path_buf(), specs);
     let by_name = by_name(specs);
@@ -946,8 +924,7 @@ fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
     specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
 }
 
-/// Reads a shard's header. Checks that it lists the shard's tensors with their shapes, and that the tensors that the model uses have
-/// a usable type.
+/// Reads a shard's header, and checks names and shapes, and the types of the tensors that the model uses.
 fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
     let names = shard.names.iter().chain(&shard.scales);
     let names: u64 = names.map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
@@ -968,10 +945,8 @@ fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, 
     Ok(header)
 }
 
-/// Weights that are being read.
 struct WeightsReader<'a> {
     weights: Weights,
-    /// Names of the scales of int8 matrices.
     scales: BTreeSet<String>,
     hash: Sha256,
     done: u64,
@@ -1038,8 +1013,7 @@ impl<'a> WeightsReader<'a> {
     }
 }
 
-/// Checks that a tensor's numbers, of which the first has index `first`, are finite. The error names the first number
-/// that is not finite.
+/// Checks that a tensor's numbers, from index `first` on, are finite. The error names the first that is not.
 pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
     match numbers.iter().position(|number| !number.is_finite()) {
         None => Ok(()),

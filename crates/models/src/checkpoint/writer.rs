@@ -1,7 +1,5 @@
-//! Writes a checkpoint: completely or not at all.
-//!
-//! All files are written under names that no reader looks for, then renamed. While a checkpoint is being replaced, the folder
-//! has no `config.json` for a moment, but never one configuration with another's weights.
+//! Writes a checkpoint: completely or not at all. Files get names that no reader looks for, and are then renamed. While one is
+//! replaced, the folder has no `config.json`, but never one configuration with another's weights.
 
 use crate::{
     checkpoint::{
@@ -38,8 +36,7 @@ pub(crate) struct TensorSize {
     pub(crate) is_last: bool,
 }
 
-/// Returns the header of a file with matrices of type `matrices` and f32 vectors, and the tensors in the order of `specs`. I8 is
-/// for tensors of two axes; those of more axes are f32 then.
+/// Returns the header of a file with f32 vectors and matrices of type `matrices` (in I8 only those of two axes).
 pub(crate) fn layout(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<TensorSize>)> {
     let sizes = specs.iter().map(|spec| size(spec, matrices)).collect::<Result<Vec<_>>>()?;
     let mut entries = Entries::default();
@@ -76,7 +73,6 @@ fn too_large(name: &str, shape: &[usize]) -> Error {
     Error::Internal(format!("{name} is too large: {shape:?}"))
 }
 
-/// The entries of a header.
 #[derive(Default)]
 struct Entries {
     entries: Map<String, Value>,
@@ -137,9 +133,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`. Matrices are
-    /// rounded to `matrices`; vectors are f32. In int8 each row of a matrix has a scale, and tensors of three axes or more are f32
-    /// too. Fails if the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
+    /// Starts a checkpoint in the new folder `dest`; the tensors follow in the order of `specs`. Matrices are rounded to
+    /// `matrices`. Fails if the folder is not empty, unless it holds a checkpoint and `overwrite` is set.
     pub fn create(
         dest: &Path,
         config: &Config,
@@ -189,8 +184,7 @@ impl Writer {
         self.put_numbers(size.dtype, numbers)
     }
 
-    /// Writes a card with the SHA-256 of the weights, and renames the files to their final names. Returns the SHA-256, in
-    /// hexadecimal. Fails if tensors are missing, or the file system rejects an operation.
+    /// Writes a card with the SHA-256 of the weights, renames the files, and returns the SHA-256. Fails if tensors are missing.
     pub fn finish(mut self) -> Result<String> {
         if let Some(next) = self.missing.last() {
             return Err(Error::Internal(format!("{} was not written", next.name)));
@@ -243,9 +237,8 @@ impl Writer {
     }
 }
 
-/// Checks, before long work, that a checkpoint may be written to `dest`. With `overwrite` an old checkpoint may be
-/// replaced, but never a folder with other files. Fails if the folder cannot be written to or holds files that must not
-/// be overwritten.
+/// Checks, before long work, that a checkpoint may be written to `dest`. With `overwrite` an old checkpoint may be replaced, but
+/// never a folder with other files.
 pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     let held = match fs::metadata(dest) {
         Ok(metadata) if metadata.is_dir() => entries(dest)?,
@@ -267,7 +260,6 @@ pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     File::create(probe.path()).map(drop).map_err(unwritable(dest))
 }
 
-/// A file or folder in the destination.
 struct FolderEntry {
     name: String,
     kind: EntryKind,

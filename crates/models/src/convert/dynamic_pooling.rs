@@ -1,7 +1,5 @@
-//! Checkpoints of the official Dynamic Token Pooling code (PiotrNawrot/dynamic-pooling at commit 1e6f360).
-//!
-//! A source is the `.pt` that its training writes (`checkpoint_last.pt`, or a folder that holds it), or a folder with the
-//! official arguments in `config.json`, the vocabulary among them, and the official tensors in `model.safetensors`.
+//! Checkpoints of the official Dynamic Token Pooling code (PiotrNawrot/dynamic-pooling at commit 1e6f360): the `.pt` that its
+//! training writes, or a folder with the arguments in `config.json` and the tensors in `model.safetensors`.
 
 use crate::{
     checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, json::parse, read_weights_with_progress},
@@ -58,14 +56,12 @@ const NULL_GROUP: &str = "null_group";
 
 const DISTANCE: &str = "attention.distance.weight";
 
-/// Bias of each [`DISTANCE`]. It must be in the checkpoint and is dropped: it shifts all scores of a query equally, which the
-/// softmax cancels.
+/// Bias of each [`DISTANCE`], which is dropped: it shifts all scores of a query equally, which the softmax cancels.
 const DISTANCE_BIAS: &str = "dec_attn.r_net.bias";
 
 const STACKS: &[(&str, &str)] = &[("pre", "layers.0"), ("middle", "layers.1"), ("post", "layers.2")];
 
-/// Reads an official checkpoint. Fails if arguments are missing or out of bounds, or if tensors are missing,
-/// superfluous or of another shape. Fails if the file holds anything else that the official code does not save.
+/// Reads an official checkpoint. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {

@@ -1,6 +1,5 @@
-//! Checkpoints of GPT-2 as Hugging Face's `GPT2LMHeadModel` stores them: a folder with `config.json` and `model.safetensors` (or
-//! shards), names with or without `transformer.`. `config.json` may have a vocabulary in the form of latent segment models,
-//! special symbols included; without one, symbols have ids only.
+//! Checkpoints of GPT-2 as Hugging Face's `GPT2LMHeadModel` stores them. `config.json` may have a vocabulary in the form of
+//! latent segment models; without one, symbols have ids only.
 
 use crate::{
     checkpoint::{
@@ -105,8 +104,7 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
 }
 
-/// Reads a folder. Fails if arguments are missing, out of bounds or of another architecture, or if tensors are missing,
-/// superfluous or of another shape.
+/// Reads a folder. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_config(&file)?;
@@ -224,7 +222,6 @@ fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
     (0..outputs).flat_map(|o| (0..inputs).map(move |i| numbers[i * outputs + o])).collect()
 }
 
-/// Replaces a key of weir's configuration in an error by the source's.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.layers", "n_layer"),

@@ -6,13 +6,13 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights,
+        self, CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights,
         files::{check_source, contents},
         json::parse,
         read_weights_with_progress,
     },
     convert::{
-        Converted, only_file, read_config,
+        Converted, only_file, read_config, rename_key, source_name,
         torch::{TorchFile, TorchTensors},
     },
     family::{
@@ -34,8 +34,7 @@ use weir_kernels::{
     ssm::HEAD,
 };
 
-/// Reads a folder. Fails if arguments are missing, unknown or out of bounds, or if tensors are missing, superfluous or of
-/// another shape.
+/// Reads a folder. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     check_source(dir, SOURCE)?;
@@ -44,7 +43,7 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     let architecture = arguments.architecture(&file)?;
     let config = arguments.config(&architecture, &file)?;
     let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
-    let architecture: Architecture = crate::checkpoint::architecture(&config, &file)?;
+    let architecture: Architecture = checkpoint::architecture(&config, &file)?;
     let parsed = HnetBlueprint::new(architecture, arguments.vocab_size, &file)?;
     let mut official = Vec::new();
     for spec in &specs {
@@ -94,7 +93,6 @@ fn read_tensors(dir: &Path, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64
     }
 }
 
-/// The folder that the conversion reads.
 const SOURCE: &str = "a folder with the official config.json, and model.safetensors or one .pt file";
 
 const HEAD_NAME: &str = "lm_head.weight";
@@ -201,7 +199,7 @@ impl Part {
                 form: Form::Rotated { heads, rotary_dim },
             },
             _ => {
-                let name = crate::convert::source_name(NAMES, part).unwrap_or(part);
+                let name = source_name(NAMES, part).unwrap_or(part);
                 Self { name: full(name), shape: spec.shape.clone(), offset: 0, form: Form::Same }
             }
         }
@@ -215,8 +213,7 @@ fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
     (0..taps).flat_map(|tap| (0..channels).map(move |channel| numbers[channel * taps + tap])).collect()
 }
 
-/// Reorders the rows of queries and keys in `weight`, (3·D, D): row j and row j + R/2 of each head become neighbours, for the
-/// first R rows of the head.
+/// Reorders the rows of `weight`, (3·D, D): rows j and j + R/2 of each head's first R rows become neighbours.
 fn neighbour_pairs(weight: &[f32], heads: usize, rotary_dim: usize) -> Vec<f32> {
     let third = weight.len() / 3;
     let head = third / heads.max(1);
@@ -250,7 +247,6 @@ const MAX_WINDOW: i64 = MAX_LENGTH as i64;
 /// Maximum nesting of `arch_layout`, far above the stages that the family accepts.
 const MAX_DEPTH: usize = 64;
 
-/// The keys of `config.json`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Arguments {
@@ -423,7 +419,6 @@ fn layouts<'a>(layout: &'a Value, file: &Path) -> Result<Vec<StageLayers<'a>>> {
     }
 }
 
-/// Replaces keys of weir's configuration in an error by the source's.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("dim", "d_model"),
@@ -441,9 +436,9 @@ fn in_official_terms(error: Error) -> Error {
         }
         other => other,
     };
-    crate::convert::rename_key(error, &[("architecture.stages", "arch_layout")], |key| {
+    rename_key(error, &[("architecture.stages", "arch_layout")], |key| {
         let in_stage = key.strip_prefix("architecture.stages").and_then(|rest| rest.split_once('.'));
-        let found = in_stage.and_then(|(stage, name)| Some((stage, crate::convert::source_name(KEYS, name)?)));
+        let found = in_stage.and_then(|(stage, name)| Some((stage, source_name(KEYS, name)?)));
         found.map_or_else(|| key.to_owned(), |(stage, name)| format!("{name}{stage}"))
     })
 }

@@ -59,8 +59,7 @@ const FEED_FORWARD: &[(&str, &str)] = &[
 const STACKS: &[(&str, &str, usize)] =
     &[("token", "token_encoder", 1), ("context", "context_encoder", 1), ("decoder", "decoder", 2)];
 
-/// Reads a folder in that layout, or GPT-2's. Fails if arguments are missing, unknown, out of bounds or of another
-/// architecture, or if tensors are missing, superfluous or of another shape.
+/// Reads a folder in that layout, or GPT-2's. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_config(&file)?;
@@ -207,8 +206,7 @@ fn half() -> f64 {
 }
 
 impl Arguments {
-    /// Returns the configuration of these arguments and the vocabulary; errors name `file`. Fails if a key is out of
-    /// bounds, missing, or contradicts another.
+    /// Returns the configuration of arguments and vocabulary; errors name `file`. Fails if a key is out of bounds or missing.
     fn config(&self, vocabulary: &SpecialVocabulary, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.model_type != "lslm" {
@@ -276,7 +274,6 @@ fn official_widths(message: &str) -> String {
     message.replacen("equal", "none", 1).replace("first-layer", "first_layer")
 }
 
-/// Replaces a key of weir's configuration in an error by the source's.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.norm_eps", "layer_norm_epsilon"),

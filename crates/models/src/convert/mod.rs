@@ -1,7 +1,5 @@
-//! Converts official checkpoints into weir's format, one kind of source a file.
-//!
-//! Each reader of the table turns a source into a configuration and its tensors, under weir's names; all sources share the
-//! rest. [`pickle`] reads pickles and executes nothing. A new source is one new file and one line in the table.
+//! Converts official checkpoints into weir's format, one kind of source a file. Each reader of the table turns a source into a
+//! configuration and its tensors, under weir's names. [`pickle`] reads pickles and executes nothing.
 
 mod dynamic_pooling;
 mod gpt2;
@@ -54,7 +52,6 @@ pub enum Source {
 /// Reads a source, and reports bytes read and bytes to read.
 type SourceReader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
-/// The sources: name on the command line, and reader.
 const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
     (Source::Gpt2, "gpt2", gpt2::read),
@@ -77,8 +74,7 @@ impl Source {
         SOURCES.iter().find(|(_, known, _)| *known == name).map(|(source, ..)| *source)
     }
 
-    /// The source of a Hugging Face folder that must be converted; `None` if weir reads it as it is, or not at all. Fails if its
-    /// configuration cannot be read.
+    /// The source of a Hugging Face folder that must be converted; `None` if weir reads it as it is, or not at all.
     pub fn of_folder(dir: &Path) -> Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Keys {
@@ -97,9 +93,8 @@ impl Source {
     }
 }
 
-/// Reads the checkpoint at `from` and writes it to the folder `dest`. Fails if the source is invalid, or if the
-/// destination is the source or cannot be written to. Fails if the destination is not empty, unless it holds a
-/// checkpoint and `overwrite` is set.
+/// Reads the checkpoint at `from` and writes it to the folder `dest`. Fails if the source is invalid, or if the destination is
+/// the source or not empty, unless it holds a checkpoint and `overwrite` is set.
 pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<WrittenCheckpoint> {
     convert_with_progress(source, from, dest, overwrite, &mut |_, _| {})
 }
@@ -157,8 +152,7 @@ impl<'a> InPlace<'a> {
         Some(Self { dir, types })
     }
 
-    /// Reads the configuration, and only the headers of the weights. Fails as the conversion does, or if a file is a link out of
-    /// the folder.
+    /// Reads the configuration, and only the headers of the weights. Fails as the conversion does.
     pub(crate) fn config(&self) -> Result<Config> {
         for name in [CONFIG_FILE, GENERATION_FILE].into_iter().chain(t5::TOKENIZER_FILES) {
             let file = self.dir.join(name);
@@ -169,8 +163,7 @@ impl<'a> InPlace<'a> {
         t5::config_in_place(self.dir, self.types).map_err(|error| explain_missing_key(error, self.dir))
     }
 
-    /// Reads the weights under weir's names, and reports bytes read and bytes to read to `progress`. Also returns the SHA-256 of
-    /// their files. Fails as the conversion does.
+    /// Reads the weights under weir's names and their SHA-256. Reports bytes read and bytes to read to `progress`.
     pub(crate) fn weights(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
         t5::weights_in_place(self.dir, self.types, progress)
     }
@@ -178,7 +171,6 @@ impl<'a> InPlace<'a> {
 
 // Result of reading a source, and what several readers share: keys under official names, vocabularies.
 
-/// A checkpoint that was read from another format.
 #[derive(Debug)]
 struct Converted {
     /// Its configuration in weir's terms.
@@ -229,13 +221,11 @@ fn only_file(dir: &Path, extension: &str, expected: &str) -> Result<Option<PathB
 /// First of the private-use characters (plane 15) that stand for symbols of unknown text.
 const PRIVATE: u32 = 0xF_0000;
 
-/// Number of these characters.
 const PRIVATE_COUNT: usize = 0xFFFE;
 
 const BYTES: usize = 256;
 
-/// Returns a vocabulary of `size` symbols. If the source does not list them, 256 are bytes; otherwise each gets a
-/// private-use character. Fails if the list has another length, or too many symbols are not listed.
+/// Returns a vocabulary of `size` symbols: the list, or bytes if there are 256, or else private-use characters.
 fn listed(symbols: Option<&[String]>, size: usize, file: &Path) -> Result<VocabularyConfig> {
     let wrong =
         |key: &str, expected: String, found: usize| Err(Error::checkpoint(file, key, expected, found.to_string()));

@@ -1,13 +1,9 @@
 //! Reads Python pickles and executes nothing.
 //!
-//! A pickle is a program for a small stack machine whose instructions can call any function of the reader's Python. This
-//! machine has the stack and the memo, but no functions: a call becomes an inert [`Object::Call`] that records callable and
-//! arguments, and the callable must be on an allow-list. Objects live in an arena
-//! and refer to each other by index, so that neither depth nor cycles cost recursion.
-//!
-//! Everything is bounded: lengths by the rest of the input; objects, stack and work by fixed limits. candle's reader is no
-//! substitute: it allocates a string's stated length before it reads the string, and copies whole objects to and from the memo, so
-//! that a short file can double its memory with each instruction.
+//! A pickle is a program for a small stack machine. This one has the stack and the memo, but no functions: a call becomes an
+//! inert [`Object::Call`], and the callable must be on an allow-list. Objects live in an arena and refer to each other by index,
+//! so neither depth nor cycles cost recursion. Everything is bounded. candle's reader is no substitute: it allocates a string's
+//! stated length before it reads the string, and copies whole objects to and from the memo.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -27,8 +23,7 @@ pub struct PickleError {
 }
 
 impl Pickle {
-    /// Reads a pickle of protocol 2 to 5. Fails at an unknown instruction or name, at anything malformed, truncated or
-    /// beyond a limit, and at bytes after the end.
+    /// Reads a pickle of protocol 2 to 5. Fails at anything unknown, malformed, truncated or beyond a limit.
     pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
         if bytes.len() > MAX_BYTES {
             let expected = format!("at most {MAX_BYTES} bytes");

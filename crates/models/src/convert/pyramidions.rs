@@ -1,10 +1,7 @@
-//! Reads checkpoints of the official code of Trainable Representation Pooling (github.com/applicaai/pyramidions, commit fa9dddc,
-//! a fork of fairseq).
-//!
-//! A source is a training checkpoint (`.pt`), a folder with `checkpoint_best.pt`, `checkpoint_last.pt` or a single `.pt`, or a
-//! folder with the arguments in `config.json` and the official tensors in `model.safetensors`. The folder may also contain the
-//! dictionary, `dict.txt`, and a SentencePiece model, `*.model`. Tensors keep their names. Copies of the embedding, version
-//! numbers and scorers of layers without pooling are checked and dropped.
+//! Checkpoints of the official code of Trainable Representation Pooling (applicaai/pyramidions at commit fa9dddc, a fork of
+//! fairseq): a training checkpoint, or a folder with the arguments in `config.json` and the tensors in `model.safetensors`; with
+//! a dictionary, `dict.txt`, and a SentencePiece model. Copies of the embedding, version numbers and scorers of layers without
+//! pooling are checked and dropped.
 
 use crate::{
     checkpoint::{
@@ -47,8 +44,7 @@ const IGNORED: [&str; 4] =
 /// Present if the decoder adds position embeddings.
 const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
 
-/// Reads an official checkpoint. Fails if an argument is missing or out of range, or if a tensor is missing, unknown or
-/// of another shape. Fails if a copy of the embedding differs, or the vocabulary does not match the model.
+/// Reads an official checkpoint. Fails if arguments or tensors are missing, superfluous or out of bounds, or copies differ.
 pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     if !from.is_dir() {
         return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);
@@ -87,8 +83,7 @@ fn read_training_file(file: &Path, dir: &Path, progress: &mut dyn FnMut(u64, u64
     source.convert(&mut |specs| tensors.read(&mut torch, specs, progress))
 }
 
-/// Reads the arguments in a training checkpoint: those of the command line, or those of the model in a tree of settings. The size
-/// of the vocabulary is that of the embedding.
+/// Reads the arguments in a training checkpoint. The size of the vocabulary is that of the embedding.
 fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) -> Result<Arguments> {
     let pickle = &torch.pickle;
     let mut all = Map::new();
@@ -109,7 +104,6 @@ fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) ->
 struct OfficialCheckpoint<'a> {
     arguments: &'a Arguments,
     names: &'a BTreeSet<String>,
-    /// File of the arguments, for error messages.
     file: &'a Path,
     /// Folder of the vocabulary.
     dir: &'a Path,
@@ -147,8 +141,7 @@ impl OfficialCheckpoint<'_> {
 /// fairseq's value.
 const LAYER_NORM_EPS: f64 = 1e-5;
 
-/// Official arguments that affect the model's computation, under fairseq's names or short ones. Others (dropout, schedules,
-/// paths …) are ignored.
+/// Official arguments that affect the model's computation, under fairseq's names or short ones.
 #[derive(Debug, Deserialize)]
 struct Arguments {
     #[serde(alias = "encoder_embed_dim")]
@@ -209,8 +202,8 @@ impl Flag {
 
 impl Arguments {
     /// Returns the configuration of these arguments; errors name `file`. The decoder has positions if the arguments say so, or
-    /// else if `positions` is true. Fails if an argument is missing, out of bounds, contradicts another, or asks for something
-    /// that the official code cannot do.
+    /// else if `positions` is true. Fails if an argument is missing, out of bounds, or asks for what the official code cannot
+    /// do.
     fn config(&self, file: &Path, subwords: Option<Arc<SubwordTokenizer>>, positions: bool) -> Result<Config> {
         self.check(file)?;
         let (block, pooling) = self.reduction(file)?;
@@ -367,7 +360,6 @@ fn plan(text: &str) -> Option<BTreeMap<usize, usize>> {
     if inner.is_empty() { Some(BTreeMap::new()) } else { inner.split(',').map(entry).collect() }
 }
 
-/// Replaces a key of weir's configuration in an error by the argument that it came from.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.dim", "d_model"),
@@ -389,9 +381,8 @@ fn in_official_terms(error: Error) -> Error {
     })
 }
 
-// The vocabulary becomes a tokenizer. Ids are those of the dictionary: four special symbols, then its lines. Without a dictionary they are those of SentencePiece,
-// with the four special symbols in place of its own three. A dictionary of single characters needs no SentencePiece model:
-// fairseq writes one for `--bpe characters`, with a space as `▁`.
+// The vocabulary becomes a tokenizer, with the ids of the dictionary (four special symbols, then its lines) or else of
+// SentencePiece. A dictionary of single characters needs no SentencePiece model.
 
 const DICTIONARY_FILE: &str = "dict.txt";
 

@@ -1,9 +1,6 @@
-//! Checkpoints of T5, flan-T5, mT5, ByT5, LongT5 and MrT5 as Hugging Face stores them: a folder with `config.json`, the weights in
-//! `model.safetensors` or `pytorch_model.bin` (or shards of either), and the tokenizer in `tokenizer.json` or `spiece.model`. Bytes
-//! need no file. `generation_config.json` and `task_specific_params.summarization` become defaults of requests.
-//!
-//! Tensors keep their names, except that a LongT5 encoder's attention is named `SelfAttention` as in all others. Copies of the
-//! embedding and the stale table of the first cross-attention are checked and dropped.
+//! Checkpoints of T5, flan-T5, mT5, ByT5, LongT5 and MrT5 as Hugging Face stores them, as safetensors or pickles.
+//! `generation_config.json` and `task_specific_params.summarization` become defaults of requests. Tensors keep their names,
+//! except that a LongT5 encoder's attention is named `SelfAttention`; copies of the embedding are checked and dropped.
 
 use crate::{
     checkpoint::{
@@ -43,8 +40,7 @@ pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
 
 const HEAD: &str = "lm_head.weight";
 
-/// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if an argument is missing or out of range, a tensor is missing, unknown or of
-/// another shape, copies of the embedding differ, or the tokenizer does not match the model.
+/// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if arguments, tensors, tokenizer or copies of the embedding do not fit.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     read_types(dir, T5_TYPES, progress)
 }
@@ -63,15 +59,13 @@ fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) ->
     Ok(Converted { config, weights })
 }
 
-/// Returns the configuration of a folder that is read without conversion. Reads the headers of its weights only. Fails as [`read`]
-/// does.
+/// Returns the configuration of a folder that is read without conversion. Reads only the headers of its weights.
 pub(super) fn config_in_place(dir: &Path, types: &[&str]) -> Result<Config> {
     let folder = T5Folder::open(dir, types)?;
     folder.config(folder.is_tied())
 }
 
-/// Reads the weights that [`config_in_place`] asks for, under weir's names. Also returns the SHA-256 of their files. Fails as [`read`]
-/// does.
+/// Reads the weights that [`config_in_place`] asks for, under weir's names, and their SHA-256.
 pub(super) fn weights_in_place(
     dir: &Path,
     types: &[&str],
@@ -237,8 +231,7 @@ fn defaults(model_type: &str) -> Json {
 }
 
 impl Arguments {
-    /// Reads the keys of `config.json`. Fails if the model's type is none of `types`, a key has a wrong type, a special id is not
-    /// the usual one, or the model has absolute positions.
+    /// Reads the keys of `config.json`. Fails for other types, special ids or positions than those of the `types`.
     fn read(config: &Json, types: &[&str], file: &Path) -> Result<Self> {
         let wrong = |key: &str, expected: String, found: &Json| {
             Err(Error::checkpoint(
@@ -285,7 +278,6 @@ impl Arguments {
         self.tie_word_embeddings && self.scale_decoder_outputs.is_none() && !own_head
     }
 
-    /// Returns the source's name of a tensor.
     fn official_name(&self, name: &str) -> String {
         let attention = match (self.model_type.as_str(), self.encoder_attention_type.as_str()) {
             ("longt5", "transient-global") => ".TransientGlobalSelfAttention.",
@@ -522,8 +514,7 @@ const SPECIALS: [&str; 3] = ["<pad>", "</s>", "<unk>"];
 /// Sentinels after the pieces, unless the settings state another number.
 const SENTINELS: usize = 100;
 
-/// Returns the vocabulary of `size` ids, and its tokenizer. Without a tokenizer the model takes ids only. Fails if a file is
-/// malformed, or does not match the model.
+/// Returns the vocabulary of `size` ids, and its tokenizer, if there is one. Fails if it does not match the model.
 fn read_tokenizer(dir: &Path, config: &Json, size: usize) -> Result<(VocabularyConfig, Option<Arc<SubwordTokenizer>>)> {
     let settings_file = dir.join(SETTINGS_FILE);
     let settings: Json = match settings_file.exists() {
@@ -611,19 +602,15 @@ const EMBEDDINGS: [&str; 3] = [EMBEDDING, "encoder.embed_tokens.weight", "decode
 /// A table that files of T5 v1.0 contain and that no model reads.
 const STALE: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
-/// The weights of a folder.
 struct SourceWeights<'a> {
     dir: &'a Path,
-    /// Names of all tensors.
     names: BTreeSet<String>,
     /// The pickles, in the order of their names; none: safetensors.
     pickles: Vec<PickleFile>,
 }
 
-/// A file of pickled tensors.
 struct PickleFile {
     file: PathBuf,
-    /// Shapes of its tensors.
     shapes: BTreeMap<String, Vec<usize>>,
 }
 
@@ -635,8 +622,7 @@ struct ReadWeights {
 }
 
 impl<'a> SourceWeights<'a> {
-    /// Finds the weights; safetensors precede pickles. Fails if there are none, a header cannot be read, or an index does not agree
-    /// with its files.
+    /// Finds the weights; safetensors precede pickles. Fails if there are none, or an index does not agree with its files.
     fn open(dir: &'a Path) -> Result<Self> {
         let has_safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
         let pickles = if has_safetensors { Vec::new() } else { pickles(dir)? };
@@ -671,8 +657,7 @@ impl<'a> SourceWeights<'a> {
         self.read_pickles(all, progress)
     }
 
-    /// Reads exactly the tensors of `specs` from the pickles. Fails before it reads any numbers if tensors are missing, superfluous
-    /// or of another shape. Fails if the folder's card states another digest.
+    /// Reads exactly the tensors of `specs` from the pickles; checks their names and shapes before any numbers.
     fn read_pickles(&self, specs: Vec<TensorSpec>, progress: &mut dyn FnMut(u64, u64)) -> Result<ReadWeights> {
         let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         same_names(&self.listing(), &expected, &self.names)?;
@@ -743,7 +728,6 @@ fn pickles(dir: &Path) -> Result<Vec<PickleFile>> {
     }
 }
 
-/// Returns the shapes of a pickle's tensors.
 fn shapes(file: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let (_, tensors) = open(file)?;
     Ok(tensors.all.into_iter().map(|(name, tensor)| (name, tensor.shape)).collect())

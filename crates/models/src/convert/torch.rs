@@ -1,8 +1,5 @@
-//! Reads files of `torch.save`: zip archives of a pickle and of storages, each a file of numbers.
-//!
-//! torch never compresses, so compressed entries are rejected: then no entry is larger than the archive. The pickle's
-//! description of a tensor is checked against its storage before a number is read. Training checkpoints come with a pickle's plain
-//! values, which are read as JSON.
+//! Reads files of `torch.save`: zip archives of a pickle and of storages. torch never compresses, so compressed entries are
+//! rejected: then no entry is larger than the archive. A tensor is checked against its storage before a number is read.
 
 use crate::{
     checkpoint::{
@@ -392,8 +389,7 @@ impl TorchTensors {
         Ok(Self { file: file.to_path_buf(), all })
     }
 
-    /// Reads exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`. Fails if tensors
-    /// are missing, superfluous, of another shape, or incomplete.
+    /// Reads exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`.
     pub(super) fn read(
         &self,
         torch: &mut TorchFile,

@@ -1,10 +1,6 @@
 //! Checkpoints of torchscale's decoder (microsoft/torchscale at commit 4d1e0e8, and its fork with blockwise causal attention,
-//! sunyt32/torchscale at 4ad9dfd).
-//!
-//! A source is the `.pt` that training with fairseq writes (`checkpoint_last.pt`, or a folder that holds it), or a folder with
-//! the arguments in `config.json` and the official tensors in `model.safetensors`; with or without fairseq's prefix. Arguments
-//! have the code's own names (`decoder_embed_dim` …) or those of `arguments`. The arguments determine xPos's scales,
-//! one buffer at the top or one a layer: they are compared, not stored.
+//! sunyt32/torchscale at 4ad9dfd): the `.pt` that training writes, or a folder with arguments and `model.safetensors`. Arguments
+//! have the code's own names (`decoder_embed_dim` …) or those of `arguments`. xPos's scales are compared, not stored.
 
 use crate::{
     checkpoint::{
@@ -35,11 +31,9 @@ const SCALE_TOLERANCE: f32 = 1e-5;
 /// Keys of a training checkpoint's arguments: fairseq's configuration, and that of older versions.
 const ARGUMENTS: &[&[&str]] = &[&["cfg", "model"], &["args"], &["cfg"], &["config"]];
 
-/// Keys of its tensors.
 const TENSORS: &[&str] = &["model", "state_dict", "model_state_dict"];
 
-/// Reads an official checkpoint. Fails if arguments are missing or out of bounds, or if tensors are missing,
-/// superfluous or of another shape. Fails if scales contradict the arguments.
+/// Reads an official checkpoint. Fails if arguments or tensors are missing, superfluous, out of bounds, or contradict others.
 pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {
@@ -201,7 +195,6 @@ impl Arguments {
         }
     }
 
-    /// Returns the configuration; errors name `file`. Fails if an argument is missing, out of bounds, or contradicts another.
     fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.heads == 0 || !self.d_model.is_multiple_of(self.heads) {
@@ -291,7 +284,6 @@ impl Arguments {
     }
 }
 
-/// Replaces a key of weir's configuration in an error by the argument that it came from.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.layers", "layers"),
@@ -323,8 +315,7 @@ const PADDING: usize = 2;
 
 type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// Reads arguments under either names; the tensors' shapes complete the code's own. Fails if an argument is missing, of
-/// the wrong type, or of another architecture.
+/// Reads arguments under either names; the tensors' shapes complete the code's own.
 fn read_arguments(arguments: &Value, shapes: &Shapes, file: &Path) -> Result<Arguments> {
     let text = arguments.to_string();
     if arguments.get(OWN_ARGUMENT).is_none() {
@@ -365,8 +356,7 @@ struct OwnArguments {
 }
 
 impl OwnArguments {
-    /// Translates the arguments to the other names. Fails for another architecture, for two position schemes, and
-    /// without an embedding, whose rows are the vocabulary.
+    /// Translates the arguments to the other names. Fails for another architecture and without an embedding.
     fn translate(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
         self.check_architecture(file)?;
         let shape = |name: &str| shapes.get(&format!("decoder.{name}")).or_else(|| shapes.get(name));

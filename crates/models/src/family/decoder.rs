@@ -354,7 +354,6 @@ pub struct Decoder {
 
 /// The state after the start symbol.
 pub struct StartState {
-    /// Its keys and values.
     cache: Arc<KvCache>,
     /// The head's input before a text's first symbol: (D)
     pub hidden: Vec<f32>,
@@ -404,18 +403,17 @@ impl Model for Decoder {
     }
 
     fn cost(&self, symbols: usize, _: usize) -> Cost {
-        let mut cost = Cost { symbol: parts::stack(&self.stack, self.positions(symbols)), ..Cost::default() };
+        let mut cost = Cost { symbol: parts::stack_cost(&self.stack, self.positions(symbols)), ..Cost::default() };
         if let Some(norm) = &self.norm {
-            cost.logits += parts::cost_norm(norm);
+            cost.logits += parts::norm_cost(norm);
         }
-        cost.logits += parts::cost_linear(&self.head);
+        cost.logits += parts::linear_cost(&self.head);
         cost
     }
 }
 
 impl Decoder {
-    /// Symbol step: embed → stack. Takes a chunk of each row's feed at a time, so that a windowed cache never holds
-    /// more than a window and a chunk. Fails as [`Model::symbol_step`] does.
+    /// Symbol step: embed → stack. A chunk of each row's feed at a time, so that a windowed cache stays small.
     pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.start_feed(&mut rows[index])?;
@@ -445,7 +443,6 @@ impl Decoder {
         })
     }
 
-    /// Positions of a sequence of `symbols`.
     fn positions(&self, symbols: usize) -> usize {
         symbols + self.start.as_ref().map_or(0, |start| start.cache.len())
     }
@@ -507,8 +504,7 @@ impl Decoder {
     }
 }
 
-// Attention resolution of a decoder on a text (LeX §3.1, §4.3): feeds the text and records the scores that its attention
-// computes.
+// Attention resolution of a decoder on a text (LeX §3.1, §4.3), from the scores that its attention computes.
 
 /// Symbols fed in one step.
 const CHUNK: usize = 256;
@@ -524,8 +520,7 @@ pub struct Resolution {
     pub distances: usize,
 }
 
-/// Feeds the symbols and measures the resolution. Fails with [`Error::WrongKind`] for a model of another family, and if
-/// a step fails.
+/// Feeds the symbols and measures the resolution. Fails for a model of another family, and if a step fails.
 pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
     let mut scratch = model.scratch();
     match work_mut::<Work>(&mut scratch) {
@@ -553,8 +548,7 @@ pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
 
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
 
-/// Reads a decoder's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds, or if the
-/// position scheme does not work with the window.
+/// Reads a decoder's architecture. Fails if a key is out of bounds, or the position scheme does not work with the window.
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
@@ -605,8 +599,7 @@ impl Blueprint for DecoderBlueprint {
 }
 
 impl Decoder {
-    /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold, or
-    /// key-value memory is too small for the start symbol.
+    /// Builds the model from checked weights. Fails if the settings ask for too many symbols or too little memory.
     pub fn load(blueprint: &DecoderBlueprint, mut parts: Parts) -> Result<Self> {
         let card = parts.card("decoder", blueprint)?;
         let a = &blueprint.architecture;

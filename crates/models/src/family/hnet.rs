@@ -19,7 +19,9 @@ use crate::{
     },
     family::{
         Blueprint, Parts, TensorSpec,
-        parts::{self, Check, check_feed, check_rollback, deliver_logits, linear, matrix, with_status, work_mut},
+        parts::{
+            self, Check, MAX_LAYERS, check_feed, check_rollback, deliver_logits, linear, matrix, with_status, work_mut,
+        },
     },
     nn::{
         ConfigError, Position,
@@ -52,11 +54,7 @@ use weir_kernels::{
 /// Maximum stages, the innermost included.
 const MAX_STAGES: usize = MAX_LEVELS + 1;
 
-/// Maximum taps of a convolution.
 const MAX_TAPS: usize = 64;
-
-/// Maximum layers of a stack.
-const MAX_LAYERS: usize = 1024;
 
 /// The H-Net's `architecture` in `config.json`.
 #[derive(Debug, Clone, Deserialize)]
@@ -202,7 +200,6 @@ impl HnetBlueprint {
         Ok(blueprint)
     }
 
-    /// An upper bound on the numbers in all tensors; `None` if it overflows.
     fn parameters(&self) -> Option<usize> {
         let stages = &self.architecture.stages;
         let mut sum = self.symbols.checked_mul(2)?.checked_mul(stages.first()?.dim)?;
@@ -288,9 +285,8 @@ impl StageConfig {
     }
 }
 
-// A snapshot refers to the pages of the recurrent memories as they were; the sequence then copies each page before it writes
-// it. It remembers lengths of the caches, which are truncated, and copies the few vectors of routers and averages. At most
-// `MAX_SNAPSHOTS` exist at a time.
+// A snapshot refers to the pages of the recurrent memories, which the sequence copies before it writes them, remembers lengths
+// of the caches, and copies the few vectors of routers and averages.
 
 /// Symbols that a rollback can always remove, and minimum distance of two snapshots.
 const REWIND: usize = ROLLBACK;
@@ -359,8 +355,7 @@ impl StackSnapshot {
     }
 }
 
-/// A snapshot within a feed, which each stack takes when it has come so far. A part that is missing in the end is that of the
-/// finished state, because nothing was fed to it after the snapshot's position.
+/// A snapshot within a feed, which each stack takes when it has come so far; missing parts are those of the finished state.
 #[derive(Default)]
 pub struct SnapshotPlan {
     /// Number of symbols before it.
@@ -403,9 +398,8 @@ impl SnapshotPlan {
     }
 }
 
-// Keys and values can be truncated, everything else only moves forward. A rollback therefore restores a snapshot and keeps
-// the symbols after it: the next step feeds these again first. Every length from the oldest snapshot on can be reached this
-// way, with the same bits.
+// Keys and values can be truncated, everything else only moves forward. A rollback therefore restores a snapshot and keeps the
+// symbols after it: the next step feeds these again first.
 
 /// One sequence of an H-Net.
 pub struct HnetState {
@@ -535,7 +529,6 @@ impl HnetState {
         }
     }
 
-    /// Removes all symbols.
     fn reset(&mut self) {
         self.snapshots.clear();
         self.start = 0;
@@ -691,12 +684,10 @@ impl State for HnetState {
     }
 }
 
-/// The state of row `index`.
 fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HnetState> {
     state_mut(&mut *rows[index].state)
 }
 
-/// Working memory of one thread.
 #[derive(Default)]
 struct Work {
     stages: Vec<StageWork>,
@@ -720,8 +711,7 @@ impl Work {
 struct StageWork {
     /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
-    /// Index among its row's fed symbols of the symbol with which each position begins; `None` for a symbol fed again. Not set in
-    /// the outermost stage.
+    /// Index among its row's fed symbols of the symbol with which each position begins; `None` for a symbol fed again.
     symbols: Vec<Option<usize>>,
     /// (positions, D)
     x: Vec<f32>,
@@ -757,10 +747,8 @@ impl Caches for StackCaches<'_> {
     }
 }
 
-// The weights and the steps. Hot path: no locks, no logging.
-//
-// A bulk forward pass feeds each row a complete text, a decode step one symbol: both run these lines. Symbols that a rollback
-// kept but whose states it dropped are fed again, before those of the row's feed.
+// The weights and the steps. Hot path: no locks, no logging. Symbols that a rollback kept but whose states it dropped are fed
+// again, before those of the row's feed.
 
 /// A loaded H-Net. D = width of the outermost stage, V = vocabulary size.
 pub struct Hnet {
@@ -909,20 +897,19 @@ impl Model for Hnet {
         for (index, stack) in self.stacks.iter().enumerate() {
             let stage = index.min(last - index);
             let positions = if stage == 0 { symbols } else { segments };
-            *in_stage(&mut cost, stage) += parts::hybrid_stack(stack, positions);
+            *in_stage(&mut cost, stage) += parts::hybrid_stack_cost(stack, positions);
         }
         for (stage, ChunkingStage { router, residual }) in self.chunking.iter().enumerate() {
             for matrix in [&router.query, &router.key, residual] {
-                *in_stage(&mut cost, stage) += parts::cost_linear(matrix);
+                *in_stage(&mut cost, stage) += parts::linear_cost(matrix);
             }
         }
-        cost.logits += parts::cost_linear(&self.head);
+        cost.logits += parts::linear_cost(&self.head);
         cost
     }
 }
 
 impl Hnet {
-    /// Returns the width D of a stage.
     fn dim(&self, stage: usize) -> usize {
         self.stacks[stage].norm.weight.len()
     }
@@ -943,7 +930,7 @@ impl Hnet {
         self.card.vocabulary.check_ids("feed", &row.feed)?;
         row.decisions.clear();
         let SequenceRow { state, feed, .. } = row;
-        let state: &mut HnetState = crate::contract::state_mut(&mut **state)?;
+        let state: &mut HnetState = state_mut(&mut **state)?;
         state.flight.clear();
         let fed = state.to_compute(feed.len());
         state.history.extend(feed.iter().map(|&symbol| FedSymbol { symbol, depth: 0 }));
@@ -1041,19 +1028,15 @@ fn in_stage(cost: &mut Cost, stage: usize) -> &mut StepCost {
     }
 }
 
-/// Returns the bytes of a stack's cache of `positions`.
 fn cache_bytes(stack: &HybridStack, positions: usize) -> usize {
     if stack.layout.layers == 0 { 0 } else { stack.layout.bytes_for(positions) }
 }
 
-// The passes of a step through the stages. Hot path, as the steps are.
-//
-// A pass takes the positions of all rows of a step; those of one row are consecutive. It is cut into parts of at most
+// The passes of a step through the stages. A pass takes the positions of all rows of a step; it is cut into parts of at most
 // `CHUNK` positions, and where a row's planned snapshot lies.
 
 impl Hnet {
-    /// Runs the vectors of stage `stage`, which is not the outermost, through it and the stages inside it. `stages` are the
-    /// buffers of these; the outputs replace the inputs in `stages[0].x`, (positions, D).
+    /// Runs the vectors of an inner stage through it and the stages inside it. Outputs replace `stages[0].x`, (positions, D).
     fn run_stage(
         &self,
         stage: usize,
@@ -1344,8 +1327,7 @@ fn stack_tensors(out: &mut Vec<TensorSpec>, stack: &StackConfig, stage: &StageCo
 }
 
 impl Hnet {
-    /// Builds the model from checked weights. Fails if memory runs out, or the settings ask for more symbols than the model
-    /// can hold.
+    /// Builds the model from checked weights. Fails if memory runs out, or the settings ask for too many symbols.
     pub fn load(blueprint: &HnetBlueprint, mut parts: Parts) -> Result<Self> {
         let mut card = parts.card("hnet", blueprint)?;
         card.pooled = true;
@@ -1379,7 +1361,6 @@ impl Hnet {
     }
 }
 
-/// Builds the parts of an H-Net.
 struct Builder<'a> {
     blueprint: &'a HnetBlueprint,
     weights: &'a mut Weights,
@@ -1475,13 +1456,9 @@ impl Builder<'_> {
     }
 }
 
-// Random weights whose chunks are as long as those of trained models.
-//
-// With independent random weights, about every second position begins a chunk. The published models were trained towards chunks
-// of about six bytes with one level, and of three bytes and three chunks with two. So that benchmarks run the inner stages as
-// often, `weir init` lets the two outermost routers cut English at fixed letters. The embedding marks these letters in a column
-// for each level, and has one column that is the same for all symbols. Residual streams keep these columns, the router's query
-// reads the latter, and its key the column of its level. All other numbers are random, as are the routers of deeper levels.
+// Random weights whose chunks are as long as those of trained models, so that benchmarks run the inner stages as often: the two
+// outermost routers cut English at fixed letters. The embedding marks these letters in a column for each level, and has one
+// column that is the same for all symbols; the router's query reads the latter, its key the former.
 
 /// Letters with which a chunk begins, by level, in models with one level and with more.
 const ONE_LEVEL: &[&str] = &[" "];

@@ -108,7 +108,6 @@ pub struct HourglassBlueprint {
 const NULL_GROUP: usize = 1;
 
 impl HourglassBlueprint {
-    /// Checks every bound of the architecture. The error names the first key that is out of bounds, and the bound.
     fn validate(&self, vocabulary: &Vocabulary, file: &Path) -> Result<()> {
         let a = &self.architecture;
         let check = Check { file };
@@ -198,7 +197,6 @@ impl HourglassBlueprint {
         std::iter::once(("pre", layers.pre)).chain(middle).chain(post)
     }
 
-    /// An upper bound on the numbers in all tensors; `None` if it overflows.
     fn parameters(&self) -> Option<usize> {
         let a = &self.architecture;
         let shape = self.stack_shape();
@@ -217,10 +215,8 @@ impl HourglassBlueprint {
     }
 }
 
-// Embeddings of hashed n-grams (Byte Latent Transformer, Pagnoni et al. 2024, arXiv 2412.09871, §3.2.1).
-//
-// In addition to its own embedding, a symbol gets one row of each table: that of the n-gram which ends with it. A hash chooses the
-// row, so n-grams share rows. Hot path: no allocation.
+// Embeddings of hashed n-grams (Byte Latent Transformer, Pagnoni et al. 2024, arXiv 2412.09871, §3.2.1): a symbol also gets,
+// from each table, the row of the n-gram that ends with it, which a hash chooses. Hot path: no allocation.
 
 /// `ngrams` of an architecture.
 #[derive(Debug, Clone, Deserialize)]
@@ -291,14 +287,12 @@ const FACTOR: u64 = 1_000_003;
 const PRIME: u64 = (1 << 31) - 1;
 
 impl Ngrams {
-    /// Takes the tables from checked weights. Fails if one is missing.
     fn load(config: &NgramConfig, weights: &mut Weights) -> Result<Self> {
         let table = |(&size, name): (&usize, String)| Ok(Table { size, weight: weights.take(&name)? });
         let tables: Result<Vec<_>> = config.sizes.iter().zip(config.tensors()).map(table).collect();
         Ok(Self { rows: config.rows, tables: tables? })
     }
 
-    /// The largest n.
     fn largest(&self) -> usize {
         self.tables.last().map_or(0, |table| table.size)
     }
@@ -474,8 +468,7 @@ impl RecentSymbols {
         self.listed.extend_from_slice(symbols);
     }
 
-    /// Iterates without end from the symbol at `position` to the start of the text, before which every symbol counts as 0. So do
-    /// symbols that are dropped, which no n-gram reads. Returns `None` if the symbol at `position` is not listed.
+    /// Iterates without end from the symbol at `position` backwards; symbols before the text or dropped count as 0.
     pub fn newest_first(&self, position: usize) -> Option<impl Iterator<Item = u32>> {
         let up_to = self.listed.get(..=position.checked_sub(self.start)?)?;
         Some(up_to.iter().rev().copied().chain(std::iter::repeat(0)))
@@ -617,7 +610,6 @@ impl HourglassState {
         self.resumed = self.resumed.filter(|_| len > 0);
     }
 
-    /// The caches of all stacks.
     fn caches(&self) -> impl Iterator<Item = &KvCache> {
         let pooled = self.pooled.iter().flat_map(|pooled| [&pooled.middle, &pooled.post]);
         std::iter::once(&self.pre).chain(pooled)
@@ -877,7 +869,6 @@ impl State for HourglassState {
     }
 }
 
-/// The state of row `index`.
 fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HourglassState> {
     state_mut(&mut *rows[index].state)
 }
@@ -1002,11 +993,9 @@ impl EntropyWork {
     }
 }
 
-// The weights and the three steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging.
-//
-// A bulk forward pass feeds each row a complete text, a decode step one symbol: both run these lines. The `gather`
-// functions collect vectors of many rows into `work.x` and return false when no row has any left. A windowed stack takes a
-// chunk of each row at a time, so that its cache never holds more than a window and a chunk.
+// The weights and the three steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging. The
+// `gather` functions collect vectors of many rows into `work.x` and return false when no row has any left: a windowed stack
+// takes a chunk of each row at a time, so that its cache stays small.
 
 /// A loaded hourglass. D = width, V = vocabulary size.
 pub struct Hourglass {
@@ -1172,17 +1161,17 @@ impl Model for Hourglass {
             cost = Cost { logits: StepCost::default(), ..own };
             cost.symbol += own.logits;
         }
-        cost.symbol += parts::stack(&self.pre, symbols);
+        cost.symbol += parts::stack_cost(&self.pre, symbols);
         for matrix in self.boundaries.matrices() {
-            cost.symbol += parts::cost_linear(matrix);
+            cost.symbol += parts::linear_cost(matrix);
         }
         if let Some(pooled) = &self.pooled {
-            cost.symbol += parts::stack(&pooled.post, symbols);
-            cost.segment += parts::cost_norm(&pooled.norm);
+            cost.symbol += parts::stack_cost(&pooled.post, symbols);
+            cost.segment += parts::norm_cost(&pooled.norm);
             // segments attend to the null group too
-            cost.segment += parts::stack(&pooled.middle, segments + 1);
+            cost.segment += parts::stack_cost(&pooled.middle, segments + 1);
         }
-        cost.logits += parts::cost_linear(&self.head);
+        cost.logits += parts::linear_cost(&self.head);
         cost
     }
 }
@@ -1208,7 +1197,6 @@ impl Hourglass {
 
 // Between the rows' states and the batch `work.x`, in the order of the steps. Hot path, as these are.
 
-/// Width D of a stack's residual stream.
 fn width(stack: &Stack) -> usize {
     stack.layers[0].qkv.inputs()
 }
@@ -1242,7 +1230,6 @@ fn gather_symbols(pre: &Stack, rows: &mut [SequenceRow], which: &[usize], work: 
     Ok(true)
 }
 
-/// The embeddings of symbols.
 struct Embedding<'a> {
     /// (V, D)
     weight: &'a [f32],
@@ -1286,8 +1273,7 @@ fn decide_boundaries(boundaries: &Boundaries, compute: &Compute, rows: &[Sequenc
     boundaries.decide(compute, &evidence, &mut work.boundary, &mut work.decisions)
 }
 
-/// Stores the pre stack's outputs and boundary decisions in the rows, and pools each segment that closes; `pooling` is `None` in a
-/// vanilla model.
+/// Stores the pre stack's outputs and decisions in the rows, and pools each closed segment; `pooling` is `None` without.
 fn pool_closed(pooling: Option<Pooling>, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     let dim = work.x.len() / work.positions.len();
     for ((&Position { sequence, index: position }, decision), x) in
@@ -1388,7 +1374,6 @@ fn gather_segments(middle: &Stack, rows: &mut [SequenceRow], waiting: &[usize], 
     Ok(!work.positions.is_empty())
 }
 
-/// Stores the middle stack's outputs in the rows.
 fn scatter_middle(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
     work.show(HourglassStage::MiddleOutput);
     let dim = work.x.len() / work.positions.len();
@@ -1401,8 +1386,7 @@ fn scatter_middle(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
     Ok(())
 }
 
-/// Counts in `work.processed` the symbols in flight that the post stack has processed: all symbols before its cache's start,
-/// where a sequence was resumed.
+/// Counts in `work.processed` the symbols in flight that the post stack has processed.
 fn count_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     work.processed.clear();
     for &index in which {
@@ -1413,8 +1397,7 @@ fn count_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Res
     Ok(())
 }
 
-/// `work.x` (symbols, D) = for the next chunk of each row's symbols in flight, the pre stack's output plus the middle stack's
-/// output for the last closed segment.
+/// `work.x` (symbols, D) = the pre stack's output plus the middle stack's for the last closed segment, of the next chunks.
 fn gather_upsampled(post: &Stack, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<bool> {
     work.positions.clear();
     for (&index, &processed) in which.iter().zip(&work.processed) {
@@ -1602,7 +1585,6 @@ impl Hourglass {
     }
 }
 
-/// Builds the hourglass's parts.
 struct Builder<'a> {
     blueprint: &'a HourglassBlueprint,
     loader: Loader<'a>,
@@ -1659,8 +1641,7 @@ impl Builder<'_> {
     }
 }
 
-/// Computes the middle cache of a sequence without closed segments: position 0 is the null group's `vector`, (D), normed like
-/// any pooled vector.
+/// Computes the middle cache of a sequence without closed segments: position 0 is the normed null group's `vector`, (D).
 fn null_group(
     compute: &Compute,
     pool_norm: &LayerNorm,

@@ -128,7 +128,6 @@ pub enum Widths {
 }
 
 impl Widths {
-    /// Its name in a checkpoint.
     fn name(self) -> &'static str {
         match self {
             Self::Equal => "equal",
@@ -169,7 +168,6 @@ impl T5Shape {
         Buckets { count: self.buckets, max_distance: self.max_distance, bidirectional: self.bidirectional_buckets }
     }
 
-    /// Checks every bound of the stack `name`.
     fn validate(&self, name: &str, check: Check<'_>) -> Result<()> {
         check.layers(format_args!("{name}.layers"), self.layers)?;
         check.dim(format_args!("{name}.dim"), self.dim)?;
@@ -211,7 +209,6 @@ pub struct LslmBlueprint {
 }
 
 impl LslmBlueprint {
-    /// Checks every bound of the architecture. The error names the first key that is out of bounds, and the bound.
     fn validate(&self, file: &Path) -> Result<()> {
         let a = &self.architecture;
         let check = Check { file };
@@ -243,7 +240,6 @@ impl LslmBlueprint {
         [("token", &a.token), ("context", &a.context), ("decoder", &a.decoder)]
     }
 
-    /// An upper bound on the numbers in all tensors; `None` if it overflows.
     fn parameters(&self) -> Option<usize> {
         let a = &self.architecture;
         let mut sum = 0usize;
@@ -269,10 +265,9 @@ impl LslmBlueprint {
     }
 }
 
-// All progress of a sequence follows from its caches and segment ends: a row waits for its segment step while `context` is behind `segment_ends`, and is unfinished
-// while `finished` is behind. The decoder's cache may be behind too, or hold a segment that has closed since: the next finish
-// step that needs it computes the missing positions from the symbols. So a fork is a clone, and a rollback truncates. The
-// token encoder may be behind: symbols that were fed with their boundaries are read when their segment ends.
+// All progress of a sequence follows from its caches and segment ends: a row waits while `context` is behind `segment_ends`, and
+// is unfinished while `finished` is behind. The decoder and the token encoder may be behind: later steps compute missing
+// positions from the symbols. So a fork is a clone, and a rollback truncates.
 
 /// Initial capacities in segments and symbols, so that a usual sequence never reallocates during a step.
 const SEGMENT_CAPACITY: usize = 1024;
@@ -383,8 +378,7 @@ impl LslmState {
         }
     }
 
-    /// Maximum bytes of pages that extending the decoder's cache to `positions` can take. Another segment's pages are freed first,
-    /// except those shared with forks.
+    /// Maximum bytes of pages that extending the decoder's cache to `positions` can take; unshared pages are freed first.
     pub fn decoder_growth(&self, positions: usize) -> usize {
         let layout = self.decoder.layout();
         if self.decoder.pages().iter().any(Page::is_shared) {
@@ -605,15 +599,13 @@ impl<const STACK: usize> Caches for EncoderCaches<'_, STACK> {
     }
 }
 
-/// The state of row `index`.
 fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut LslmState> {
     state_mut(&mut *rows[index].state)
 }
 
 // The weights and the three steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging.
 
-/// A loaded latent segment model. D, C, E = widths of token encoder, context encoder, decoder; V = vocabulary size, special
-/// symbols included.
+/// A loaded latent segment model. D, C, E = widths of token encoder, context encoder, decoder; V = vocabulary size.
 pub struct Lslm {
     card: Card,
     compute: Compute,
@@ -657,8 +649,7 @@ impl Model for Lslm {
         Scratch(Box::new(Work::default()))
     }
 
-    /// Symbol step: token encoder → boundary predictor → segment ends. Symbols that come with their boundaries are read in the
-    /// segment step: nothing needs their vectors earlier.
+    /// Symbol step: token encoder → boundary predictor → segment ends. Symbols with boundaries are read in the segment step.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         which.iter().try_for_each(|&index| append_feed(&self.card, &mut rows[index]))?;
@@ -667,8 +658,7 @@ impl Model for Lslm {
         cut_segments(&self.predictor, rows, which, work)
     }
 
-    /// Segment step, for rows that closed a segment: token encoder for symbols not yet read → pool → context encoder → the
-    /// decoder's keys and values of the segments.
+    /// Segment step: token encoder for symbols not yet read → pool → context encoder → the decoder's keys and values.
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
@@ -680,8 +670,7 @@ impl Model for Lslm {
         })
     }
 
-    /// Finish step: segment decoder, with cross-attention to the closed segments → logits. Segments that closed while all logits
-    /// are wanted are decoded some dozens at a time; open segments only if logits are wanted.
+    /// Finish step: segment decoder, with cross-attention to the closed segments → logits, some dozens of segments at a time.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
@@ -722,18 +711,18 @@ impl Model for Lslm {
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {
         let mut cost = Cost::default();
-        cost.symbol += parts::t5_stack(&self.token, symbols + 1, 0);
+        cost.symbol += parts::t5_stack_cost(&self.token, symbols + 1, 0);
         for matrix in self.predictor.matrices() {
-            cost.symbol += parts::cost_linear(matrix);
+            cost.symbol += parts::linear_cost(matrix);
         }
         let open = symbols.div_ceil(segments.max(1)) + 1;
-        cost.symbol += parts::t5_stack(&self.decoder, open, segments + 1);
-        cost.segment += parts::t5_stack(&self.context, segments + 1, 0);
+        cost.symbol += parts::t5_stack_cost(&self.decoder, open, segments + 1);
+        cost.segment += parts::t5_stack_cost(&self.context, segments + 1, 0);
         let memory = self.decoder.layers.iter().filter_map(|layer| layer.cross.as_ref()).map(|cross| &cross.memory);
         for matrix in self.projection.iter().chain(memory) {
-            cost.segment += parts::cost_linear(matrix);
+            cost.segment += parts::linear_cost(matrix);
         }
-        cost.logits += parts::cost_linear(&self.head);
+        cost.logits += parts::linear_cost(&self.head);
         cost
     }
 }
@@ -795,7 +784,6 @@ impl Lslm {
         self.head.apply(&self.compute, vectors, Epilogue::None, &mut work.stack.quantized, logits);
     }
 
-    /// Width D of the token encoder.
     fn width(&self) -> usize {
         self.token.norm.weight.len()
     }
@@ -889,8 +877,7 @@ fn scatter_symbols(predictor: &Summed, rows: &mut [SequenceRow], work: &Work) ->
     Ok(())
 }
 
-/// Appends segment ends and the symbols' boundary decisions. Rows that closed a segment wait for their segment step; all others
-/// can be finished.
+/// Appends segment ends and boundary decisions. Rows that closed a segment wait; all others can be finished.
 fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
     let mut unread = work.unread.iter().peekable();
     let mut logits = &work.boundary_logits[..work.positions.len()];
@@ -977,17 +964,14 @@ fn set_summarized(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
     Ok(())
 }
 
-// Between the rows' states and the batch `work.x`, for the segment decoder. Hot path, as the steps are.
-//
-// The decoder reads a segment's opening symbol and then its symbols; it attends to these and to the segments before. The symbol
-// after t is predicted by the vector at t, or, if a segment ends with t, by the next segment's first vector; the vector at t
-// then predicts the segment's end. The decoder's keys of open segments live in their sequences; they are computed only where
-// logits are wanted, from the last symbol decoded on. Segments that close while all logits are wanted use spare caches.
+// Between the rows' states and the batch `work.x`, for the segment decoder. It reads a segment's opening symbol and then its
+// symbols. The symbol after t is predicted by the vector at t, or, if a segment ends with t, by the next segment's first vector;
+// the vector at t then predicts the segment's end. Keys of open segments live in their sequences; segments that close while all
+// logits are wanted use spare caches.
 
 /// Maximum closed segments that one pass decodes.
 const MAX_RUNS: usize = 64;
 
-/// The decoder's caches, by run.
 struct SegmentCaches<'a> {
     rows: &'a mut [SequenceRow],
     runs: &'a [SegmentRun],
@@ -1012,12 +996,10 @@ impl Caches for SegmentCaches<'_> {
     }
 }
 
-/// The memory that a run attends to: its sequence's segments.
 fn segment_memory<'a>(caches: &'a SegmentCaches<'_>, run: usize) -> Result<&'a KvCache> {
     Ok(&state_ref::<LslmState>(&*caches.rows[caches.runs[run].row].state)?.memory)
 }
 
-/// True if the row wants logits after each of its fed symbols.
 fn wants_all(row: &SequenceRow) -> bool {
     row.want == Want::All && !contract::is_control(&row.feed)
 }
@@ -1137,8 +1119,7 @@ fn scatter_runs(dim: usize, rows: &mut [SequenceRow], work: &mut Work) -> Result
     Ok(())
 }
 
-/// Copies a run's vectors, `own` (positions, `dim`): those of wanted logits to the row's slots, those that predict a segment's end
-/// to the end vectors.
+/// Copies a run's vectors, `own` (positions, `dim`), to the row's wanted slots and to the end vectors.
 fn scatter_run(dim: usize, row: &SequenceRow, run: &SegmentRun, own: &[f32], wanted: &mut WantedVectors) -> Result<()> {
     let state: &LslmState = state_ref(&*row.state)?;
     let all = wants_all(row);
@@ -1188,8 +1169,7 @@ fn finish_rows(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
 
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
 
-/// Reads a latent segment model's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds,
-/// or the vocabulary has no special symbols.
+/// Reads a latent segment model's architecture. Fails if a key is invalid, or the vocabulary has no special symbols.
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
@@ -1354,7 +1334,6 @@ impl Lslm {
     }
 }
 
-/// Takes the tensors of a latent segment model.
 struct Loader<'a> {
     blueprint: &'a LslmBlueprint,
     weights: &'a mut Weights,

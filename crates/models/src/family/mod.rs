@@ -1,8 +1,5 @@
-//! Complete models, one paper a file.
-//!
-//! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required tensors, and how to build a [`Model`] from them.
-//! [`FAMILIES`](crate::load::FAMILIES) is their table. Loading, `weir init`, `weir inspect` and the converters use families through
-//! these two only.
+//! Complete models, one paper a file. A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required
+//! tensors, and how to build a [`Model`] from them. Loading, `weir init`, `weir inspect` and the converters use only these.
 
 pub mod decoder;
 pub mod hnet;
@@ -40,8 +37,7 @@ pub trait Blueprint: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// True if the family reads documents and writes summaries. Only such a family has a vocabulary of subword pieces, and
-    /// generation options in its configuration.
+    /// True if the family reads documents and writes summaries; only then has its configuration generation options.
     fn reads_documents(&self) -> bool {
         false
     }
@@ -66,8 +62,7 @@ pub trait Blueprint: Debug + Send + Sync {
         0
     }
 
-    /// How exactly the model's results repeat. The conformance suite demands the same bits of every family that does not
-    /// override this.
+    /// How exactly the model's results repeat, as the conformance suite demands it.
     fn exactness(&self) -> Exactness {
         Exactness::Bitwise
     }
@@ -82,8 +77,7 @@ pub trait Blueprint: Debug + Send + Sync {
         Bounds::default()
     }
 
-    /// Builds the model from `parts`, whose weights were checked against [`tensors`](Self::tensors). Fails if memory
-    /// runs out or the settings do not suit the model.
+    /// Builds the model from `parts`, whose weights were checked. Fails if memory runs out or the settings do not suit it.
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>>;
 }
 
@@ -106,8 +100,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Returns the card of a model without pooling, boundary modes and start symbol; a family that has these sets them.
-    /// Fails if the settings ask for more symbols than the model can hold, or the vocabulary is invalid.
+    /// Returns the card of a model without pooling, boundary modes and start symbol. Fails if the settings ask for too many
+    /// symbols.
     pub fn card(&self, family: &'static str, blueprint: &dyn Blueprint) -> Result<Card> {
         let (max_symbols, max_symbols_why) = self.settings.longest(self.config.training_length, blueprint.bounds())?;
         let tensors = blueprint.tensors();

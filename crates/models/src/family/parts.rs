@@ -1,7 +1,6 @@
-//! Parts that several families share: a stack's dimensions, tensors and loading, and helpers of steps and states.
-//!
-//! A blueprint checks its architecture with [`Check`] and lists its tensors with [`layer`] and [`position()`]; a model takes the tensors
-//! out of the checkpoint with a [`Loader`], by the same names.
+//! Parts that several families share: a stack's dimensions, tensors and loading, costs, and helpers of steps and states. A
+//! blueprint checks itself with [`Check`] and lists its tensors with [`layer`] and [`position`]; a [`Loader`] takes them by the
+//! same names.
 
 use crate::{
     checkpoint::{Config, Init, TensorSpec, Weights},
@@ -55,12 +54,11 @@ impl StackShape {
 }
 
 /// Maximum layers of a stack, and maximum of any other dimension: far above any model, far below an overflow of a product.
-const MAX_LAYERS: usize = 1024;
+pub const MAX_LAYERS: usize = 1024;
 
 const MAX_DIM: usize = 1 << 20;
 
-/// Maximum numbers in a table of distances: 256 MiB of f32. The file holds only one number for each bucket, so
-/// its size does not bound the table.
+/// Maximum numbers in a table of distances: 256 MiB of f32, which the size of the file does not bound.
 const MAX_TABLE: usize = 1 << 26;
 
 /// Reports keys of `architecture` that are out of bounds.
@@ -86,8 +84,7 @@ impl Check<'_> {
         if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
     }
 
-    /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`. Fails if they
-    /// exceed the limit.
+    /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`.
     pub fn distance_table(self, key: impl Display, numbers: usize) -> Result<()> {
         if numbers <= MAX_TABLE {
             return Ok(());
@@ -101,8 +98,7 @@ impl Check<'_> {
         if value > 0.0 && value < 1.0 { Ok(()) } else { self.fail(key, "above 0, below 1", value) }
     }
 
-    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`. Fails above
-    /// [`MAX_PARAMETERS`].
+    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`.
     pub fn parameters(self, key: &str, count: Option<usize>) -> Result<()> {
         if count.is_some_and(|count| count <= MAX_PARAMETERS) {
             return Ok(());
@@ -112,8 +108,7 @@ impl Check<'_> {
     }
 }
 
-// Tensors of layers and position schemes have the official initialisation: weights normal with deviation 0.02, LayerNorm
-// weights around one, biases zero.
+// The official initialisation: weights normal with deviation 0.02, LayerNorm weights around one, biases zero.
 
 /// Returns the spec of a matrix, or a table of vectors.
 pub fn matrix(name: impl Into<String>, shape: Vec<usize>) -> TensorSpec {
@@ -132,7 +127,6 @@ pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
     out.push(TensorSpec::zeros(format!("{name}.bias"), vec![dim]));
 }
 
-/// Returns the spec of numbers that follow from the architecture.
 fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
     TensorSpec { name: name.to_owned(), shape: vec![values.len()], init: Init::Values(values), trained: false }
 }
@@ -208,8 +202,7 @@ pub fn position_numbers(shape: &StackShape) -> Option<usize> {
     }
 }
 
-/// The numbers in the tables that a position scheme computes when the model is loaded, and that all stacks share; `usize::MAX` if
-/// that overflows.
+/// The numbers in the tables that a position scheme computes for all stacks; `usize::MAX` if that overflows.
 pub fn table_numbers(shape: &StackShape) -> usize {
     match shape.position {
         PositionKind::Buckets { count, max_distance } => {
@@ -264,8 +257,7 @@ pub struct StackSpec<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance. Fails if a tensor is missing,
-    /// which the checkpoint reader has excluded.
+    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance. Fails if a tensor is missing.
     pub fn new(weights: &'a mut Weights, shape: StackShape, eps: f32, dtype: Dtype) -> Result<Self> {
         let mut take = |name: &str| weights.take(&format!("position.{name}"));
         let shared = match shape.position {
@@ -369,8 +361,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Checks the checkpoint's generation defaults, for texts of at most `target_length` symbols with the start symbol. The error
-/// names the first key that is out of bounds, and the bound.
+/// Checks the checkpoint's generation defaults, for texts of at most `target_length` symbols with the start symbol.
 pub fn check_generation(config: &Config, target_length: usize, file: &Path) -> Result<()> {
     let Some(generation) = &config.generation else { return Ok(()) };
     let fail = |key: &str, expected: String, found: String| {
@@ -419,8 +410,7 @@ pub fn work_mut<W: 'static>(scratch: &mut Scratch) -> Result<&mut W> {
     scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
 }
 
-/// Checks that a row may be fed. Fails if the row or its state is not `ready`, the feed is empty, or the sequence exceeds the
-/// model's limit.
+/// Checks that a row may be fed: it and its state are ready, the feed is not empty, and the sequence has room.
 pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     if row.status != StepStatus::Ready || !ready || row.feed.is_empty() {
         return Err(Error::Internal("a row was fed no symbols, or before it was ready".into()));
@@ -434,8 +424,7 @@ pub fn check_feed(card: &Card, row: &SequenceRow, ready: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`. Fails if
-/// `step` fails.
+/// Runs `step` for the rows among `which` with that status, if there are any; their list is kept in `chosen(work)`.
 pub fn with_status<W>(
     status: StepStatus,
     rows: &mut [SequenceRow],
@@ -497,8 +486,7 @@ pub fn push_tokens(tokens: &mut Vec<u32>, more: &[u32], closed: bool, limits: &T
     Ok(())
 }
 
-/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`. Fails if
-/// the rows want another number of logits.
+/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`.
 pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
     let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
     if wanted * symbols != logits.len() {
@@ -516,8 +504,7 @@ pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32],
     Ok(())
 }
 
-/// Computes the logits before a text's first symbol, (V), of a model with a start symbol. Fails if a step of the model
-/// fails.
+/// Computes the logits before a text's first symbol, (V), of a model with a start symbol.
 pub fn first_logits(model: &dyn Model) -> Result<Arc<[f32]>> {
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
     rows[0].set(&[contract::BEGIN], Want::Last);
@@ -532,8 +519,7 @@ pub fn clone_with_capacity<T: Copy>(list: &[T], capacity: usize) -> Vec<T> {
     clone
 }
 
-/// Checks that a state can be rolled back to `len` symbols. Fails if the row is not `ready`, `len` is beyond the end,
-/// or keys that `len` symbols need were dropped.
+/// Checks that a `ready` row's state can be rolled back to `len` symbols.
 pub fn check_rollback(state: &dyn State, ready: bool, len: usize) -> Result<()> {
     let earliest = state.earliest();
     let reason = match len {
@@ -612,18 +598,18 @@ pub type EncoderHook = Box<dyn FnMut(EncoderHookPoint, usize, &[f32]) + Send>;
 // Costs of model parts, from which families add up `Model::cost`.
 
 /// Cost of a matrix product with one vector.
-pub fn cost_linear(matrix: &Linear) -> StepCost {
+pub fn linear_cost(matrix: &Linear) -> StepCost {
     let multiply_adds = matrix.inputs() * matrix.outputs();
     StepCost { shared_bytes: matrix.bytes(), own_bytes: 0, multiply_adds }
 }
 
 /// Cost of a normalisation; its few multiplications are not counted.
-pub fn cost_norm(norm: &LayerNorm) -> StepCost {
+pub fn norm_cost(norm: &LayerNorm) -> StepCost {
     StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
 }
 
 /// Cost of a T5 stack for a row that attends to `keys` of its own positions in each layer, and in a decoder to `memory` vectors.
-pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
+pub fn t5_stack_cost(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim; // one key in all layers
     let mut cost = StepCost {
@@ -634,7 +620,7 @@ pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
     };
     for layer in &stack.layers {
         for matrix in layer.matrices() {
-            cost += cost_linear(matrix);
+            cost += linear_cost(matrix);
         }
         let norms = [&layer.attention_norm, &layer.feed_forward_norm].into_iter();
         for norm in norms.chain(layer.cross.iter().map(|cross| &cross.norm)) {
@@ -645,7 +631,7 @@ pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
 }
 
 /// Cost of a stack for the last of `positions`.
-pub fn stack(stack: &Stack, positions: usize) -> StepCost {
+pub fn stack_cost(stack: &Stack, positions: usize) -> StepCost {
     let keys = stack.window.keys(positions);
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim * keys; // the keys of all layers; the values have as many
@@ -656,24 +642,24 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
     };
     for layer in &stack.layers {
         for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down] {
-            cost += cost_linear(matrix);
+            cost += linear_cost(matrix);
         }
-        cost += cost_norm(&layer.attention_norm);
-        cost += cost_norm(&layer.feed_forward_norm);
+        cost += norm_cost(&layer.attention_norm);
+        cost += norm_cost(&layer.feed_forward_norm);
         for sub_norm in [&layer.context_norm, &layer.hidden_norm].into_iter().flatten() {
-            cost += cost_norm(sub_norm);
+            cost += norm_cost(sub_norm);
         }
         if let Some(cross) = &layer.cross {
-            cost += cost_linear(&cross.query);
-            cost += cost_linear(&cross.output);
-            cost += cost_norm(&cross.norm);
+            cost += linear_cost(&cross.query);
+            cost += linear_cost(&cross.output);
+            cost += norm_cost(&cross.norm);
         }
     }
     cost
 }
 
 /// Cost of a hybrid stack for the last of `positions`. A recurrent layer reads and writes its state.
-pub fn hybrid_stack(stack: &HybridStack, positions: usize) -> StepCost {
+pub fn hybrid_stack_cost(stack: &HybridStack, positions: usize) -> StepCost {
     let keys = stack.window.keys(positions.max(1));
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let mut cost = StepCost {
@@ -682,7 +668,7 @@ pub fn hybrid_stack(stack: &HybridStack, positions: usize) -> StepCost {
         multiply_adds: 2 * layers * heads * head_dim * keys,
     };
     for layer in &stack.layers {
-        layer.matrices().for_each(|matrix| cost += cost_linear(matrix));
+        layer.matrices().for_each(|matrix| cost += linear_cost(matrix));
         cost.shared_bytes += size_of_val(&*layer.norm.weight);
         if let Mixer::Mamba2(mixer) = &layer.mixer {
             cost.multiply_adds += mixer.recurrence_multiply_adds();
@@ -693,7 +679,7 @@ pub fn hybrid_stack(stack: &HybridStack, positions: usize) -> StepCost {
 }
 
 /// Cost of a stack's attention to a memory of `vectors`.
-pub fn memory(stack: &Stack, vectors: usize) -> StepCost {
+pub fn memory_cost(stack: &Stack, vectors: usize) -> StepCost {
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let multiply_adds = 2 * layers * heads * head_dim * vectors;
     StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_per_key(), multiply_adds }

@@ -1,17 +1,12 @@
 //! Encoder-decoders that pool their document: the Pyramidion, the Transpooler, and the blockwise and vanilla baselines.
 //!
 //! Paper: Trainable Representation Pooling (Pietruszka et al., ACL 2022, arXiv 2009.05169). Read from applicaai/pyramidions at
-//! commit fa9dddc, in `fairseq/examples/deep_pyramidion/`: `pyramidion.py` (the model), `pooler_utils.py` (blocks, pooler) and
-//! `successive_halving_topk.py` (successive halving). Also read: its older snapshot `deep_pyramidion.tar.xz`. The authors' copy
-//! pietruh/deep-pyramidion at commit ef0f2aa has their generation settings. Where these disagree, the model follows fa9dddc.
+//! commit fa9dddc, `fairseq/examples/deep_pyramidion/`: `pyramidion.py`, `pooler_utils.py` and `successive_halving_topk.py`,
+//! which precede its older snapshot `deep_pyramidion.tar.xz` and pietruh/deep-pyramidion at commit ef0f2aa.
 //!
 //! The encoder's vectors attend within blocks. Between layers successive halving keeps those with the best scores, and the
 //! decoder attends to what is left. Padding is part of the model: every document has the maximum length. Vectors of padding are
 //! equal, so a block of padding is computed once per model and other padding once per document.
-//!
-//! In reading order: [`Architecture`] and its tensors; the plan of the encoder's work; [`PyramidionEncoding`], a document in
-//! progress; scorers; [`Pyramidion`], the weights and the encoder's pass; the functions that move vectors between pages and
-//! buffers; the contract with the engine; loading.
 
 pub use crate::family::parts::{EncoderHook, EncoderHookPoint};
 use crate::{
@@ -62,7 +57,6 @@ use weir_kernels::{
 /// Ids of the special symbols with which all fairseq dictionaries begin: `<s>`, `<pad>`, `</s>`, `<unk>`.
 const SPECIAL_IDS: [u32; 4] = [0, 1, 2, 3];
 
-/// Id of padding.
 const PAD: u32 = 1;
 
 /// Bounds far above any model, and far below an overflow of their products.
@@ -207,8 +201,7 @@ pub enum DocumentPooling {
         /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
     },
-    /// Means of windows, upsampled after the last layer (Funnel, Dai et al. 2020). Each position's vector is its window's plus its
-    /// own before the first pooling, so the decoder attends to as many vectors as without pooling.
+    /// Means of windows, upsampled after the last layer (Funnel, Dai et al. 2020): the decoder attends to all positions.
     Funnel {
         /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
@@ -377,8 +370,7 @@ pub struct PyramidionBlueprint {
     pub symbols: usize,
 }
 
-/// Reads an encoder-decoder's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds, or
-/// if no pooling produces the lengths.
+/// Reads an encoder-decoder's architecture. Fails if a key is invalid, or if no pooling produces the lengths.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
@@ -523,15 +515,13 @@ struct EncoderPlan {
     padded: bool,
     /// True if attention masks padding: in encoders without blocks and pooling.
     masks_padding: bool,
-    /// True if a document must not contain padding.
     rejects_padding: bool,
     /// True if the decoder attends to as many vectors as there are tokens, despite pooling.
     upsamples: bool,
 }
 
 impl EncoderPlan {
-    /// Derives the plan from a checked architecture. Fails if no pooling produces a length, or a block would drop
-    /// needed vectors.
+    /// Derives the plan from a checked architecture. Fails if no pooling produces a length.
     fn new(a: &Architecture) -> Result<Self, ConfigError> {
         let mut groups = Vec::new();
         let mut first = 0;
@@ -570,7 +560,6 @@ impl EncoderPlan {
         })
     }
 
-    /// Returns the layers that a pooling follows.
     fn pooled_layers(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().filter(|group| group.factor.is_some()).map(|group| group.end - 1)
     }
@@ -591,7 +580,6 @@ impl EncoderPlan {
         self.groups.iter().filter_map(|group| group.factor).product()
     }
 
-    /// Returns the maximum vectors of one block of work.
     fn max_unit(&self) -> usize {
         self.groups.iter().map(LayerGroup::unit).max().unwrap_or(MAX_UNIT)
     }
@@ -702,7 +690,6 @@ struct LayerKeys {
     queries: PagedVectors,
 }
 
-/// The document's vectors before the first pooling.
 struct UnpooledVectors {
     vectors: PagedVectors,
     /// Index of each position's vector.
@@ -755,8 +742,7 @@ impl PyramidionEncoding {
         }
     }
 
-    /// Returns how many of the first group's positions have a vector of their own: those in blocks with a token, or with full
-    /// attention those that are not padding. All other positions share one more vector, the padding's.
+    /// Returns how many of the first group's positions have a vector of their own; all others share the padding's.
     fn distinct_vectors(&self) -> usize {
         match self.plan.groups.first() {
             Some(first) if first.block.is_none() => self.tokens.iter().filter(|&&token| token != PAD).count(),
@@ -830,7 +816,6 @@ impl PyramidionEncoding {
         }
     }
 
-    /// Returns the next unit of work.
     fn unit(&self) -> WorkUnit {
         let Some(group) = self.group() else { return WorkUnit::Memory };
         let layer = group.first + self.cursor.layer;
@@ -841,10 +826,8 @@ impl PyramidionEncoding {
         }
     }
 
-    /// Moves on to the next unit, after one that began at `started`. After the last one, creates the document.
-    ///
-    /// In blockwise attention, a page passes through all layers of the group before the next page does. In full attention, all
-    /// pages pass through a layer twice.
+    /// Moves on to the next unit, or creates the document. In blockwise attention, a page passes through all layers of the group
+    /// before the next page does; in full attention, all pages pass through a layer twice.
     fn advance(&mut self, started: Instant) {
         self.blocks += 1;
         let Cursor { page, layer, attending } = self.cursor;
@@ -978,7 +961,6 @@ impl PyramidionEncoding {
         blocks + (vectors + if self.plan.groups.len() > 1 { 0 } else { padding }).div_ceil(last.unit())
     }
 
-    /// Returns the next step of the encoding.
     fn stage(&self) -> EncodingStage {
         if self.document.is_some() {
             return EncodingStage::Done;
@@ -1016,10 +998,8 @@ enum Scorer {
 }
 
 impl Scorer {
-    /// Returns a score for each position: σ(logit) + 1e-5 of its vector, a function of the position, or the attention weight.
-    ///
-    /// `mass` lists the attention weights by vector; vectors beyond it received `padding_mass`. Positions that share a vector are
-    /// scored once.
+    /// Returns a score for each position: σ(logit) + 1e-5 of its vector, a function of the position, or the attention weight of
+    /// `mass`, by vector; vectors beyond it received `padding_mass`.
     fn scores(&self, input: &PoolerInput<'_>, mass: &[f32], padding_mass: f32) -> Vec<f32> {
         let positions = 0..input.index.len();
         match *self {
@@ -1090,11 +1070,9 @@ impl Work {
     }
 }
 
-// The weights and the encoder's pass. Hot path: buffers are kept in `Work`, and pages are allocated where a layer begins.
-//
-// A unit of work is one page of vectors through one step. With attention within blocks, a page of the first group needs no
-// later tokens, so it goes through all layers up to the first pooling before the next page does. With full attention a layer
-// takes two passes over the pages: all of them write keys, then all of them attend.
+// The weights and the encoder's pass. Hot path: buffers are kept in `Work`, and pages are allocated where a layer begins. With
+// attention within blocks, a page goes through all layers up to the first pooling before the next page does. With full attention
+// a layer takes two passes: all pages write keys, then all of them attend.
 
 /// A loaded encoder-decoder. D = width, V = vocabulary size, I = heads · head_dim.
 pub struct Pyramidion {
@@ -1116,8 +1094,8 @@ pub struct Pyramidion {
 }
 
 impl Pyramidion {
-    /// Encoder: embed → layers (blockwise attention) → score → top-k pooling → layers … → keys and values for the
-    /// decoder. Runs at most `max_blocks` units of work, as far as tokens have arrived; returns how many ran.
+    /// Encoder: embed → layers → score → top-k pooling → layers … → keys and values for the decoder. Runs at most `max_blocks`
+    /// units of work, as far as tokens have arrived; returns how many ran.
     fn encode(&self, e: &mut PyramidionEncoding, max_blocks: usize, work: &mut Work) -> Result<usize> {
         let mut ran = 0;
         loop {
@@ -1330,8 +1308,7 @@ impl Pyramidion {
         Ok(())
     }
 
-    /// Returns the vector of a block of padding after the first group: (D). All keys of such a block are equal, so the vector is
-    /// the same in every document and at every position; it is computed once.
+    /// Returns the vector of a block of padding after the first group, (D): the same in every document, so computed once.
     fn padding_vector(&self, group: &LayerGroup, work: &mut Work) -> Result<Arc<[f32]>> {
         let mut cached = self.padding.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(padding) = &*cached {
@@ -1450,7 +1427,7 @@ impl Model for Pyramidion {
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {
         let mut cost = self.decoder.cost(symbols, segments);
-        cost.symbol += parts::memory(&self.decoder.stack, self.plan.memory_length());
+        cost.symbol += parts::memory_cost(&self.decoder.stack, self.plan.memory_length());
         cost
     }
 
@@ -1509,8 +1486,7 @@ impl DocumentEncoder for Pyramidion {
         max
     }
 
-    /// Counts matrix products and attention of the encoder, and the projection of the decoder's keys and values. Pooling is
-    /// negligible; blocks of padding cost nothing. The lengths of all layers follow from `tokens`.
+    /// Counts matrix products and attention of the encoder, and the projection for the decoder. Blocks of padding cost nothing.
     fn multiply_adds(&self, tokens: usize, _: usize) -> usize {
         let first = &self.plan.groups[0];
         let mut vectors = match first.block {
@@ -1657,7 +1633,6 @@ fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults
     }
 }
 
-/// Takes tensors from a checkpoint and packs them.
 struct Loader<'a> {
     blueprint: &'a PyramidionBlueprint,
     weights: &'a mut Weights,
@@ -1696,7 +1671,6 @@ impl<'a> Loader<'a> {
         Ok(EncoderStack { layers, order: self.order(), activation: a.activation, heads: a.heads, head_dim, pattern })
     }
 
-    /// Returns the attention of all encoder layers.
     fn pattern(&mut self) -> Result<AttentionPattern> {
         let a = self.architecture();
         let global = match a.attention {

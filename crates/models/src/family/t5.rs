@@ -186,7 +186,6 @@ impl Architecture {
         self.buckets(false).table_numbers(self.heads).saturating_add(encoder).saturating_add(global)
     }
 
-    /// Checks every bound. The error names the first key that is out of bounds, and the bound.
     fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
@@ -240,7 +239,6 @@ impl Architecture {
         Ok(())
     }
 
-    /// An upper bound on the numbers in all tensors; `None` if it overflows.
     fn parameters(&self, symbols: usize) -> Option<usize> {
         let inner = self.heads.checked_mul(self.head_dim)?;
         // four matrices of each attention, two or three of the feed-forward, and norms
@@ -298,7 +296,6 @@ struct StackTensors<'a> {
 }
 
 impl T5Blueprint {
-    /// Returns the two stacks.
     fn stacks(&self) -> [StackTensors<'static>; 2] {
         let a = &self.architecture;
         [
@@ -430,7 +427,6 @@ pub struct T5Encoding {
     symbols: usize,
     /// Maximum tokens.
     limit: usize,
-    /// Layers of the encoder.
     layers: usize,
     /// All tokens pushed.
     tokens: Vec<u32>,
@@ -440,7 +436,6 @@ pub struct T5Encoding {
     vectors: PagedVectors,
     /// Position of each vector in the document, once tokens were deleted.
     positions: Option<Vec<u32>>,
-    /// Keys of the layer that runs.
     keys: Option<LayerKeys>,
     /// Keys and values for the decoder.
     memory: Option<KvCache>,
@@ -456,7 +451,6 @@ pub struct T5Encoding {
 struct Cursor {
     /// Layer of the encoder; their number while the decoder's keys and values are projected.
     layer: usize,
-    /// Page of the vectors.
     page: usize,
     /// True if all keys of the layer are written.
     attending: bool,
@@ -510,7 +504,6 @@ impl T5Encoding {
         self.closed && self.document.is_none()
     }
 
-    /// Returns the next unit of work.
     fn unit(&self) -> WorkUnit {
         match self.cursor {
             Cursor { layer, .. } if layer == self.layers => WorkUnit::Memory,
@@ -519,7 +512,6 @@ impl T5Encoding {
         }
     }
 
-    /// Returns the page of the next unit.
     fn page(&self) -> usize {
         self.cursor.page
     }
@@ -638,9 +630,8 @@ impl Encoding for T5Encoding {
     }
 }
 
-// The gate that deletes tokens (Kallini et al. 2024, "hard deletion"): a token is kept if its gate value exceeds a threshold.
-//
-// Logits are summed in f64 from f32 weights, for all types of weights: a rounding error at the threshold would flip a token.
+// The gate that deletes tokens (Kallini et al. 2024, "hard deletion"). Logits are summed in f64 from f32 weights, for all types
+// of weights: a rounding error at the threshold would flip a token.
 
 /// The gate's weights. D = width.
 pub struct DeletionGate {
@@ -721,11 +712,8 @@ impl Work {
     }
 }
 
-// The weights and the encoder's pass. Hot path: buffers are kept in `Work`, and pages are allocated where a layer
-// begins.
-//
-// A unit of work is one page of vectors through one half of a layer: all pages write keys, then all pages attend. Attention
-// looks both ways, so encoding begins when the document is complete.
+// The weights and the encoder's pass. Hot path: buffers are kept in `Work`, and pages are allocated where a layer begins. A unit
+// of work is one page of vectors through one half of a layer: all pages write keys, then all pages attend.
 
 /// A loaded encoder-decoder. D = width, V = vocabulary size, I = heads · head_dim.
 pub struct T5 {
@@ -741,14 +729,12 @@ pub struct T5 {
     head: Linear,
     /// Factor of the head's input.
     head_scale: f32,
-    /// Memory of keys, values and encoder vectors.
     pages: Arc<PagePool>,
     limits: DocumentLimits,
 }
 
 impl T5 {
-    /// Encoder: embed → layers, with deletion before one of them → norm → keys and values for the decoder. Runs at most
-    /// `max_blocks` units of work; returns how many ran.
+    /// Encoder: embed → layers, with deletion → norm → keys and values for the decoder. Returns how many units of work ran.
     fn encode(&self, e: &mut T5Encoding, max_blocks: usize, work: &mut Work) -> Result<usize> {
         let mut ran = 0;
         while ran < max_blocks && e.can_run() {
@@ -813,8 +799,7 @@ impl T5 {
         Ok(())
     }
 
-    /// Writes a page's keys and values to the layer's store, and keeps its queries. After the last page, the same for the
-    /// global tokens.
+    /// Writes a page's keys and values to the layer's store, and keeps its queries. After the last page, the global tokens'.
     fn write_keys(&self, e: &mut T5Encoding, layer: usize, work: &mut Work) -> Result<()> {
         let compute = &self.compute;
         let encoder = &self.encoder;
@@ -893,15 +878,13 @@ impl T5 {
     }
 }
 
-/// Returns the document of a row.
 fn memory_of<'b>(caches: &'b RowCaches<'_>, sequence: usize) -> Result<&'b KvCache> {
     let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
     memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no document")))
 }
 
 impl T5 {
-    /// Symbol step: embed → self-attention → cross-attention to the document's vectors → feed-forward. Fails as
-    /// [`Model::symbol_step`] does.
+    /// Symbol step: embed → self-attention → cross-attention to the document's vectors → feed-forward.
     fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = self.head.inputs();
         work.positions.clear();
@@ -940,8 +923,7 @@ impl T5 {
         Ok(())
     }
 
-    /// Finish step: the logits of the symbols whose logits are wanted. Fails as
-    /// [`Model::finish_step`] does.
+    /// Finish step: the logits of the symbols whose logits are wanted.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
             take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
@@ -1000,8 +982,8 @@ impl Model for T5 {
     /// Counts a document of one training window.
     fn cost(&self, symbols: usize, _: usize) -> Cost {
         let document = self.card.training_length.min(self.limits.tokens);
-        let mut cost = Cost { symbol: parts::t5_stack(&self.decoder, symbols, document), ..Cost::default() };
-        cost.logits += parts::cost_linear(&self.head);
+        let mut cost = Cost { symbol: parts::t5_stack_cost(&self.decoder, symbols, document), ..Cost::default() };
+        cost.logits += parts::linear_cost(&self.head);
         cost
     }
 
@@ -1121,7 +1103,6 @@ fn limits(
     }
 }
 
-/// Takes tensors from a checkpoint and packs them.
 struct Loader<'a> {
     blueprint: &'a T5Blueprint,
     weights: &'a mut Weights,

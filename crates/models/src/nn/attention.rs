@@ -141,8 +141,7 @@ pub fn add(x: &mut [f32], delta: &[f32]) {
 /// Multiply-adds of attention below which waking other threads costs more than it saves.
 pub(crate) const WORTH_SHARING: usize = 1 << 18;
 
-/// Maximum rows of one call of the kernel if neighbouring rows share no pages. Such calls gain little from more rows, and with smaller
-/// tasks threads wait less for each other.
+/// Maximum rows of one call of the kernel if neighbouring rows share no pages: with smaller tasks threads wait less.
 const UNSHARED_TILE: usize = 8;
 
 const _: () = assert!(UNSHARED_TILE <= ROW_TILE);
@@ -158,10 +157,8 @@ pub(crate) struct Mixing<'a> {
     pub(crate) keys: usize,
 }
 
-/// Writes `outputs`, (positions, heads · head_dim).
-///
-/// `cache` returns a sequence's cache. `query` returns a position's query of one head, without its keys. `head` returns the terms
-/// of a head's scores.
+/// Writes `outputs`, (positions, heads · head_dim). `cache` returns a sequence's cache, `query` a position's query of one head,
+/// without its keys, `head` the terms of a head's scores.
 pub(crate) fn mix<'c, 'q, 'h>(
     Mixing { compute, layout, positions, keys }: &Mixing<'_>,
     cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
@@ -294,11 +291,11 @@ impl SelfAttention<'_> {
     }
 }
 
-// Cross-attention to a memory: the keys and values of an encoder's output, projected once and read by every position. Several sequences may share a memory, as the hypotheses of a beam do. Where their positions follow each other, the
-// memory's pages are read for all of them together.
+// Cross-attention to a memory: the keys and values of an encoder's output, projected once and read by every position.
+// Neighbouring positions of several sequences, as the hypotheses of a beam, read shared pages together.
 
-/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write`
-/// with the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C). Fails as `write` does.
+/// Projects the vectors of a memory, (vectors, C), with each layer's matrix, (2·I, C), to keys and values, (I) each, and passes
+/// them to `write` with the layer and the vector's index.
 pub fn project_memory<'a>(
     compute: &Compute,
     projections: impl Iterator<Item = (usize, &'a Linear)>,
@@ -418,10 +415,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Runs `x`, (positions, D), through all layers in place, and writes keys and values into the caches.
-    ///
-    /// The caches must have the positions reserved. Positions of one sequence come in rising order, without a gap after
-    /// the cache's end. Fails if a cache cannot be found or lacks reserved positions.
+    /// Runs `x`, (positions, D), through all layers in place, and writes keys and values into the caches, which have the
+    /// positions reserved. Positions of one sequence come in rising order, without a gap after the cache's end.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -468,7 +463,6 @@ impl Stack {
     }
 
     /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
-    /// Fails as [`KvCache::reserve`] does.
     pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
         cache.free_before(self.window.first_kept(cache.len()));
         cache.reserve(more)

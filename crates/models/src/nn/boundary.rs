@@ -1,7 +1,5 @@
-//! Boundary sources decide where segments end. A boundary at t means that the segment ends **with** symbol t.
-//!
-//! To add a source: its type, a variant of [`BoundaryConfig`] and of [`Boundaries`], and their arms. A source reads
-//! [`Evidence`], which a family provides in bulk and step alike, so a source is written once.
+//! Boundary sources decide where segments end. A boundary at t means that the segment ends **with** symbol t. A source reads
+//! [`Evidence`], which a family provides in bulk and step alike, so it is written once.
 
 use crate::nn::{Activation, ConfigError, Position, sized};
 use serde::Deserialize;
@@ -252,10 +250,8 @@ impl Whitespace {
     }
 }
 
-/// A boundary where the conditional entropy of a small entropy model spikes (Dynamic Token Pooling, §3.1.3, eq. 6).
-///
-/// H_t is the entropy of the entropy model's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of
-/// the k entropies before it, or all of them if there are fewer. Position 0 is always a boundary.
+/// A boundary where the conditional entropy of a small entropy model spikes (Dynamic Token Pooling, §3.1.3, eq. 6): H_t exceeds,
+/// strictly, each of the k entropies before it. Position 0 is always a boundary.
 pub struct Spikes {
     /// k ≥ 1
     pub window: usize,
@@ -269,11 +265,9 @@ impl Spikes {
     }
 }
 
-// A learned predictor on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3):
-// p = sigmoid(w₂·act(W₁·h + b₁) + b₂).
-//
-// The threshold mode sets a boundary if p > threshold, strictly, as the official code does for `unigram` and `entropy`. The
-// sampled mode sets one if u > 1 − p for uniform u. That is the rounded Gumbel-sigmoid of eq. 4; its temperature has no effect.
+// A learned predictor on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3): p = sigmoid(w₂·act(W₁·h + b₁) + b₂). The
+// threshold mode sets a boundary if p > threshold, strictly, as the official code does. The sampled mode sets one if u > 1 − p
+// for uniform u: the rounded Gumbel-sigmoid of eq. 4, whose temperature has no effect.
 
 /// Weights of the predictor.
 pub struct Learned {
@@ -320,11 +314,9 @@ impl Learned {
     }
 }
 
-// A learned predictor whose logit is a sum: b = Σ_j (W₂·relu(W₁·h))_j (Latent Segment Language Models, eq. 2).
-//
-// It has no biases. Loading folds the sum over j into W₂, so a symbol costs one matrix product and one dot product. A
-// boundary is sigmoid(b) ≥ threshold, tested on the logit: b = 0 with threshold ½ is a boundary. Weights are f32 for every
-// storage type of the model, because one changed boundary would change everything after it.
+// A learned predictor without biases whose logit is a sum: b = Σ_j (W₂·relu(W₁·h))_j (Latent Segment Language Models, eq. 2).
+// Loading folds the sum over j into W₂. A boundary is sigmoid(b) ≥ threshold, tested on the logit. Weights are f32 for every
+// storage type, because one changed boundary would change everything after it.
 
 /// Weights of the predictor.
 pub struct Summed {

@@ -1,13 +1,9 @@
 //! Encoder layers: each vector attends to all vectors of its block, or of the document, on both sides.
 //!
 //! Vectors in blocks go through a layer in one call, in place ([`EncoderStack::blocks`]). Where vectors attend to the whole
-//! document, by a softmax or by a hybrid of local heads and cheaper global ones, a layer has two halves. [`EncoderStack::project`]
-//! returns queries, keys and values of some vectors; when all keys are written, [`EncoderStack::finish`] takes the same vectors
-//! through the rest of the layer.
-//!
-//! A layer's [`EncoderAttention`] defines how its keys and values are stored and how queries read them. Vectors write keys and
-//! values one by one in the document's order. After [`EncoderAttention::finish_keys`], queries may come in any order: an output
-//! depends on what was written and on nothing else.
+//! document, a layer has two halves: [`EncoderStack::project`] returns queries, keys and values; when all keys are written in
+//! the document's order, [`EncoderStack::finish`] takes the vectors through the rest, in any order. A layer's
+//! [`EncoderAttention`] defines how keys and values are stored and read.
 
 use crate::nn::{
     Activation,
@@ -155,9 +151,8 @@ impl EncoderAttention<'_> {
         });
     }
 
-    /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape over a store of `count` keys.
-    ///
-    /// Queries, scaled in softmax heads, belong to the vectors from index `first` on. Panics if the lengths do not fit.
+    /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape, scaled in softmax heads, over a
+    /// store of `count` keys. Queries belong to the vectors from index `first` on. Panics if the lengths do not fit.
     pub fn attend(
         &self,
         compute: &Compute,
@@ -225,11 +220,9 @@ impl EncoderAttention<'_> {
     }
 }
 
-// Efficient attention (Shen et al. 2021, §3.2): a softmax over the numbers of each query, and a softmax over all keys for each
-// of their numbers. Keys and values reduce to one matrix, (head_dim, head_dim), however many there are.
-//
-// A head's store holds, for each number of a key, the largest value seen and the sum of exponentials, (head_dim) each, and
-// then the matrix. Neither queries nor keys are scaled, as published.
+// Efficient attention (Shen et al. 2021, §3.2): a softmax over the numbers of each query, and one over all keys for each of
+// their numbers. A head's store holds, for each number of a key, the largest value seen and the sum of exponentials, (head_dim)
+// each, and then the matrix that keys and values reduce to, (head_dim, head_dim). Nothing is scaled, as published.
 
 fn floats(dim: usize) -> usize {
     dim * (dim + 2)
@@ -284,14 +277,12 @@ fn attend(store: &[f32], query: &[f32], out: &mut [f32]) {
 
 // Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020, §2).
 //
-// Queries and keys are the same vectors; keys are normalized to length one. Each round of random rotations assigns vectors to
-// buckets, sorts them by bucket and index, and cuts the order into chunks. In each round a vector attends to its own chunk and
-// the one before. A key that several rounds select counts that often, and all rounds share one softmax. A vector attends to
-// itself only if no other key is selected.
+// Queries and keys are the same vectors; keys are normalized to length one. Each round of random rotations sorts the vectors by
+// bucket and index, and cuts the order into chunks; a vector attends to its own chunk and the one before. All rounds share one
+// softmax. A vector attends to itself only if no other key is selected.
 //
-// A head's store: keys and values, (capacity, head_dim) each; for each round the order, (capacity), which lists the vectors'
-// indices; for each round the ranks, (capacity), which hold each vector's place in the order, and its bucket until
-// `finish`. Indices are below 2²⁴, so floats hold them exactly.
+// A head's store: keys and values, (capacity, head_dim) each; for each round the order, (capacity), and the ranks, (capacity),
+// which hold each vector's place in it, and its bucket until `finish`. Indices are below 2²⁴, so floats hold them exactly.
 
 /// Added to the mean square before the square root by which keys are divided.
 const EPSILON: f32 = 1e-6;
@@ -471,8 +462,8 @@ impl EncoderStack {
         self.finish(compute, layer, x, work);
     }
 
-    /// Appends to `mass`, for each vector of the layer that [`blocks`](Self::blocks) ran last, the attention weight that its key
-    /// received from all queries of its block, summed over heads.
+    /// Appends to `mass` the attention weight that each key received from all queries of its block, summed over heads, in the
+    /// layer that [`blocks`](Self::blocks) ran last.
     pub fn block_mass(&self, compute: &Compute, block: usize, work: &EncoderWork, mass: &mut Vec<f32>) {
         let inner = self.heads * self.head_dim;
         let layout = self.store(block);

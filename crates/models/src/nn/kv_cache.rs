@@ -1,9 +1,6 @@
-//! Keys and values of one stack for one sequence, in pages; optionally also the stack's output at each position.
-//!
-//! The state is a list of pages and a length. A fork clones references to pages, a rollback shortens the list, and a write to a
-//! shared page copies it first. Pages that a window has left behind are freed from the front, so a cache can also start at any
-//! position. Pooling reads the outputs at full resolution and upsampling reads those of segments, so neither needs running sums
-//! that a rollback would have to restore.
+//! Keys and values of one stack for one sequence, in pages; optionally also the stack's output at each position. A fork clones
+//! references to pages, a rollback shortens the list, and a write to a shared page copies it first. Pages that a window has left
+//! behind are freed from the front.
 
 use std::sync::Arc;
 use weir_kernels::{
@@ -110,8 +107,7 @@ impl KvCache {
         !self.len.is_multiple_of(POSITIONS) && page.is_some_and(Page::is_shared)
     }
 
-    /// Reserves pages for `more` positions, so that writing them cannot run out of memory. Fails with
-    /// [`Error::OutOfPages`]; the cache is then unchanged.
+    /// Reserves pages for `more` positions, so that writing them cannot fail. On failure, the cache is unchanged.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let page_exists = self.freed + self.pages.len() > self.len / POSITIONS;
         if more > 0 && page_exists && !self.len.is_multiple_of(POSITIONS) {
@@ -136,8 +132,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Writes a running sum of outputs at a reserved position: `output` plus the sum at the position before if `continues`,
-    /// else `output` alone. Fails at other positions, or if the page of the one before is freed.
+    /// Writes a running sum of outputs at a reserved position: `output` plus the sum before it if `continues`.
     pub fn add_output(&mut self, position: usize, output: &[f32], continues: bool) -> Result<()> {
         let offset = self.output_offset(position);
         let len = size_of_val(output);

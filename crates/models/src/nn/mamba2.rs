@@ -1,8 +1,6 @@
 //! The Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): a gated state space recurrence with a short convolution before it.
-//!
 //! Read from state-spaces/mamba at commit a6a1dae, `mamba_ssm/modules/mamba2.py`, with one group of B and C, biases only in the
-//! convolution, and the gate before the norm. Positions of a sequence run one after another, so a prefill and single steps
-//! give the same bits. A [`HybridStack`] has such mixers and attention.
+//! convolution, and the gate before the norm. A [`HybridStack`] has such mixers and attention.
 
 use crate::nn::{
     Position,
@@ -79,8 +77,7 @@ pub struct Mamba2Work {
 }
 
 impl Mamba2 {
-    /// Returns the numbers of one sequence's state: the last W − 1 inputs of the convolution, (W − 1, C), then the recurrent
-    /// state, (H, N, 64).
+    /// Returns the numbers of one sequence's state: convolution inputs, (W − 1, C), then the recurrent state, (H, N, 64).
     pub fn state_len(&self) -> usize {
         self.history_len() + self.rates.len() * self.columns() * HEAD
     }
@@ -102,8 +99,7 @@ impl Mamba2 {
         (self.taps.count() - 1) * self.channels()
     }
 
-    /// Writes the mixer's output for `x`, (positions, D), to `out`, (positions, D), and advances the states, which begin at
-    /// `offset` in each run's memory.
+    /// Writes the mixer's output for `x`, (positions, D), to `out`, (positions, D), and advances the states at `offset`.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -183,8 +179,7 @@ fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-// A recurrent state cannot be rewound. A copy shares the page until one of both is written, so a snapshot costs memory only
-// when the sequence goes on.
+// A recurrent state cannot be rewound; a copy shares the page until one of both is written, so snapshots are cheap.
 
 /// One sequence's states of the recurrent layers of a stack.
 #[derive(Clone)]
@@ -217,8 +212,7 @@ impl RecurrentMemory {
         if self.page.as_ref().is_some_and(|page| !page.is_shared()) { 0 } else { self.bytes }
     }
 
-    /// Moves the page out for writing: allocated and zeroed if there is none, copied if it is shared. Returns `None` in a stack
-    /// without recurrent layers. Fails with [`Error::OutOfPages`].
+    /// Moves the page out for writing: zeroed if new, copied if shared. `None` in a stack without recurrent layers.
     pub fn take(&mut self) -> Result<Option<Page>> {
         if self.bytes == 0 {
             return Ok(None);
@@ -259,10 +253,8 @@ pub fn recurrent_numbers(page: &mut Option<Page>) -> Result<&mut [f32], Error> {
     }
 }
 
-// A stack of pre-norm layers, each with a Mamba-2 mixer or self-attention, and optionally a gated feed-forward (SwiGLU).
-//
-// x += mixer(rms(x)); x += down(up(rms(x)) · silu(gate(rms(x)))); one more norm after the last layer. The residual stream is
-// f32. One pass takes any mixture of positions, as in `attention`, and a position's arithmetic is the same in all of them.
+// A stack of pre-norm layers, each with a Mamba-2 mixer or self-attention, and optionally a gated feed-forward (SwiGLU): x +=
+// mixer(rms(x)); x += down(up(rms(x)) · silu(gate(rms(x)))); one more norm after the last layer. The residual stream is f32.
 
 /// Layers that share a cache and a recurrent memory.
 pub struct HybridStack {
@@ -328,11 +320,8 @@ impl HybridStack {
         self.layers.iter().map(HybridLayer::recurrent_numbers).sum()
     }
 
-    /// Runs `x`, (positions, D), through all layers in place; writes keys and values into the caches and advances the recurrent
-    /// states.
-    ///
-    /// The caches must have the positions reserved. Positions of one sequence are consecutive, without a gap after the
-    /// cache's end, and form one of `runs`. Fails if a cache cannot be found or lacks reserved positions.
+    /// Runs `x`, (positions, D), through all layers in place; writes keys and values into the caches, which have the positions
+    /// reserved, and advances the recurrent states. Positions of one sequence are consecutive and form one of `runs`.
     pub fn forward(
         &self,
         compute: &Compute,

@@ -1,9 +1,5 @@
 //! Building blocks of models. Each takes `&self`, buffers in and out, and state of its own; none depends on a model family.
-//!
-//! Reading order: [`kv_cache`] (keys and values of one stack), [`attention`] (layers), [`position`], [`window`], [`boundary`],
-//! [`pooling`]; [`encoder`], [`topk`] (pooling of a document's vectors); [`t5`] (T5's layers, in encoders and decoders); [`mamba2`].
-//!
-//! Shapes: buffers are row-major. (positions, D) has one row of width D for each [`Position`] of a step.
+//! Buffers are row-major: (positions, D) has one row of width D for each [`Position`] of a step.
 
 pub mod attention;
 pub mod boundary;

@@ -1,6 +1,4 @@
-//! Pooling of a segment: its symbols' hidden vectors become one vector.
-//!
-//! To add a pooling: a variant of [`Pooling`], its arms, and its function.
+//! Pooling of a segment's vectors into one; the attention resolution of a stack; the router of dynamic chunking.
 
 use crate::nn::sized;
 use serde::Deserialize;
@@ -73,11 +71,9 @@ pub fn mean_of_sum(sum: &[f32], count: usize, out: &mut [f32]) {
     }
 }
 
-// Attention resolution (LeX, Sun et al. 2023, §3.1 and §4.3): how well a stack's scores distinguish near from far.
-//
-// Every attention score contributes to the mean `s[n]` of its layer and distance, over heads, queries and texts (eq. 13). From
-// these means `R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ e^s[n])²` (eq. 4), over the distances that have a next one.
-// Distances that a window hides have no score and do not count.
+// Attention resolution (LeX, Sun et al. 2023, §3.1 and §4.3): how well a stack's scores distinguish near from far. From the mean
+// score `s[n]` of each layer and distance, over heads, queries and texts (eq. 13), `R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ
+// e^s[n])²` (eq. 4), over the distances that have a next one. Distances that a window hides do not count.
 
 /// Mean scores of a stack's layers by distance.
 #[derive(Debug, Clone, Default)]
@@ -137,11 +133,9 @@ pub fn resolution(scores: &[f64]) -> f64 {
     if total > 0.0 { gaps / (total * total) } else { 0.0 }
 }
 
-// The router of dynamic chunking (Hwang, Wang, Gu 2025, arXiv 2507.07955): a chunk begins where a vector is unlike the one
-// before it.
-//
-// Read from goombalab/hnet at commit 3673fe1, `hnet/modules/dc.py`. The probability of a boundary at position t is
-// (1 − cos(q of t−1, k of t)) / 2. The first position of a sequence always begins a chunk.
+// The router of dynamic chunking (Hwang, Wang, Gu 2025, arXiv 2507.07955), read from goombalab/hnet at commit 3673fe1,
+// `hnet/modules/dc.py`. The probability of a boundary at position t is (1 − cos(q of t−1, k of t)) / 2. The first position of a
+// sequence always begins a chunk.
 
 /// Minimum norm in the denominator of the cosine.
 const MIN_NORM: f64 = 1e-12;
@@ -185,8 +179,7 @@ impl Router {
     }
 }
 
-/// Returns the probability that a chunk begins at the step's position `row`. `previous` is the query of the position before,
-/// (D), or empty at the start of a sequence.
+/// Returns the probability that a chunk begins at `row`; `previous` is the query before it, (D), or empty at the start.
 pub fn boundary_probability(work: &RouterWork, row: usize, previous: &[f32]) -> f32 {
     if previous.is_empty() {
         return 1.0;

@@ -314,16 +314,14 @@ impl Absolute {
     }
 }
 
-/// Returns the published slopes: 2^(−8k/H) for k = 1 … H if H is a power of two. Otherwise the slopes of the power of two below
-/// H, then every other slope of the power of two above it.
+/// Returns the published slopes: 2^(−8k/H) for k = 1 … H if H is a power of two, else interpolated ones.
 pub fn slopes(heads: usize) -> Vec<f32> {
     let powers = |heads: usize| (1..=heads).map(move |k| (-8.0 * k as f64 / heads as f64).exp2() as f32);
     let below = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
     powers(below).chain(powers(2 * below).step_by(2)).take(heads).collect()
 }
 
-// T5's buckets (Raffel et al. 2020, §2.1): a learned number for each head and bucket of distances, added to the score. Buckets
-// grow with the distance. All distances from a maximum on share the last bucket, so sequences have no maximum length.
+// T5's buckets (Raffel et al. 2020, §2.1): a learned number for each head and bucket of distances, added to the score.
 
 /// Mapping of distances to buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -371,8 +369,7 @@ impl Buckets {
         self.max_distance.saturating_mul(2).saturating_add(1).saturating_mul(heads)
     }
 
-    /// Returns each head's number for each distance from −`max_distance` (earlier keys) to `max_distance` (later keys), from the
-    /// learned `bias`, (count, heads). The buckets must be bidirectional.
+    /// Returns each head's number for each distance from −`max_distance` (earlier keys) on, from the learned (count, heads).
     pub fn two_sided_tables(self, bias: &[f32]) -> Vec<Vec<f32>> {
         let heads = bias.len() / self.count;
         let number = |head: usize, bucket: usize| bias[bucket * heads + head];
@@ -392,13 +389,10 @@ impl Buckets {
     }
 }
 
-// Rotary positions (Su et al. 2021) and xPos (LeX, Sun et al. 2023, §3.2): keys and queries are rotated by their position.
-//
-// Pairs of neighbouring numbers rotate by n·θ_m, θ_m = 10000^(−m/(h/2)). xPos also scales them, queries by ζ_m^(n/B) and
-// keys by its inverse, ζ_m = (2m + γh)/((1 + γ)h), so that a score decays with the distance. A key is rotated once, by its
-// offset in its block of positions, and stored in that form. A query is rotated for each block that it attends to, by its
-// distance from that block's start. No number depends on the distance from the sequence's start, and no stored key is ever
-// rotated again.
+// Rotary positions (Su et al. 2021) and xPos (LeX, Sun et al. 2023, §3.2). Pairs of neighbouring numbers rotate by n·θ_m, θ_m =
+// 10000^(−m/(h/2)). xPos also scales queries by ζ_m^(n/B) and keys by its inverse, ζ_m = (2m + γh)/((1 + γ)h). A key is rotated
+// once, by its offset in its block of positions, and a query for each block that it attends to, by its distance from that
+// block's start: no number depends on the distance from the sequence's start, and no stored key is ever rotated again.
 
 /// γ of the xPos paper.
 const GAMMA: f64 = 0.4;
@@ -429,8 +423,7 @@ pub fn max_distance(dim: usize, scale_base: f64) -> usize {
 }
 
 impl Rotary {
-    /// Creates tables for heads of `dim` numbers and sequences of at most `positions`. A position attends to at most `max_keys`
-    /// keys, if limited. `scale_base` is B of xPos, or `None` without scales.
+    /// Creates tables for heads of `dim` numbers and sequences of at most `positions`. `scale_base` is xPos's B.
     pub fn new(dim: usize, scale_base: Option<f64>, max_keys: Option<usize>, positions: usize) -> Self {
         let whole_pages = |positions: usize| positions.max(1).next_multiple_of(POSITIONS);
         // Within B positions the scales stay near one, which short dtypes store more exactly.
@@ -463,8 +456,7 @@ impl Rotary {
         self.queries.rotate(distance, heads);
     }
 
-    /// Rotates keys in place, and each query into its variants, (variants, heads, head_dim), starting with that for its own block.
-    /// `first_key` returns the first position that a position attends to.
+    /// Rotates keys in place, and each query into its variants, (variants, heads, head_dim), its own block's first.
     fn prepare(
         &self,
         layout: &PageLayout,
@@ -535,11 +527,9 @@ impl RotationTable {
     }
 }
 
-// Relative positions of Transformer-XL (Dai et al. 2019, §3.3), as Dynamic Token Pooling uses them.
-//
-// score(i, j) = ((q_i + u)·k_j + (q_i + v)·R_{i−j}) / √h with R_d = W·p(d), p(d) = [sin(d·f), cos(d·f)], sines first.
-// All layers of all stacks share u and v; each layer has its own W. R depends on weights only, so one table per layer serves
-// every sequence, and keys carry no position.
+// Relative positions of Transformer-XL (Dai et al. 2019, §3.3), as Dynamic Token Pooling uses them: score(i, j) = ((q_i + u)·k_j
+// + (q_i + v)·R_{i−j}) / √h with R_d = W·p(d), p(d) = [sin(d·f), cos(d·f)], sines first. All layers of all stacks share u and v;
+// each layer has its own W, and so one table of R.
 
 /// Bytes that the tables of a stack map at a time.
 const ARENA: usize = 2 << 20;
@@ -567,8 +557,7 @@ struct LayerDistances {
 }
 
 impl TransformerXl {
-    /// Creates the scheme from the layers' projections; distances are below `positions`. Projections are f32 for every
-    /// storage type, because each table is computed only once.
+    /// Creates the scheme from the layers' projections, which are f32 for every storage type; distances are below `positions`.
     pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &PageLayout, positions: usize) -> Self {
         let arena = Arc::new(Arena::new(ARENA));
         let table = || DistanceTable::new(layout.dtype, layout.heads, layout.head_dim, positions, arena.clone());

@@ -1,11 +1,7 @@
-//! The layers of T5 (Raffel et al. 2020, v1.0 and v1.1), in encoders and decoders.
-//!
-//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += feed-forward(rms(x)); one more norm after the last
-//! layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned number for
-//! each bucket of distances.
-//!
-//! A [`T5Stack`] is causal and caches its keys: decoders, and encoders that were made causal. A pass takes any mixture of positions,
-//! as in [`attention`]. A [`T5Encoder`] looks both ways.
+//! The layers of T5 (Raffel et al. 2020, v1.0 and v1.1), in encoders and decoders: x += attention(rms(x)); in a decoder x +=
+//! attention(rms(x), memory); x += feed-forward(rms(x)); one more norm after the last layer. There are no biases, and scores are
+//! unscaled with a learned number for each bucket of distances. A [`T5Stack`] is causal and caches its keys; a [`T5Encoder`]
+//! looks both ways.
 
 use crate::nn::{
     Activation, Position,
@@ -138,11 +134,8 @@ struct T5Pass<'a, C> {
 }
 
 impl T5Stack {
-    /// Runs `x` through all layers in place, and writes keys and values into the caches.
-    ///
-    /// `x` is (positions, D), or of the width that the first layer takes. The caches must have the positions reserved.
-    /// Positions of one sequence come in rising order, without a gap after the cache's end. Fails if a cache cannot be found
-    /// or lacks reserved positions.
+    /// Runs `x`, (positions, D) or of the width that the first layer takes, through all layers in place, and writes keys and
+    /// values into the caches, which have the positions reserved. Positions of one sequence come in rising order, without a gap.
     pub fn forward<C: Caches>(
         &self,
         compute: &Compute,
@@ -267,13 +260,9 @@ fn cross_attention<C: Caches>(
 }
 
 // T5 layers that look both ways: over the whole document, or over a band with or without global tokens (LongT5).
-//
-// A layer has two halves. `T5Encoder::project` returns queries, keys and values of some vectors. When all keys are written,
-// `T5Encoder::attend` and `T5Encoder::finish` take the same vectors through the rest of the layer. A vector's result depends
-// on the keys that it attends to and on nothing else.
-//
-// Global tokens (Guo et al. 2022, "transient global"): the normed vectors of each group are summed, normed again and projected
-// with the layer's own matrices. Every vector attends to them in addition to its band, in one softmax.
+// `T5Encoder::project` returns queries, keys and values; when all keys are written, `attend` and `finish` take the vectors
+// through the rest. Global tokens (Guo et al. 2022, "transient global"): the normed vectors of each group are summed, normed
+// again and projected; every vector attends to them in addition to its band, in one softmax.
 
 /// Layers of an encoder. D = width, I = heads · head_dim.
 pub struct T5Encoder {
@@ -354,8 +343,7 @@ impl T5Encoder {
         count * (products + 2 * keys * self.heads * self.head_dim)
     }
 
-    /// Writes the queries of `x`, (vectors, D), to `work.queries`, and passes each vector's index, keys and values, (I) each, to
-    /// `write`.
+    /// Writes the queries of `x`, (vectors, D), to `work.queries`, and passes index, keys and values, (I) each, to `write`.
     pub fn project(
         &self,
         compute: &Compute,
@@ -405,8 +393,7 @@ impl T5Encoder {
         }
     }
 
-    /// Computes the attention of `queries`, (vectors, I), which belong to the vectors from index `first` on.
-    /// [`finish`](Self::finish) takes the result.
+    /// Computes the attention of `queries`, (vectors, I), from index `first` on, for [`finish`](Self::finish).
     pub fn attend(
         &self,
         compute: &Compute,

@@ -69,8 +69,7 @@ pub struct PooledVectors {
     pub vectors: PagedVectors,
     /// Scores of the vectors, (k); empty if the pooling uses no scores.
     pub scores: Vec<f32>,
-    /// Input position of each vector's winner, (k); empty if the pooling uses no scores. The winner had the better score in
-    /// every round that mixed inputs into the vector.
+    /// Input position of each vector's winner in every round, (k); empty if the pooling uses no scores.
     pub winners: Vec<usize>,
 }
 
@@ -169,13 +168,10 @@ impl WindowPooler {
     }
 }
 
-// Successive halving top-k (arXiv 2009.05169, §3 and appendix B), as the published code computes it.
-//
-// Each round sorts the vectors by score and pairs the better half with the other, the best with the worst. Each pair becomes
-// one vector and one score: means weighted by w = softmax(20^v). The weights depend on the difference and the level of the
-// scores: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
+// Successive halving top-k (arXiv 2009.05169, §3 and appendix B), as the published code computes it. Each round sorts the
+// vectors by score and pairs the better half with the other. Each pair becomes one vector and one score: means weighted by w =
+// softmax(20^v). 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
 
-/// Base of the weights in the published code.
 const BASE: f64 = 20.0;
 
 /// Added to every score; also the score of zero vectors that pad the input.
@@ -191,11 +187,8 @@ pub struct Halving {
 }
 
 impl Halving {
-    /// Creates a pooling from `from` vectors to `to`.
-    ///
-    /// `flip_right`: true if the best vector is paired with the worst, false if with the best of the worse half.
-    /// `sort_back`: true if a round's vectors return to the order of each pair's better vector. The error is the rule that
-    /// the two lengths break.
+    /// Creates a pooling from `from` vectors to `to`. `flip_right` pairs the best vector with the worst, not with the best of
+    /// the worse half; `sort_back` returns a round's vectors to the order of each pair's better vector.
     pub fn new(from: usize, to: usize, flip_right: bool, sort_back: bool) -> Result<Self, String> {
         match to {
             0 => Err("at least 1".into()),

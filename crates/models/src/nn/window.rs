@@ -1,7 +1,5 @@
-//! Attention windows: which earlier positions a position attends to.
-//!
-//! A stack asks its window for the first key of each position, and a cache asks it which keys no later position needs. The
-//! cache of a windowed stack never holds more than a window, a chunk of new positions and some slack.
+//! Attention windows: which earlier positions a position attends to. The cache of a windowed stack never holds more than a
+//! window, a chunk of new positions and some slack.
 
 use crate::nn::ConfigError;
 use serde::Deserialize;
@@ -26,8 +24,7 @@ pub enum Window {
     },
 }
 
-/// Symbols that a rollback can always remove, counted from the furthest position reached. Keys behind a window stay until the
-/// window has moved this much further, so a rollback may cross a block's edge.
+/// Symbols that a rollback can always remove: keys stay until the window has moved this much further.
 pub const ROLLBACK: usize = POSITIONS;
 
 /// Positions of a sequence that a windowed stack takes at a time; all of them hold keys during the pass.
@@ -74,8 +71,7 @@ impl Window {
         }
     }
 
-    /// Returns how many keys a position attends to at least, unless the sequence is shorter; `None` if unlimited. A cache holds that
-    /// many positions up to the next one, also after a rollback.
+    /// Returns how many keys a position attends to at least, and a cache holds; `None` if unlimited.
     pub fn min_keys(self) -> Option<usize> {
         match self {
             Self::Full => None,

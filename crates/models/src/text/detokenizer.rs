@@ -1,6 +1,4 @@
-//! Decodes symbols to text one at a time, while they are generated.
-//!
-//! The concatenation of all pieces equals [`Vocabulary::decode`] of all symbols. No piece splits a code point.
+//! Decodes symbols to text one at a time. All pieces together equal [`Vocabulary::decode`]; none splits a code point.
 
 use crate::text::{Vocabulary, subwords::DecodeState};
 use std::sync::Arc;
@@ -46,8 +44,7 @@ impl StreamDetokenizer {
         stream
     }
 
-    /// Decodes the next symbol and returns the text that it completes: usually one character, and an empty string in the
-    /// middle of a code point. An invalid byte becomes U+FFFD as soon as it is recognised as invalid.
+    /// Decodes the next symbol and returns the text that it completes, possibly none. An invalid byte becomes U+FFFD at once.
     pub fn push(&mut self, id: u32) -> &str {
         self.piece.clear();
         if self.vocabulary.is_subword() {
@@ -69,8 +66,7 @@ impl StreamDetokenizer {
         &self.piece
     }
 
-    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of the symbol's text. For
-    /// an end byte `cut` is 0.
+    /// Decodes the next symbol as [`push`](Self::push) does. With `cut`, the text ends after that many bytes of it.
     pub fn push_symbol(&mut self, id: u32, cut: Option<usize>) -> &str {
         if cut == Some(0) {
             // the text ends before the symbol, so a code point that is unfinished here stays unfinished

@@ -1,7 +1,5 @@
-//! Normalises prompts in the way that the training text was normalised.
-//!
-//! Each character is rewritten independently of the others. The work is therefore linear, and every character of the
-//! normalised text can be traced to its offset in the input.
+//! Normalises prompts as the training text was normalised. Each character is rewritten independently of the others, so the work
+//! is linear, and every character of the result has an offset in the input.
 
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, ops::ControlFlow};
@@ -13,8 +11,8 @@ use unicode_normalization::char::{decompose_compatible, is_combining_mark};
 pub enum TextNormaliser {
     /// Leaves the text as it is.
     None,
-    /// Lower case, digits spelled out one by one, accents folded (NFKD), every other character replaced with a space, runs
-    /// of spaces collapsed: 27 symbols. Leading and trailing spaces stay. A spelled-out digit has a space on each side.
+    /// Lower case, digits spelled out one by one, accents folded (NFKD), all else spaces, of which no two follow each other: 27
+    /// symbols. Leading and trailing spaces stay.
     Text8,
 }
 
@@ -24,7 +22,6 @@ pub const MAX_EXPANSION: usize = 14;
 const DIGITS: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
 
 impl TextNormaliser {
-    /// All normalisers.
     const ALL: [Self; 2] = [Self::None, Self::Text8];
 
     /// Returns the normaliser with this [name](Self::name).
@@ -83,8 +80,7 @@ impl TextNormaliser {
         text.chars().count() - unchanged
     }
 
-    /// Calls `emit` for each character of the normalised text, until `emit` returns `Break`. The second argument is the
-    /// offset, in characters, of the character in `text` that it comes from.
+    /// Calls `emit` for each character of the normalised text and its character offset in `text`, until `Break`.
     pub(super) fn for_each(self, text: &str, emit: impl FnMut(char, usize) -> ControlFlow<()>) {
         self.for_each_after(None, text, emit);
     }
@@ -134,7 +130,6 @@ fn text8_part(part: char, emit: &mut impl FnMut(char)) {
     }
 }
 
-/// Returns true if `text` is already normalised as text8.
 fn is_text8(text: &str) -> bool {
     let mut before = b'a';
     text.bytes().all(|byte| {

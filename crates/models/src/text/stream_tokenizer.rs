@@ -1,12 +1,9 @@
-//! Encodes a text that arrives in chunks to tokens, with the bytes of each token.
+//! Encodes a text that arrives in chunks to tokens, with the bytes of each token. The tokens are those of the complete text,
+//! wherever the chunks end.
 //!
-//! The tokens are those of the complete text, wherever the chunks end. Characters and bytes are encoded at once. Subwords
-//! are encoded word by word: the text is split only at *safe points*, before a space that follows a letter, a digit or a
-//! printable ASCII character. Text after the last safe point is held back until the next one, or the end.
-//!
-//! The text on one side of a safe point cannot affect the tokens on the other. The tokenizer splits there
-//! ([`subwords`](super::subwords) accepts no other tokenizer), and no normaliser joins a space to such a character. At most
-//! one word and the spaces before it are held, limited to [`WORD_BYTES`]. A longer word is an error, or truncates the text.
+//! Characters and bytes are encoded at once. Subwords are encoded word by word: the text is split only at *safe points*, before
+//! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
+//! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
 use crate::text::{StreamDetokenizer, Subword, TextNormaliser, Vocabulary};
 use std::{ops::ControlFlow, sync::Arc};
@@ -82,8 +79,7 @@ impl StreamTokenizer {
         Self { truncate, ..self }
     }
 
-    /// Sets a text that precedes the first chunk, such as an instruction. Its tokens count towards the limit. Offsets count from
-    /// the end of this text; its tokens have no bytes.
+    /// Sets a text that precedes the first chunk. Its tokens count towards the limit, but have no bytes.
     pub fn with_prefix(self, prefix: &str) -> Self {
         Self { prefix: prefix.to_owned(), prefix_bytes: prefix.len() as u64, ..self }
     }
@@ -94,7 +90,6 @@ impl StreamTokenizer {
         (self.bytes + self.held.len() as u64).saturating_sub(before)
     }
 
-    /// Returns the offset of byte `byte` after the prefix.
     fn offset(&self, byte: usize) -> u64 {
         (self.bytes + byte as u64).saturating_sub(self.prefix_bytes)
     }
@@ -107,10 +102,8 @@ impl StreamTokenizer {
         Ok(())
     }
 
-    /// Encodes the next chunk and appends the tokens that no later chunk can change. Chunks after
-    /// [`LimitStatus::Exceeded`] are ignored. Fails with [`Error::UnknownSymbol`] at a character that the vocabulary
-    /// cannot encode, with its offset in the complete text. Fails with [`Error::LongerThan`] at a word above
-    /// [`WORD_BYTES`] bytes, unless the text may be truncated there.
+    /// Encodes the next chunk and appends the tokens that no later chunk can change. Fails at a character that the vocabulary
+    /// cannot encode, and at a word above [`WORD_BYTES`] bytes, unless the text may be truncated there.
     pub fn push(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
         self.push_prefix(tokens)?;
         if self.status == LimitStatus::Exceeded {
@@ -154,7 +147,6 @@ impl StreamTokenizer {
         Ok(self.status)
     }
 
-    /// Encodes the first `end` bytes of the held text.
     fn encode_held(&mut self, end: usize, tokens: &mut Vec<TokenSpan>) -> Result<()> {
         let field = self.field;
         let Some(tokenizer) = self.vocabulary.tokenizer() else {
@@ -179,7 +171,6 @@ impl StreamTokenizer {
         Ok(())
     }
 
-    /// Encodes a chunk into characters or bytes.
     fn encode_characters(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<()> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let mut characters = chunk.char_indices().enumerate().peekable();

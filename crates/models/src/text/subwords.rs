@@ -1,7 +1,5 @@
-//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format.
-//!
-//! Special tokens are never encoded from text: a text that spells out `</s>` stays text. A document is encoded while it arrives,
-//! so its tokenizer must encode each word independently. A prompt is encoded as a whole, by any tokenizer.
+//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format. Special tokens are
+//! never encoded from text. A document's tokenizer must encode each word independently; a prompt is encoded as a whole.
 
 use crate::text::VocabularyError;
 use regex::RegexBuilder;
@@ -26,7 +24,6 @@ pub struct SubwordTokenizer {
     specials: HashSet<u32>,
     /// Id that replaces text for which the tokenizer has no piece.
     unknown: Option<u32>,
-    /// Contents of the file.
     json: String,
     /// The bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
     byte_pieces: Option<BytePieces>,
@@ -64,14 +61,12 @@ impl std::fmt::Debug for SubwordTokenizer {
 }
 
 impl SubwordTokenizer {
-    /// Parses the `tokenizer.json` of a model that reads documents. Fails if the library rejects the file, the tokenizer does not
-    /// encode words independently, or a regular expression may take more than linear time.
+    /// Parses the `tokenizer.json` of a model that reads documents, which must encode words independently, in linear time.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
         Self::parse_checked(json, check_word_by_word)
     }
 
-    /// Parses the `tokenizer.json` of a model that continues prompts. Fails if the library rejects the file, the merges are random
-    /// (dropout), or a regular expression may take more than linear time.
+    /// Parses the `tokenizer.json` of a model that continues prompts, without dropout and slow regular expressions.
     pub fn parse_for_prompts(json: &[u8]) -> Result<Self, VocabularyError> {
         Self::parse_checked(json, check_dropout)
     }
@@ -150,8 +145,7 @@ impl SubwordTokenizer {
         &self.json
     }
 
-    /// Encodes a text. Fails with the library's message if the tokenizer has neither a piece nor an unknown token for a
-    /// part of `text`.
+    /// Encodes a text. Fails if the tokenizer has neither a piece nor an unknown token for a part of it.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
         let encoding = library(|| self.tokenizer.encode(text, false))?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
@@ -235,10 +229,8 @@ pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
     ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
 
-// Bytes of the pieces of a byte-level tokenizer (GPT-2 and its successors).
-//
-// Such a tokenizer spells each byte as one printable character. Its decoder maps the characters of all pieces back and reads the
-// bytes as UTF-8. The bytes of a piece do not depend on other pieces, so a text can be decoded piece by piece.
+// Bytes of the pieces of a byte-level tokenizer (GPT-2 and its successors), which spells each byte as one printable character.
+// They do not depend on other pieces, so a text can be decoded piece by piece.
 
 /// Bytes of all pieces.
 pub(super) struct BytePieces {
@@ -296,11 +288,8 @@ fn byte_of(character: char) -> Option<u8> {
     }
 }
 
-// Checks that a tokenizer encodes each word independently of the others, and that its patterns are matched in linear time.
-//
-// `StreamTokenizer` encodes a text word by word while it still arrives. That is only correct if
-// the pre-tokenizer splits before or at every space, the merges are not random (no dropout), the normaliser rewrites
-// characters in place, and no added token reaches over a space.
+// Checks that a tokenizer encodes each word independently of the others: it splits before or at every space, without dropout,
+// its normaliser rewrites characters in place, and no added token reaches over a space. Also checks its patterns.
 
 /// Regular expression for whitespace other than the space, as Python defines it.
 pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
@@ -321,10 +310,9 @@ const COMPILED_BYTES: usize = 1 << 20;
 /// Parts of a `tokenizer.json` that may contain regular expressions.
 const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
 
-/// Checks the regular expressions of a `tokenizer.json`, which its author chooses and every request runs. The tokenizer's engine
-/// (fancy-regex) backtracks, in exponential time at worst, for look-around, word boundaries, backreferences, and atomic or
-/// possessive groups. It matches all other patterns in linear time, and [`SPACES_BEFORE_WORD`] too. The error names the first
-/// pattern that is not allowed.
+/// Checks the regular expressions of a `tokenizer.json`, which every request runs. The tokenizer's engine (fancy-regex)
+/// backtracks for look-around, word boundaries, backreferences, and atomic or possessive groups, in exponential time at worst;
+/// only [`SPACES_BEFORE_WORD`] of these is allowed.
 pub(super) fn check_patterns(json: &Value) -> Result<(), VocabularyError> {
     PATTERN_PARTS.into_iter().try_for_each(|part| check_patterns_in(part, &json[part]))
 }
@@ -356,8 +344,7 @@ fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
         let expected = format!("a pattern of at most {PATTERN_BYTES} bytes");
         return Err(VocabularyError::new(key, expected, format!("{} bytes", pattern.len())));
     }
-    // These crates accept only patterns that are matched in linear time. The tokenizer's engine passes all of them to the crate
-    // `regex`, except for word boundaries.
+    // These crates accept only patterns that are matched in linear time; the tokenizer's engine passes these to `regex`.
     let is_easy = |pattern: &str| {
         let parsed = regex_syntax::parse(pattern).ok();
         parsed.is_some_and(|parsed| !parsed.properties().look_set().contains_word())
@@ -380,8 +367,8 @@ fn check_pattern(key: &str, pattern: &str) -> Result<(), VocabularyError> {
     Ok(())
 }
 
-/// Checks the templates of a post-processor, as the library writes it at `key`. For each text the library looks up the special
-/// tokens of a template. It panics if one is missing, or if the template for a single text names a second text.
+/// Checks the templates of a post-processor at `key`: the library panics if a special token is missing, or if the template for a
+/// single text names a second text.
 pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), VocabularyError> {
     if let Some(members) = processor["processors"].as_array() {
         return members
@@ -413,8 +400,7 @@ pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), Vocabu
     Ok(())
 }
 
-/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first key
-/// whose value makes the encoding of one word depend on another.
+/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first bad key.
 pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
     let kind = |value: &Value| value["type"].as_str().unwrap_or("nothing").to_owned();
     let splits = |value: &Value| SPLITS.contains(&kind(value).as_str()) && value["split"] != Value::Bool(false);
@@ -434,8 +420,7 @@ pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
 /// Mark that a normaliser may put in the place of a space.
 const SPACE_MARK: char = '▁';
 
-/// Checks that no added token reaches over a space after a word: the library finds these tokens before it splits the text, and
-/// `rstrip` adds the spaces after one to it. It finds no special token in a text.
+/// Checks that no added token reaches over a space after a word: the library finds them before it splits the text.
 fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
     let is_true = |value: &Value| *value == Value::Bool(true);
     for (index, token) in tokens.as_array().into_iter().flatten().enumerate() {

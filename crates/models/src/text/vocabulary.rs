@@ -46,15 +46,13 @@ enum Symbols {
 }
 
 impl Vocabulary {
-    /// Creates a character vocabulary. The index of a symbol is its id. Fails if there are no symbols or more than
-    /// [`MAX_SYMBOLS`], or if a symbol is repeated or not exactly one character.
+    /// Creates a character vocabulary; the index of a symbol is its id. Fails if a symbol is repeated or not one character.
     pub fn from_symbols<S: AsRef<str>>(symbols: &[S], normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
         Self::from_characters(symbols, None, normaliser)
     }
 
-    /// Creates a character vocabulary with special symbols. The characters at their ids are ignored. A character that
-    /// is not in the vocabulary is encoded as `specials.unknown`. Fails as [`from_symbols`](Self::from_symbols) does,
-    /// and if special symbols are out of bounds or repeated.
+    /// Creates a character vocabulary with special symbols, whose characters are ignored. Unknown characters become
+    /// `specials.unknown`. Fails as [`from_symbols`](Self::from_symbols) does, and for invalid special symbols.
     pub fn from_symbols_with_specials<S: AsRef<str>>(
         symbols: &[S],
         specials: SpecialSymbols,
@@ -107,8 +105,7 @@ impl Vocabulary {
         Self { symbols, specials, marks: None, end_byte: None, normaliser }
     }
 
-    /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols. Fails if `first`
-    /// is too large, or special symbols are out of bounds, repeated, or among the bytes.
+    /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols.
     pub fn byte_level_with_specials(
         first: u32,
         specials: SpecialSymbols,
@@ -124,8 +121,7 @@ impl Vocabulary {
         Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: false }, Some(specials), normaliser))
     }
 
-    /// Creates a vocabulary of `count` ids, with the byte values from id `first` on, as in ByT5. The other ids have no text. Fails
-    /// if the bytes do not fit, or `count` is above [`MAX_SYMBOLS`].
+    /// Creates a vocabulary of `count` ids, with the bytes from id `first` on, as in ByT5. The other ids have no text.
     pub fn sparse_bytes(first: u32, count: usize, normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
         let min = (first as usize).saturating_add(BYTES);
         if !(min..=MAX_SYMBOLS).contains(&count) {
@@ -234,8 +230,7 @@ impl Vocabulary {
         self.id_of(character).or_else(unknown)
     }
 
-    /// Decodes ids to text. Invalid UTF-8, unknown characters and ids outside the vocabulary become U+FFFD. Special symbols
-    /// other than `unknown` have no text.
+    /// Decodes ids to text. What has no text becomes U+FFFD; special symbols other than `unknown` become nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.symbols {
             Symbols::Characters { .. } => ids.iter().filter_map(|&id| self.surface(id)).collect(),
@@ -261,8 +256,7 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the character of `id` in a text, or `None` for a mark, for an id without text, and for a special symbol other than
-    /// `unknown`.
+    /// Returns the character of `id` in a text, or `None` for marks and ids without text.
     pub(super) fn surface(&self, id: u32) -> Option<char> {
         let has_no_text = |specials: SpecialSymbols| specials.contains(id) && id != specials.unknown;
         let is_unused = self.is_mark(id) || (self.is_sparse() && self.byte_of(id).is_none());
@@ -303,10 +297,8 @@ fn quote_start(text: &str) -> String {
     }
 }
 
-// Special symbols: ids that a model uses between the characters of a text, such as the end of a text or of a segment.
-//
-// The checkpoint decides which ids they have. Only `unknown` may occur in a text: it replaces a character that the
-// vocabulary lacks. Text is never encoded as a special symbol, so a text that spells out `<eos>` stays text.
+// Special symbols: ids that a model uses between the characters of a text, which the checkpoint decides. Only `unknown` may
+// occur in a text. Text is never encoded as a special symbol, so `<eos>` stays text.
 
 /// Ids of a model's special symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -403,8 +395,7 @@ impl SpecialSymbols {
         [self.start, self.segment_start, self.unknown]
     }
 
-    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`. The error names the
-    /// first special symbol that breaks a rule.
+    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`.
     pub(super) fn check(self, len: usize, is_text: impl Fn(u32) -> bool) -> std::result::Result<(), VocabularyError> {
         let named = self.named_ids();
         let error = |name, expected: String, found: String| {
@@ -436,12 +427,8 @@ pub struct UnknownCharacter {
 
 impl Vocabulary {
     /// Normalises and encodes a text to at most `limit` symbols, a start mark included. `field` names the text in messages.
-    ///
-    /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long
-    /// therefore costs no more than one of `limit` symbols. Fails with [`Error::UnknownSymbol`] at the first character
-    /// that is not in the vocabulary; the error has its offset in `text`, in characters. Fails with [`Error::TooLong`],
-    /// or with [`Error::LongerThan`] if the length is only known after normalising all of `text`. Never reads more than
-    /// [`BYTES_PER_SYMBOL`] bytes for each symbol of `limit`, so that a text that normalises to little is bounded, too.
+    /// Fails at the first character that is not in the vocabulary, with its offset, and above `limit`: a text that is too long
+    /// costs no more than one of `limit` symbols, and never more than [`BYTES_PER_SYMBOL`] bytes of each are read.
     pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
         let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
         let oversized = || Error::LongerThan { field, limit: max_bytes, unit: "bytes", why: None };
@@ -461,9 +448,8 @@ impl Vocabulary {
         }
     }
 
-    /// Adds the symbols of a piece of a text to those before it. `last` is the last character of the normalised text before the
-    /// piece, and then that of the piece. Stops above `limit` symbols in all, and fails at the first character that is not in the
-    /// vocabulary. Supports vocabularies of characters or bytes, whose pieces are those of the text wherever it is cut.
+    /// Adds the symbols of a piece of a text to those before it, up to `limit` in all. `last` is the last character of the
+    /// normalised text before the piece, and then of the piece. Supports vocabularies of characters or bytes.
     pub fn encode_piece(
         &self,
         piece: &str,
@@ -500,8 +486,7 @@ impl Vocabulary {
         }
     }
 
-    /// Encodes a text without normalising it, such as a biased symbol. Fails with
-    /// [`Error::UnknownSymbol`] at the first character that is not in the vocabulary.
+    /// Encodes a text without normalising it, such as a biased symbol. Fails at the first unknown character.
     pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         if let Some(zero) = self.byte_zero() {
             return Ok(text.bytes().map(|byte| zero + u32::from(byte)).collect());
@@ -529,8 +514,7 @@ impl Vocabulary {
         }
     }
 
-    /// Checks that all ids may occur in a text: ids of the vocabulary except special symbols other than `unknown`. The
-    /// error names the first id that may not, and its index.
+    /// Checks that all ids may occur in a text. The error names the first id that may not, and its index.
     pub fn check_text(&self, field: &'static str, ids: &[u32]) -> Result<()> {
         self.check_ids(field, ids)?;
         let Some(specials) = self.specials else { return Ok(()) };
@@ -566,8 +550,7 @@ fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usiz
 // Marks around a text, special symbols, and the end byte.
 
 impl Vocabulary {
-    /// Creates a vocabulary of the 256 byte values, two of which mark the start and the end of a text. Fails if a mark may
-    /// occur in UTF-8 text, or both are the same.
+    /// Creates a byte vocabulary with marks for start and end, which must differ and never occur in UTF-8 text.
     pub fn byte_level_with_marks(
         marks: TextMarks,
         normaliser: TextNormaliser,
@@ -576,9 +559,8 @@ impl Vocabulary {
         Ok(Self { marks: Some(marks), ..Self::byte_level(normaliser) })
     }
 
-    /// Creates a vocabulary of the 256 byte values with an end byte: a text ends when the model generates it. A text that is
-    /// encoded may contain the byte, for example between documents. Fails unless the byte is an ASCII control character other than
-    /// whitespace.
+    /// Creates a byte vocabulary with an end byte: a text ends when the model generates it, but an encoded text may contain it.
+    /// It must be an ASCII control character other than whitespace.
     pub fn byte_level_with_end(end: u32, normaliser: TextNormaliser) -> std::result::Result<Self, VocabularyError> {
         if !matches!(end, 0..=8 | 14..=31 | 127) {
             let expected = "0 to 8, 14 to 31, or 127: a control character other than whitespace";
@@ -623,8 +605,7 @@ impl Vocabulary {
 // Vocabularies whose symbols are the pieces of a subword tokenizer.
 
 impl Vocabulary {
-    /// Creates a vocabulary of `count` ids. Without a tokenizer, ids have no text. Fails if `count` is 0, above
-    /// [`MAX_SYMBOLS`], or below the number of ids of the tokenizer.
+    /// Creates a vocabulary of `count` ids, which have text only with a tokenizer, whose ids must fit.
     pub fn from_tokenizer(
         count: usize,
         tokenizer: Option<Arc<SubwordTokenizer>>,
@@ -638,8 +619,7 @@ impl Vocabulary {
         Ok(Self::of_symbols(Symbols::Subwords { count, tokenizer, marks: None }, None, normaliser))
     }
 
-    /// Creates the vocabulary of a model with `count` ids that continues prompts: tokens, and the marks around a text. Fails as
-    /// [`from_tokenizer`](Self::from_tokenizer) does, and if a mark is not below `count`.
+    /// Creates the vocabulary of a model with `count` ids that continues prompts: tokens, and the marks around a text.
     pub fn from_tokens(
         count: usize,
         tokenizer: Option<Arc<SubwordTokenizer>>,
@@ -718,8 +698,7 @@ impl Vocabulary {
         }
     }
 
-    /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages. Fails with
-    /// [`Error::BadOption`] if there is no tokenizer or it cannot encode the text.
+    /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages.
     pub fn encode_subwords(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
         let without = || Error::bad_option(field, "a text", "ids (the checkpoint has no tokenizer)");
         let tokenizer = self.tokenizer().ok_or_else(without)?;
@@ -731,8 +710,7 @@ impl Vocabulary {
 // The characters of a text from which its symbols come.
 
 impl Vocabulary {
-    /// Returns the byte offset of the source character of each symbol of `text`, except the first `skipped` symbols. A start
-    /// mark counts as the first symbol. Supports vocabularies of characters or bytes.
+    /// Returns the byte offset of the source character of each symbol of `text` (characters or bytes) but the first `skipped`.
     pub fn start_bytes(&self, text: &str, skipped: usize) -> Vec<usize> {
         let mut starts = Vec::new();
         let mut edges = text.char_indices().map(|(start, _)| start).enumerate().peekable();
@@ -755,11 +733,8 @@ impl Vocabulary {
 // Stop strings: texts that end a generation when the model generates them.
 
 impl Vocabulary {
-    /// Normalises a stop string and encodes it: to symbols, or to bytes if symbols are tokens.
-    ///
-    /// Returns `None` for a string that can never match: one with a character outside the vocabulary or with the end byte. Also
-    /// returns `None` for other characters that normalising turns into spaces only, such as line breaks. They would match the first
-    /// space of a text.
+    /// Normalises a stop string and encodes it: to symbols, or to bytes if symbols are tokens. `None` for a string that can
+    /// never match, and for characters that normalising turns into spaces only, such as line breaks.
     pub fn encode_stop(&self, text: &str) -> Option<Vec<u32>> {
         let normal = self.normalise(text);
         if is_blank(&normal) && !is_blank(text) {
@@ -899,14 +874,14 @@ mod tests {
         assert!(vocabulary.check_ids("prompt", &[256]).is_err());
     }
 
-    const VOCABULARY_SPECIALS: SpecialSymbols =
+    const UNORDERED_SPECIALS: SpecialSymbols =
         SpecialSymbols { start: 1, end: 3, segment_start: 0, segment_end: 5, unknown: 6 };
 
     #[test]
     fn special_symbols_have_no_text() {
         let vocabulary = Vocabulary::from_symbols_with_specials(
             &["<bos>", "<BoS>", "a", "<eos>", "b", "<nxt>", "<oov>"],
-            VOCABULARY_SPECIALS,
+            UNORDERED_SPECIALS,
             TextNormaliser::None,
         );
         let vocabulary = vocabulary.unwrap();
@@ -917,7 +892,7 @@ mod tests {
         let message = vocabulary.check_text("--ids", &[2, 5]).unwrap_err().to_string();
         assert_eq!(message, "--ids: expected symbols of a text, found <nxt> at index 1");
         let twice =
-            Vocabulary::from_symbols_with_specials(&["a", "b"], VOCABULARY_SPECIALS, TextNormaliser::None).unwrap_err();
+            Vocabulary::from_symbols_with_specials(&["a", "b"], UNORDERED_SPECIALS, TextNormaliser::None).unwrap_err();
         assert_eq!(twice.key, "vocabulary.specials.end");
     }
 

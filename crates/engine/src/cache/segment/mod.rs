@@ -1,17 +1,12 @@
 //! The segment cache: states of texts that were computed before, found by the prefix that they share with a new text.
 //!
-//! Each [`Key`] has a radix tree over the symbols that a state depends on: its whole text, or the end of the text if
-//! windows have moved on, in a tree for each cut position. Entries of one key are never visible under another.
+//! Each [`Key`] has a radix tree over the symbols that a state depends on: its whole text, or the end of the text if windows
+//! have moved on, in a tree for each cut position. Entries of one key are never visible under another. An entry is a fork that
+//! shares its pages. It ends at the end of a segment, and a hit is rolled back to the last segment end within the shared prefix,
+//! so one entry serves every text with that prefix. A row that starts from a hit has the same numbers as one that starts cold.
 //!
-//! An entry is a fork. Its pages are shared with the row that it came from and with every row that continues from it, until one
-//! of them writes. Entries end at the end of a segment; for a model without segments, where they were stored. A hit is rolled
-//! back to the end of the last segment that lies within the shared prefix: one entry serves every text with the same prefix.
-//! An entry whose windows have moved on cannot be rolled back far. Shorter entries stay next to it and share its pages. A row
-//! that starts from a hit has the same numbers as one that starts cold. Next to the trees, the cache holds a few states of texts
-//! that end within a segment or after their shared prefix (open states).
-//!
-//! [`SegmentCache`] has no clock, threads or channels. Its memory is that of the distinct pages of its entries plus an estimate of the trees;
-//! beyond the limit, entries are evicted by tenant, and open states if they take more than a small part.
+//! [`SegmentCache`] has no clock, threads or channels. Beyond its limit of pages and tree memory, entries are evicted by tenant,
+//! and open states if they take more than a small part.
 
 #[cfg(test)]
 mod tests;
@@ -135,7 +130,6 @@ struct LongestMatch<'a> {
     state: &'a dyn State,
 }
 
-/// Estimated bytes of a tree node.
 const NODE_BYTES: usize = 192;
 
 /// Estimated bytes of an entry without its node, pages and state.
@@ -217,13 +211,10 @@ impl SegmentCache {
         entries.max_by_key(|entry| entry.len)
     }
 
-    /// Stores the state of `text` up to the end of its last segment. If `text` continues a shared prefix, only segments that end within
-    /// the prefix count. The state has been fed the first symbol of `text`.
-    ///
-    /// Returns true if the cache holds it now; false if no segment has ended, or if it is larger than the whole cache or than
-    /// what other tenants leave of it.
-    /// If one entry's text starts with another's, only the longer entry is held, provided that it can be rolled back as
-    /// far. Fails if the state cannot be rolled back; nothing is stored.
+    /// Stores the state of `text` up to the end of its last segment. If `text` continues a shared prefix, only segments that end
+    /// within the prefix count. Returns false if no segment has ended, or if the entry is too large. Of entries whose texts
+    /// start with each other, only the longest is held, provided that it can be rolled back as far. Fails if the state cannot be
+    /// rolled back.
     pub fn keep<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: &dyn State) -> Result<bool> {
         let text = text.into();
         let text = text.prefix(text.shared_prefix_len());
@@ -301,7 +292,6 @@ impl SegmentCache {
         SegmentCacheUsage { entries: self.tenants.entries(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
     }
 
-    /// Returns the bytes of the entries, which the accounts of tenants add up to.
     fn bytes(&self) -> usize {
         self.pages.bytes + self.own_bytes
     }
@@ -398,12 +388,9 @@ fn key_bytes(key: &Key) -> usize {
     KEY_BYTES + key.tenant.len()
 }
 
-// A radix tree over symbols that holds values. Edges are runs of symbols; a node's edges differ in their first symbol.
-//
-// A value is at the end of its text, and serves the prefixes of its text down to a minimum length of its own: a state whose
-// windows have moved on cannot be rolled back further. Every leaf holds a value. An inner node may hold one in addition to
-// those below it, which serve fewer prefixes. An inner node without a value has at least two children, except the root;
-// removal merges nodes to keep this. Each node records the last use and the shortest prefix of the values at or below it.
+// A radix tree over symbols that holds values. Each value serves the prefixes of its text down to a minimum length, since a
+// state whose windows have moved on cannot be rolled back further. Every leaf holds a value; an inner node without one has at
+// least two children, except the root.
 
 /// Index of a node, stable while the node exists.
 type NodeId = usize;
@@ -432,7 +419,6 @@ struct Node<T> {
     parent: NodeId,
     /// Sorted by the first symbol of their edges.
     children: Vec<(u32, NodeId)>,
-    /// Summary of the values here and below.
     reach: PrefixReach,
     /// The value whose text ends here.
     held: Option<Held<T>>,
@@ -449,7 +435,6 @@ struct Held<T> {
 struct PrefixReach {
     /// The shortest prefix that one of them serves, and when that value was last used.
     shortest: (Reverse<usize>, u64),
-    /// When any of them was last used.
     last_used: u64,
 }
 
@@ -495,14 +480,12 @@ impl<T> Tree<T> {
         self.node(ROOT).map_or(0, |root| root.reach.last_used)
     }
 
-    /// Returns a node's value and when it was last used.
     fn value(&self, node: NodeId) -> Option<(&T, u64)> {
         let held = self.node(node)?.held.as_ref()?;
         Some((&held.value, held.reach.last_used))
     }
 
-    /// Returns the values that share a prefix with `text`, longest prefix first, each with the prefix length. Returns one
-    /// of the values with equal prefixes: the one that serves the shortest prefix, or the last used of equals.
+    /// Returns the values that share a prefix with `text`, longest prefix first; of equals, one that serves the shortest.
     fn sharing(&self, text: SymbolSlices<'_>) -> impl Iterator<Item = (usize, NodeId)> {
         self.upwards(self.walk(text)).map(|walk| (walk.depth, self.furthest_reaching(walk.node)))
     }
@@ -514,12 +497,10 @@ impl<T> Tree<T> {
         nodes.filter(|&node| self.value(node).is_some())
     }
 
-    /// Returns all nodes that hold a value, in no particular order.
     fn values(&self) -> impl Iterator<Item = NodeId> {
         (0..self.nodes.len()).filter(|&id| self.value(id).is_some())
     }
 
-    /// Records that a value was used at `now`, later than any other.
     fn touch(&mut self, node: NodeId, now: u64) {
         let Some(held) = self.nodes[node].as_mut().and_then(|node| node.held.as_mut()) else { return };
         held.reach = PrefixReach::new(held.reach.shortest.0.0, now);
@@ -729,11 +710,9 @@ impl<T> Tree<T> {
     }
 }
 
-// Which radix tree a text's entry belongs to, and where in the text that tree begins.
-//
-// A state whose windows have moved on depends only on its last symbols (`State::replay_start`). Its entry serves every text
-// with these symbols at the same positions. If the model counts segments, the text before must be equal too; a digest of it
-// is compared. So the entry of an endless text is as small as that of a short one.
+// Which radix tree a text's entry belongs to. A state whose windows have moved on depends only on its last symbols, so its entry
+// serves every text with these symbols at the same positions. If the model counts segments, a digest of the text before must be
+// equal too.
 
 type Trees<T> = BTreeMap<TreeKey, Tree<T>>;
 
@@ -768,7 +747,6 @@ impl TreeKey {
     }
 }
 
-/// A tree that may hold entries for a text.
 struct TreeMatch<'t, 'a, T> {
     key: TreeKey,
     tree: &'t Tree<T>,
@@ -791,14 +769,9 @@ fn matching_trees<'t, 'a, T>(trees: &'t Trees<T>, text: TextView<'a>) -> impl It
     })
 }
 
-// The states of texts that end within a segment or after their shared prefix, for requests that try many short continuations of one
-// text.
-//
-// The trees hold states up to the end of a segment of the document. A search for completions asks for the distributions after many
-// beginnings of one word: without open states, each of its requests would feed the word from its first character. The states after
-// whole words that a search tried are here, too. In the trees they would soon take the place of documents. An open state serves only
-// the texts that begin with all of its own text. As in the trees, only the symbols that the state depends on are kept and
-// compared: see `TreeKey`. At most `MAX_OPEN_STATES` are kept; the least recently used one is dropped first.
+// The states of texts that end within a segment or after their shared prefix. A search for completions asks for the
+// distributions after many beginnings of one word; in the trees its states would soon take the place of documents. At most
+// `MAX_OPEN_STATES` are kept, and each serves only texts that begin with its own.
 
 /// Maximum open states of a cache. A search for words leaves about twenty.
 const MAX_OPEN_STATES: usize = 512;
@@ -806,7 +779,6 @@ const MAX_OPEN_STATES: usize = 512;
 /// Symbols at the end of a text that are compared first. The texts of one search differ there.
 const LAST_SYMBOLS: usize = 16;
 
-/// The open states of a cache, with keys `K`.
 struct OpenStates<K> {
     /// The least recently used one first.
     states: VecDeque<OpenState<K>>,
@@ -825,23 +797,19 @@ struct OpenState<K> {
     own_bytes: usize,
 }
 
-/// An open state from which a text continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OpenMatch {
     /// Index of the state, until the states change.
     index: usize,
-    /// Symbols of its text.
     len: usize,
 }
 
 impl<K> OpenState<K> {
-    /// Creates an open state from the `place` and `rest` that [`TreeKey::for_state`] returns for its text. `own_bytes` is its
-    /// estimated size without pages.
+    /// Creates an open state from the `place` and `rest` that [`TreeKey::for_state`] returns for its text.
     fn new(key: K, place: TreeKey, rest: SymbolSlices<'_>, state: Box<dyn State>, own_bytes: usize) -> Self {
         Self { key, place, rest: rest.to_vec().into(), state, own_bytes }
     }
 
-    /// Number of symbols of its text.
     fn len(&self) -> usize {
         self.place.start + self.rest.len()
     }
@@ -908,8 +876,7 @@ impl<K: PartialEq> OpenStates<K> {
     }
 }
 
-/// Divisor of the cache's capacity: the quotient limits the memory of open states apart from their pages. In a full cache, open
-/// states give way to entries if they take more with the pages that only they refer to.
+/// Divisor of the cache's capacity that limits open states: they give way to entries if they take more.
 const OPEN_STATES_PART: usize = 8;
 
 impl SegmentCache {
@@ -918,8 +885,7 @@ impl SegmentCache {
         self.open_states.longest(key, text, shortest)
     }
 
-    /// Stores the state after `text` as [`keep`](Self::keep) does. If `text` is longer than the text of that entry, or gets none, the
-    /// state is also stored as an open state. It serves the texts that begin with `text`.
+    /// Stores the state after `text` as [`keep`](Self::keep) does. What lies after that entry's text becomes an open state.
     pub fn keep_open<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: Box<dyn State>) -> Result<()> {
         let text = text.into();
         let document = text.prefix(text.shared_prefix_len());
@@ -967,7 +933,6 @@ impl SegmentCache {
         self.capacity.bytes / OPEN_STATES_PART
     }
 
-    /// Returns the bytes of entries and open states.
     fn all_bytes(&self) -> usize {
         self.bytes() + self.pages.short_lived_bytes + self.open_states.own_bytes()
     }
@@ -979,19 +944,13 @@ impl SegmentCache {
     }
 }
 
-// The entries of each tenant, and whose entry is evicted.
-//
-// A tenant that has used the cache neither in the present period nor in the one before loses its entries first, the least
-// recently used one before the others. If there is none, the tenant that holds the most loses its least recently used entry.
-// So whatever one tenant stores, another keeps its entries while it holds no more than an equal part and uses the cache.
+// The entries of each tenant. A tenant that has not used the cache for a period or two loses its entries first; then the tenant
+// that holds the most. So a tenant that uses the cache and holds no more than an equal part keeps its entries.
 
-/// The tenants that have entries.
 #[derive(Debug)]
 struct TenantTable<E> {
     all: HashMap<Arc<str>, TenantEntries<E>>,
-    /// Entries of all tenants.
     entries: usize,
-    /// Number of the present period.
     period: u64,
 }
 
@@ -1003,7 +962,6 @@ struct TenantEntries<E> {
     /// Bytes of pages and trees. Tenants share neither.
     bytes: usize,
     keys: usize,
-    /// Period of the tenant's last use.
     last_period: u64,
 }
 
@@ -1024,7 +982,6 @@ impl<E> TenantEntries<E> {
         *self.tenant == *tenant
     }
 
-    /// Returns the least recently used entry.
     fn oldest(&self) -> Option<&E> {
         self.order.first_key_value().map(|(_, entry)| entry)
     }
@@ -1039,7 +996,6 @@ impl<E> TenantTable<E> {
         Self { all: HashMap::new(), entries: 0, period: 0 }
     }
 
-    /// Returns the number of entries of all tenants.
     fn entries(&self) -> usize {
         self.entries
     }
@@ -1098,32 +1054,27 @@ impl<E> TenantTable<E> {
         }
     }
 
-    /// Returns an entry by its tenant and last use.
     #[cfg(test)]
     fn get(&self, tenant: &str, used: u64) -> Option<&E> {
         self.all.get(tenant)?.order.get(&used)
     }
 
-    /// Returns the bytes of each tenant.
     #[cfg(test)]
     fn bytes(&self) -> BTreeMap<Arc<str>, usize> {
         self.all.values().map(|tenant| (Arc::clone(&tenant.tenant), tenant.bytes)).collect()
     }
 }
 
-/// Length of the cache's periods: a tenant that has not used the cache for this time, or for twice this time at most, loses
-/// its entries first.
+/// Length of the cache's periods: a tenant that is idle for one to two of them loses its entries first.
 const PERIOD: Duration = Duration::from_secs(300);
 
 pub(crate) struct SegmentCacheHandle(Option<Mutex<PeriodicCache>>);
 
 struct PeriodicCache {
     cache: SegmentCache,
-    /// When the cache's present period began.
     period_began: Instant,
 }
 
-/// The locked cache.
 struct Locked<'a>(MutexGuard<'a, PeriodicCache>);
 
 impl Deref for Locked<'_> {
@@ -1207,8 +1158,7 @@ impl SegmentCacheHandle {
         self.lock().map(|cache| cache.usage()).unwrap_or_default()
     }
 
-    /// Locks the cache, and starts a new period if the present one has passed. Empties the cache if a panic may have left it
-    /// inconsistent.
+    /// Locks the cache, and starts a new period if one has passed. Empties the cache if a panic may have left it inconsistent.
     fn lock(&self) -> Option<Locked<'_>> {
         let cache = self.0.as_ref()?;
         let mut locked = Locked(cache.lock().unwrap_or_else(|poisoned| {

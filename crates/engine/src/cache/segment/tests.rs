@@ -820,8 +820,8 @@ fn the_longest_state_is_that_of_a_naive_search() {
     let alive = Arc::default();
     let mut found = 0;
     for round in 0..2_000 {
-        let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
-        let symbols = |first| (0..dice(first, 7)).map(|index| dice(first + 1 + index, 2) as u32).collect();
+        let below = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
+        let symbols = |first| (0..below(first, 7)).map(|index| below(first + 1 + index, 2) as u32).collect();
         let mut states = OpenStates::new();
         let mut texts: Vec<(u32, Vec<u32>)> = Vec::new();
         for number in 0..12 {
@@ -834,13 +834,13 @@ fn the_longest_state_is_that_of_a_naive_search() {
             }
         }
         let text: Vec<u32> = symbols(300);
-        let shortest = dice(400, 3);
+        let shortest = below(400, 3);
         let all = texts.iter().enumerate();
         let serving = all.filter(|(_, (key, own))| *key == 1 && own.len() > shortest && text.starts_with(own));
         let naive = serving.max_by_key(|(_, (_, own))| own.len());
         let naive = naive.map(|(index, (_, own))| OpenMatch { index, len: own.len() });
         assert_eq!(states.longest(&1, &text, shortest), naive);
-        let shared = SharedPrefix::new(text[..dice(401, text.len() + 1)].to_vec());
+        let shared = SharedPrefix::new(text[..below(401, text.len() + 1)].to_vec());
         let prefix = states.longest(&1, shared.text(), shortest);
         assert_eq!(prefix, states.longest(&1, &text[..shared.len()], shortest));
         let fork = shared.fork(&text[shared.len()..]);
@@ -881,15 +881,15 @@ fn random_texts_have_their_own_states() {
     let mut cache = SegmentCache::new(Capacity::with_bytes(20_000));
     let mut open_hits = 0;
     for round in 0..6_000 {
-        let dice = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
-        let len = 1 + dice(0, 9);
-        let text: Vec<u32> = (0..len).map(|index| dice(index + 3, 3) as u32).collect();
+        let below = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
+        let len = 1 + below(0, 9);
+        let text: Vec<u32> = (0..len).map(|index| below(index + 3, 3) as u32).collect();
         let hit = cache.find(&key("a"), &text).unwrap();
         let mut row = hit.map_or_else(|| PagedState::new(&[], &alive), |hit| paged(&*hit.state).clone());
         text[row.len()..].iter().for_each(|&symbol| row.push(symbol));
-        match dice(1, 8) {
+        match below(1, 8) {
             0..3 => {
-                let (document, tried) = text.split_at(dice(2, len + 1));
+                let (document, tried) = text.split_at(below(2, len + 1));
                 let fork = SharedPrefix::new(document.to_vec()).fork(tried);
                 cache.keep_open(&key("a"), fork.text(), Box::new(row)).unwrap();
             }

@@ -41,8 +41,8 @@ fn window() -> Option<usize> {
 }
 
 impl LlamaKeys {
-    /// Returns a transformer without biases, windows and norms of heads. A head has `default_head_dim` numbers if the keys state
-    /// none: without a default, an equal part of the hidden size. Fails if a dimension is out of bounds.
+    /// Returns a transformer without biases, windows and norms of heads. Without `default_head_dim`, heads share the hidden
+    /// size.
     pub(super) fn transformer(
         &self,
         keys: &Keys<'_>,
@@ -96,8 +96,7 @@ pub(super) fn read_llama(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 /// The first layer with a window if the keys state none.
 const FIRST_WINDOW: usize = 28;
 
-/// Returns each layer's window. transformers 5 lists the layers; transformers 4 stated the first layer with a window. Fails if the
-/// list is invalid.
+/// Returns each layer's window: transformers 5 lists the layers, transformers 4 stated the first with a window.
 pub(super) fn windows(config: &LlamaKeys, keys: &Keys<'_>) -> Result<Vec<Option<usize>>> {
     let window = config.sliding_window.filter(|_| config.use_sliding_window);
     match &config.layer_types {
@@ -168,8 +167,7 @@ pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     model.checked(*keys)
 }
 
-// Gemma 2 (Gemma Team 2024, arXiv 2408.00118): norms before and after each part, capped scores and logits, and windows in every
-// other layer.
+// Gemma 2 (arXiv 2408.00118): norms before and after each part, capped scores, and windows in every other layer.
 
 #[derive(Deserialize)]
 struct Gemma2Keys {

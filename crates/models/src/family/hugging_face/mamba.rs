@@ -231,8 +231,8 @@ impl Network for MambaNetwork {
 }
 
 impl MambaNetwork {
-    /// Returns the layer's output (len, D) for `x` (len, D), and its state after these tokens: the last inputs of the convolution
-    /// (K − 1, I), and the recurrent state (I, N).
+    /// Returns the layer's output (len, D) for `x` (len, D), the last inputs of the convolution (K − 1, I), and the state (I,
+    /// N).
     fn mix(&self, layer: &Layer, x: &Tensor, past: Option<LayerMemory>) -> candle_core::Result<(Tensor, LayerMemory)> {
         let Mamba { state_size, conv_kernel, .. } = self.config;
         let activation = self.config.hidden_act.unwrap_or(Activation::Silu);

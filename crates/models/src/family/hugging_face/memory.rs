@@ -187,8 +187,7 @@ impl Memory {
         Ok(blocks)
     }
 
-    /// Adds the results of `count` tokens, which end in the block in which they begin. Fails with [`Error::OutOfPages`] if the
-    /// budget is exhausted, and with [`Error::Internal`] if candle fails.
+    /// Adds the results of `count` tokens of one block. Fails with [`Error::OutOfPages`], or if candle fails.
     pub(super) fn store(&mut self, layers: Vec<LayerMemory>, count: usize) -> Result<()> {
         let used = self.len % BLOCK;
         match self.shape {
@@ -318,8 +317,7 @@ impl Memory {
     }
 }
 
-// Tokens of a sequence wait for the end of their block if no logits are wanted, so that a prompt's blocks are computed as a whole, however the
-// scheduler split the prompt. After a rollback of a recurrent memory, the tokens since its snapshot are computed again.
+// Tokens wait for the end of their block if no logits are wanted, so that a prompt's blocks are computed as a whole.
 
 /// One sequence of a Hugging Face model.
 pub struct TokenState {

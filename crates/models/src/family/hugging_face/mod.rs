@@ -1,14 +1,9 @@
 //! Hugging Face checkpoints, computed with candle: subword models that people already have.
 //!
-//! Data flow: `config.json`'s `model_type` selects an architecture, which names its tensors and builds
-//! a network from them. A step runs each row by itself through the network, in blocks of at most `BLOCK` tokens, and
-//! stores keys and values, or a recurrent state, as candle's tensors in the row's state.
-//!
-//! The networks are written with candle-core and candle-nn. The models of candle-transformers return the last token's logits only and
-//! keep their caches private, so they can neither score a text in chunks nor be forked, rolled back and measured.
-//!
-//! Reading order: `transformer` (the interfaces of an architecture, and the network that most of them share), the files of the
-//! architectures, [`memory`] (one sequence), and this file: the table of architectures, the three steps, loading.
+//! `config.json`'s `model_type` selects an architecture, which names its tensors and builds a network. A step runs each row by
+//! itself, in blocks of at most `BLOCK` tokens, and stores keys and values, or a recurrent state, in the row's state. The models
+//! of candle-transformers return the last token's logits only and keep their caches private, so they can neither score a text in
+//! chunks nor be forked, rolled back and measured.
 
 mod architectures;
 mod gpt_bigcode;
@@ -59,7 +54,6 @@ const ARCHITECTURES: &[(&str, ReadArchitecture)] = &[
     ("mamba", mamba::read),
 ];
 
-/// The values of `model_type` that weir computes.
 fn model_types() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
 }
@@ -78,10 +72,8 @@ fn open(choice: DeviceChoice) -> Result<Device> {
     }
 }
 
-// All work happens in the finish step, because a model without segments never waits.
-//
-// Each row runs by itself: candle's products of several rows round differently from those of one row. A request's text therefore
-// does not depend on the other requests in the batch.
+// All work happens in the finish step, because a model without segments never waits. Each row runs by itself, because candle's
+// products of several rows round differently from those of one row.
 
 /// A loaded Hugging Face model.
 pub struct TokenModel {
@@ -171,8 +163,7 @@ impl Model for TokenModel {
 }
 
 impl TokenModel {
-    /// Computes a row's tokens in flight, block by block, and its wanted logits. Without wanted logits, the tokens after the last
-    /// whole block wait for later ones.
+    /// Computes a row's tokens in flight, block by block, and its wanted logits. Without these, the last tokens wait.
     fn compute(&self, row: &mut SequenceRow) -> Result<()> {
         let wanted = row.wanted();
         let state: &mut TokenState = state_mut(&mut *row.state)?;
@@ -214,14 +205,12 @@ const CONSTANTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.maske
 /// Numbers in unused tensors that any model may have: the masks of 64 layers with 1,024 positions.
 const MAX_CONSTANTS: usize = 1 << 26;
 
-/// A validated checkpoint.
 #[derive(Debug)]
 struct TokenBlueprint {
     architecture: Box<dyn Architecture>,
 }
 
-/// Reads the architecture that `model_type` names. Fails if it is unknown, a key is missing or out of bounds, the weights are
-/// quantized, or there is no tokenizer that fits.
+/// Reads the architecture that `model_type` names. Fails if it is unknown, a key is invalid, or no tokenizer fits.
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     #[derive(Deserialize)]
     struct ModelType {
@@ -263,8 +252,7 @@ impl Blueprint for TokenBlueprint {
         true
     }
 
-    /// Tensors that some versions of transformers wrote: constants, and a head that is tied to the embedding. They are read like
-    /// the others. Fails if they have far more numbers than the tensors of the model.
+    /// Tensors that some versions of transformers wrote: constants, and a tied head. Fails if they are far too many.
     fn unused_tensors(&self, dir: &Path) -> Result<Vec<TensorSpec>> {
         let count = |tensors: &[TensorSpec]| tensors.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
         let own = self.tensors();

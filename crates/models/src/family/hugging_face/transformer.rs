@@ -1,5 +1,4 @@
-//! The interfaces of an architecture and of its network; the keys, tensors and layers that architectures share; and the decoder of
-//! llama, qwen2, qwen3 and gemma2: RMSNorm, rotary attention with grouped heads, a gated feed-forward.
+//! The interfaces of an architecture and its network, shared parts, and the decoder of llama, qwen2, qwen3 and gemma2.
 
 use crate::{
     checkpoint::{Weights, json},
@@ -19,19 +18,15 @@ use std::{
 };
 use weir_kernels::error::{Error, Result};
 
-/// Reads the keys of an architecture. Fails if one is missing, of the wrong type, out of bounds, or has a value that is not
-/// supported.
+/// Reads the keys of an architecture. Fails if one is missing, invalid or not supported.
 pub(super) type ReadArchitecture = fn(&Keys<'_>) -> Result<Box<dyn Architecture>>;
 
 /// A validated architecture.
 pub(super) trait Architecture: Debug + Send + Sync {
-    /// Every tensor that the checkpoint must hold.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// One-line description for people.
     fn shape(&self) -> String;
 
-    /// Limits of the model's sequences.
     fn bounds(&self) -> Bounds;
 
     /// Shape of a sequence's memory.
@@ -374,8 +369,8 @@ pub(super) struct Scores {
     pub(super) cap: Option<f64>,
 }
 
-/// Returns (len, heads · head_dim) for queries (heads, len, head_dim) and keys and values (kv_heads, keys, head_dim). The queries
-/// are those of the last `len` keys. The mask (len, keys) is added to the scores. Fails if candle fails.
+/// Returns (len, heads · head_dim) for queries (heads, len, head_dim) and keys and values (kv_heads, keys, head_dim). The mask
+/// (len, keys) is added to the scores.
 pub(super) fn attend(
     queries: &Tensor,
     keys: &Tensor,
@@ -412,8 +407,7 @@ impl Masks {
         Self { len, keys, built: Vec::new() }
     }
 
-    /// Returns the mask of a window; none if all queries see all keys. With a window, a query sees that many keys, its own included.
-    /// Fails if candle fails.
+    /// Returns the mask of a window, in which a query sees that many keys, its own included; none if it sees all.
     pub(super) fn of(&mut self, window: Option<usize>, device: &Device) -> candle_core::Result<Option<Tensor>> {
         if let Some((_, mask)) = self.built.iter().find(|(built, _)| *built == window) {
             return Ok(mask.clone());
@@ -499,7 +493,6 @@ impl Transformer {
         Ok(Box::new(self))
     }
 
-    /// Width of the queries, and of the keys.
     fn widths(&self) -> (usize, usize) {
         (self.heads * self.head_dim, self.kv_heads * self.head_dim)
     }

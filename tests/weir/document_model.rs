@@ -297,10 +297,6 @@ impl Model for DocumentModel {
         Ok(())
     }
 
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
-        Ok(())
-    }
-
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         which.iter().for_each(|&index| rows[index].status = StepStatus::Ready);
         Ok(())

@@ -527,7 +527,6 @@ impl Batch {
         }
     }
 
-    /// Takes the drafts out of the planned feeds, if there are any.
     pub(crate) fn drop_drafts(&mut self) -> bool {
         let mut dropped = false;
         for feed in &mut self.feeds {

@@ -535,7 +535,6 @@ impl DistributionsSoFar {
         Ok((self.logprob >= *min_logprob).then_some(symbol))
     }
 
-    /// True if it has a distribution.
     pub(crate) fn has_any(&self) -> bool {
         !self.found.distributions.is_empty()
     }

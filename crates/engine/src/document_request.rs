@@ -37,7 +37,6 @@ pub(crate) struct DocumentRequest {
     /// Maximum symbols of a text, with its start mark.
     max_symbols: usize,
     vocabulary_len: usize,
-    /// The document while it is encoded.
     pub(crate) encoding: Option<Box<dyn Encoding>>,
     /// Tokens pushed into `encoding`.
     pushed: usize,
@@ -47,7 +46,6 @@ pub(crate) struct DocumentRequest {
     cut: bool,
     /// Poolings whose choices were reported.
     reported_choices: usize,
-    /// The encoding's wait for tokens, if it waits.
     pub(crate) wait: Option<UploadWait>,
     /// The document once it is encoded; `None` again after a preemption.
     pub(crate) document: Option<CachedDocument>,
@@ -124,7 +122,6 @@ impl DocumentRequest {
         }
     }
 
-    /// Returns the maximum number of tokens that its document may have.
     pub(crate) fn max_tokens(&self) -> usize {
         if self.inbox.is_complete() { self.inbox.tokens() } else { self.limits.tokens }
     }
@@ -374,7 +371,6 @@ impl DocumentRequest {
         self.preempted = true;
     }
 
-    /// Returns the tokens of the document and of the best text.
     pub(crate) fn usage(&self) -> Usage {
         let tokens = self.encoded.as_ref().map_or(self.pushed, |encoded| encoded.tokens);
         let best = self.search.finished().first().map(|best| best.tokens.len());
@@ -451,16 +447,13 @@ impl UploadWait {
         Self { since, last_token: if tokens == 0 { last_token } else { now } }
     }
 
-    /// Returns true if the request can be preempted.
     pub(crate) fn is_long(self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_token) >= LONG_WITHOUT_TOKEN
             || now.saturating_duration_since(self.since) >= LONG_WITHOUT_BLOCK
     }
 }
 
-/// Result of [`Inbox::take`].
 pub(crate) struct NewTokens {
-    /// True if the document is complete.
     pub(crate) ended: bool,
     pub(crate) count: usize,
     /// Bytes of the text up to the end of the last new token, if one of them covers text.
@@ -554,7 +547,6 @@ impl Inbox {
         })
     }
 
-    /// Returns true if no later request uses the document.
     pub(crate) fn is_used_once(&self) -> bool {
         self.lock().is_used_once
     }

@@ -525,7 +525,6 @@ impl PendingCompletion {
 // returns them with what it encoded; an edit in the meantime makes the symbols after it stale. Clones share them until one is
 // edited.
 
-/// The symbols of a session's text.
 #[derive(Clone, Default)]
 pub(crate) struct SessionSymbols {
     kept: Arc<Mutex<KeptSymbols>>,
@@ -699,7 +698,6 @@ impl BeginningDigests {
 }
 
 impl DistributionCache {
-    /// Sets the maximum number of bytes. A new cache has a maximum of 0.
     pub(crate) fn set_limit(&self, bytes: usize) {
         let mut distributions = self.lock();
         if distributions.limit == 0 {
@@ -733,7 +731,6 @@ impl DistributionCache {
         SearchPlace { beginning: distributions.beginning, search, text: Vec::new() }
     }
 
-    /// Returns the distribution after a continuation of a search's text.
     pub(crate) fn get(&self, place: &SearchPlace, continuation: &[u32]) -> Option<Arc<Distribution>> {
         let mut distributions = self.lock();
         if place.beginning != distributions.beginning || distributions.entries.is_empty() {

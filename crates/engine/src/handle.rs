@@ -261,7 +261,6 @@ impl Handle {
         segment_cache.known(key.as_ref(), text)
     }
 
-    /// Returns the number of queued and running requests.
     pub(crate) fn requests(&self) -> usize {
         let state = self.inner().lock_state();
         state.scheduler.running + state.scheduler.waiting()

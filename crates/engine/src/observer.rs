@@ -72,7 +72,6 @@ impl Observer for () {
     fn record(&self, _: EngineEvent<'_>) {}
 }
 
-/// Records an engine's events.
 pub(crate) struct Measurements {
     /// Totals without the current load.
     totals: Mutex<Counters>,
@@ -84,13 +83,11 @@ impl Measurements {
         Self { totals: Mutex::default(), observer }
     }
 
-    /// Adds an event to the totals, and passes it to the observer.
     pub(crate) fn record(&self, event: EngineEvent<'_>) {
         self.lock().record(&event);
         self.observer.record(event);
     }
 
-    /// Returns the totals, without the current load.
     pub(crate) fn totals(&self) -> Counters {
         *self.lock()
     }

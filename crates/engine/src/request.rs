@@ -34,7 +34,6 @@ use weir_models::{
 const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) enum RequestKind {
-    /// A text, on one row.
     Text(TextRequest),
     /// A document, which is encoded first; then its texts are generated on one or several rows.
     Document(Box<DocumentRequest>),
@@ -269,7 +268,6 @@ impl Request {
         self.event_sender.send_characters(output);
     }
 
-    /// Returns the number of symbols of the answer.
     pub(crate) fn answered(&self) -> usize {
         match &self.kind {
             RequestKind::Text(text) => text.session.output_symbols(),
@@ -484,7 +482,6 @@ impl RequestTimer {
         first.then(|| admitted.saturating_duration_since(self.arrived))
     }
 
-    /// Returns the time since the request got its first row.
     pub(crate) fn since_admission(&self, now: Instant) -> Option<Duration> {
         self.admitted.map(|admitted| now.saturating_duration_since(admitted))
     }
@@ -616,7 +613,6 @@ impl EventSender {
         Ok((event_sender, events))
     }
 
-    /// Returns true if the client dropped its receiver.
     pub(crate) fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
@@ -645,12 +641,10 @@ impl EventSender {
         self.send_reserved(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded))));
     }
 
-    /// Sends the block of a request that reads no document.
     pub(crate) fn send_coded(&mut self, coded: Coded) {
         self.send_reserved(Event::Coded(coded));
     }
 
-    /// Sends the distributions of a request that emits no characters.
     pub(crate) fn send_next(&mut self, distributions: NextDistributions) {
         self.send_reserved(Event::Next(distributions));
     }

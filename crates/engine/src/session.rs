@@ -557,7 +557,6 @@ impl Session {
 // emitted last, and neither fed nor counted. The segment-end mark is no symbol of the text, but its draw is numbered like any
 // other.
 
-/// The sampled part of a sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct Generator {
     sampler: Sampler,
@@ -623,7 +622,6 @@ struct GenerationLimits {
 }
 
 impl Generator {
-    /// Creates the generation of a request to the model of `card`.
     pub(crate) fn new(
         sampling: Sampling,
         stopping: Stopping,
@@ -881,7 +879,6 @@ impl Generator {
 /// Maximum symbols of an echoed prompt that need not be fed, because the engine emits them all at once.
 const MAX_ECHO_SKIPPED: usize = 1024;
 
-/// The symbols of a request on their way into the model.
 #[derive(Debug, Clone)]
 pub(crate) struct Prompt {
     /// The prompt, then the sampled symbols, as far back as they may be fed again.
@@ -926,7 +923,6 @@ pub(crate) struct ChunkOutcome {
     pub(crate) ends_window: bool,
 }
 
-/// A step of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReplayStep {
     /// One past the last symbol fed.
@@ -1019,7 +1015,6 @@ impl Prompt {
         self.coder.take().map(|coder| coder.finish(symbols)).transpose()
     }
 
-    /// Appends a symbol to the prompt, which has no windows.
     pub(crate) fn append(&mut self, symbol: u32) {
         self.symbols.extend([symbol]);
         self.len += 1;
@@ -1201,7 +1196,6 @@ impl Prompt {
 // penalty and stop strings, and are neither drawn nor emitted. They are fed in chunks, or one by one if the model ends segments
 // with marks, which are drawn again. A draw's number depends on its position only, so the text continues as it did.
 
-/// The symbols that are still to be taken.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResumedSymbols {
     symbols: VecDeque<u32>,
@@ -1217,19 +1211,16 @@ impl ResumedSymbols {
         Self { symbols: symbols.iter().copied().collect(), ends_text, taken: 0 }
     }
 
-    /// Returns the next symbol, if one is left.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let symbol = self.symbols.pop_front()?;
         self.taken += 1;
         Some(symbol)
     }
 
-    /// Number of symbols that were taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Number of symbols that are still to be taken.
     pub(crate) fn remaining(&self) -> usize {
         self.symbols.len()
     }

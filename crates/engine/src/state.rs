@@ -51,7 +51,6 @@ pub(crate) struct EngineState<R> {
 }
 
 impl<R> SharedState<R> {
-    /// Creates the state of an open engine.
     pub(crate) fn new(rules: Rules) -> Self {
         let state = EngineState {
             scheduler: Scheduler::new(rules),

@@ -53,7 +53,6 @@ impl TextWindow {
         self.held().range(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
 
-    /// Mutable variant of [`get`](Self::get).
     pub(crate) fn get_mut(&mut self, positions: Range<usize>) -> Option<&mut [u32]> {
         if self.prefix.as_ref().is_some_and(|prefix| positions.start < prefix.len()) {
             self.own = self.held().to_vec();
@@ -63,7 +62,6 @@ impl TextWindow {
         self.own.get_mut(positions.start.checked_sub(self.own_start)?..positions.end.checked_sub(self.own_start)?)
     }
 
-    /// Adds symbols at the end.
     pub(crate) fn extend(&mut self, symbols: impl IntoIterator<Item = u32>) {
         self.own.extend(symbols);
     }
@@ -213,7 +211,6 @@ pub(crate) const MAX_KNOWN_DIGESTS: usize = 64;
 /// Distance of the digests of shared symbols.
 const DIGEST_STRIDE: usize = 1024;
 
-/// Adds the next symbols of a text to its digest.
 pub(crate) fn digest_symbols(digest: &mut Sha256, symbols: SymbolSlices<'_>) {
     let mut bytes = [0; DIGESTED_SYMBOLS * size_of::<u32>()];
     for symbols in symbols.slices().into_iter().flat_map(|slice| slice.chunks(DIGESTED_SYMBOLS)) {
@@ -291,7 +288,6 @@ impl SharedSymbols {
         }
     }
 
-    /// Returns the bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.symbols.capacity() * size_of::<u32>() + self.digests.capacity() * size_of::<Sha256>()
     }

@@ -47,11 +47,9 @@ struct Worker {
 
 /// What a round of the worker's loop did.
 enum Round {
-    /// A step ran.
     Stepped,
     /// No row could step. The worker sleeps, for at most the given time.
     Idle(Option<Duration>),
-    /// The engine was closed.
     Closed,
     /// The worker panicked too often.
     Broken,
@@ -60,7 +58,6 @@ enum Round {
 /// Ends the queue when the worker ends, breaks or panics.
 struct ExitGuard(Arc<Inner>);
 
-/// Runs the worker on this thread until the engine is closed.
 pub(crate) fn run(inner: Arc<Inner>) {
     let _guard = ExitGuard(Arc::clone(&inner));
     let mut worker = Worker::new(inner);

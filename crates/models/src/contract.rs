@@ -48,8 +48,11 @@ pub trait Model: Send + Sync {
     /// lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Fails as a symbol step does.
-    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Fails as a symbol step does. Without
+    /// segments no row waits.
+    fn segment_step(&self, _rows: &mut [SequenceRow], _which: &[usize], _scratch: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
 
     /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Fails as a symbol step does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
@@ -368,8 +371,10 @@ pub trait State: Any + Send + Sync {
         self.len() == 0
     }
 
-    /// Number of closed segments.
-    fn segments(&self) -> usize;
+    /// Number of closed segments; 0 in a model without segments.
+    fn segments(&self) -> usize {
+        0
+    }
 
     /// Number of closed segments by level of chunking; the first level's are [`segments`](Self::segments).
     fn level_segments(&self) -> LevelCounts {

@@ -296,7 +296,6 @@ impl PageAccounting {
         })
     }
 
-    /// Subtracts the pages of a short-lived state as [`remove`](Self::remove) does.
     pub(super) fn remove_short_lived(&mut self, state: &dyn State) -> usize {
         self.discount(state, |page, _, short_lived_bytes| {
             accounting::subtract(&mut page.short_lived, 1);

@@ -15,7 +15,6 @@ use std::cmp::Reverse;
 /// Slices that a step's budget is cut into for the prompts that share it.
 const SLICES: usize = 4;
 
-/// A prompt's share of a step's budget.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptShare {
     pub(super) request: usize,
@@ -28,7 +27,6 @@ pub(super) struct PromptShare {
     pub(super) fed: usize,
 }
 
-/// A document's share of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EncodeShare {
     pub(super) request: usize,

@@ -399,7 +399,6 @@ impl Rank {
     }
 }
 
-/// Resources that a request needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Demand {
     pub(crate) tenant: Arc<str>,
@@ -475,7 +474,6 @@ struct Waiting<T> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RunPermit(usize);
 
-/// The next work of a running request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowActivity {
     /// Nothing: it was fed and its outcome is not ready.
@@ -500,7 +498,6 @@ pub(crate) enum RowActivity {
     },
 }
 
-/// Status of a running request before a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowStatus {
     slot: usize,
@@ -512,7 +509,6 @@ pub(crate) struct RowStatus {
     fed: FedSymbols,
 }
 
-/// Symbols that a request was fed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FedSymbols {
     /// Symbols of prompts, scored texts, documents and drafts.
@@ -567,7 +563,6 @@ impl<T> Scheduler<T> {
     }
 }
 
-/// The feed of a running request in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Feed {
     /// Index of the request's status in the slice that the step was planned from.

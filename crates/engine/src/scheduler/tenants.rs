@@ -50,7 +50,6 @@ impl NewRequests {
     }
 }
 
-/// All tenants with waiting or running requests.
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
     /// Tenants with requests, and tenants that owe work.
@@ -68,7 +67,6 @@ pub(super) struct Tenants<T> {
     present: usize,
     /// Tenants with a request that runs or can be admitted.
     competing: usize,
-    /// Waiting requests.
     pub(super) waiting: usize,
     pub(super) new: NewRequests,
 }
@@ -84,9 +82,7 @@ struct Tenant<T> {
 /// What a tenant has at present.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TenantShare {
-    /// Rows of its running requests.
     pub(super) rows: usize,
-    /// Bytes of its running requests.
     pub(super) bytes: usize,
     /// Work that it may do before others; negative if it has done more.
     pub(super) balance: i64,
@@ -112,12 +108,10 @@ impl<T> Tenants<T> {
         self.all.get(tenant).map_or(0, |tenant| tenant.waiting.len())
     }
 
-    /// Returns a tenant's requests that wait and have not run yet.
     pub(super) fn new_of(&self, tenant: &str) -> NewRequests {
         self.all.get(tenant).map(|tenant| tenant.new).unwrap_or_default()
     }
 
-    /// Returns the ranks and demands of a tenant's waiting requests.
     pub(super) fn demands_of(&mut self, tenant: &str) -> impl Iterator<Item = (Rank, &mut Demand)> {
         let tenant = self.all.get_mut(tenant).into_iter();
         let waiting = tenant.flat_map(|tenant| tenant.waiting.iter_mut());
@@ -154,7 +148,6 @@ impl<T> Tenants<T> {
         self.recount();
     }
 
-    /// Returns what a tenant has at present.
     pub(super) fn share_of(&self, name: &str) -> TenantShare {
         self.all.get(name).map(|tenant| tenant.share).unwrap_or_default()
     }
@@ -187,7 +180,6 @@ impl<T> Tenants<T> {
         can_run.filter_map(|tenant| tenant.first().map(|(_, waiting)| &waiting.demand))
     }
 
-    /// Makes the next turn that of a tenant.
     pub(super) fn give_turn(&mut self, name: Arc<str>) {
         self.turn = Some(name);
     }
@@ -261,7 +253,6 @@ impl<T> Tenants<T> {
         self.recount();
     }
 
-    /// Removes all tenants and returns the waiting requests.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = T> {
         let empty = Self { quantum: self.quantum, ..Self::new(1) };
         let all = std::mem::replace(self, empty).all;
@@ -332,7 +323,6 @@ impl<T> Tenants<T> {
         self.all.values().map(|tenant| tenant.waiting.len()).max().unwrap_or(0)
     }
 
-    /// Returns the number of tenants with requests.
     #[cfg(test)]
     pub(super) fn present(&self) -> usize {
         self.present

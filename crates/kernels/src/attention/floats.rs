@@ -355,7 +355,6 @@ pub(super) struct Columns<'a, T> {
 }
 
 impl<'a, T: Pod> Columns<'a, T> {
-    /// Returns empty columns.
     pub(super) const fn empty() -> Self {
         Self { numbers: &[], scales: &[] }
     }
@@ -377,14 +376,12 @@ impl<'a, T: Pod> Columns<'a, T> {
     }
 }
 
-/// Keys and values of one head in a page.
 pub(super) struct PageHead<'a, T> {
     pub(super) keys: Columns<'a, T>,
     pub(super) values: Columns<'a, T>,
 }
 
 impl<'a, T: Pod> PageHead<'a, T> {
-    /// Returns a head of a page.
     #[inline(always)]
     pub(super) fn new(head: &AttentionHead<'_>, page: &'a [u8]) -> Self {
         let layout: &PageLayout = head.layout;

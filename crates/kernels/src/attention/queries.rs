@@ -293,7 +293,6 @@ pub(super) const MAX_COLUMNS: usize = SPAN / POSITIONS + 1;
 /// Products of a row with the keys of a span, or with the distances to them.
 pub(super) type Products = Aligned<[f32; MAX_COLUMNS * POSITIONS]>;
 
-/// A set of rows of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct RowSet(u16);
 
@@ -342,7 +341,6 @@ impl RowSet {
     }
 }
 
-/// The rows of a set, in increasing order.
 pub(super) struct RowList {
     rows: [usize; ROW_TILE],
     len: usize,

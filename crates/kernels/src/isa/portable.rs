@@ -5,7 +5,6 @@ use crate::isa::simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
 /// True if a multiply-add rounds once. Without the instruction, `mul_add` would be a slow library call.
 pub(super) const FUSES: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-/// Arithmetic of the baseline of the build.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 

@@ -80,7 +80,6 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// The shape of a tile.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileShape {
     /// At most [`TILE_ROWS`].

@@ -247,7 +247,6 @@ pub(crate) struct Int4Cell {
 }
 
 impl Int4Cell {
-    /// An unused cell.
     pub(crate) const ZERO: Self = Self { cells: [[0; CELL]; CELLS], offset: 0 };
 
     pub(crate) fn new(cells: [[i8; CELL]; CELLS]) -> Self {
@@ -260,7 +259,6 @@ impl Int4Cell {
 #[derive(Clone, Copy)]
 pub(super) struct Int4Weights;
 
-/// The weights of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Block<I> {
     /// Levels plus eight of each cell.
@@ -697,7 +695,6 @@ impl QuantizedRows {
         self.all().get(row * self.stride()..).and_then(|rest| rest.get(..self.cells)).unwrap_or(&[])
     }
 
-    /// Returns the scale of each row.
     pub(crate) fn scales(&self) -> &[f32] {
         &self.scales
     }

@@ -105,7 +105,6 @@ fn check(dir: &Path, expected: String, hints: bool) -> Result<()> {
     wrong(format!("no {CONFIG_FILE}; the folder has {}{hint}", listed(&names)))
 }
 
-/// Returns the folder of a file.
 pub(crate) fn parent(file: &Path) -> &Path {
     file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

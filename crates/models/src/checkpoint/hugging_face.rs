@@ -43,9 +43,7 @@ pub(crate) struct HuggingFaceConfig {
     pub(crate) marks: TokenMarks,
     /// Tokens in one training window.
     pub(crate) training_length: usize,
-    /// The text of `config.json`.
     pub(crate) architecture: Box<RawValue>,
-    /// The tokenizer, if there is one.
     pub(crate) subwords: Option<Arc<SubwordTokenizer>>,
     pub(crate) sampling: SamplingDefaults,
 }

@@ -357,7 +357,6 @@ const MAX: f32 = 127.0;
 /// The largest scale whose product with [`MAX`] is finite.
 const MAX_SCALE: f32 = (f32::MAX / MAX).next_down();
 
-/// Returns the name of the scales of a matrix.
 pub(crate) fn scale_name(matrix: &str) -> String {
     format!("{matrix}{SUFFIX}")
 }
@@ -682,7 +681,6 @@ pub const CARD_FILE: &str = "card.json";
 /// Maximum size of `card.json`.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Returns the text of a card that states the digest of the weights.
 pub(crate) fn card_text(sha256: &str) -> String {
     format!("{}\n", serde_json::json!({ "sha256": sha256 }))
 }

@@ -23,7 +23,6 @@ use weir_kernels::error::{Error, Result};
 /// Numbers start at a multiple of this, so that readers can map those of four bytes.
 const ALIGNMENT: usize = size_of::<f32>();
 
-/// A tensor to write.
 #[derive(Debug)]
 pub(crate) struct TensorSize {
     pub(crate) name: String,
@@ -274,7 +273,6 @@ enum EntryKind {
     EntropyModel,
     /// A partial file of a writer that did not finish.
     Leftover,
-    /// Any other entry.
     Foreign,
 }
 

@@ -61,7 +61,6 @@ const DISTANCE_BIAS: &str = "dec_attn.r_net.bias";
 
 const STACKS: &[(&str, &str)] = &[("pre", "layers.0"), ("middle", "layers.1"), ("post", "layers.2")];
 
-/// Reads an official checkpoint. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     match SourceForm::detect(from)? {
         SourceForm::Folder(dir) => {

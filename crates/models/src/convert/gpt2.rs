@@ -104,7 +104,6 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
 }
 
-/// Reads a folder. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_config(&file)?;

@@ -34,7 +34,6 @@ use weir_kernels::{
     ssm::HEAD,
 };
 
-/// Reads a folder. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     check_source(dir, SOURCE)?;

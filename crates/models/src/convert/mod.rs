@@ -152,7 +152,6 @@ impl<'a> InPlace<'a> {
         Some(Self { dir, types })
     }
 
-    /// Reads the configuration, and only the headers of the weights. Fails as the conversion does.
     pub(crate) fn config(&self) -> Result<Config> {
         for name in [CONFIG_FILE, GENERATION_FILE].into_iter().chain(t5::TOKENIZER_FILES) {
             let file = self.dir.join(name);

@@ -44,7 +44,6 @@ const IGNORED: [&str; 4] =
 /// Present if the decoder adds position embeddings.
 const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
 
-/// Reads an official checkpoint. Fails if arguments or tensors are missing, superfluous or out of bounds, or copies differ.
 pub(super) fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     if !from.is_dir() {
         return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);

@@ -33,7 +33,6 @@ use std::{
 };
 use weir_kernels::error::{Error, Result};
 
-/// Values of `model_type`.
 pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
 
 pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
@@ -45,7 +44,6 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     read_types(dir, T5_TYPES, progress)
 }
 
-/// Reads a folder of MrT5. Fails as [`read`] does.
 pub(super) fn read_mrt5(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     read_types(dir, MRT5_TYPES, progress)
 }
@@ -59,7 +57,6 @@ fn read_types(dir: &Path, types: &[&str], progress: &mut dyn FnMut(u64, u64)) ->
     Ok(Converted { config, weights })
 }
 
-/// Returns the configuration of a folder that is read without conversion. Reads only the headers of its weights.
 pub(super) fn config_in_place(dir: &Path, types: &[&str]) -> Result<Config> {
     let folder = T5Folder::open(dir, types)?;
     folder.config(folder.is_tied())

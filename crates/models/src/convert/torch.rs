@@ -58,7 +58,6 @@ fn storage_dtype(class: &str) -> Option<FileDtype> {
 }
 
 impl TorchFile {
-    /// Returns the open file, from which the tensors were read.
     pub(super) fn into_file(self) -> File {
         self.archive.into_inner().into_inner()
     }
@@ -349,7 +348,6 @@ fn scalar(value: &PickleValue) -> Option<Json> {
     }
 }
 
-/// The tensors of a training checkpoint, whose numbers are read later.
 pub(super) struct TorchTensors {
     file: PathBuf,
     /// Tensors by name, without the prefix of parallel training.

@@ -91,14 +91,9 @@ impl DecoderBlueprint {
         let a = &self.architecture;
         let check = Check { file };
         check.layers("layers", a.layers)?;
-        check.dim("dim", a.dim)?;
-        check.dim("heads", a.heads)?;
-        check.dim("head_dim", a.head_dim)?;
-        check.dim("feed_forward", a.feed_forward)?;
+        check.dims([("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)])?;
         check.fraction("layer_norm_eps", a.layer_norm_eps)?;
-        if let Err(ConfigError { key, expected, found }) = a.window.validate() {
-            return check.fail(format!("window.{key}"), expected, found);
-        }
+        check.part("window", a.window.validate())?;
         if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, a.window) {
             return check.fail(key, expected, found);
         }
@@ -176,10 +171,6 @@ impl DecoderState {
 impl State for DecoderState {
     fn len(&self) -> usize {
         self.cache.len() - self.start.len()
-    }
-
-    fn segments(&self) -> usize {
-        0
     }
 
     fn fork(&self) -> Box<dyn State> {
@@ -297,7 +288,6 @@ impl Caches for RowCaches<'_> {
     }
 }
 
-/// The state of row `index`.
 pub(crate) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut DecoderState> {
     state_mut(&mut *rows[index].state)
 }
@@ -377,10 +367,6 @@ impl Model for Decoder {
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, work_mut(scratch)?)
-    }
-
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
-        Ok(())
     }
 
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {

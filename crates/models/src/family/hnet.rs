@@ -24,7 +24,7 @@ use crate::{
         },
     },
     nn::{
-        ConfigError, Position,
+        Position,
         attention::Caches,
         kv_cache::KvCache,
         mamba2::{
@@ -243,9 +243,7 @@ impl StageConfig {
     fn validate(&self, stage: usize, layers: &[LayerKind], check: Check<'_>) -> Result<()> {
         let key = |name: &str| format!("stages[{stage}].{name}");
         // memory and cost are computed with the window even if no layer attends
-        if let Err(ConfigError { key: name, expected, found }) = self.window.validate() {
-            check.fail(key(&format!("window.{name}")), expected, found)?;
-        }
+        check.part(&key("window"), self.window.validate())?;
         if layers.iter().any(|layer| layer.feed_forward) {
             check.dim(key("feed_forward"), self.feed_forward)?;
         }
@@ -1226,7 +1224,6 @@ impl Hnet {
 
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
 
-/// Reads an H-Net's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds.
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

@@ -118,14 +118,9 @@ impl HourglassBlueprint {
             let found = if a.layers.middle.is_some() { "middle without post" } else { "post without middle" };
             return check.fail("layers", "pre alone, or pre, middle and post", found);
         }
-        check.dim("dim", a.dim)?;
-        check.dim("heads", a.heads)?;
-        check.dim("head_dim", a.head_dim)?;
-        check.dim("feed_forward", a.feed_forward)?;
+        check.dims([("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)])?;
         for (name, window) in [("window", a.window), ("middle_window", a.middle_window)] {
-            if let Err(ConfigError { key, expected, found }) = window.validate() {
-                return check.fail(format!("{name}.{key}"), expected, found);
-            }
+            check.part(name, window.validate())?;
             if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, window) {
                 return check.fail(if key == "window" { name } else { &key }, expected, found);
             }
@@ -133,9 +128,7 @@ impl HourglassBlueprint {
         check.fraction("layer_norm_eps", a.layer_norm_eps)?;
         self.validate_pooling(vocabulary, check)?;
         self.validate_lookback(check)?;
-        if let Some(Err(ConfigError { key, expected, found })) = a.ngrams.as_ref().map(NgramConfig::validate) {
-            return check.fail(format!("ngrams.{key}"), expected, found);
-        }
+        check.part("ngrams", a.ngrams.as_ref().map_or(Ok(()), NgramConfig::validate))?;
         check.distance_table("position.buckets.max_distance", parts::table_numbers(&self.stack_shape()))?;
         check.parameters("dim", self.parameters())?;
         // the middle stack needs a position for a segment too
@@ -164,10 +157,7 @@ impl HourglassBlueprint {
             let expected = if pooled { "mean, last or hops" } else { "nothing: there is no middle stack" };
             return check.fail("pooling", expected, if pooled { "nothing" } else { "a pooling" });
         }
-        match a.boundaries.validate(&|character| vocabulary.id_of(character)) {
-            Err(ConfigError { key, expected, found }) => check.fail(format!("boundaries.{key}"), expected, found),
-            Ok(()) => Ok(()),
-        }
+        check.part("boundaries", a.boundaries.validate(&|character| vocabulary.id_of(character)))
     }
 
     /// Checks that pooling reads only outputs that the pre stack's cache still holds, also after a rollback.
@@ -1460,7 +1450,6 @@ fn finish_rows(rows: &mut [SequenceRow], which: &[usize]) -> Result<()> {
 
 // Loading: tensors in the names of docs/checkpoints.md, and the model that they make.
 
-/// Reads an hourglass's architecture. Fails if a key is unknown, missing, of the wrong type or out of bounds.
 pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;

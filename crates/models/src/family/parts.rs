@@ -9,7 +9,7 @@ use crate::{
         StepStatus, SummaryLimits, Want, advance,
     },
     nn::{
-        Activation, Position,
+        Activation, ConfigError, Position,
         attention::{Layer, NormOrder, Stack},
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
@@ -82,6 +82,16 @@ impl Check<'_> {
     /// Checks a dimension. Fails if the value is 0 or exceeds the limit.
     pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
         if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
+    }
+
+    /// Checks dimensions as [`dim`](Self::dim) does.
+    pub fn dims<const N: usize>(self, dims: [(&str, usize); N]) -> Result<()> {
+        dims.into_iter().try_for_each(|(key, dim)| self.dim(key, dim))
+    }
+
+    /// Passes on the error of a part of the architecture, at `key`.
+    pub fn part(self, key: &str, result: Result<(), ConfigError>) -> Result<()> {
+        result.or_else(|error| self.fail(format!("{key}.{}", error.key), error.expected, error.found))
     }
 
     /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`.

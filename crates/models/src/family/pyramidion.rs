@@ -277,9 +277,7 @@ impl Architecture {
     fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
-        check.dim("dim", self.dim)?;
-        check.dim("heads", self.heads)?;
-        check.dim("feed_forward", self.feed_forward)?;
+        check.dims([("dim", self.dim), ("heads", self.heads), ("feed_forward", self.feed_forward)])?;
         for (key, length) in [("source_length", self.source_length), ("block", self.block.unwrap_or(1))] {
             if !(1..=MAX_LENGTH).contains(&length) {
                 return check.fail(key, format!("1 to {MAX_LENGTH}"), length);
@@ -1403,10 +1401,6 @@ impl Model for Pyramidion {
     /// Decoder: embed → self-attention → cross-attention to the document's vectors → feed-forward.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.decoder.feed_symbols(rows, which, &mut work_mut::<Work>(scratch)?.decoder)
-    }
-
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
-        Ok(())
     }
 
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {

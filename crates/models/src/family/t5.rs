@@ -189,10 +189,12 @@ impl Architecture {
     fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
-        check.dim("dim", self.dim)?;
-        check.dim("heads", self.heads)?;
-        check.dim("head_dim", self.head_dim)?;
-        check.dim("feed_forward", self.feed_forward)?;
+        check.dims([
+            ("dim", self.dim),
+            ("heads", self.heads),
+            ("head_dim", self.head_dim),
+            ("feed_forward", self.feed_forward),
+        ])?;
         check.fraction("norm_eps", self.norm_eps)?;
         if !(4..=MAX_BUCKETS).contains(&self.buckets) {
             return check.fail("buckets", format!("4 to {MAX_BUCKETS}"), self.buckets);
@@ -955,10 +957,6 @@ impl Model for T5 {
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, work_mut(scratch)?)
-    }
-
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
-        Ok(())
     }
 
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {

@@ -113,7 +113,6 @@ pub struct StackWork {
     pub(super) delta: Vec<f32>,
 }
 
-/// Arguments that all sub-layers of one pass share.
 pub(super) struct StackPass<'a, C> {
     pub(super) compute: &'a Compute,
     pub(super) positions: &'a [Position],
@@ -149,9 +148,7 @@ const _: () = assert!(UNSHARED_TILE <= ROW_TILE);
 /// One call of [`mix`]: the queries' positions and the size of the work.
 pub(crate) struct Mixing<'a> {
     pub(crate) compute: &'a Compute,
-    /// Layout of the caches.
     pub(crate) layout: &'a PageLayout,
-    /// Sequence and index of each query.
     pub(crate) positions: &'a [Position],
     /// Sum over queries of the keys that each attends to.
     pub(crate) keys: usize,
@@ -203,7 +200,6 @@ pub(crate) fn mix<'c, 'q, 'h>(
 
 /// The weights and settings of a layer's self-attention. D = width, I = heads · head_dim.
 pub(super) struct SelfAttention<'a> {
-    /// Index of the layer in the cache.
     pub(super) layer: usize,
     /// (3·I, D): queries, keys, values.
     pub(super) qkv: &'a Linear,
@@ -349,7 +345,6 @@ pub(super) struct MemoryPart<'a> {
 /// One layer's attention of rows to memories. Rows with the same memory read it together.
 pub(super) struct MemoryAttention<'a> {
     pub(super) compute: &'a Compute,
-    /// Layout of the memories.
     pub(super) layout: &'a PageLayout,
     pub(super) layer: usize,
     pub(super) rows: usize,
@@ -357,7 +352,6 @@ pub(super) struct MemoryAttention<'a> {
     pub(super) keys: usize,
     /// Factor of every score.
     pub(super) scale: f32,
-    /// True if the softmax has one more key, of score zero and value zero.
     pub(super) sink: bool,
 }
 

@@ -439,7 +439,6 @@ fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
     Ok(())
 }
 
-/// Checks that the merges of a `tokenizer.json` are not random.
 pub(super) fn check_dropout(json: &Value) -> Result<(), VocabularyError> {
     match json["model"]["dropout"].as_f64().filter(|dropout| *dropout > 0.0) {
         Some(dropout) => Err(VocabularyError::new("model.dropout", "none", dropout.to_string())),
@@ -525,7 +524,6 @@ pub(super) fn leading_ids(tokenizer: &Tokenizer) -> tokenizers::Result<Vec<u32>>
     Ok(all[..start.unwrap_or(0)].to_vec())
 }
 
-/// Returns the id for text that the tokenizer has no piece for.
 pub(super) fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
     let model = &json["model"];
     let id = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());

@@ -395,7 +395,6 @@ impl SpecialSymbols {
         [self.start, self.segment_start, self.unknown]
     }
 
-    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`.
     pub(super) fn check(self, len: usize, is_text: impl Fn(u32) -> bool) -> std::result::Result<(), VocabularyError> {
         let named = self.named_ids();
         let error = |name, expected: String, found: String| {

@@ -1138,7 +1138,6 @@ impl SegmentCacheHandle {
         }
     }
 
-    /// Evicts an entry. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
         self.lock().and_then(|mut cache| cache.evict()).is_some()
     }

@@ -7,7 +7,6 @@ use weir_kernels::error::Result;
 
 // Llama (Touvron et al. 2023, arXiv 2302.13971), and the models that share its layout, SmolLM among them.
 
-/// Keys of Llama, Qwen2 and Qwen3. Each of them ignores those of the others.
 #[derive(Deserialize)]
 pub(super) struct LlamaKeys {
     vocab_size: usize,

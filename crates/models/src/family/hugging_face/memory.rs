@@ -13,7 +13,6 @@ use std::sync::{
 };
 use weir_kernels::error::{Error, Result};
 
-/// Returns the error for a failure of candle.
 pub(super) fn failed(error: candle_core::Error) -> Error {
     Error::Internal(format!("candle: {error}"))
 }
@@ -33,12 +32,10 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Creates a budget of `limit` bytes.
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, in_use: AtomicUsize::new(0) })
     }
 
-    /// Returns the reserved bytes.
     pub(super) fn in_use(&self) -> usize {
         self.in_use.load(Relaxed)
     }
@@ -65,7 +62,6 @@ impl Drop for Reservation {
     }
 }
 
-/// Shape of a sequence's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum MemoryShape {
     /// Keys and values of each position.
@@ -102,7 +98,6 @@ impl MemoryShape {
     }
 }
 
-/// One layer's part of a memory.
 #[derive(Clone)]
 pub(super) struct LayerMemory {
     /// Keys (heads, positions, head_dim), or the first tensor of a recurrent state.
@@ -111,7 +106,6 @@ pub(super) struct LayerMemory {
     pub(super) second: Tensor,
 }
 
-/// One layer's blocks of keys and values, oldest first.
 #[derive(Default)]
 pub(super) struct LayerBlocks {
     keys: Vec<Tensor>,
@@ -149,7 +143,6 @@ impl Unit {
     }
 }
 
-/// The memory of one sequence.
 #[derive(Clone)]
 pub(super) struct Memory {
     shape: MemoryShape,
@@ -167,17 +160,14 @@ impl Memory {
         Self { shape, budget, len: 0, units: Vec::new(), snapshots: Vec::new() }
     }
 
-    /// Number of tokens that it covers.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns a layer's recurrent state; none for an empty sequence.
     pub(super) fn state(&self, layer: usize) -> Option<LayerMemory> {
         self.units.first().and_then(|unit| unit.layers.get(layer).cloned())
     }
 
-    /// Returns a layer's blocks of keys and values. Fails if candle fails.
     pub(super) fn blocks(&self, layer: usize) -> candle_core::Result<LayerBlocks> {
         let mut blocks = LayerBlocks::default();
         for (index, block) in self.units.iter().filter_map(|unit| unit.layers.get(layer)).enumerate() {
@@ -310,7 +300,6 @@ impl Memory {
         }
     }
 
-    /// Bytes of memory outside of the budget.
     pub(super) fn own_bytes(&self) -> usize {
         let tensors: usize = self.units.iter().map(|unit| unit.layers.len() * size_of::<LayerMemory>()).sum();
         tensors + self.units.len() * size_of::<Unit>()
@@ -337,7 +326,6 @@ impl TokenState {
         Self { memory, history: Vec::new(), start: 0, flight: 0, blockwise: 0 }
     }
 
-    /// True if no token is in flight.
     pub(super) fn is_ready(&self) -> bool {
         self.flight == 0
     }
@@ -373,10 +361,6 @@ impl TokenState {
 impl State for TokenState {
     fn len(&self) -> usize {
         self.start + self.history.len()
-    }
-
-    fn segments(&self) -> usize {
-        0
     }
 
     fn fork(&self) -> Box<dyn State> {

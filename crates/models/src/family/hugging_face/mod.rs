@@ -121,10 +121,6 @@ impl Model for TokenModel {
         Ok(())
     }
 
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
-        Ok(())
-    }
-
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         let unfinished = |rows: &[SequenceRow], index: usize| rows[index].status == StepStatus::Unfinished;
         self.threads.install(|| {

@@ -21,7 +21,6 @@ use weir_kernels::error::{Error, Result};
 /// Reads the keys of an architecture. Fails if one is missing, invalid or not supported.
 pub(super) type ReadArchitecture = fn(&Keys<'_>) -> Result<Box<dyn Architecture>>;
 
-/// A validated architecture.
 pub(super) trait Architecture: Debug + Send + Sync {
     fn tensors(&self) -> Vec<TensorSpec>;
 
@@ -45,13 +44,11 @@ pub(super) trait Architecture: Debug + Send + Sync {
     fn build(&self, tensors: &mut Tensors) -> Result<Box<dyn Network>>;
 }
 
-/// The weights of a model.
 pub(super) trait Network: Send + Sync {
     /// Computes `tokens`, which follow those of `memory`. Fails if candle fails.
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed>;
 }
 
-/// The results of a forward pass of n tokens.
 pub(super) struct Computed {
     /// (wanted, V): the logits after the last tokens; none if none are wanted.
     pub(super) logits: Option<Tensor>,
@@ -67,7 +64,6 @@ const MAX_DIM: usize = 1 << 22;
 /// Maximum numbers in all tensors together: 64 GiB of f32.
 const MAX_PARAMETERS: usize = 1 << 34;
 
-/// The text of a `config.json`.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
     pub(super) text: &'a str,
@@ -80,12 +76,10 @@ impl Keys<'_> {
         json::parse(self.text.as_bytes(), self.file, "")
     }
 
-    /// Returns the error for `key`.
     pub(super) fn fail<T>(self, key: impl Display, expected: impl Into<String>, found: impl Display) -> Result<T> {
         Err(Error::checkpoint(self.file, key.to_string(), expected.into(), found.to_string()))
     }
 
-    /// Checks a number of layers. Fails if it is 0 or exceeds the limit.
     pub(super) fn layers(self, key: &str, layers: usize) -> Result<()> {
         if (1..=MAX_LAYERS).contains(&layers) { Ok(()) } else { self.fail(key, format!("1 to {MAX_LAYERS}"), layers) }
     }
@@ -98,12 +92,10 @@ impl Keys<'_> {
         }
     }
 
-    /// Checks that a number lies strictly between 0 and 1.
     pub(super) fn fraction(self, key: &str, value: f64) -> Result<()> {
         if value > 0.0 && value < 1.0 { Ok(()) } else { self.fail(key, "above 0, below 1", value) }
     }
 
-    /// Checks that a number is positive and finite.
     pub(super) fn positive(self, key: &str, value: f64) -> Result<()> {
         if value > 0.0 && value.is_finite() { Ok(()) } else { self.fail(key, "above 0", value) }
     }
@@ -123,7 +115,6 @@ impl Keys<'_> {
         }
     }
 
-    /// Fails if the checkpoint's weights are quantized.
     pub(super) fn unquantized(self) -> Result<()> {
         #[derive(Deserialize)]
         struct Quantization {
@@ -143,7 +134,6 @@ impl Keys<'_> {
     }
 }
 
-/// The tensors of a checkpoint, which are moved to a device one by one.
 pub(super) struct Tensors {
     pub(super) weights: Weights,
     pub(super) device: Device,
@@ -166,7 +156,6 @@ impl Tensors {
 
 /// A product with a matrix.
 pub(super) struct Projection {
-    /// (outputs, inputs)
     pub(super) weight: Tensor,
     /// (outputs)
     pub(super) bias: Option<Tensor>,
@@ -183,7 +172,6 @@ impl Projection {
     }
 }
 
-/// A normalisation over the last dimension.
 pub(super) struct Norm {
     /// (dim)
     pub(super) weight: Tensor,
@@ -193,7 +181,6 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Normalises each vector of `x`, whose last dimension is contiguous.
     pub(super) fn apply(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         match &self.bias {
             Some(bias) => candle_nn::ops::layer_norm(x, &self.weight, bias, self.eps as f32),
@@ -202,7 +189,6 @@ impl Norm {
     }
 }
 
-/// A nonlinearity, by its name in `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(super) enum Activation {
     #[serde(rename = "silu", alias = "swish")]
@@ -245,7 +231,6 @@ pub(super) fn soft_cap(x: Tensor, cap: Option<f64>) -> candle_core::Result<Tenso
 
 // Rotary positions have the frequency scalings of transformers that do not depend on the text's length. transformers 5 writes `rope_parameters`; transformers 4 wrote `rope_theta` and `rope_scaling`, which wins if a file has both.
 
-/// Keys of `config.json` about positions.
 #[derive(Debug, Deserialize)]
 pub(super) struct RotaryKeys {
     rope_theta: Option<f64>,
@@ -269,7 +254,6 @@ struct Scaling {
 /// Frequency base of a checkpoint that states none.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Angles by position.
 #[derive(Debug, Clone)]
 pub(super) struct Rotary {
     /// (head_dim / 2): angle of one position.
@@ -354,7 +338,6 @@ pub(super) struct Angles {
 }
 
 impl Angles {
-    /// Rotates `x` (heads, len, head_dim). Fails if candle fails.
     pub(super) fn rotate(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         candle_nn::rotary_emb::rope(&x.unsqueeze(0)?, &self.cos, &self.sin)?.squeeze(0)
     }
@@ -440,7 +423,6 @@ const HEAD: &str = "lm_head.weight";
 /// An architecture of this kind. D = `dim`, H = `heads`, K = `kv_heads`, h = `head_dim`, F = `feed_forward`, V = `symbols`.
 #[derive(Debug, Clone)]
 pub(super) struct Transformer {
-    /// The name in `config.json`.
     pub(super) model_type: &'static str,
     pub(super) symbols: usize,
     pub(super) dim: usize,
@@ -472,7 +454,6 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Checks all dimensions. The error names the first key that is out of bounds, and the bound.
     pub(super) fn checked(self, keys: Keys<'_>) -> Result<Box<dyn Architecture>> {
         keys.layers("num_hidden_layers", self.windows.len())?;
         keys.dims([

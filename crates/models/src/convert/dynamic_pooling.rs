@@ -35,21 +35,15 @@ const MODEL: &[(&str, &str)] = &[
     ("head.bias", "final_cast.bias"),
 ];
 
-/// Names within a layer.
+/// Names within a layer, without `.weight` or `.bias`.
 const LAYER: &[(&str, &str)] = &[
-    ("attention.qkv.weight", "dec_attn.qkv_net.weight"),
-    ("attention.qkv.bias", "dec_attn.qkv_net.bias"),
-    (DISTANCE, "dec_attn.r_net.weight"),
-    ("attention.output.weight", "dec_attn.o_net.weight"),
-    ("attention.output.bias", "dec_attn.o_net.bias"),
-    ("attention.norm.weight", "dec_attn.layer_norm.weight"),
-    ("attention.norm.bias", "dec_attn.layer_norm.bias"),
-    ("feed_forward.up.weight", "pos_ff.CoreNet.0.weight"),
-    ("feed_forward.up.bias", "pos_ff.CoreNet.0.bias"),
-    ("feed_forward.down.weight", "pos_ff.CoreNet.3.weight"),
-    ("feed_forward.down.bias", "pos_ff.CoreNet.3.bias"),
-    ("feed_forward.norm.weight", "pos_ff.layer_norm.weight"),
-    ("feed_forward.norm.bias", "pos_ff.layer_norm.bias"),
+    ("attention.qkv", "dec_attn.qkv_net"),
+    ("attention.distance", "dec_attn.r_net"),
+    ("attention.output", "dec_attn.o_net"),
+    ("attention.norm", "dec_attn.layer_norm"),
+    ("feed_forward.up", "pos_ff.CoreNet.0"),
+    ("feed_forward.down", "pos_ff.CoreNet.3"),
+    ("feed_forward.norm", "pos_ff.layer_norm"),
 ];
 
 const NULL_GROUP: &str = "null_group";
@@ -113,7 +107,8 @@ fn training_arguments(pickle: &Pickle, file: &Path) -> Result<Arguments> {
 fn official_name(name: &str) -> String {
     let layer = || {
         let (stack, index, part) = in_layer(name)?;
-        Some(format!("{stack}.{index}.{}", source_name(LAYER, part)?))
+        let (part, kind) = part.rsplit_once('.')?;
+        Some(format!("{stack}.{index}.{}.{kind}", source_name(LAYER, part)?))
     };
     source_name(MODEL, name).map(str::to_owned).or_else(layer).unwrap_or_else(|| name.to_owned())
 }

@@ -5,7 +5,7 @@ use crate::{
     checkpoint::{
         CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
     },
-    convert::{self, Converted, read_config, rename_key},
+    convert::{self, Converted, read_config, rename_key, source_name},
     family::TensorSpec,
     load::blueprint,
     text::TextNormaliser,
@@ -20,29 +20,22 @@ const PREFIX: &str = "transformer.";
 
 const HEAD: &str = "lm_head.weight";
 
-/// Weir's name, the source's, and true if the source's is the transpose, (inputs, outputs).
-const MODEL: &[(&str, &str, bool)] = &[
-    ("embedding.weight", "wte.weight", false),
-    ("position.table", "wpe.weight", false),
-    ("norm.weight", "ln_f.weight", false),
-    ("norm.bias", "ln_f.bias", false),
-    ("head.weight", HEAD, false),
+const MODEL: &[(&str, &str)] = &[
+    ("embedding.weight", "wte.weight"),
+    ("position.table", "wpe.weight"),
+    ("norm.weight", "ln_f.weight"),
+    ("norm.bias", "ln_f.bias"),
+    ("head.weight", HEAD),
 ];
 
-/// The same names within a layer.
+/// Names within a layer, without `.weight` or `.bias`; true if the source's weight is the transpose, (inputs, outputs).
 const LAYER: &[(&str, &str, bool)] = &[
-    ("attention.norm.weight", "ln_1.weight", false),
-    ("attention.norm.bias", "ln_1.bias", false),
-    ("attention.qkv.weight", "attn.c_attn.weight", true),
-    ("attention.qkv.bias", "attn.c_attn.bias", false),
-    ("attention.output.weight", "attn.c_proj.weight", true),
-    ("attention.output.bias", "attn.c_proj.bias", false),
-    ("feed_forward.norm.weight", "ln_2.weight", false),
-    ("feed_forward.norm.bias", "ln_2.bias", false),
-    ("feed_forward.up.weight", "mlp.c_fc.weight", true),
-    ("feed_forward.up.bias", "mlp.c_fc.bias", false),
-    ("feed_forward.down.weight", "mlp.c_proj.weight", true),
-    ("feed_forward.down.bias", "mlp.c_proj.bias", false),
+    ("attention.norm", "ln_1", false),
+    ("attention.qkv", "attn.c_attn", true),
+    ("attention.output", "attn.c_proj", true),
+    ("feed_forward.norm", "ln_2", false),
+    ("feed_forward.up", "mlp.c_fc", true),
+    ("feed_forward.down", "mlp.c_proj", true),
 ];
 
 /// Buffers of a layer that its shape determines: the causal mask, and the masked scores' value.
@@ -187,18 +180,15 @@ struct SourceTensor {
 impl SourceTensor {
     /// Returns the source of one of weir's tensors; under its own name if there is none, so that it is reported as missing.
     fn from_spec(spec: &TensorSpec, prefix: &str) -> Self {
-        let found = |table: &[(&str, &'static str, bool)], name: &str| {
-            table.iter().find(|(weir, ..)| *weir == name).map(|&(_, source, transposed)| (source, transposed))
-        };
         let in_layer = || {
             let (index, part) = spec.name.strip_prefix("layers.")?.split_once('.')?;
-            let (source, transposed) = found(LAYER, part)?;
-            Some((format!("{prefix}h.{index}.{source}"), transposed))
+            let (part, kind) = part.rsplit_once('.')?;
+            let (_, source, transposed) = LAYER.iter().find(|(weir, ..)| *weir == part)?;
+            Some((format!("{prefix}h.{index}.{source}.{kind}"), *transposed && kind == "weight"))
         };
-        let prefixed = |(source, transposed): (&str, bool)| {
-            (if source == HEAD { source.to_owned() } else { format!("{prefix}{source}") }, transposed)
-        };
-        let known = found(MODEL, &spec.name).map(prefixed).or_else(in_layer);
+        let prefixed =
+            |source: &str| (if source == HEAD { source.to_owned() } else { format!("{prefix}{source}") }, false);
+        let known = source_name(MODEL, &spec.name).map(prefixed).or_else(in_layer);
         let (name, transposed) = known.unwrap_or_else(|| (spec.name.clone(), false));
         let mut shape = spec.shape.clone();
         if transposed {

@@ -246,11 +246,9 @@ impl State for DecoderState {
 #[derive(Default)]
 pub struct Work {
     stack: StackWork,
-    /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// Symbols of each row's feed that the stack has processed.
     processed: Vec<usize>,
-    /// The rows that the current step applies to.
     chosen: Vec<usize>,
     /// The vectors that flow through the stack: (positions, D)
     x: Vec<f32>,

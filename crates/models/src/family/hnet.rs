@@ -690,7 +690,6 @@ fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HnetState> {
 struct Work {
     stages: Vec<StageWork>,
     pass: PassWork,
-    /// The rows that the current step applies to.
     chosen: Vec<usize>,
     /// The head's input: (wanted, D)
     wanted: Vec<f32>,
@@ -707,7 +706,6 @@ impl Work {
 /// Vectors of one stage in a step. D = width.
 #[derive(Default)]
 struct StageWork {
-    /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// Index among its row's fed symbols of the symbol with which each position begins; `None` for a symbol fed again.
     symbols: Vec<Option<usize>>,

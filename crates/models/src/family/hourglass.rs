@@ -888,7 +888,6 @@ pub struct Work {
     stack: StackWork,
     boundary: boundary::LearnedWork,
     entropy_model: EntropyWork,
-    /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// The fed symbol at each position.
     symbols: Vec<u32>,
@@ -900,7 +899,6 @@ pub struct Work {
     decisions: Vec<BoundaryDecision>,
     /// Symbols of each row's feed that the current stack has processed.
     processed: Vec<usize>,
-    /// The rows that the current step applies to.
     chosen: Vec<usize>,
     /// The vectors that flow through a stack: (positions, D)
     x: Vec<f32>,

@@ -537,11 +537,9 @@ pub struct Work {
     pub watcher: Option<Watcher<LslmStage>>,
     stack: T5Work,
     predictor: boundary::SummedWork,
-    /// Sequence and position of each vector in `x`.
     positions: Vec<Position>,
     /// Last position of the memory that each vector of the decoder attends to.
     memory_positions: Vec<Position>,
-    /// The rows that the current step applies to.
     chosen: Vec<usize>,
     /// The vectors that flow through a stack: (positions, width)
     x: Vec<f32>,

@@ -223,7 +223,7 @@ pub fn table_numbers(shape: &StackShape) -> usize {
 }
 
 /// Index of the first position in fairseq's sinusoids, whose lower indices belong to padding.
-const FIRST_SINUSOID: usize = 2;
+pub const FIRST_SINUSOID: usize = 2;
 
 /// Packs a checkpoint's tensors into model parts.
 pub struct Loader<'a> {

@@ -20,8 +20,8 @@ use crate::{
         Blueprint, Init, Parts, TensorSpec,
         decoder::{self, Decoder, DecoderState},
         parts::{
-            self, Check, MemoryDocument, TokenLimits, check_generation, linear, needs_document, needs_scores, norm,
-            push_tokens, work_mut,
+            self, Check, FIRST_SINUSOID, MemoryDocument, TokenLimits, check_generation, linear, needs_document,
+            needs_scores, norm, push_tokens, work_mut,
         },
     },
     load::Bounds,
@@ -625,7 +625,6 @@ pub struct PyramidionEncoding {
     plan: Arc<EncoderPlan>,
     /// Vocabulary size V.
     symbols: usize,
-    /// All tokens pushed.
     tokens: Vec<u32>,
     closed: bool,
     /// True if poolings keep vectors unchanged instead of mixing them.
@@ -648,7 +647,6 @@ pub struct PyramidionEncoding {
     mass: Vec<f32>,
     /// Vectors before the first pooling, if the decoder attends to all positions.
     unpooled: Option<UnpooledVectors>,
-    /// Keys and values for the decoder.
     memory: Option<KvCache>,
     blocks: usize,
     choices: Vec<PoolingChoice>,
@@ -1046,7 +1044,6 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 /// Working memory of one thread.
 #[derive(Default)]
 pub struct Work {
-    /// Working memory of the decoder's steps.
     decoder: decoder::Work,
     encoder: EncoderWork,
     /// One page of the encoder's output: (vectors, D)
@@ -1569,9 +1566,6 @@ impl Encoding for PyramidionEncoding {
 
 // Loading. Tensors have the names of the published code, as in docs/checkpoints.md.
 
-/// n of the first position in fairseq's sinusoids; lower ones belong to padding.
-const FIRST_SINUSOID: usize = 2;
-
 impl Pyramidion {
     /// Builds the model from checked weights. Fails if the settings ask for more symbols than the model can hold.
     pub fn load(blueprint: &PyramidionBlueprint, mut parts: Parts) -> Result<Self> {
@@ -1605,7 +1599,7 @@ impl Pyramidion {
     }
 }
 
-/// Returns fairseq's sinusoidal positions for vectors of width `dim`.
+/// fairseq's sinusoidal positions.
 fn sinusoids(dim: usize) -> PositionScheme {
     PositionScheme::Absolute(Absolute::Sinusoidal { frequencies: frequencies(dim), first: FIRST_SINUSOID })
 }

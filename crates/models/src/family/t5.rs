@@ -430,7 +430,6 @@ pub struct T5Encoding {
     /// Maximum tokens.
     limit: usize,
     layers: usize,
-    /// All tokens pushed.
     tokens: Vec<u32>,
     closed: bool,
     cursor: Cursor,
@@ -439,7 +438,6 @@ pub struct T5Encoding {
     /// Position of each vector in the document, once tokens were deleted.
     positions: Option<Vec<u32>>,
     keys: Option<LayerKeys>,
-    /// Keys and values for the decoder.
     memory: Option<KvCache>,
     blocks: usize,
     choices: Vec<PoolingChoice>,
@@ -678,10 +676,8 @@ impl DeletionGate {
 /// Working memory of one thread.
 #[derive(Default)]
 pub struct Work {
-    /// Working memory of the decoder's layers.
     decoder: T5Work,
     encoder: T5EncoderWork,
-    /// The rows that the current step applies to.
     chosen: Vec<usize>,
     /// Sequence and position of each vector that the decoder processes.
     positions: Vec<Position>,

@@ -5,7 +5,7 @@ use crate::{
     family::{
         TensorSpec,
         hugging_face::memory::{LayerBlocks, LayerMemory, Memory, MemoryShape, failed},
-        parts::matrix,
+        parts::{MAX_LAYERS, MAX_PARAMETERS, matrix},
     },
     load::Bounds,
 };
@@ -56,13 +56,8 @@ pub(super) struct Computed {
     pub(super) layers: Vec<LayerMemory>,
 }
 
-/// Maximum layers, and maximum of any other dimension: far above any model, far below an overflow of a product.
-const MAX_LAYERS: usize = 1024;
-
+/// Maximum of a dimension: far above any model, far below an overflow of a product.
 const MAX_DIM: usize = 1 << 22;
-
-/// Maximum numbers in all tensors together: 64 GiB of f32.
-const MAX_PARAMETERS: usize = 1 << 34;
 
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {

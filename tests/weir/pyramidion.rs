@@ -10,7 +10,7 @@ use weir::{
         checkpoint::json::read_limited,
         contract::{Document, DocumentEncoder, Encoding, EncodingStage},
         convert::convert,
-        family::pyramidion::{EncoderHookPoint, Work},
+        family::{parts::EncoderHookPoint, pyramidion::Work},
         load::init,
         nn::{
             kv_cache::PagedVectors,

@@ -8,7 +8,6 @@
 //! decoder attends to what is left. Padding is part of the model: every document has the maximum length. Vectors of padding are
 //! equal, so a block of padding is computed once per model and other padding once per document.
 
-pub use crate::family::parts::{EncoderHook, EncoderHookPoint};
 use crate::{
     checkpoint::{self, Config, Weights},
     contract::{
@@ -20,8 +19,8 @@ use crate::{
         Blueprint, Init, Parts, TensorSpec,
         decoder::{self, Decoder, DecoderState},
         parts::{
-            self, Check, FIRST_SINUSOID, MemoryDocument, TokenLimits, check_generation, linear, needs_document,
-            needs_scores, norm, push_tokens, work_mut,
+            self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, TokenLimits, check_generation,
+            linear, needs_document, needs_scores, norm, push_tokens, work_mut,
         },
     },
     load::Bounds,

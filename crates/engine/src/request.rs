@@ -4,8 +4,6 @@
 use crate::{
     api::{DocumentEvent, Event, Events, Limits, Terms},
     cache::{Key, SegmentCacheHandle},
-    codec::Coded,
-    completion::NextDistributions,
     document_request::DocumentRequest,
     observer::{EngineEvent, Measurements},
     options::{EmittedSymbol, FinishReason},
@@ -300,10 +298,10 @@ impl Request {
         self.send_output();
         if let RequestKind::Text(text) = &mut self.kind {
             if let Some(coded) = text.session.take_coded() {
-                self.event_sender.send_coded(coded);
+                self.event_sender.send_reserved(Event::Coded(coded));
             }
             if let (Some(Ok(_)), Some(distributions)) = (&self.outcome, text.session.take_distributions()) {
-                self.event_sender.send_next(distributions);
+                self.event_sender.send_reserved(Event::Next(distributions));
             }
         }
         let usage = self.usage();
@@ -641,14 +639,7 @@ impl EventSender {
         self.send_reserved(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded))));
     }
 
-    pub(crate) fn send_coded(&mut self, coded: Coded) {
-        self.send_reserved(Event::Coded(coded));
-    }
-
-    pub(crate) fn send_next(&mut self, distributions: NextDistributions) {
-        self.send_reserved(Event::Next(distributions));
-    }
-
+    /// Sends the event with its own slot: only the first call sends.
     fn send_reserved(&mut self, event: Event) {
         if let Some(slot) = self.encoded_slot.take() {
             slot.send(Ok(event));

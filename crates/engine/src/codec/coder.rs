@@ -130,6 +130,7 @@ pub enum CodeInput {
     Decompress {
         /// The number of symbols that the data stand for.
         symbols: usize,
+        /// The compressed data.
         data: Vec<u8>,
     },
 }

@@ -90,6 +90,7 @@ pub enum Part {
     Block {
         /// Number of symbols.
         symbols: usize,
+        /// The compressed data.
         data: Vec<u8>,
     },
     /// The last part.
@@ -536,6 +537,7 @@ pub trait BlockStream: Send {
     /// Ends the output after the last block. Fails with [`Error::Damaged`] if the decompressed text is not the one that was compressed.
     fn end(&mut self, out: &mut Vec<u8>) -> Result<()>;
 
+    /// Returns the totals so far.
     fn totals(&self) -> Totals;
 }
 

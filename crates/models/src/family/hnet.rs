@@ -1252,8 +1252,9 @@ impl Blueprint for HnetBlueprint {
                 out.push(TensorSpec::zeros(key("padding"), vec![self.padding(index)]));
             }
             if index < self.levels() {
-                out.push(self.router_query(index));
-                out.push(self.router_key(index));
+                // the query reads the column that is the same for all symbols, the key the marks of its level
+                out.push(self.router("query", index, self.beginnings.len()));
+                out.push(self.router("key", index, index));
                 linear(&mut out, &key("residual"), stage.dim, stage.dim);
             }
         }
@@ -1492,16 +1493,7 @@ impl HnetBlueprint {
         TensorSpec { name: "embedding.weight".into(), shape, init: Init::Columns(EMBEDDING, columns), trained: true }
     }
 
-    /// Returns the query of a level's router, which reads the column that is the same for all symbols.
-    fn router_query(&self, level: usize) -> TensorSpec {
-        self.router("query", level, self.beginnings.len())
-    }
-
-    /// Returns the key of a level's router, which reads the marks of its level.
-    fn router_key(&self, level: usize) -> TensorSpec {
-        self.router("key", level, level)
-    }
-
+    /// Returns the query or the key of a level's router, which reads the column `index`.
     fn router(&self, name: &str, level: usize, index: usize) -> TensorSpec {
         let dim = self.architecture.stages[level].dim;
         let reads = level < self.beginnings.len();

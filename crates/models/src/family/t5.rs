@@ -512,14 +512,6 @@ impl T5Encoding {
         }
     }
 
-    fn page(&self) -> usize {
-        self.cursor.page
-    }
-
-    fn at_first_page(&self) -> bool {
-        self.cursor.page == 0
-    }
-
     fn is_last_page(&self) -> bool {
         self.cursor.page + 1 == self.vectors.pages()
     }
@@ -739,7 +731,7 @@ impl T5 {
             let started = Instant::now();
             match e.unit() {
                 WorkUnit::Keys { layer } => {
-                    if e.at_first_page() {
+                    if e.cursor.page == 0 {
                         self.begin_layer(e, layer, work)?;
                     }
                     self.write_keys(e, layer, work)?; // (vectors, I) each
@@ -802,7 +794,7 @@ impl T5 {
         let compute = &self.compute;
         let encoder = &self.encoder;
         let dim = self.head.inputs();
-        let page = e.page();
+        let page = e.cursor.page;
         let count = e.vectors.len();
         let is_last_page = e.is_last_page();
         let T5Encoding { keys, vectors, .. } = e;
@@ -833,7 +825,7 @@ impl T5 {
     /// Takes one page of vectors through the second half of a layer, after all keys were written.
     fn finish_layer(&self, e: &mut T5Encoding, layer: usize, work: &mut Work) -> Result<()> {
         let compute = &self.compute;
-        let page = e.page();
+        let page = e.cursor.page;
         let count = e.vectors.len();
         let T5Encoding { keys, vectors, positions, .. } = e;
         let keys = keys.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
@@ -856,7 +848,7 @@ impl T5 {
 
     /// Norms one page of the encoder's output, and projects it to the decoder's keys and values.
     fn project_memory(&self, e: &mut T5Encoding, work: &mut Work) -> Result<()> {
-        let page = e.page();
+        let page = e.cursor.page;
         let vectors = e.vectors.page(page);
         let mut x = std::mem::take(&mut work.x);
         rms_norm(&self.compute, vectors, &self.encoder.norm, sized(&mut x, vectors.len())); // (vectors, D)

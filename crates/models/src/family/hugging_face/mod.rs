@@ -54,10 +54,6 @@ const ARCHITECTURES: &[(&str, ReadArchitecture)] = &[
     ("mamba", mamba::read),
 ];
 
-fn model_types() -> impl Iterator<Item = &'static str> {
-    ARCHITECTURES.iter().map(|(name, _)| *name)
-}
-
 /// Opens a device. Fails if the binary was built without it, or the system does not have it.
 fn open(choice: DeviceChoice) -> Result<Device> {
     let unavailable = |bound: String| Error::bad_option("--device", choice.to_string(), bound);
@@ -215,7 +211,7 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let keys = Keys { text: config.architecture(), file };
     let ModelType { model_type } = keys.parse()?;
     let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
-        let known: Vec<_> = model_types().chain(T5_MODEL_TYPES).collect();
+        let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).chain(T5_MODEL_TYPES).collect();
         let expected = format!(
             "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md)",
             known.join(", ")

@@ -44,17 +44,18 @@ pub trait Model: Send + Sync {
     fn scratch(&self) -> Scratch;
 
     /// Feeds `rows[i].feed` for each `i` of `which`; these rows must be ready. Each is then waiting or unfinished and has its
-    /// decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. The rows of a failed step are
-    /// lost: drop them.
+    /// decisions. The caller leaves `feed` and `want` unchanged until the row is ready again. Fails with
+    /// `OutOfPages` if the key-value pool is exhausted. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Fails as a symbol step does. Without
-    /// segments no row waits.
+    /// Runs the middle stack for those rows of `which` that wait; they are then unfinished. Skips others. Fails as a symbol
+    /// step does. Without segments no row waits.
     fn segment_step(&self, _rows: &mut [SequenceRow], _which: &[usize], _scratch: &mut Scratch) -> Result<()> {
         Ok(())
     }
 
-    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Fails as a symbol step does.
+    /// Finishes the unfinished rows of `which`, wanted logits included; they are then ready. Skips others. Fails as
+    /// a symbol step does.
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// Maximum bytes of key-value memory that a sequence of `symbols` symbols can hold.

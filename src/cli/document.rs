@@ -1,4 +1,4 @@
-//! A document to summarize, and its text in portions that end between characters.
+//! A document to summarize, and texts in portions that end between characters.
 
 use crate::cli::model::{not_utf8, unreadable};
 use std::{
@@ -25,6 +25,8 @@ pub(super) enum Document {
 
 /// Reads UTF-8 text in portions that end between characters.
 pub(super) struct TextReader<'a> {
+    /// The flag or argument that names the file.
+    flag: &'static str,
     bytes: Box<dyn Read + Send + 'a>,
     /// Name in I/O errors.
     file: PathBuf,
@@ -38,31 +40,32 @@ impl TextReader<'static> {
     /// Opens a file; `-` is standard input.
     pub(super) fn open(file: &Path) -> Result<Self> {
         if file.as_os_str() == "-" {
-            return Ok(Self::new(Box::new(std::io::stdin()), Path::new("standard input")));
+            return Ok(Self::new(FLAG, Box::new(std::io::stdin()), Path::new("standard input")));
         }
-        Ok(Self::new(Box::new(File::open(file).map_err(unreadable(FLAG, file))?), file))
+        Ok(Self::new(FLAG, Box::new(File::open(file).map_err(unreadable(FLAG, file))?), file))
     }
 }
 
 impl<'a> TextReader<'a> {
-    fn new(bytes: Box<dyn Read + Send + 'a>, file: &Path) -> Self {
-        Self { bytes, file: file.to_owned(), done: 0, pending: Vec::new() }
+    /// Reads from an open file, which `flag` names.
+    pub(super) fn new(flag: &'static str, bytes: Box<dyn Read + Send + 'a>, file: &Path) -> Self {
+        Self { flag, bytes, file: file.to_owned(), done: 0, pending: Vec::new() }
     }
 
     /// Reads from a text in memory.
     pub(super) fn text(text: &'a str) -> Self {
-        Self::new(Box::new(text.as_bytes()), Path::new("a document"))
+        Self::new(FLAG, Box::new(text.as_bytes()), Path::new("a document"))
     }
 
     /// Returns the next portion; `None` at the end. Fails if the bytes cannot be read or are not UTF-8.
     pub(super) fn next(&mut self) -> Result<Option<String>> {
-        let Self { bytes, file, done, pending } = self;
-        let read = bytes.take(READ_BYTES as u64).read_to_end(pending).map_err(unreadable(FLAG, file))?;
+        let Self { flag, bytes, file, done, pending } = self;
+        let read = bytes.take(READ_BYTES as u64).read_to_end(pending).map_err(unreadable(flag, file))?;
         let valid = match std::str::from_utf8(pending) {
             Ok(all) => all.len(),
             // The next read completes the last character.
             Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
-            Err(error) => return Err(not_utf8(FLAG, file, *done + error.valid_up_to() as u64)),
+            Err(error) => return Err(not_utf8(flag, file, *done + error.valid_up_to() as u64)),
         };
         *done += valid as u64;
         let rest = pending.split_off(valid);
@@ -76,7 +79,7 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8]) -> Result<Vec<String>> {
-        let mut reader = TextReader::new(Box::new(bytes), Path::new("a.txt"));
+        let mut reader = TextReader::new(FLAG, Box::new(bytes), Path::new("a.txt"));
         std::iter::from_fn(|| reader.next().transpose()).collect()
     }
 

@@ -1,14 +1,12 @@
 //! `weir ngrams`: writes a checkpoint's n-grams, from which generations draft.
 
 use crate::cli::{
-    model::{ModelArgument, not_utf8, unreadable},
+    document::TextReader,
+    model::{ModelArgument, unreadable},
     output::{self, Progress},
 };
 use serde_json::json;
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::{
     checkpoint::files,
@@ -16,9 +14,6 @@ use weir_models::{
     ngrams::{self, HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     text::Vocabulary,
 };
-
-/// Bytes of the text that are read at once.
-const BLOCK: usize = 1 << 20;
 
 /// Writes a checkpoint's n-grams.
 #[derive(Debug, clap::Args)]
@@ -81,38 +76,20 @@ pub fn run(args: Args) -> Result<()> {
 /// Counts the n-grams of a file. Returns the number of its symbols, which is at least 1.
 fn count(file: &Path, vocabulary: &Vocabulary, counter: &mut NgramCounter) -> Result<u64> {
     let mut progress = Progress::bytes();
-    let (mut opened, size) = files::open(file).map_err(unreadable("TEXT", file))?;
-    let mut block = Vec::with_capacity(BLOCK);
+    let (opened, size) = files::open(file).map_err(unreadable("TEXT", file))?;
+    let mut reader = TextReader::new("TEXT", Box::new(opened), file);
     let mut read = 0;
     let mut characters = 0;
     let mut symbols = 0;
-    loop {
-        let mut more = opened.by_ref().take((BLOCK - block.len()) as u64);
-        let added = more.read_to_end(&mut block).map_err(unreadable("TEXT", file))?;
-        let text = match std::str::from_utf8(&block) {
-            Ok(text) => text,
-            // the rest of a character comes with the next block
-            Err(error) if error.error_len().is_none() && added > 0 => {
-                std::str::from_utf8(&block[..error.valid_up_to()]).unwrap_or_default()
-            }
-            Err(error) => {
-                let position = read + error.valid_up_to() as u64;
-                return Err(not_utf8("TEXT", file, position));
-            }
-        };
-        let encoded = vocabulary.encode("TEXT", text, usize::MAX).map_err(|error| after(error, characters))?;
+    while let Some(text) = reader.next()? {
+        let encoded = vocabulary.encode("TEXT", &text, usize::MAX).map_err(|error| after(error, characters))?;
         for symbol in encoded {
             counter.push(symbol);
             symbols += 1;
         }
         characters += text.chars().count();
-        let done = text.len();
-        block.drain(..done);
-        read += done as u64;
+        read += text.len() as u64;
         progress.update(read, size);
-        if added == 0 {
-            break;
-        }
     }
     if symbols == 0 {
         return Err(Error::bad_option("TEXT", "\"\"", "at least one symbol"));

@@ -634,10 +634,8 @@ fn tls() -> Result<TlsConfig> {
 
 // Repositories of the Hugging Face Hub, which serves each file at `ENDPOINT/ORG/NAME/resolve/REVISION/FILE`.
 //
-// The crate `hf-hub` is not used. Version 0.5 sends the user's token to the host that the Hub redirects to. It writes to the path
-// that a response's `etag` gives, even outside its cache. It stores more bytes than the server stated, without a limit, and
-// accepts fewer as a complete file. It trusts only authorities that are part of the program. Version 1.0 requires `hf-xet`, the
-// client of another protocol. Its feature for TLS depends on aws-lc, which the rules for dependencies exclude.
+// The crate `hf-hub` is not used. Version 0.5 sends the user's token to the host that the Hub redirects to, writes to the path that a
+// response's `etag` gives, and stores bytes without a limit. Version 1.0 requires `hf-xet`, and its TLS aws-lc.
 
 /// The public Hub, unless `HF_ENDPOINT` names another.
 const ENDPOINT: &str = "https://huggingface.co";

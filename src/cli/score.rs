@@ -62,13 +62,11 @@ fn print(args: &Args, scorer: &Scorer<'_>) -> Result<()> {
         let scores = LengthScores::new(args, scorer)?;
         (scores.as_json(), scores.as_text())
     } else if let Some(windows) = args.windowed {
-        let scores = WindowedText { scores: scorer.score(args, Some(windows))?, windows };
-        (scores.as_json(), scores.as_text())
+        windowed_text(&scorer.score(args, Some(windows))?, windows)
     } else {
         let scores = scorer.score(args, None)?;
         let (default, is_pooled) = scorer.boundaries()?;
-        let scores = ScoredText { scores, mode: args.boundaries.boundary_mode.or(default), is_pooled };
-        (scores.as_json(), scores.as_text())
+        scored_text(&scores, args.boundaries.boundary_mode.or(default), is_pooled)
     };
     if args.json { output::json(&json) } else { output::write(&text) }
 }
@@ -232,59 +230,40 @@ impl LengthScores {
     }
 }
 
-/// A text that was scored as one sequence.
-struct ScoredText {
-    scores: Scores,
-    mode: Option<BoundaryMode>,
-    /// True if the model pools its input.
-    is_pooled: bool,
-}
-
-impl ScoredText {
-    fn bits_per_char(&self) -> Option<f64> {
-        if let Some(marked) = &self.scores.marked {
-            return marked.bits_per_char(self.mode);
-        }
-        self.scores.bits_per_char()
+/// Formats a text that was scored as one sequence in a boundary mode, as JSON and as text.
+fn scored_text(scores: &Scores, mode: Option<BoundaryMode>, is_pooled: bool) -> (Value, String) {
+    let bits_per_char = match &scores.marked {
+        Some(marked) => marked.bits_per_char(mode),
+        None => scores.bits_per_char(),
+    };
+    let closed = scores.boundaries.iter().filter(|&&boundary| boundary == 1).count();
+    // The start-of-text symbol is a segment of its own and does not count.
+    let closed = closed.saturating_sub(usize::from(is_pooled && scores.marked.is_some()));
+    let shortening_factor = (closed > 0).then(|| scores.fed as f64 / closed as f64);
+    let mut object = Map::new();
+    object.insert("symbols".into(), scores.symbols.into());
+    object.insert("text_chars".into(), scores.text_chars.into());
+    object.insert("bits_per_char".into(), json!(bits_per_char));
+    scores.text_bits.add_json(&mut object);
+    if let Some(marked) = &scores.marked {
+        object.insert("boundary_mode".into(), mode.map(BoundaryMode::name).into());
+        marked.add_json(&mut object);
     }
-
-    fn shortening_factor(&self) -> Option<f64> {
-        let closed = self.scores.boundaries.iter().filter(|&&boundary| boundary == 1).count();
-        // The start-of-text symbol is a segment of its own and does not count.
-        let closed = closed.saturating_sub(usize::from(self.is_pooled && self.scores.marked.is_some()));
-        (closed > 0).then(|| self.scores.fed as f64 / closed as f64)
+    object.insert("shortening_factor".into(), json!(shortening_factor));
+    object.insert("boundaries".into(), json!(scores.boundaries));
+    if let levels @ [_, _, ..] = &*scores.levels {
+        object.insert("boundary_levels".into(), json!(levels));
     }
-
-    fn as_json(&self) -> Value {
-        let mut object = Map::new();
-        object.insert("symbols".into(), self.scores.symbols.into());
-        object.insert("text_chars".into(), self.scores.text_chars.into());
-        object.insert("bits_per_char".into(), json!(self.bits_per_char()));
-        self.scores.text_bits.add_json(&mut object);
-        if let Some(marked) = &self.scores.marked {
-            object.insert("boundary_mode".into(), self.mode.map(BoundaryMode::name).into());
-            marked.add_json(&mut object);
-        }
-        object.insert("shortening_factor".into(), json!(self.shortening_factor()));
-        object.insert("boundaries".into(), json!(self.scores.boundaries));
-        if let levels @ [_, _, ..] = &*self.scores.levels {
-            object.insert("boundary_levels".into(), json!(levels));
-        }
-        object.insert("logprobs".into(), json!(self.scores.logprobs));
-        object.into()
-    }
-
-    fn as_text(&self) -> String {
-        let mut out = format!(
-            "{} symbols, {} bits per character{}, shortening factor {}\n",
-            self.scores.symbols,
-            output::optional(self.bits_per_char()),
-            self.scores.text_bits.describe(),
-            output::optional(self.shortening_factor())
-        );
-        out += &self.scores.marked.as_ref().map_or_else(String::new, MarkedTextBits::text);
-        out
-    }
+    object.insert("logprobs".into(), json!(scores.logprobs));
+    let mut text = format!(
+        "{} symbols, {} bits per character{}, shortening factor {}\n",
+        scores.symbols,
+        output::optional(bits_per_char),
+        scores.text_bits.describe(),
+        output::optional(shortening_factor)
+    );
+    text += &scores.marked.as_ref().map_or_else(String::new, MarkedTextBits::text);
+    (object.into(), text)
 }
 
 /// A text and the model that scores it.
@@ -436,50 +415,34 @@ fn specials(model: &weir_proto::v1::Model) -> Option<SpecialSymbols> {
     })
 }
 
-/// A text that was scored in windows.
-struct WindowedText {
-    scores: Scores,
-    windows: WindowOptions,
-}
-
-impl WindowedText {
-    /// Returns −ln p per symbol of each window.
-    fn window_losses(&self) -> Vec<f64> {
-        // The first symbol has no score.
-        let scored = windows(self.scores.symbols, self.windows)
-            .filter_map(|window| self.scores.logprobs.get(window.scored - 1..window.end - 1));
-        scored.map(|logprobs| -logprobs.iter().sum::<f64>() / logprobs.len() as f64).collect()
+/// Formats a text that was scored in windows, as JSON and as text.
+fn windowed_text(scores: &Scores, size: WindowOptions) -> (Value, String) {
+    let Scores { symbols, text_chars, logprobs, boundaries, shortening_factor, text_bits, .. } = scores;
+    // −ln p per symbol of each window; the first symbol has no score
+    let scored = windows(*symbols, size).filter_map(|window| logprobs.get(window.scored - 1..window.end - 1));
+    let losses: Vec<_> = scored.map(|logprobs| -logprobs.iter().sum::<f64>() / logprobs.len() as f64).collect();
+    let window_nats = if text_bits.is_subword { "window_nats_per_token" } else { "window_nats_per_char" };
+    let text = format!(
+        "{} symbols scored in {} windows, {} bits per character{}, shortening factor {}\n",
+        logprobs.len(),
+        losses.len(),
+        output::optional(scores.bits_per_char()),
+        text_bits.describe(),
+        output::optional(*shortening_factor)
+    );
+    let mut object = json!({
+        "symbols": symbols,
+        "text_chars": text_chars,
+        "scored": logprobs.len(),
+        "bits_per_char": scores.bits_per_char(),
+        "shortening_factor": shortening_factor,
+        "windows": losses.len(),
+        window_nats: losses,
+        "boundaries": boundaries,
+        "logprobs": logprobs,
+    });
+    if let Some(object) = object.as_object_mut() {
+        text_bits.add_json(object);
     }
-
-    fn as_json(&self) -> Value {
-        let Scores { symbols, text_chars, logprobs, boundaries, shortening_factor, text_bits, .. } = &self.scores;
-        let window_nats = if text_bits.is_subword { "window_nats_per_token" } else { "window_nats_per_char" };
-        let losses = self.window_losses();
-        let mut object = json!({
-            "symbols": symbols,
-            "text_chars": text_chars,
-            "scored": logprobs.len(),
-            "bits_per_char": self.scores.bits_per_char(),
-            "shortening_factor": shortening_factor,
-            "windows": losses.len(),
-            window_nats: losses,
-            "boundaries": boundaries,
-            "logprobs": logprobs,
-        });
-        if let Some(object) = object.as_object_mut() {
-            text_bits.add_json(object);
-        }
-        object
-    }
-
-    fn as_text(&self) -> String {
-        format!(
-            "{} symbols scored in {} windows, {} bits per character{}, shortening factor {}\n",
-            self.scores.logprobs.len(),
-            self.window_losses().len(),
-            output::optional(self.scores.bits_per_char()),
-            self.scores.text_bits.describe(),
-            output::optional(self.scores.shortening_factor)
-        )
-    }
+    (object, text)
 }

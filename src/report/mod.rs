@@ -1,10 +1,10 @@
 //! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
-//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) [`prefill`] (many symbols a step), `endless` (a long stream), [`compare`] (two models in turns),
-//! `resume` (time saved by the segment cache), `speculate` (drafts), `stream` (overhead of gRPC), `summaries` (summarization),
-//! `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the
-//! same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the statistics. docs/performance.md
-//! defines what each figure includes.
+//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows), [`prefill`] (many symbols a step),
+//! `endless` (a long stream), [`compare`] (two models in turns), `resume` (time saved by the segment cache), `speculate` (drafts), `stream`
+//! (overhead of gRPC), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`]
+//! (the machine's limits, measured in the same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the
+//! statistics. docs/performance.md defines what each figure includes.
 
 pub mod compare;
 pub mod decode;

@@ -28,9 +28,12 @@ pub(super) struct ClientArgs {
     address: String,
 }
 
-/// A server for one engine, and its client.
+/// A server for one engine, and its client process. That writes a line of results for each line of requests, and ends with its input or
+/// on drop.
 pub(super) struct LoopbackServer {
-    client: Process,
+    child: Child,
+    requests: ChildStdin,
+    results: BufReader<ChildStdout>,
     /// `None` once the server has stopped.
     runtime: Option<Runtime>,
 }
@@ -43,7 +46,15 @@ impl LoopbackServer {
         let engines = Engines::new(vec![engine])?;
         // The task ends with the runtime.
         runtime.spawn(run::run(listener, engines, std::future::pending(), TransportConfig::default()));
-        Ok(Self { client: Process::start(&address.to_string())?, runtime: Some(runtime) })
+        let program = std::env::current_exe().map_err(Error::io("this program"))?;
+        let mut command = Command::new(&program);
+        let address = address.to_string();
+        command.args(["bench", "stream-client", &address]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(Error::io(program))?;
+        let (Some(requests), Some(results)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::Internal("the client process has no pipes".into()));
+        };
+        Ok(Self { child, requests, results: BufReader::new(results), runtime: Some(runtime) })
     }
 
     pub(super) fn runtime(&self) -> Result<&Runtime> {
@@ -52,38 +63,6 @@ impl LoopbackServer {
 
     /// Lets the client send all requests at once and read their responses.
     pub(super) fn request(&mut self, requests: &[StreamRequest]) -> Result<StreamRun> {
-        self.client.generate(requests)
-    }
-}
-
-impl Drop for LoopbackServer {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(STOP_TIMEOUT);
-        }
-    }
-}
-
-/// The client process. It writes a line of results for each line of requests, and ends with its input or on drop.
-struct Process {
-    child: Child,
-    requests: ChildStdin,
-    results: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(address: &str) -> Result<Self> {
-        let program = std::env::current_exe().map_err(Error::io("this program"))?;
-        let mut command = Command::new(&program);
-        command.args(["bench", "stream-client", address]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(Error::io(program))?;
-        let (Some(requests), Some(results)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Error::Internal("the client process has no pipes".into()));
-        };
-        Ok(Self { child, requests, results: BufReader::new(results) })
-    }
-
-    fn generate(&mut self, requests: &[StreamRequest]) -> Result<StreamRun> {
         let line = serde_json::to_string(requests).map_err(|error| Error::Internal(error.to_string()))?;
         let mut result = String::new();
         let sent = writeln!(self.requests, "{line}").and_then(|()| self.results.read_line(&mut result));
@@ -94,8 +73,11 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LoopbackServer {
     fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(STOP_TIMEOUT);
+        }
         // Fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -45,7 +45,6 @@ pub(crate) struct ClientContext {
 }
 
 impl ClientContext {
-    /// Creates the context of a request with these headers.
     pub(crate) fn new(request_id: Arc<str>, headers: &HeaderMap, principal: Result<Principal, &'static str>) -> Self {
         Self { request_id, principal, headers: Arc::new(headers.clone()), deadline: None, logs_refusals: true }
     }
@@ -92,7 +91,6 @@ pub(crate) struct Calls {
 pub(crate) type Generated = CallResponse<ResponseStream<GenerateEncoder>>;
 
 impl Calls {
-    /// Calls `Generate`.
     pub(crate) async fn generate(
         &self,
         client: &ClientContext,

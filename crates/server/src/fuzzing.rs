@@ -3,7 +3,12 @@
 
 use crate::{
     grpc,
-    http::{completion_request::CompletionRequest, editing, open_inference::InferenceRequest, summaries},
+    http::{
+        completion_request::{CompletionRequest, parse_json},
+        editing,
+        open_inference::InferenceRequest,
+        summaries,
+    },
     middleware::limits::WholeMessages,
     open_inference,
 };
@@ -16,7 +21,7 @@ pub fn grpc_request(data: &[u8]) {
 
 /// Reads the body of a completion request over HTTP, and converts it to jobs of both kinds of models.
 pub fn completion_request(data: &[u8]) {
-    let Ok(request) = CompletionRequest::parse(data, "the body") else { return };
+    let Ok(request) = parse_json::<CompletionRequest>(data, "the body") else { return };
     if let Ok(requests) = request.generate_requests() {
         requests.for_each(grpc::fuzzing::generate);
     }
@@ -45,7 +50,7 @@ pub fn message_framing(data: &[u8]) {
 
 /// Reads a request of the Open Inference Protocol as a message and as JSON, with its tensors, and converts it to a job.
 pub fn inference_request(data: &[u8]) {
-    let json = InferenceRequest::parse(data, "the body").ok();
+    let json = parse_json::<InferenceRequest>(data, "the body").ok();
     let json =
         json.and_then(|request| open_inference::fuzzing::convert(request.into_message(String::new(), String::new())));
     open_inference::fuzzing::request(data).into_iter().chain(json).for_each(grpc::fuzzing::generate);

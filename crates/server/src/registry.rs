@@ -23,8 +23,6 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result, clip};
 use weir_models::contract::{DocumentLimits, Model};
 
-// The calls that a model can answer. A request without a model's name goes to the only model that can.
-
 /// Returns true if the model continues texts, which it also scores and compresses.
 pub(crate) fn continues_text(engine: &Handle) -> bool {
     engine.document_limits().is_none()
@@ -167,14 +165,10 @@ impl Repetitions {
     }
 }
 
-// The server's shutdown: it first rejects new requests, and after a time limit ends those that still run.
-//
-// Every request holds a [`RequestPermit`], which notifies the request of the end. The shutdown waits until no permit exists.
-
 /// Delay after which clients should retry elsewhere. A client with several servers tries the next one by itself.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Admits requests until the shutdown. Clones share the state.
+/// Admits requests until the shutdown, which waits until no [`RequestPermit`] exists. Clones share the state.
 #[derive(Debug, Clone)]
 pub(crate) struct Gate {
     /// True once new requests are rejected. Each permit has a receiver, so this also counts the running requests.
@@ -191,7 +185,6 @@ pub(crate) struct RequestPermit {
 }
 
 impl Gate {
-    /// Returns an open gate.
     pub(crate) fn open() -> Self {
         Self { closed: Arc::new(watch::Sender::new(false)), ended: CancellationToken::new() }
     }
@@ -242,11 +235,9 @@ pub(crate) fn draining_error() -> Error {
     Error::Draining { retry: RETRY_DELAY }
 }
 
-// The engines that serve models, by name and generation. Loading a model again starts a new generation for new requests. Running
-// requests keep the old generation, which is dropped after the last of them.
-//
-// Users of an engine hold a [`Lease`]. One lock guards both leasing and replacing, so no request finds a generation that is being
-// dropped. Dropping the last lease never waits for the worker.
+// Loading a model again starts a new generation for new requests. Running requests keep the old one, which is dropped after the last of
+// them. One lock guards both leasing and replacing, so no request finds a generation that is being dropped. Dropping the last lease
+// never waits for the worker.
 
 /// Maximum bytes of an unknown name that an error repeats.
 const NAME_BYTES: usize = 128;
@@ -471,14 +462,7 @@ impl Engines {
 
     /// Returns the names of the models in service, sorted.
     pub fn names(&self) -> Vec<String> {
-        names(&self.read())
-    }
-
-    /// Returns the names of the models whose workers are broken, sorted.
-    pub(crate) fn broken_names(&self) -> Vec<String> {
-        let all = self.all();
-        let broken = all.iter().filter(|engine| engine.phase() == Phase::Broken);
-        broken.map(|engine| engine.card().name.clone()).collect()
+        self.read().serving.keys().cloned().collect()
     }
 
     /// Returns the metrics of all engines.
@@ -607,15 +591,8 @@ impl Engines {
     }
 }
 
-fn names(table: &EngineTable) -> Vec<String> {
-    table.serving.keys().cloned().collect()
-}
-
-// Liveness and readiness of the server, for gRPC's health service and for the admin port alike.
-//
-// The server is alive while no worker is broken or has spent too long in one round of its loop. Only a restart of the process,
-// or of the model, repairs such a worker. The server is ready from the end of all warm-ups until the shutdown, while it is
-// alive and at least one model is loaded.
+// The server is alive while no worker is broken or has spent too long in one round of its loop: only a restart repairs that. It is ready
+// from the end of all warm-ups until the shutdown, while it is alive and at least one model is loaded.
 
 /// Interval at which the monitor checks the workers.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -670,11 +647,13 @@ impl Monitor {
     /// Checks that no worker is broken or hangs. The error is the reason, as text.
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
-        let broken = engines.broken_names();
+        let serving = engines.all();
+        let broken = serving.iter().filter(|engine| engine.phase() == Phase::Broken);
+        let broken: Vec<_> = broken.map(|engine| engine.card().name.as_str()).collect();
         if !broken.is_empty() {
             return Err(format!("the workers of these models have broken: {}", broken.join(", ")));
         }
-        for engine in engines.all().into_iter().chain(engines.draining()) {
+        for engine in serving.iter().chain(&engines.draining()) {
             if let Some(busy) = engine.busy_for().filter(|busy| *busy > self.0.hang) {
                 let name = &engine.card().name;
                 let limit = self.0.hang;
@@ -765,10 +744,9 @@ impl Monitor {
     }
 }
 
-// An engine's first steps, before it serves: they touch caches, tables and pages once, and reveal a model that cannot step. The
-// engine's own caches of texts and documents stay empty.
+// An engine's first steps touch caches, tables and pages once, and reveal a model that cannot step. Its caches of texts and documents
+// stay empty.
 
-/// Tenant of the warm-up.
 const WARM_UP_TENANT: &str = "weir:warm-up";
 
 /// Number of characters to generate.

@@ -56,7 +56,6 @@ impl TokenizationWorkers {
         converted.await.map_err(|_| Error::Internal("a panic; the log shows where".into()))
     }
 
-    /// Returns the share of `caller`.
     fn share(&self, caller: &Arc<str>) -> Arc<Semaphore> {
         let mut callers = self.0.callers.lock().unwrap_or_else(PoisonError::into_inner);
         callers.retain(|_, share| share.strong_count() > 0);

@@ -74,7 +74,6 @@ impl Traces {
         }
     }
 
-    /// Begins the span of a call with these headers.
     pub(crate) fn begin(&self, method: Method, headers: &HeaderMap) -> CallSpan {
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let began = SystemTime::now();

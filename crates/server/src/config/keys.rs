@@ -1,4 +1,4 @@
-//! The token that calls to the `Admin` service must carry.
+//! Secrets: the admin token, API keys, the files that have them, and the credentials in use, which can be replaced.
 
 use crate::config::{Checks, Tls, TlsFiles};
 use sha2::{Digest, Sha256};
@@ -65,8 +65,6 @@ impl Checks {
     }
 }
 
-// API keys: reads a file of keys and finds the tenant of a key.
-//
 // Only digests are stored. A lookup compares a key's digest with all digests, each in constant time, so its duration reveals
 // nothing about any key.
 
@@ -226,8 +224,6 @@ impl Checks {
     }
 }
 
-// Certificates and keys that can be replaced while the server runs.
-
 /// The files of all credentials.
 #[derive(Debug, Clone, Default)]
 pub struct CredentialFiles {
@@ -283,8 +279,6 @@ impl LiveCredentials {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(credentials);
     }
 }
-
-// Reads files of settings, keys and certificates.
 
 /// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {

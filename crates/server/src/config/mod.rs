@@ -229,8 +229,6 @@ impl Default for TransportConfig {
     }
 }
 
-// The host names and origins that HTTP requests may carry, in addition to those that no public web page can have.
-//
 // A browser lets any page send requests to any address, and lets a page read responses from its own host name. A page can also
 // point its host name at the server's address (DNS rebinding). The server therefore checks both headers.
 
@@ -297,8 +295,6 @@ fn is_origin(origin: &str) -> bool {
     };
     !scheme.is_empty() && !authority.is_empty() && visible && !has_default_port
 }
-
-// Parses settings from text and collects all problems.
 
 /// Parses settings from text and collects all problems.
 #[derive(Debug, Default)]
@@ -480,9 +476,7 @@ fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-// The origins whose web pages may read responses of the HTTP port (cross-origin resource sharing, CORS).
-
-/// Origins whose pages may send requests and read responses.
+/// Origins whose pages may send requests and read responses of the HTTP port (cross-origin resource sharing, CORS).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum CorsOrigins {
     /// No page of another origin.

@@ -3,6 +3,7 @@
 use crate::{
     call::{Call, Reply},
     config::AdminToken,
+    grpc::convert::count,
     middleware::{auth::bearer, compression::compressing},
     registry::{Engines, Gate, Lease, draining_error},
     status::status,
@@ -221,7 +222,6 @@ impl AdminService {
 fn generation_message(engine: &Lease, state: State) -> v1::ModelGeneration {
     let card = engine.card();
     let load = engine.load();
-    let count = |count| u32::try_from(count).unwrap_or(u32::MAX);
     v1::ModelGeneration {
         name: card.name.clone(),
         number: engine.generation(),

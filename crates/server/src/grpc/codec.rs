@@ -400,7 +400,6 @@ pub(crate) trait Messages: Send + 'static {
     /// Returns the bytes of a part after the options. Fails for any other part.
     fn bytes(request: Self::Request) -> Result<Vec<u8>>;
 
-    /// Creates a message with output.
     fn output(bytes: Vec<u8>) -> Self::Response;
 
     /// Creates the last message.

@@ -306,11 +306,9 @@ fn stopping(wire: &v1::Stopping, stop: Vec<Vec<u32>>, prompt_chars: usize, card:
 }
 
 /// Widens a count. Supported machines have at least 32 bits.
-fn size(count: u32) -> usize {
+pub(super) fn size(count: u32) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
-
-// The usage, timing and finish reason of a job as messages, and conversions of counts and durations.
 
 pub(super) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

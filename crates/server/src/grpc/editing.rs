@@ -6,6 +6,7 @@ use crate::{
     call::{Call, Reply},
     config::EditingConfig,
     grpc::{
+        convert::{count, nanoseconds, size},
         generation::{JobService, Output, TaskResponse, character, reject, terms},
         request_parts::RequestParts,
     },
@@ -140,7 +141,10 @@ impl Editor {
                         output.send(answer.unwrap_or_else(|error| failed(Some(id), &error))).await?;
                     }
                 }
-                message = next_message(&mut self.parts, read_at), if !is_complete => {
+                message = async {
+                    sleep_until(read_at.into()).await;
+                    self.parts.next().await
+                }, if !is_complete => {
                     active_at = clock::now();
                     let Some(message) = message? else {
                         is_complete = true;
@@ -279,7 +283,7 @@ impl Editor {
             }
             engine.meter().edit(EditEvent::Completion);
             let answer = completions(id, revision, task.finish(), &engine.card().vocabulary);
-            Ok(Event::Completions(v1::DocumentCompletions { duration_ns: nanoseconds_since(began), ..answer }))
+            Ok(Event::Completions(v1::DocumentCompletions { duration_ns: nanoseconds(clock::since(began)), ..answer }))
         });
         Ok(())
     }
@@ -299,7 +303,7 @@ impl Editor {
             let scored = task.run().await?;
             engine.meter().edit(EditEvent::Score);
             let answer = scores(id, revision, scored, &engine.card().vocabulary);
-            Ok(Event::Scores(v1::DocumentScores { duration_ns: nanoseconds_since(began), ..answer }))
+            Ok(Event::Scores(v1::DocumentScores { duration_ns: nanoseconds(clock::since(began)), ..answer }))
         });
         Ok(())
     }
@@ -323,16 +327,6 @@ impl Editor {
         let count = u32::try_from(count.clamp(1, MAX_SPLICES)).unwrap_or(u32::MAX);
         self.splices_until = self.splices_until.max(clock::now()) + Duration::from_secs(1) * count / rate;
     }
-}
-
-/// Waits until another message may be read, and reads it. Cancel safe.
-async fn next_message(parts: &mut RequestParts<EditMessage>, read_at: Instant) -> Result<Option<EditMessage>> {
-    sleep_until(read_at.into()).await;
-    parts.next().await
-}
-
-fn nanoseconds_since(began: Instant) -> u64 {
-    u64::try_from(clock::since(began).as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn not_open() -> Error {
@@ -375,8 +369,6 @@ impl editing_server::Editing for JobService {
     }
 }
 
-// The limits of editing sessions.
-
 /// The limits of editing sessions, and the sessions in progress.
 #[derive(Clone)]
 pub(crate) struct EditingLimits {
@@ -385,13 +377,10 @@ pub(crate) struct EditingLimits {
 }
 
 impl EditingLimits {
-    /// Creates the limits of a server.
     pub(crate) fn new(config: EditingConfig) -> Self {
         Self { config, sessions: CallTable::new("editing sessions", config.sessions) }
     }
 }
-
-// The messages of `Edit`, converted from and to what the session takes and returns.
 
 /// Default of `complete.max_chars`.
 const MAX_CHARS: u32 = 32;
@@ -445,7 +434,6 @@ pub(super) fn rules(message: &v1::CompleteDocument) -> Result<CompletionRules> {
         v1::Until::Segment => CompletionEnd::Segment,
         v1::Until::MaxChars => CompletionEnd::Length,
     };
-    let size = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
     let max_chars = size(message.max_chars.unwrap_or(MAX_CHARS));
     Ok(CompletionRules { count: size(message.count.unwrap_or(1)), end, max_chars })
 }
@@ -474,7 +462,6 @@ pub(super) fn completions(
     found: Completions,
     vocabulary: &Vocabulary,
 ) -> v1::DocumentCompletions {
-    let count = |chars: usize| u32::try_from(chars).unwrap_or(u32::MAX);
     let item = |Completion { symbols, logprob, boundaries }: Completion| v1::CompletionItem {
         text: vocabulary.decode(&symbols),
         logprob,
@@ -520,8 +507,6 @@ pub(crate) fn failed(id: Option<u64>, error: &Error) -> v1::EditResponse {
         field: violation.map(|violation| violation.field.clone()),
     }))
 }
-
-// The requests in progress of an editing session: completions and scores, which run concurrently until a splice cancels them.
 
 /// Maximum requests of a session in progress.
 const MAX_REQUESTS: usize = 16;
@@ -592,7 +577,7 @@ fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
     added.saturating_add(text.moved_bytes(splices).saturating_add(added) / COPIED_BYTES)
 }
 
-/// The requests in progress. Dropping them cancels them.
+/// The completions and scores in progress, which run concurrently until a splice cancels them. Dropping this cancels them.
 #[derive(Default)]
 pub(super) struct RunningRequests {
     tasks: JoinSet<Finished>,

@@ -96,7 +96,6 @@ impl JobService {
         if self.late_headers { E::LEADING + 1 } else { 0 }
     }
 
-    /// Starts a `Generate`.
     pub(crate) async fn start_generate(
         &self,
         request: Incoming<v1::GenerateRequest>,
@@ -634,7 +633,6 @@ impl<E: MessageEncoder> ResponseStream<E> {
         Self { events: Some(events), encoder, failure: None, call, span: Span::current() }
     }
 
-    /// Returns the encoder of the messages.
     pub(crate) fn encoder(&self) -> &E {
         &self.encoder
     }

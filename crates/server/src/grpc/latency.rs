@@ -266,8 +266,6 @@ impl latency_server::Latency for LatencyService {
     }
 }
 
-// Measured gain of a model over its unpooled twin: the same weights, served with pooling turned off.
-
 /// Fewest times of a model for an interval.
 const MIN_TIMES: u64 = 8;
 

@@ -98,7 +98,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) long_documents: Option<LongDocuments>,
 }
 
-/// Options of a stream.
 #[derive(Deserialize, Default, Clone, Copy)]
 #[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
@@ -113,12 +112,7 @@ fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::
 }
 
 impl CompletionRequest {
-    /// Parses JSON. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
-    pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
-        parse_json(bytes, input)
-    }
-
-    /// Converts parsed fields; fails as [`parse`](Self::parse) does. Errors call the fields `input`.
+    /// Converts parsed fields; fails as [`parse_json`] does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
         let read = serde_path_to_error::deserialize(Value::Object(fields));
         read.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
@@ -131,7 +125,6 @@ impl CompletionRequest {
         self.stream.unwrap_or_default()
     }
 
-    /// Returns the options of the stream.
     pub(crate) fn stream_options(&self) -> StreamOptions {
         self.stream_options.unwrap_or_default()
     }
@@ -395,8 +388,6 @@ impl<'de> Visitor<'de> for BiasesVisitor {
     }
 }
 
-// The number of choices of a request.
-
 /// Maximum choices of one request, of all prompts together.
 pub(crate) const MAX_CHOICES: usize = 64;
 
@@ -412,12 +403,9 @@ pub(crate) fn check_choices(n: usize, prompts: usize) -> Result<()> {
     Err(Error::bad_option("n", n.to_string(), bound))
 }
 
-// The prompts of a request's JSON: a text, ids of symbols, or a list of either.
-
 /// Maximum ids of a prompt, about as over gRPC: a message has at most 65,536 fields there, and each id counts as one.
 const MAX_IDS: usize = 65_000;
 
-/// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),
@@ -542,8 +530,6 @@ fn check_ids<E: de::Error>(count: usize) -> Result<(), E> {
     check_count(MAX_IDS, "token ids in a prompt", count)
 }
 
-// Seeds in JSON.
-
 /// A signed or unsigned 64-bit number, or its text. Responses report seeds as text because many JSON parsers round such numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seed(pub(crate) u64);
@@ -576,8 +562,6 @@ impl Visitor<'_> for SeedVisitor {
         text.parse().or_else(signed).map(Seed).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
-
-// The setting of a completion for speculation, in JSON.
 
 /// The setting as text: a name, or a number of characters. The gRPC service checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -612,7 +596,7 @@ mod tests {
     use super::*;
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
-        Ok(CompletionRequest::parse(body.as_bytes(), "the body")?.generate_requests()?.collect())
+        Ok(parse_json::<CompletionRequest>(body.as_bytes(), "the body")?.generate_requests()?.collect())
     }
 
     fn field(error: &Error) -> Option<&str> {

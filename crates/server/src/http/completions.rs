@@ -44,7 +44,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let received_at = clock::now();
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
-    let mut request = state.parse(body, |bytes| CompletionRequest::parse(bytes, "the body")).await?;
+    let mut request = state.parse(body, |bytes| parse_json::<CompletionRequest>(bytes, "the body")).await?;
     let engines = state.monitor.engines();
     let model = request.model.as_deref();
     if let Some(engine) = summaries::summarizer(engines, model)? {

@@ -267,7 +267,6 @@ impl From<Error> for RefusedMessage {
     }
 }
 
-/// Reads a message.
 fn read_message(text: &[u8]) -> Result<v1::EditRequest, RefusedMessage> {
     let read = parse_json(text, "the message").and_then(RequestMessage::into_request);
     read.map_err(|error| RefusedMessage { id: read_id(text), error })
@@ -669,7 +668,10 @@ impl EditSocket {
                     }
                 }
                 permit = permit(self.requests.clone()), if !self.queue.is_empty() => self.queue.send_next(permit),
-                received = next_message(&mut self.socket, &mut has_read), if self.queue.has_room() => {
+                received = async {
+                    has_read = true;
+                    self.socket.recv().await
+                }, if self.queue.has_room() => {
                     silent = 0;
                     has_read = false;
                     match received {
@@ -769,12 +771,6 @@ fn request_id(response: &EditResponse) -> Option<u64> {
         Some(Event::Scores(scores)) => Some(scores.id),
         _ => None,
     }
-}
-
-/// Sets `has_read`, and reads a message. Returns `None` if the client is gone. Cancel safe.
-async fn next_message(socket: &mut WebSocket, has_read: &mut bool) -> Option<Result<Message, axum::Error>> {
-    *has_read = true;
-    socket.recv().await
 }
 
 /// Returns the length of a control frame's payload, or `None` for a whole message.

@@ -256,8 +256,6 @@ async fn health(State(state): State<ApiState>) -> Response {
     }
 }
 
-// `/v1/models`: the models in service, in OpenAI's form.
-
 async fn list_models(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(state.models.list(false))).await;
     let response = listed.map(|listed| {
@@ -272,22 +270,16 @@ async fn get_model(
     name: Result<Path<String>, PathRejection>,
     Extension(client): Extension<ClientContext>,
 ) -> Response {
-    client.with_request_id(find_model(&state, &client, name).await.into_response())
+    let answer = async {
+        let Path(name) = name?;
+        let get = |call: &_| state.models.get(call, Some(&name), false);
+        let model = state.calls.ask("/weir.v1.Models/GetModel", &client, get).await?;
+        Ok::<_, ApiError>(Json(model_json(model, state.started_at)))
+    };
+    client.with_request_id(answer.await.into_response())
 }
 
-async fn find_model(
-    state: &ApiState,
-    client: &ClientContext,
-    name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(name) = name?;
-    let models = &state.models;
-    let get = |call: &_| models.get(call, Some(&name), false);
-    let model = state.calls.ask("/weir.v1.Models/GetModel", client, get).await?;
-    Ok(Json(model_json(model, state.started_at)))
-}
-
-/// Converts a model to JSON. This API calls symbols tokens; `token` names their kind.
+/// Converts a model to OpenAI's form. This API calls symbols tokens; `token` names their kind.
 fn model_json(model: v1::Model, created: u64) -> Value {
     let token = match &model.vocabulary {
         Some(vocabulary) if vocabulary.bytes => "byte",
@@ -316,8 +308,6 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         })),
     })
 }
-
-// The state that all handlers share, and the limits on request bodies.
 
 /// The state that all handlers share.
 #[derive(Clone)]

@@ -82,14 +82,12 @@ pub(super) async fn model(
     path: PathResult,
     Extension(client): Extension<ClientContext>,
 ) -> Response {
-    finish(&client, tensors(&state, &client, path).await)
-}
-
-async fn tensors(state: &ApiState, client: &ClientContext, path: PathResult) -> Result<Json<Value>, ApiError> {
-    let Path(ModelPath { name, version }) = path?;
-    let inference = &state.inference;
-    let metadata = |call: &_| inference.metadata(call, &name, &version);
-    Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), client, metadata).await?)))
+    let answer = async {
+        let Path(ModelPath { name, version }) = path?;
+        let metadata = |call: &_| state.inference.metadata(call, &name, &version);
+        Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), &client, metadata).await?)))
+    };
+    finish(&client, answer.await)
 }
 
 /// Answers 200 if a model takes requests.
@@ -98,18 +96,13 @@ pub(super) async fn model_ready(
     path: PathResult,
     Extension(client): Extension<ClientContext>,
 ) -> Response {
-    finish(&client, readiness(&state, &client, path).await)
-}
-
-async fn readiness(
-    state: &ApiState,
-    client: &ClientContext,
-    path: PathResult,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let Path(ModelPath { name, version }) = path?;
-    let inference = &state.inference;
-    let ready = state.calls.ask(method!("ModelReady"), client, |_| Ok(inference.is_ready(&name, &version))).await?;
-    Ok(flag(ready, json!({ "name": name, "ready": ready })))
+    let answer = async {
+        let Path(ModelPath { name, version }) = path?;
+        let is_ready = |_: &_| Ok(state.inference.is_ready(&name, &version));
+        let ready = state.calls.ask(method!("ModelReady"), &client, is_ready).await?;
+        Ok(flag(ready, json!({ "name": name, "ready": ready })))
+    };
+    finish(&client, answer.await)
 }
 
 /// Answers a request for text, in one message.
@@ -119,8 +112,7 @@ pub(super) async fn infer(
     Extension(client): Extension<ClientContext>,
     request: Request,
 ) -> Response {
-    let answer = handle(&state, path, &client, request).await;
-    finish(&client, answer)
+    finish(&client, handle(&state, path, &client, request).await)
 }
 
 async fn handle(
@@ -137,7 +129,7 @@ async fn handle(
     }
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
-    let request = state.parse(body, |bytes| InferenceRequest::parse(bytes, "the body")).await?;
+    let request = state.parse(body, |bytes| parse_json::<InferenceRequest>(bytes, "the body")).await?;
     let message = request.into_message(path.name, path.version);
     let inference = &state.inference;
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
@@ -213,11 +205,6 @@ struct Output {
 }
 
 impl InferenceRequest {
-    /// Parses JSON. Errors call it `input`, and name the malformed field.
-    pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
-        parse_json(bytes, input)
-    }
-
     /// Converts the request to a message for a model.
     pub(crate) fn into_message(self, model_name: String, model_version: String) -> ModelInferRequest {
         let outputs = self
@@ -442,8 +429,6 @@ impl Visitor<'_> for ParameterVisitor {
     }
 }
 
-// Messages of the Open Inference Protocol in JSON.
-
 /// Bytes of the length in front of an element of BYTES.
 const LENGTH_BYTES: usize = 4;
 
@@ -518,7 +503,7 @@ mod tests {
     use weir_proto::inference::model_infer_response::InferOutputTensor;
 
     fn parse(body: &str) -> Result<ModelInferRequest> {
-        Ok(InferenceRequest::parse(body.as_bytes(), "the body")?.into_message("m".into(), "1".into()))
+        Ok(parse_json::<InferenceRequest>(body.as_bytes(), "the body")?.into_message("m".into(), "1".into()))
     }
 
     #[test]

@@ -41,7 +41,6 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the page.
 pub(super) async fn page() -> Response {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),

@@ -506,7 +506,6 @@ impl Stream for UntilEnd {
     }
 }
 
-/// Returns the line of an event.
 fn event_line(event: &Value) -> Bytes {
     Bytes::from(format!("data: {event}\n\n"))
 }
@@ -547,9 +546,7 @@ impl<S: EventSource> Stream for EventStream<S> {
     }
 }
 
-// Offsets of tokens in a text, in Unicode characters. Tokens may be single bytes of a character.
-
-/// Computes the offset of each token of one text.
+/// Computes the offset in Unicode characters of each token of a text. Tokens may be single bytes of a character.
 #[derive(Default)]
 pub(super) struct TextOffsets {
     /// Number of complete characters, including U+FFFD for invalid bytes.

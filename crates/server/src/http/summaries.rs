@@ -326,8 +326,6 @@ impl EventSource for SummaryEvents {
     }
 }
 
-// `/v1/completions` with a model that summarizes: each prompt is a document, and one call of `Summarize` answers it.
-
 /// Fields of a summary request whose names in a completion request differ.
 const FIELDS: [(&str, &str); 3] = [("document", "prompt"), ("hypotheses", "n"), ("beam_size", "best_of")];
 
@@ -341,7 +339,7 @@ pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option
     }
 }
 
-/// Answers a completion request by summaries.
+/// Answers a completion request to a model that summarizes: each prompt is a document, and one call of `Summarize` answers it.
 pub(super) async fn complete_by_summaries(
     state: &ApiState,
     client: &ClientContext,
@@ -354,7 +352,6 @@ pub(super) async fn complete_by_summaries(
     response::complete(completion, state, tenant, request, None).await.map_err(|error| error.renamed(&FIELDS))
 }
 
-/// The summary of one prompt.
 #[derive(Default)]
 struct PromptSummary {
     /// Text that was not sent yet.
@@ -634,7 +631,7 @@ mod tests {
 
     /// Returns the options and the text of each call.
     fn calls(body: &str) -> Result<Vec<(v1::SummarizeOptions, String)>> {
-        let request = CompletionRequest::parse(body.as_bytes(), "the body")?;
+        let request = parse_json::<CompletionRequest>(body.as_bytes(), "the body")?;
         let call = |messages: Vec<SummarizeRequest>| {
             let mut options = None;
             let mut text = String::new();

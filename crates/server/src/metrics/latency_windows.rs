@@ -121,7 +121,7 @@ pub struct LayerTotals {
     pub took_ns: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LatencySlice {
     pub counts: ReportCounts,
     /// Chunks of requests with several levels of chunking, by level.
@@ -134,19 +134,6 @@ pub struct LatencySlice {
     times: [Option<Histogram<u64>>; KINDS],
     /// Kept shares of documents, in units of 1 / [`SHARE_UNITS`]; none without documents.
     kept_shares: Option<Histogram<u64>>,
-}
-
-impl Default for LatencySlice {
-    fn default() -> Self {
-        Self {
-            counts: ReportCounts::default(),
-            chunks: LevelCounts::default(),
-            level_steps: LevelCounts::default(),
-            layers: Vec::new(),
-            times: [const { None }; KINDS],
-            kept_shares: None,
-        }
-    }
 }
 
 impl LatencySlice {
@@ -310,7 +297,6 @@ impl LatencyWindows {
         }
     }
 
-    /// Records an event of the engine.
     pub(super) fn record(&mut self, event: &EngineEvent<'_>) {
         match *event {
             EngineEvent::Step { rows, middle, .. } => {

@@ -7,7 +7,7 @@ use crate::metrics::{
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, gauge::Gauge, info::Info},
-    registry::Registry,
+    registry::{Metric, Registry},
 };
 use std::{
     collections::BTreeMap,
@@ -43,31 +43,51 @@ pub struct Metrics {
     count_dropped: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
+/// Registers a metric, whose clones share its value.
+fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let families = Families::register(&mut registry);
         let levels = LevelFamilies::register(&mut registry);
-        let calls = SortedFamily::default();
-        registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
-        let http_requests = SortedFamily::default();
+        let calls = register(
+            &mut registry,
+            weir!("grpc_calls"),
+            "Answered calls, by service, method and status code",
+            SortedFamily::default(),
+        );
         let help = "Requests over HTTP, by path, method and status code";
-        registry.register(weir!("http_requests"), help, http_requests.clone());
-        let credential_reloads = SortedFamily::default();
+        let http_requests = register(&mut registry, weir!("http_requests"), help, SortedFamily::default());
         let help = "Reloads of certificates and keys, by result";
-        registry.register(weir!("credential_reloads"), help, credential_reloads.clone());
+        let credential_reloads =
+            register(&mut registry, weir!("credential_reloads"), help, SortedFamily::<Counter>::default());
         for result in RELOAD_RESULTS {
             drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
         }
-        let live = Gauge::default();
-        registry.register(weir!("live"), "1 while no worker is broken or hung, otherwise 0", live.clone());
-        let ready = Gauge::default();
-        registry.register(weir!("ready"), "1 while the server can take requests, otherwise 0", ready.clone());
-        let skipped_checkpoints = Counter::default();
+        let live = register(
+            &mut registry,
+            weir!("live"),
+            "1 while no worker is broken or hung, otherwise 0",
+            Gauge::default(),
+        );
+        let ready = register(
+            &mut registry,
+            weir!("ready"),
+            "1 while the server can take requests, otherwise 0",
+            Gauge::default(),
+        );
         let help = "Checkpoints of the models folder that could not be loaded at the start";
-        registry.register(weir!("checkpoints_skipped"), help, skipped_checkpoints.clone());
-        let dropped_log_lines = Counter::default();
-        registry.register(weir!("log_lines_dropped"), "Log lines that could not be written", dropped_log_lines.clone());
+        let skipped_checkpoints = register(&mut registry, weir!("checkpoints_skipped"), help, Counter::default());
+        let dropped_log_lines = register(
+            &mut registry,
+            weir!("log_lines_dropped"),
+            "Log lines that could not be written",
+            Counter::default(),
+        );
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register(weir!("build"), "The server's version", Info::new(version));
         let models = Mutex::default();

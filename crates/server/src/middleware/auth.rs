@@ -140,7 +140,6 @@ struct CallsInProgress {
     by_caller: HashMap<Arc<str>, BTreeMap<u64, CallEnd>>,
 }
 
-/// Ends a call.
 struct CallEnd {
     /// Cancelled when another call takes the place.
     ended: CancellationToken,

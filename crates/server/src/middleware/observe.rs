@@ -342,7 +342,6 @@ struct Kind {
     cause: Option<(String, Option<String>)>,
 }
 
-/// The refusals of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct Refusals {
     /// When the last line was logged.

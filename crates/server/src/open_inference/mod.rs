@@ -108,13 +108,10 @@ impl Service<http::Request<Body>> for InferenceServer {
     }
 }
 
-// The codec of `ModelStreamInfer`. A request that is not valid protobuf becomes an item like others, so that it fails alone and
-// not with the whole stream.
-
 /// A request of a stream, or the reason why it cannot be decoded.
 type DecodedRequest = Result<ModelInferRequest, String>;
 
-/// Decodes requests, valid or not.
+/// The codec of `ModelStreamInfer`. A request that is not valid protobuf becomes an item, so that it fails without the other requests.
 #[derive(Debug, Clone, Copy, Default)]
 struct LenientCodec;
 
@@ -153,8 +150,6 @@ impl Codec for LenientCodec {
         Self
     }
 }
-
-// Metadata, configuration, statistics and readiness of the server and its models.
 
 /// The platform and backend of all models.
 const PLATFORM: &str = "weir";
@@ -308,8 +303,6 @@ fn ready_models(monitor: &Monitor, only_ready: bool) -> Vec<ModelIndex> {
     });
     models.filter(|model| !only_ready || model.reason.is_empty()).collect()
 }
-
-// The methods of the protocol.
 
 /// The service. Each request becomes a call of `Generate`.
 #[derive(Clone)]

@@ -267,8 +267,6 @@ fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Insta
     Ok(timeout.and_then(|timeout| clock::now().checked_add(Duration::from_micros(timeout))))
 }
 
-// One request of a stream, from the call to its last message.
-
 /// A call without a response yet.
 type PendingCall = Pin<Box<dyn Future<Output = Result<Generated, Status>> + Send>>;
 
@@ -305,7 +303,7 @@ impl StreamedRequest {
 
     /// Answers an invalid request.
     pub(super) fn rejected(id: &str, status: &Status) -> Self {
-        let response = ResponseBuilder::new(OutputOptions::default());
+        let response = ResponseBuilder::default();
         let ready = [failure_message(id, status)].into();
         Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
     }
@@ -342,7 +340,7 @@ impl StreamedRequest {
     }
 
     fn fail(&mut self, status: &Status) {
-        self.response = ResponseBuilder::new(OutputOptions::default());
+        self.response = ResponseBuilder::default();
         self.size = None;
         self.ready.push_back(failure_message(&self.id, &for_client(status)));
         self.stage = CallStage::Ended;

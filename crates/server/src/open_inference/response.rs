@@ -37,6 +37,7 @@ const FINAL: &str = "triton_final_response";
 const NO_REASON: &str = "None";
 
 /// Collects the events of one request, and builds messages from them.
+#[derive(Default)]
 pub(super) struct ResponseBuilder {
     model: String,
     options: OutputOptions,
@@ -55,17 +56,7 @@ pub(super) struct ResponseBuilder {
 impl ResponseBuilder {
     /// Starts a response.
     pub(super) fn new(options: OutputOptions) -> Self {
-        Self {
-            model: String::new(),
-            options,
-            text: String::new(),
-            logprobs: String::new(),
-            cumulative_logprob: 0.0,
-            prompt_chars: 0,
-            generated: 0,
-            reported: 0,
-            finished: None,
-        }
+        Self { options, ..Self::default() }
     }
 
     /// Adds the next event.
@@ -184,10 +175,8 @@ fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {
     (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
 }
 
-// `ModelStreamInfer`: a stream of requests, answered concurrently. Each request is a call of its own. Its failure is a message of
-// the stream, and does not end the stream.
-
-/// One call of `ModelStreamInfer`.
+/// One call of `ModelStreamInfer`: its requests are answered concurrently, each by a call. The failure of one is a message, and does not
+/// end the stream.
 pub(super) struct InferStream {
     service: InferenceService,
     client: ClientContext,

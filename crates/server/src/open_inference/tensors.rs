@@ -10,7 +10,6 @@ use weir_proto::inference::{
 /// Bytes of the length in front of an element of BYTES.
 const LENGTH_BYTES: usize = 4;
 
-/// The type of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ElementType {
     /// Text.

@@ -168,7 +168,6 @@ const SETTINGS: u8 = 4;
 /// The flag of an acknowledgement.
 const ACK: u8 = 1;
 
-/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHeader(pub(super) [u8; HEADER_BYTES]);
 
@@ -186,7 +185,6 @@ impl FrameHeader {
     }
 }
 
-/// A part of a frame.
 pub(super) enum FramePart<'a> {
     Header(FrameHeader),
     /// Bytes of the payload, which may come in several parts.

@@ -163,7 +163,9 @@ impl Schema {
             encoded.advance(content.len());
             let more = match *shape.unwrap_or(&FieldShape::Text { is_repeated: false }) {
                 FieldShape::Number { size, packed } => {
-                    let numbers = packed.map_or_else(|| varints(content), |bytes| content.len() / bytes);
+                    // The last byte of an integer of variable length is below 128.
+                    let varints = || content.iter().filter(|&&byte| byte < 0x80).count();
+                    let numbers = packed.map_or_else(varints, |bytes| content.len() / bytes);
                     totals.add_fields(numbers)?;
                     numbers * size * SPARE
                 }
@@ -259,11 +261,6 @@ fn packed_size(kind: Type) -> Option<usize> {
         Type::Float | Type::Fixed32 | Type::Sfixed32 => Some(4),
         _ => None,
     }
-}
-
-/// Returns the number of integers of variable length in `packed`. The last byte of each is below 128.
-fn varints(packed: &[u8]) -> usize {
-    packed.iter().filter(|&&byte| byte < 0x80).count()
 }
 
 #[cfg(test)]

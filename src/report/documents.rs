@@ -72,9 +72,7 @@ pub(crate) struct DocumentResult {
 pub(crate) struct DocumentComparison {
     #[serde(flatten)]
     pub plan: DocumentBenchPlan,
-    /// First model.
     pub a: MeasuredModel,
-    /// Second model.
     pub b: MeasuredModel,
     pub documents: Vec<DocumentResult>,
     /// Sums over the documents. Gains are quantiles over the rounds, each summed over all documents.

@@ -86,9 +86,7 @@ pub(crate) struct LayerMeasurement {
 pub(crate) struct SummaryComparison {
     #[serde(flatten)]
     pub plan: SummaryBenchPlan,
-    /// First model.
     pub a: SummaryBenchResult,
-    /// Second model.
     pub b: SummaryBenchResult,
     /// Time of a decoder step of the second model divided by that of the first.
     pub decode_ratio: Quantiles,

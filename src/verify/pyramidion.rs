@@ -4,10 +4,9 @@
 use crate::verify::{
     Checkpoint, Given, Input, NearTie, Outputs, Reference,
     decoder::sinusoids,
-    t5::{DocumentAttention, HeadInputs, blocks},
-    tensors::{Nonlinearity, Tensors, attend, head_of, indices, mask, sigmoid, softmax, table},
+    tensors::{Nonlinearity, Tensors, attend, head_of, indices, mask, products, sigmoid, softmax, table},
 };
-use candle_core::{DType, Device, Result as CandleResult, Tensor, bail};
+use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use weir_kernels::error::Result;
@@ -325,7 +324,7 @@ impl Pyramidion {
 }
 
 /// Added to every score; also the score of zero vectors that fill up the input.
-pub(super) const SCORE_EPSILON: f64 = 1e-5;
+const SCORE_EPSILON: f64 = 1e-5;
 
 /// Base of the weights in successive halving.
 const HALVING_BASE: f64 = 20.0;
@@ -339,7 +338,7 @@ const NEAR: f64 = 1e-5;
 /// `pooling` of a checkpoint.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub(super) enum LayerPooling {
+enum LayerPooling {
     None,
     SuccessiveHalving {
         lengths: BTreeMap<String, usize>,
@@ -368,7 +367,7 @@ pub(super) enum LayerPooling {
 /// `scorer`: the source of the scores.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ScoreSource {
+enum ScoreSource {
     #[default]
     Linear,
     Ffn,
@@ -385,28 +384,28 @@ pub(super) enum ScoreSource {
 }
 
 /// Vectors with their scores.
-pub(super) struct Scored {
+struct Scored {
     /// (n, D)
-    pub(super) x: Tensor,
+    x: Tensor,
     /// (n)
-    pub(super) scores: Vec<f64>,
+    scores: Vec<f64>,
     /// Input position of each vector's winner: (n)
-    pub(super) winners: Vec<usize>,
+    winners: Vec<usize>,
 }
 
 /// Sorts the scores of all poolings of a document, and records how clear their order is.
-pub(super) struct ScoreOrder<'a> {
+struct ScoreOrder<'a> {
     /// Near ties that change places.
     swapped: &'a [NearTie],
     /// Number of the current pooling.
-    pub(super) pooling: usize,
+    pooling: usize,
     /// The smallest difference between neighbours that are no ties.
-    pub(super) smallest_gap: f64,
-    pub(super) near_ties: Vec<NearTie>,
+    smallest_gap: f64,
+    near_ties: Vec<NearTie>,
 }
 
 impl<'a> ScoreOrder<'a> {
-    pub(super) fn new(swapped: &'a [NearTie]) -> Self {
+    fn new(swapped: &'a [NearTie]) -> Self {
         Self { swapped, pooling: 0, smallest_gap: f64::INFINITY, near_ties: Vec::new() }
     }
 
@@ -432,7 +431,7 @@ impl<'a> ScoreOrder<'a> {
 
 impl LayerPooling {
     /// Returns the vectors that are left after `layer`, if a pooling follows it.
-    pub(super) fn length_after(&self, layer: usize) -> Option<usize> {
+    fn length_after(&self, layer: usize) -> Option<usize> {
         match self {
             Self::None => None,
             Self::SuccessiveHalving { lengths, .. }
@@ -443,7 +442,7 @@ impl LayerPooling {
         }
     }
 
-    pub(super) fn scorer(&self) -> Option<ScoreSource> {
+    fn scorer(&self) -> Option<ScoreSource> {
         match self {
             Self::SuccessiveHalving { scorer, .. } | Self::HardTopK { scorer, .. } => Some(*scorer),
             _ => None,
@@ -451,7 +450,7 @@ impl LayerPooling {
     }
 
     /// Pools (n, D) to (`from` / `factor`, D). Vectors that are missing to `from` are zero. Without a scorer there are no winners.
-    pub(super) fn pool(
+    fn pool(
         &self,
         x: &Tensor,
         scores: Vec<f64>,
@@ -536,4 +535,113 @@ fn windows(x: &Tensor, from: usize, size: usize, largest: bool) -> CandleResult<
 
 fn select(x: &Tensor, positions: &[usize]) -> CandleResult<Tensor> {
     x.index_select(&indices(&positions.iter().map(|&position| position as u32).collect::<Vec<_>>())?, 0)
+}
+
+/// Added to the mean square of a key before it is normalized (Reformer).
+const KEY_EPSILON: f64 = 1e-6;
+
+/// `attention` of a checkpoint. The first `local_heads` attend within blocks.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum DocumentAttention {
+    #[default]
+    Softmax,
+    Efficient {
+        local_heads: usize,
+    },
+    Lsh {
+        local_heads: usize,
+        chunk: usize,
+        hashes: usize,
+    },
+}
+
+/// Queries, keys and values of one head: (n, head_dim) each.
+struct HeadInputs {
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+}
+
+impl DocumentAttention {
+    /// Returns how many of `heads` attend within blocks.
+    fn local_heads(self, heads: usize) -> usize {
+        match self {
+            Self::Softmax => heads,
+            Self::Efficient { local_heads } | Self::Lsh { local_heads, .. } => local_heads,
+        }
+    }
+
+    /// Returns the output of a head that attends across the document, (n, head_dim). `rotations` are its random rotations,
+    /// (hashes, head_dim, buckets / 2), if it hashes.
+    fn global_head(self, head: &HeadInputs, rotations: Option<&Tensor>) -> CandleResult<Tensor> {
+        match (self, rotations) {
+            (Self::Lsh { chunk, hashes, .. }, Some(rotations)) => hashed(head, rotations, chunk, hashes),
+            _ => efficient(head),
+        }
+    }
+}
+
+/// softmax(Q, over its columns)·(softmax(K, over its rows)ᵀ·V) (Shen et al. 2021, §3.2). Neither is scaled.
+fn efficient(head: &HeadInputs) -> CandleResult<Tensor> {
+    let keys = softmax(&head.keys.t()?.contiguous()?)?; // (head_dim, n)
+    softmax(&head.queries)?.matmul(&keys.matmul(&head.values)?)
+}
+
+/// Attends within blocks of `block` vectors, (n, head_dim), and adds to `mass` the weight that each key receives. `mask` is added
+/// to the scores of all keys: (n).
+fn blocks(head: &HeadInputs, block: usize, mask: Option<&Tensor>, mass: &mut [f64]) -> CandleResult<Tensor> {
+    let (len, head_dim) = head.queries.dims2()?;
+    let scaled = (&head.queries / (head_dim as f64).sqrt())?;
+    let mut outputs = Vec::new();
+    for start in (0..len).step_by(block) {
+        let count = block.min(len - start);
+        let part = |x: &Tensor| x.narrow(0, start, count);
+        let scores = products(&part(&scaled)?, &part(&head.keys)?)?; // (count, count)
+        let scores = match mask {
+            Some(mask) => scores.broadcast_add(&mask.narrow(0, start, count)?)?,
+            None => scores,
+        };
+        let weights = softmax(&scores)?;
+        let received: Vec<f64> = weights.sum(0)?.to_vec1()?;
+        mass[start..start + count].iter_mut().zip(received).for_each(|(mass, weight)| *mass += weight);
+        outputs.push(weights.matmul(&part(&head.values)?)?);
+    }
+    Tensor::cat(&outputs, 0)
+}
+
+/// Attention by hashing (Kitaev et al. 2020, §2). Each round sorts the vectors by bucket and cuts the order into chunks. A vector
+/// attends to its own chunk and the one before. A key that several rounds select counts that often, and a vector attends to itself
+/// only if no other key is selected.
+fn hashed(head: &HeadInputs, rotations: &Tensor, chunk: usize, hashes: usize) -> CandleResult<Tensor> {
+    let (len, head_dim) = head.queries.dims2()?;
+    let mut counts = vec![vec![0f64; len]; len];
+    for round in 0..hashes {
+        let rotated = head.queries.matmul(&rotations.get(round)?.contiguous()?)?; // (n, buckets / 2)
+        let both: Vec<Vec<f64>> = Tensor::cat(&[&rotated, &rotated.neg()?], 1)?.to_vec2()?;
+        let mut order: Vec<usize> = (0..len).collect();
+        order.sort_by_key(|&index| first_largest(&both[index]));
+        let chunks: Vec<&[usize]> = order.chunks(chunk).collect();
+        for (index, own) in chunks.iter().enumerate() {
+            let before = index.checked_sub(1).unwrap_or(chunks.len() - 1);
+            let earlier = if before == index { &[][..] } else { chunks[before] };
+            for &query in *own {
+                own.iter().chain(earlier).for_each(|&key| counts[query][key] += 1.0);
+            }
+        }
+    }
+    for (query, counts) in counts.iter_mut().enumerate() {
+        if counts.iter().enumerate().any(|(key, &count)| key != query && count > 0.0) {
+            counts[query] = 0.0;
+        }
+    }
+    let root = head.keys.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, KEY_EPSILON)?.sqrt()?;
+    let keys = (head.keys.broadcast_div(&root)? / (head_dim as f64).sqrt())?; // length one
+    let scores = (products(&head.queries, &keys)? + table(len, len, |query, key| counts[query][key].ln())?)?;
+    softmax(&scores)?.matmul(&head.values)
+}
+
+/// Returns the index of the largest number, the first one of equals.
+fn first_largest(numbers: &[f64]) -> usize {
+    (0..numbers.len()).fold(0, |best, index| if numbers[index] > numbers[best] { index } else { best })
 }

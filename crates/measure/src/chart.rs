@@ -295,7 +295,10 @@ impl Drawing {
         }
         let has_bars = points().any(|point| point.bar.is_some());
         for (index, series) in chart.series.iter().enumerate() {
-            let shift = if has_bars { horizontal_shift(index, chart.series.len()) } else { 0.0 };
+            // Bars at the same x value stand next to each other.
+            let count = chart.series.len() as f64;
+            let spacing = if has_bars { (SPREAD / count).min(10.0) } else { 0.0 };
+            let shift = (index as f64 - (count - 1.0) / 2.0) * spacing;
             drawing.series(series, &|at| x.coordinate(at) + shift, &y, chart.x.scale);
         }
         chart.series.iter().for_each(|series| drawing.legend(series));
@@ -425,12 +428,6 @@ fn path(points: impl Iterator<Item = (f64, f64)>, steps: bool) -> String {
         };
     }
     path
-}
-
-/// Returns the shift of a series, so that bars at the same x value stand next to each other.
-fn horizontal_shift(index: usize, count: usize) -> f64 {
-    let spacing = (SPREAD / count.max(1) as f64).min(10.0);
-    (index as f64 - (count as f64 - 1.0) / 2.0) * spacing
 }
 
 #[cfg(test)]

@@ -50,12 +50,8 @@ impl Drop for Picture {
     }
 }
 
-/// Reads files that were printed with `--json`. Fails if a file cannot be read or is not a list of measurements.
-pub(super) fn read_all(files: &[PathBuf]) -> Result<Vec<MeasurementFile>> {
-    files.iter().map(|path| read(path)).collect()
-}
-
-fn read(path: &Path) -> Result<MeasurementFile> {
+/// Reads a file that was printed with `--json`. Fails if it cannot be read or is not a list of measurements.
+pub(super) fn read(path: &Path) -> Result<MeasurementFile> {
     let file = File::open(path).map_err(Error::io(path))?;
     let length = file.metadata().map_err(Error::io(path))?.len();
     if length > MAX_BYTES {

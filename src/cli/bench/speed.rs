@@ -302,6 +302,6 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
 }
 
 pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
-    let sources = picture::read_all(&args.files)?;
+    let sources = args.files.iter().map(|path| picture::read(path)).collect::<Result<Vec<_>>>()?;
     Picture::open(&args.out)?.write("FILE.json", &sources)
 }

@@ -58,8 +58,8 @@ pub fn inference_request(data: &[u8]) {
 
 /// Reads the messages of an editing session over a WebSocket, one in each line, and applies them to the session's text.
 pub fn edit_messages(data: &[u8]) {
-    let messages = data.split(|byte| *byte == b'\n').filter_map(editing::tests::read);
-    grpc::fuzzing::edit(messages).iter().for_each(editing::tests::format);
+    let messages = data.split(|byte| *byte == b'\n').filter_map(editing::check_request);
+    grpc::fuzzing::edit(messages).iter().for_each(editing::check_response);
 }
 
 /// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.

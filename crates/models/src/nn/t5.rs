@@ -215,7 +215,7 @@ impl T5Stack {
         }
     }
 
-    /// Projects the vectors of a memory, (vectors, C): see [`attention::project_memory`](super::attention::project_memory). Returns the first error of `write`.
+    /// Projects the vectors of a memory, (vectors, C): see [`attention::project_memory`]. Returns the first error of `write`.
     pub fn project_memory(
         &self,
         compute: &Compute,

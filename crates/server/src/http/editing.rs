@@ -801,8 +801,21 @@ async fn parse(
     workers.run(tenant, bytes, move || read_message(text.as_bytes())).await?.map(Some)
 }
 
+/// Reads a message for a fuzz target. The answer to one that cannot be read must be JSON.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_request(text: &[u8]) -> Option<v1::EditRequest> {
+    read_message(text).inspect_err(|refused| check_response(&failed(refused.id, &refused.error))).ok()
+}
+
+/// Formats a response, which must be JSON, for a fuzz target.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_response(response: &v1::EditResponse) {
+    let text = response_text(response).unwrap_or_default();
+    assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "not JSON: {text}");
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::{
         config::TransportConfig,
@@ -1278,16 +1291,5 @@ pub(crate) mod tests {
         let Session { client, task, .. } = Session::begin().await;
         drop(client);
         task.await.unwrap();
-    }
-
-    /// Reads a message. The answer to one that cannot be read must be JSON.
-    pub(crate) fn read(text: &[u8]) -> Option<EditRequest> {
-        read_message(text).inspect_err(|refused| format(&crate::grpc::editing::failed(refused.id, &refused.error))).ok()
-    }
-
-    /// Formats a response, which must be JSON.
-    pub(crate) fn format(response: &EditResponse) {
-        let text = response_text(response).unwrap_or_default();
-        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "not JSON: {text}");
     }
 }

@@ -1,36 +1,23 @@
 //! A client of the simulated server: one connection, and the calls on it.
 
 use crate::{
-    document_model::{DocumentModel, MARKS, logits},
+    document_model::{MARKS, logits},
     model::greedy,
-    network::{Dialer, Link, LinkState, Log},
-    plan::{CallKind, CallPlan, ClientPlan, Dice, KeySet, Reading, key},
+    network::{Dialer, Link},
+    plan::{Reading, key},
     world::World,
+    *,
 };
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::oneshot,
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
 use tonic::{
     Code, Request, Status, Streaming,
     transport::{Channel, Endpoint, Uri},
 };
 use tonic_types::StatusExt;
-use weir::{
-    engine::{
-        beam::{BeamSearch, RowMove, SearchStep},
-        summary::Summarize,
-    },
-    models::contract::Model,
+use weir::engine::{
+    beam::{BeamSearch, RowMove, SearchStep},
+    summary::Summarize,
 };
 use weir_proto::{
     inference::{

@@ -25,18 +25,31 @@ mod network;
 mod plan;
 mod world;
 
-use crate::network::Contents;
+use crate::{
+    document_model::DocumentModel,
+    network::{Contents, LinkQuality, LinkState, Log, MAX_LATENCY},
+    plan::{CallKind, CallPlan, ClientPlan, Dice, KeySet},
+};
 use std::{
     any::Any,
     collections::BTreeMap,
     env,
+    net::SocketAddr,
     panic::{self, AssertUnwindSafe, catch_unwind},
     sync::{
-        Mutex, Once,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, Once,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread,
+    time::Duration,
 };
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use weir::{models::contract::Model, server::Accepted};
 
 /// Seeds of the default run, and of one with `WEIR_STORMS`.
 const SEEDS: u64 = 400;

@@ -1,18 +1,14 @@
 //! A model without arithmetic, on real key-value pages. Its logits are a hash of all symbols before them. It panics and refuses
 //! memory on demand.
 
-use crate::plan::Dice;
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-};
+use crate::*;
 use weir::{
     error::{Error, Result},
     kernels::pages::{Page, PagePool},
     models::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         text::{TextNormaliser, Vocabulary},
     },

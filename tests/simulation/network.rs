@@ -1,21 +1,16 @@
 //! Connections in memory that are slow, stall, and break.
 
-use crate::plan::Dice;
+use crate::*;
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     io,
-    net::SocketAddr,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    sync::MutexGuard,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split},
-    sync::{Notify, mpsc},
-    time::{Instant, sleep},
+    io::{DuplexStream, ReadHalf, WriteHalf, duplex, split},
+    sync::Notify,
 };
-use weir::server::Accepted;
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

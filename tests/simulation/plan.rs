@@ -2,9 +2,8 @@
 
 use crate::{
     model::{MAX_SYMBOLS, PAGE_BYTES, SYMBOLS},
-    network::{LinkQuality, LinkState, MAX_LATENCY},
+    *,
 };
-use std::time::Duration;
 use weir::{
     engine::Limits,
     server::config::{Access, Credentials, Keys, TransportConfig},

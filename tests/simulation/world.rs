@@ -2,26 +2,14 @@
 
 use crate::{
     calls::{Client, End},
-    document_model::DocumentModel,
     model::{Faults, SimModel},
-    network::{Contents, LinkQuality, Log, MAX_LATENCY},
-    plan::{CallKind, CallPlan, ClientPlan, Dice, KeySet, WorldPlan, credentials},
+    plan::{WorldPlan, credentials},
+    *,
 };
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{
-            AtomicBool, AtomicUsize,
-            Ordering::{Relaxed, SeqCst},
-        },
-    },
-    time::Duration,
-};
+use std::sync::atomic::Ordering::SeqCst;
 use tokio::{
     runtime::{Builder, Handle as Runtime},
-    sync::{mpsc, oneshot},
-    task::{JoinError, JoinSet},
-    time::{Instant, sleep, timeout},
+    task::JoinError,
 };
 use tokio_util::sync::CancellationToken;
 use weir::{
@@ -29,9 +17,8 @@ use weir::{
         Handle, Load, Phase, WorkerTask,
         observer::{EngineEvent, Observer},
     },
-    models::contract::Model,
     server::{
-        Accepted, Engines, Listener,
+        Engines, Listener,
         run::{self, ServerParts},
     },
 };

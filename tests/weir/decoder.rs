@@ -7,7 +7,6 @@ use crate::{
     support::settings,
     *,
 };
-use safetensors::Dtype;
 use weir::models::{
     convert,
     family::decoder::Work,
@@ -57,54 +56,25 @@ pub(crate) fn model(case: &str, dtype: weir_kernels::Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
-/// Golden tensors of a case: shape and numbers.
-struct Golden(BTreeMap<String, (Vec<usize>, Vec<f64>)>);
+fn golden(case: &str) -> Golden {
+    Golden::open(&source(case))
+}
 
-impl Golden {
-    fn read(case: &str) -> Self {
-        let bytes = fs::read(source(case).join("golden.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let tensors = file.tensors().into_iter().map(|(name, view)| {
-            let data = view.data();
-            let numbers: Vec<f64> = match view.dtype() {
-                Dtype::F32 => data.as_chunks().0.iter().map(|&four| f64::from(f32::from_le_bytes(four))).collect(),
-                Dtype::I64 => data.as_chunks().0.iter().map(|&eight| i64::from_le_bytes(eight) as f64).collect(),
-                other => panic!("{other:?}"),
-            };
-            (name, (view.shape().to_vec(), numbers))
-        });
-        Self(tensors.collect())
-    }
-
-    fn get(&self, name: &str) -> &[f64] {
-        &self.0[name].1
-    }
-
-    /// Returns the part of a tensor at `index` of its first dimension, as f32.
-    fn row(&self, name: &str, index: usize) -> Vec<f32> {
-        let (shape, numbers) = &self.0[name];
-        let size = numbers.len() / shape[0];
-        numbers[index * size..(index + 1) * size].iter().map(|&x| x as f32).collect()
-    }
-
-    /// Returns the texts of the case.
-    fn texts(&self) -> Vec<Vec<u32>> {
-        let count = self.0["tokens"].0[0];
-        (0..count).map(|row| self.row("tokens", row).iter().map(|&id| id as u32).collect()).collect()
-    }
+fn golden_config(case: &str) -> Value {
+    serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap()
 }
 
 #[test]
 fn logits_in_every_mode_equal_the_golden_data() {
     for case in CASES {
-        let golden = Golden::read(case);
+        let golden = golden(case);
         for isa in Isa::all() {
             let model = load(&converted(case), &Settings { isa, ..settings() }).unwrap();
-            for (row, text) in golden.texts().iter().enumerate() {
+            for (row, text) in golden.texts("tokens").iter().enumerate() {
                 let expected = golden.row("logits", row);
                 let (logits, marks) = full(&*model, text, &BoundaryOptions::default());
                 assert!(marks.iter().all(|mark| !mark.boundary));
-                let max_error = difference(&logits, &expected);
+                let max_error = difference(&logits, expected);
                 assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
                 for chunk in [1, 7, 37] {
                     let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -119,12 +89,12 @@ fn logits_in_every_mode_equal_the_golden_data() {
 #[test]
 fn greedy_text_equals_the_golden_data() {
     let mut cases = 0;
-    for case in CASES.into_iter().filter(|case| Golden::read(case).0.contains_key("greedy.tokens")) {
-        let golden = Golden::read(case);
+    for case in CASES.into_iter().filter(|case| golden(case).has("greedy.tokens")) {
+        let golden = golden(case);
         let model = model(case, weir_kernels::Dtype::F32);
-        let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
+        let config = golden_config(case);
         let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
-        let expected: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
+        let expected = golden.row_ids("greedy.tokens", 0);
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         let symbols = model.card().vocabulary.len();
         let mut logits = alone.feed(&expected[..prompt]).0;
@@ -143,10 +113,10 @@ fn greedy_text_equals_the_golden_data() {
 #[test]
 fn receptive_fields_equal_the_official_ones() {
     for case in CASES {
-        let golden = Golden::read(case);
+        let golden = golden(case);
         let model = model(case, weir_kernels::Dtype::F32);
-        let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
-        let text = &golden.texts()[0];
+        let config = golden_config(case);
+        let text = &golden.texts("tokens")[0];
         let symbols = model.card().vocabulary.len();
         let before = full(&*model, text, &BoundaryOptions::default()).0;
         for (name, expected) in config["checks"].as_object().unwrap() {
@@ -169,9 +139,8 @@ fn receptive_fields_equal_the_official_ones() {
 /// score of a key and a later query equals the official one.
 #[test]
 fn the_operator_equals_the_official_one_at_great_lengths() {
-    let golden = Golden::read("xpos_operator");
-    let config: Value =
-        serde_json::from_slice(&fs::read(source("xpos_operator").join("config.json")).unwrap()).unwrap();
+    let golden = golden("xpos_operator");
+    let config = golden_config("xpos_operator");
     for case in config["cases"].as_array().unwrap() {
         let number = |key: &str| case[key].as_u64().unwrap() as usize;
         let id = number("id");
@@ -180,7 +149,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
         let base = number("scale_base");
         let rotary = Rotary::new(dim, Some(base as f64), None, length);
         let block = rotary.block();
-        let rows = |name: &str| golden.get(&format!("{id}.{name}")).iter().map(|&n| n as usize).collect::<Vec<_>>();
+        let rows = |name: &str| golden.ids(&format!("{id}.{name}"));
         let q_rows = rows("q_rows");
         let k_rows = rows("k_rows");
         // The official angles are rounded to f32, which gives an error of n · 6e-8 of a turn at position n.
@@ -191,8 +160,8 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
             let q = vectors("q");
             let k = vectors("k");
             let scores = vectors("scores");
-            for (i, &q_at) in q_rows.iter().enumerate() {
-                for (j, &k_at) in k_rows.iter().enumerate().filter(|&(_, &k_at)| k_at <= q_at) {
+            for (i, q_at) in q_rows.iter().map(|&at| at as usize).enumerate() {
+                for (j, k_at) in k_rows.iter().map(|&at| at as usize).enumerate().filter(|&(_, k_at)| k_at <= q_at) {
                     let mut query = q[i * dim..][..dim].to_vec();
                     let mut key = k[j * dim..][..dim].to_vec();
                     rotary.rotate_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
@@ -335,7 +304,7 @@ fn a_long_generation_uses_constant_memory() {
 #[test]
 fn logits_depend_only_on_the_receptive_field() {
     let model = model("xpos_bca", weir_kernels::Dtype::F32);
-    let text = &Golden::read("xpos_bca").texts()[0];
+    let text = &golden("xpos_bca").texts("tokens")[0];
     let symbols = model.card().vocabulary.len();
     let complete = full(&*model, text, &BoundaryOptions::default()).0;
     let later = full(&*model, &text[32..], &BoundaryOptions::default()).0;
@@ -350,9 +319,9 @@ fn logits_depend_only_on_the_receptive_field() {
 fn every_layer_equals_the_golden_data() {
     let mut compared = 0;
     for case in CASES {
-        let golden = Golden::read(case);
+        let golden = golden(case);
         let model = model(case, weir_kernels::Dtype::F32);
-        for (row, text) in golden.texts().iter().enumerate() {
+        for (row, text) in golden.texts("tokens").iter().enumerate() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
@@ -367,8 +336,8 @@ fn every_layer_equals_the_golden_data() {
             }));
             text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
             let seen = seen.lock().unwrap();
-            for name in golden.0.keys().filter(|name| name.starts_with("layer.")) {
-                let max_error = difference(&seen[name], &golden.row(name, row));
+            for name in golden.names().filter(|name| name.starts_with("layer.")) {
+                let max_error = difference(&seen[name], golden.row(name, row));
                 assert!(max_error <= LOGITS, "{case} {name} row {row}: {max_error}");
                 compared += 1;
             }

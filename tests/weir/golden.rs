@@ -70,8 +70,16 @@ impl Golden {
         self.get(name).iter().map(|&id| id as u32).collect()
     }
 
-    fn rows(&self) -> usize {
-        self.0["ids"].0[0]
+    pub(crate) fn row_ids(&self, name: &str, index: usize) -> Vec<u32> {
+        self.row(name, index).iter().map(|&id| id as u32).collect()
+    }
+
+    pub(crate) fn texts(&self, name: &str) -> Vec<Vec<u32>> {
+        (0..self.shape(name)[0]).map(|row| self.row_ids(name, row)).collect()
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
     }
 }
 
@@ -84,9 +92,8 @@ fn logits_and_boundaries_equal_the_golden_data() {
     for case in CASES {
         let golden = Golden::read(case);
         let model = fixture(case);
-        for row in 0..golden.rows() {
-            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
-            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+        for (row, ids) in golden.texts("ids").iter().enumerate() {
+            let (logits, marks) = full(&*model, ids, &BoundaryOptions::default());
             let max_error = difference(&logits, golden.row("logits", row));
             assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
             if golden.has("boundaries") {
@@ -110,9 +117,8 @@ fn the_portable_kernels_agree_with_the_golden_data() {
         let portable = Settings { isa: Isa::portable(), ..settings() };
         let golden = Golden::read(case);
         let model = load(&converted(case), &portable).unwrap();
-        for row in 0..golden.rows() {
-            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
-            let (logits, _) = full(&*model, &ids, &BoundaryOptions::default());
+        for (row, ids) in golden.texts("ids").iter().enumerate() {
+            let (logits, _) = full(&*model, ids, &BoundaryOptions::default());
             let max_error = difference(&logits, golden.row("logits", row));
             assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -134,9 +140,8 @@ fn fewer_bits_stay_near() {
         for case in ["whitespaces", "fixed_sf2", "fixed_sf3", "vanilla"] {
             let golden = Golden::read(case);
             let model = fixture_in(case, dtype);
-            for row in 0..golden.rows() {
-                let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
-                let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+            for (row, ids) in golden.texts("ids").iter().enumerate() {
+                let (logits, marks) = full(&*model, ids, &BoundaryOptions::default());
                 if golden.has("boundaries") {
                     assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
                 }
@@ -159,7 +164,7 @@ fn every_stage_equals_the_golden_data() {
         let golden = Golden::read(case);
         let model = fixture(case);
         for row in 0..2 {
-            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+            let ids = golden.row_ids("ids", row);
             let seen: Arc<Mutex<Vec<(HourglassStage, usize, Vec<f32>)>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
@@ -266,11 +271,10 @@ fn a_long_text_is_equal_in_steps_and_chunks() {
 fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
     let golden = Golden::read("gumbel");
     let model = fixture("gumbel");
-    for row in 0..golden.rows() {
-        let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+    for (row, ids) in golden.texts("ids").iter().enumerate() {
         let noise = Noise::Given(golden.row("sampled.u", row).into());
         let options = BoundaryOptions { mode: Some(BoundaryMode::Sampled), noise, ..BoundaryOptions::default() };
-        let (logits, marks) = full(&*model, &ids, &options);
+        let (logits, marks) = full(&*model, ids, &options);
         assert_eq!(bits(&marks), golden.row("sampled.boundaries", row));
         let max_error = difference(&logits, golden.row("sampled.logits", row));
         assert!(max_error <= LOGITS, "{max_error}");

@@ -627,9 +627,6 @@ fn a_lost_row_and_other_chunks_change_no_bit() {
     }
 }
 
-/// Requests at the same time.
-const COMPANY: u32 = 16;
-
 fn request(number: u32) -> GenerateRequest {
     let text = "The town was founded by settlers from the north, who had come down the river in search of land. ";
     let from = number as usize * 5 % 60;
@@ -658,29 +655,6 @@ async fn ask(channel: &Channel, request: GenerateRequest) -> (String, Finished) 
 
 async fn connect(server: &Server) -> Channel {
     Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_text_does_not_depend_on_its_company() {
-    for model_type in ["llama", "mamba"] {
-        let folder = folder(model_type);
-        let server = Server::start(&["--model", folder.to_str().unwrap(), "--cache-memory", "0"]);
-        let channel = connect(&server).await;
-        let mut alone = Vec::new();
-        for number in 0..COMPANY {
-            alone.push(ask(&channel, request(number)).await.0);
-        }
-        let mut calls = JoinSet::new();
-        for number in 0..COMPANY {
-            let channel = channel.clone();
-            calls.spawn(async move { (number, ask(&channel, request(number)).await.0) });
-        }
-        while let Some(call) = calls.join_next().await {
-            let (number, text) = call.unwrap();
-            assert_eq!(text, alone[number as usize], "{model_type}, request {number}");
-        }
-        assert_eq!(ask(&channel, request(3)).await.1.usage.unwrap().generated_chars, 23);
-    }
 }
 
 /// The greedy text of gemma2 after this prompt is " of))))…", in the tokens " of" and ")".

@@ -99,7 +99,7 @@ impl Case {
     }
 
     fn ids(&self, name: &str, item: usize) -> Vec<u32> {
-        self.golden.row(name, item).iter().map(|&id| id as u32).collect()
+        self.golden.row_ids(name, item)
     }
 }
 

@@ -244,7 +244,7 @@ fn commands_take_a_folder() {
     fs::write(&file, "also known").unwrap();
     let golden = crate::golden::Golden::open(&t5_golden("t5_v10"));
     let length = golden.ids("s0.beam4_es_never.lengths")[0] as usize;
-    let expected: Vec<u32> = golden.row("s0.beam4_es_never.ids", 0)[..length].iter().map(|&id| id as u32).collect();
+    let expected: Vec<u32> = golden.row_ids("s0.beam4_es_never.ids", 0)[..length].to_vec();
     let flags = [
         "--beam",
         "4",

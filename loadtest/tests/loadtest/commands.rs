@@ -4,12 +4,8 @@ use super::{
     stub::Script,
     support::{ServedStub, TIMEOUT, command, failure, json, ms, run, run_interrupted, script, serve, wait, words},
 };
-use serde_json::Value;
-use std::{
-    fs,
-    process::Output,
-    time::{Duration, Instant},
-};
+use crate::*;
+use std::time::Instant;
 
 #[test]
 fn a_run_writes_json_and_a_page() {

@@ -4,12 +4,10 @@ use super::{
     stub::{Script, Stub},
     support::{ms, spec, target},
 };
-use tokio::sync::watch;
+use crate::*;
 use weir_loadtest::{
     client::models::SymbolUnit,
-    comparison::{ComparisonSetup, ModelComparison, bits_per_char, compare_models},
-    driver::WorkloadMix,
-    workload::WorkloadSpec,
+    comparison::{ModelComparison, bits_per_char},
 };
 
 /// Returns a slow model, and one with a third of its time per character and half of its time to the first.

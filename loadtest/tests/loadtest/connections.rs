@@ -1,22 +1,16 @@
 //! A server that requires client certificates and a key.
 
 use crate::{
-    stub::Stub,
-    support::{command, failure, script, serve},
+    support::{command, failure, script},
+    *,
 };
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::{
-    future::pending,
     io::{Read, Write},
     net::TcpListener,
-    path::PathBuf,
 };
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
-use tonic::{
-    Request, Status,
-    transport::{Certificate, Identity, Server, ServerTlsConfig, server::TcpIncoming},
-};
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
 
 const KEY: &str = "a-key-that-alice-has";

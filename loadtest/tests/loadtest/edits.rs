@@ -5,8 +5,7 @@ use super::{
     stub::Script,
     support::{failure, json, ms, run, script, serve, words},
 };
-use serde_json::Value;
-use std::{fs, path::PathBuf};
+use crate::*;
 
 /// Writes a text that all completions of the stub continue.
 fn text(folder: &tempfile::TempDir) -> PathBuf {

@@ -2,31 +2,19 @@
 //! time, and the tolerance holds on any machine. `sockets` does the same by the machine's clock.
 
 use crate::{
-    stub::{Script, SentTimes, Stub},
-    support::{Test, json, ms, near, run, serve, spec, words},
+    stub::SentTimes,
+    support::{Test, json, ms, near, run, spec, words},
+    *,
 };
-use serde_json::Value;
-use std::{
-    future::pending,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
-use tokio::{net::TcpListener, runtime::Builder, sync::watch, time::Instant};
-use tonic::{
-    Status,
-    transport::{Channel, Endpoint, server::TcpIncoming},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokio::runtime::Builder;
 use weir_client::connection::ServerEndpoint;
 use weir_loadtest::{
     client::connection::{self, TESTER_CODE, code_name},
-    driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
-    report::LoadPoint,
-    schedule::{ArrivalProcess, LoadPattern, Pacer, RunLength},
-    workload::RequestTarget,
+    schedule::Pacer,
 };
 use weir_measure::histogram::Percentiles;
-use weir_proto::v1::{GenerateRequest, Stopping, generate_response::Event, generation_client::GenerationClient};
+use weir_proto::v1::{Stopping, generate_response::Event, generation_client::GenerationClient};
 
 #[track_caller]
 fn all_near(spread: &Percentiles, expected: Duration, what: &str) {

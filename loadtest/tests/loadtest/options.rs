@@ -4,7 +4,7 @@ use super::{
     stub::Script,
     support::{failure, json, run, script, serve},
 };
-use std::fs;
+use crate::*;
 
 #[test]
 fn contradicting_options_are_rejected() {

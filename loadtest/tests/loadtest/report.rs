@@ -4,16 +4,12 @@ use super::{
     stub::{Script, Stub},
     support::{Test, ms, spec, target},
 };
-use serde_json::Value;
-use std::{collections::BTreeMap, path::Path, time::Duration};
-use tokio::sync::watch;
+use crate::*;
+use std::{collections::BTreeMap, path::Path};
 use weir_loadtest::{
     client::models::{DocumentInfo, ModelInfo, ServerSoftware},
-    comparison::{ComparisonSetup, compare_models},
-    driver::WorkloadMix,
     knee::{self, RateResult},
-    report::{self, Conditions, FORMAT, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    schedule::{ArrivalProcess, LoadPattern, RunLength},
+    report::{self, Conditions, FORMAT, MeasurementReport, MissingPart, ReportPart},
 };
 
 /// Mark of loads that the tester may have distorted.

@@ -1,37 +1,32 @@
 //! Server that answers with placeholder text at scripted times, so that the tester's figures can be checked.
 
-use std::{
-    collections::VecDeque,
-    future::{Future, pending},
-    io,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use crate::*;
+use std::{collections::VecDeque, future::Future, pin::Pin, sync::PoisonError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{Instant, sleep, sleep_until},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, sleep_until},
 };
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{
-    Request, Response, Status, Streaming,
+    Response, Streaming,
     transport::server::{Connected, Server},
 };
 use weir_measure::format::ns;
-use weir_proto::inference::*;
 use weir_proto::{
-    inference::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer},
+    inference::{
+        grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer},
+        *,
+    },
     v1::{
         Calibration, Character, CompleteDocument, CompletionItem, DocumentApplied, DocumentClosed, DocumentCompletions,
-        Documents, EditFailure, EditRequest, EditResponse, EncoderLayer, EstimatedGain, Finished, GenerateRequest,
-        GenerateResponse, GetModelRequest, GetReportRequest, GetReportResponse, Limits, ListModelsRequest,
-        ListModelsResponse, Model, ModelReport, OpenDocument, Piece, ScoreRequest, ScoreResponse, ScoreSummary,
-        SegmentRequest, SegmentResponse, StaleRequest, Started, SummarizeOptions, SummarizeRequest, SummarizeResponse,
-        SummaryFinished, SummaryPiece, SummaryStarted, SummaryTiming, SummaryUsage, Timing, Usage,
-        document_closed::Reason, edit_request::Action, edit_response, editing_server, generate_response,
-        generation_server, latency_server, models_server, score_response, summarization_server,
-        summarize_request::Part, summarize_response,
+        Documents, EditFailure, EditRequest, EditResponse, EncoderLayer, EstimatedGain, Finished, GenerateResponse,
+        GetModelRequest, GetReportRequest, GetReportResponse, Limits, ListModelsRequest, ListModelsResponse, Model,
+        ModelReport, OpenDocument, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest, SegmentResponse,
+        StaleRequest, Started, SummarizeOptions, SummarizeRequest, SummarizeResponse, SummaryFinished, SummaryPiece,
+        SummaryStarted, SummaryTiming, SummaryUsage, Timing, Usage, document_closed::Reason, edit_request::Action,
+        edit_response, editing_server, generate_response, generation_server, latency_server, models_server,
+        score_response, summarization_server, summarize_request::Part, summarize_response,
     },
 };
 

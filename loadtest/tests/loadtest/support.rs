@@ -1,30 +1,14 @@
 //! A stub server in memory on the test's own clock, and loads for it.
 
-use crate::stub::{Script, Stub};
+use crate::*;
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
-use std::{
-    future::pending,
-    io,
-    process::{Child, Command, Output, Stdio},
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-use tokio::{
-    net::TcpListener,
-    runtime::Runtime,
-    sync::{mpsc, watch},
-    time::Instant,
-};
-use tokio_stream::StreamExt;
-use tonic::transport::{Channel, Endpoint, server::TcpIncoming};
+use std::process::{Child, Command, Stdio};
 use weir_client::connection::Client;
 use weir_loadtest::{
     client::connection::ConnectionPool,
-    driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
-    schedule::{ArrivalProcess, ArrivalSchedule, RunLength, ScheduledRequest},
+    schedule::{ArrivalSchedule, ScheduledRequest},
     stats::{RequestFigures, RequestStats},
-    workload::{Length, PromptSource, RequestTarget, TypingSpec, WorkloadSpec},
+    workload::{Length, PromptSource, TypingSpec},
 };
 
 /// Relative error that the documentation promises for known delays.

@@ -732,7 +732,7 @@ impl Fixture {
         let hypotheses = &answer.finished.hypotheses;
         assert_eq!(hypotheses.len(), lengths.len(), "{source} {setting}");
         for (rank, (hypothesis, length)) in hypotheses.iter().zip(lengths).enumerate() {
-            let ids: Vec<u32> = self.golden.row(&key("ids"), rank).iter().map(|&id| id as u32).collect();
+            let ids = self.golden.row_ids(&key("ids"), rank);
             assert_eq!(hypothesis.ids, ids[..length as usize], "{source} {setting} {rank}");
             if self.golden.has(&key("scores")) {
                 let difference = (hypothesis.score - self.golden.get(&key("scores"))[rank]).abs();

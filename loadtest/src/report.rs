@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::Value;
 use std::{fs, path::Path};
 use weir_measure::{
-    chart::{self, Axis, Chart, Mark, Point, Scale, Series, escape},
+    chart::{Axis, Chart, Mark, Point, Scale, Series, escape},
     format::{self, digits, ns},
     histogram::{HistogramBar, Percentiles},
     stats::Gain,
@@ -24,6 +24,7 @@ use weir_measure::{
 
 /// Name and version of the format.
 pub const FORMAT: &str = "weir-loadtest/1";
+
 /// Maximum bytes of a report.
 const MAX_BYTES: u64 = 256 << 20;
 
@@ -279,17 +280,23 @@ pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
 
 /// Shown where a value is absent.
 const NONE: &str = "–";
+
 /// Mark of a measurement whose figures the tester may have distorted.
 const LIMITED: &str = "†";
+
 /// Shortest gap that is shown, in nanoseconds: see [`TOGETHER`].
 const TOGETHER_NS: f64 = TOGETHER.as_nanos() as f64;
+
 /// Shown instead of figures if the load was interrupted before any measured request.
 const NOTHING_MEASURED: &str = "nothing was measured: interrupted before a request began after the warm-up";
+
 const GOODPUT: &str = "good requests that ended in the measured window, divided by its length; requests that began in the warm-up \
                        count, requests that ended after the window do not";
+
 /// Remark on comparisons of summarizing models.
 const SUMMARIES: &str = "pooled: how many times fewer of a document's keys and values the decoder attends to than without pooling, as \
     the server reports it. Summaries are not scored in bits per character, and their gains are not estimated.";
+
 const STYLE: &str = include_str!("style.css");
 
 /// Part of the report as people read it.
@@ -324,7 +331,7 @@ pub fn table(reports: &[MeasurementReport]) -> String {
 /// Draws reports as a self-contained HTML page: it fetches nothing, runs no script, and prints well.
 pub fn page(title: &str, reports: &[MeasurementReport]) -> String {
     let title = escape(title);
-    let (light, dark) = (chart::STYLE, chart::DARK_STYLE);
+    let (light, dark) = (weir_measure::chart::STYLE, weir_measure::chart::DARK_STYLE);
     let mut body = String::new();
     let mut in_charts = false;
     for block in blocks(reports) {
@@ -341,7 +348,7 @@ pub fn page(title: &str, reports: &[MeasurementReport]) -> String {
             }
             Block::Table(lines) => html_table("figures", &lines),
             Block::Details(lines) => html_table("words", &lines),
-            Block::Chart(chart) => chart::inline(&chart) + "\n",
+            Block::Chart(chart) => weir_measure::chart::inline(&chart) + "\n",
         };
     }
     if in_charts {

@@ -1,7 +1,7 @@
 //! `weir admin`: loads and unloads models of a running server.
 
 use crate::cli::{
-    command::with_flag,
+    flag_names::with_flag,
     model::{ADDRESS, runtime},
     output,
 };

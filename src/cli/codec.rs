@@ -3,7 +3,6 @@
 //! The blocks of all files run as rows of one batch. Results are collected in order.
 
 use crate::cli::{
-    command,
     model::{ModelArgs, count, isa, unreadable},
     output::{self, Progress},
     score::parse_windows,
@@ -392,7 +391,8 @@ fn exit(code: i32) -> ! {
 /// Returns a future that ends with the number of the first signal.
 #[cfg(unix)]
 fn signal() -> io::Result<impl Future<Output = i32> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
+    use tokio::signal::unix::SignalKind;
+    use tokio::signal::unix::signal;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
@@ -581,7 +581,7 @@ impl<'a> Pipeline<'a> {
 /// Names the file in an error about a text or its data.
 fn in_file(path: &Path) -> impl Fn(Error) -> Error + Copy {
     move |error| {
-        let why = format!("{}: {}", printable(&path.display().to_string()), command::message(error));
+        let why = format!("{}: {}", printable(&path.display().to_string()), crate::cli::flag_names::message(error));
         Error::Unreadable { field: None, why }
     }
 }

@@ -283,7 +283,12 @@ mod tests {
 
     #[test]
     fn reasons_have_the_names_of_the_engine() {
-        use FinishReason::{EndOfText, MaxChars, MaxContext, MaxSegments, Stop, Unspecified};
+        use FinishReason::EndOfText;
+        use FinishReason::MaxChars;
+        use FinishReason::MaxContext;
+        use FinishReason::MaxSegments;
+        use FinishReason::Stop;
+        use FinishReason::Unspecified;
         let pairs = [
             (MaxChars, options::FinishReason::MaxChars),
             (MaxSegments, options::FinishReason::MaxSegments),

@@ -7,6 +7,7 @@ pub mod command;
 pub mod convert;
 mod direct;
 mod document;
+mod flag_names;
 pub mod generate;
 pub mod health;
 pub mod init;
@@ -91,7 +92,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
-            let error = origins.explain(&command::message(error));
+            let error = origins.explain(&crate::cli::flag_names::message(error));
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "weir: {message}");

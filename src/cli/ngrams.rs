@@ -9,9 +9,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::{
-    checkpoint::files,
+    checkpoint::{self, files},
     load::{self, blueprint},
-    ngrams::{self, HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
+    ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     text::Vocabulary,
 };
 
@@ -58,7 +58,7 @@ pub fn run(args: Args) -> Result<()> {
     if used == 0 {
         return Err(Error::bad_option("TEXT", format!("{symbols} symbols"), "a text in which n-grams repeat"));
     }
-    let file = ngrams::write(folder, &table)?;
+    let file = checkpoint::ngrams::write(folder, &table)?;
     let bytes = HEADER_BYTES + table.slots() * size_of::<u64>();
     if args.json {
         return output::json(&json!({

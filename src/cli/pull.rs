@@ -34,12 +34,12 @@ use weir_models::{
     checkpoint::{
         CONFIG_FILE, CheckpointSource, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE,
         files::{self, check_folder, check_inside, sync_folder},
+        ngrams::NGRAMS_FILE,
         weights::{CARD_FILE, hexadecimal, indexed_files},
     },
     convert::{Source, convert},
     family::Blueprint,
     load::{self, blueprint, entropy_models, tensors},
-    ngrams::NGRAMS_FILE,
 };
 use weir_server::config::parse_bytes;
 
@@ -762,7 +762,9 @@ fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 /// Reads the token in a file. Returns `None` if there is no file, if this user has no access to it, or if it is empty.
 fn read(path: PathBuf) -> Result<Option<String>> {
     let mut text = String::new();
-    use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    use ErrorKind::NotADirectory;
+    use ErrorKind::NotFound;
+    use ErrorKind::PermissionDenied;
     let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_string(&mut text));
     match read {
         Ok(_) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),

@@ -2,8 +2,8 @@
 //! evaluated directly, because a server has neither its logits nor its exact log-probabilities.
 
 use crate::cli::{
-    command::with_flag,
     direct::Evaluation,
+    flag_names::with_flag,
     model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, narrow, size, whole},
     output,
     scores::{MarkedTextBits, Scores, TextBits},

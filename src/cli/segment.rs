@@ -1,8 +1,8 @@
 //! `weir segment`: shows the segments of a text, cut by a server, which runs in this process unless `--server` names another.
 
 use crate::cli::{
-    command::with_flag,
     direct,
+    flag_names::with_flag,
     model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, ServedModel, TextArgs, own_limits, size},
     output::{self, ColorChoice},
 };

@@ -4,9 +4,9 @@
 
 use crate::{
     cli::{
-        command::{message, with_flag},
         direct::{self, Tokens},
         document::{Document, TextReader},
+        flag_names::{message, with_flag},
         model::{
             self, ModelSource, ModelSourceArgs, ServedModel, check_readable, count, narrow, own_limits, unreadable,
         },

@@ -2,12 +2,12 @@
 
 use crate::{
     cli::{
-        command::with_flag,
+        flag_names::with_flag,
         model::{self, ModelArgs, text_symbols},
         output,
     },
     report::sample::Sample,
-    verify::{Input, Report, load, verify},
+    verify::{Input, Report, load::load, verify},
 };
 use serde_json::json;
 use std::{fmt::Write, path::PathBuf};

@@ -3,7 +3,6 @@
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
     decoder::{CausalStack, LayerShape, Norms, Reach},
-    load,
     tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid},
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
@@ -70,7 +69,9 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     };
     let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
     let entropy_model = match &architecture.boundaries {
-        Source::EntropySpikes { companion, .. } => Some(load(&checkpoint.source.entropy_model(companion)?)?),
+        Source::EntropySpikes { companion, .. } => {
+            Some((checkpoint.load)(&checkpoint.source.entropy_model(companion)?)?)
+        }
         _ => None,
     };
     let vocabulary = vocabulary.len();

@@ -14,6 +14,7 @@ pub mod decoder;
 mod hnet;
 mod hourglass;
 mod hugging_face;
+pub mod load;
 mod lslm;
 mod pyramidion;
 mod t5;
@@ -26,9 +27,8 @@ use std::{collections::HashMap, f64::consts::LN_2, path::PathBuf, sync::Arc};
 use weir_engine::score::{StepSize, read_document, run, target_logits};
 use weir_kernels::error::{Error, Result};
 use weir_models::{
-    checkpoint::{self, CheckpointSource, Config, hugging_face::FAMILY as HUGGING_FACE},
+    checkpoint::{self, CheckpointSource, Config},
     contract::{BoundaryOptions, Card, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want},
-    load,
     text::Vocabulary,
 };
 
@@ -112,16 +112,21 @@ pub struct Outputs {
 /// Reads a checkpoint whose configuration was read.
 pub type ReferenceReader = fn(Checkpoint) -> Result<Box<dyn Reference>>;
 
+/// Loads the reference implementation of a checkpoint.
+pub type LoadReference = fn(&CheckpointSource) -> Result<Box<dyn Reference>>;
+
 /// A checkpoint's files and its configuration.
 pub struct Checkpoint {
     source: CheckpointSource,
     config: Config,
+    /// Loads the entropy model, if the checkpoint has one: of any family.
+    load: LoadReference,
 }
 
 impl Checkpoint {
     /// Reads the configuration. Fails if it cannot be read.
-    pub fn read(source: &CheckpointSource) -> Result<Self> {
-        Ok(Self { source: source.clone(), config: load::config(source)? })
+    pub fn read(source: &CheckpointSource, load: LoadReference) -> Result<Self> {
+        Ok(Self { source: source.clone(), config: weir_models::load::config(source)?, load })
     }
 
     /// Returns an error about a key of the configuration.
@@ -151,31 +156,6 @@ impl Checkpoint {
 
     fn file(&self) -> PathBuf {
         self.source.config_file()
-    }
-}
-
-/// The families: name in `config.json`, and reader of its checkpoint.
-pub const FAMILIES: &[(&str, ReferenceReader)] = &[
-    ("hourglass", hourglass::read),
-    ("decoder", decoder::read),
-    ("lslm", lslm::read),
-    ("pyramidion", pyramidion::read),
-    ("hnet", hnet::read),
-    ("t5", t5::read),
-    (HUGGING_FACE, hugging_face::read),
-];
-
-/// Loads the reference implementation of a checkpoint. The model's own loader checks a checkpoint; this one reads a
-/// checkpoint that passed. Fails if a file cannot be read, or if the family has no reference implementation.
-pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
-    let checkpoint = Checkpoint::read(source)?;
-    match FAMILIES.iter().find(|(name, _)| *name == checkpoint.config.family) {
-        Some((_, read)) => read(checkpoint),
-        None => {
-            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            let expected = format!("a family that can be verified: {}", names.join(", "));
-            Err(checkpoint.error("family", expected, checkpoint.config.family.clone()))
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
 use safetensors::Dtype as Stored;
 use weir::{
     models::load::{self},
-    verify::{Input, load as reference, model_outputs, verify},
+    verify::{Input, load::load as reference, model_outputs, verify},
 };
 
 /// Returns the entropy of softmax(x).

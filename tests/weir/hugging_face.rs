@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value as Json};
 use weir::{
     models::{load::DeviceChoice, text::StreamDetokenizer},
-    verify::{LengthLimit, load as reference},
+    verify::{LengthLimit, load::load as reference},
 };
 use weir_proto::v1::{FinishReason, Finished};
 

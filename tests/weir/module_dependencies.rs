@@ -1,218 +1,44 @@
-//! Dependencies between the modules of the packages and inside them, read off the sources' paths.
-//!
-//! A top-level module may use only those that `MAY_USE` lists. Inside a module, and inside each of its folders, the files and folders
-//! must not use each other in a ring.
+//! Dependencies between the modules of the packages, read off the sources' paths, and the files that a request passes.
 
-use crate::*;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-/// The sources of each package, and its modules. Cargo allows no ring of packages.
-const PACKAGES: [(&str, &[&str]); 4] = [
-    ("core/src", &["error", "kernels", "nn", "sync"]),
-    ("engine/src", &["decode", "engine", "family", "text"]),
-    ("server/src", &["config", "metrics", "serve"]),
-    ("src", &["cli", "report", "verify"]),
+/// The packages: the name that code gives each, the folder of its sources, and the packages that it may use.
+const PACKAGES: [(&str, &str, &[&str]); 9] = [
+    ("weir_kernels", "crates/kernels/src", &[]),
+    ("weir_models", "crates/models/src", &["weir_kernels"]),
+    ("weir_engine", "crates/engine/src", &["weir_kernels", "weir_models"]),
+    ("weir_proto", "proto/src", &[]),
+    ("weir_client", "crates/client/src", &["weir_kernels", "weir_proto"]),
+    ("weir_measure", "crates/measure/src", &[]),
+    ("weir_server", "crates/server/src", &["weir_client", "weir_engine", "weir_kernels", "weir_models", "weir_proto"]),
+    (
+        "weir",
+        "src",
+        &["weir_client", "weir_engine", "weir_kernels", "weir_measure", "weir_models", "weir_proto", "weir_server"],
+    ),
+    ("weir_loadtest", "loadtest/src", &["weir_client", "weir_kernels", "weir_measure", "weir_proto"]),
 ];
 
-/// Each module, and the modules that it may use. Every module may use `error`.
-const MAY_USE: &[(&str, &[&str])] = &[
-    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text", "verify"]),
-    ("config", &["engine", "family"]),
-    ("serve", &["config", "engine", "decode", "metrics", "text"]),
-    ("metrics", &["decode", "engine"]),
-    ("engine", &["decode", "sync"]),
-    ("report", &["decode", "kernels", "text"]),
-    // A second implementation: it must not use `nn` or `kernels`.
-    ("verify", &["decode", "family", "text"]),
-    ("family", &["decode", "nn", "text", "kernels"]),
-    ("decode", &["kernels", "text"]),
-    ("nn", &["kernels"]),
-    ("kernels", &["sync"]),
-    ("sync", &[]),
-    ("text", &[]),
-    ("error", &[]),
-];
-
-/// Crates, and the modules that may name them.
-const CRATES: &[(&str, &[&str])] = &[
-    ("axum", &["serve"]),
-    ("base64", &["family", "serve"]),
-    ("flate2", &["serve"]),
-    ("http_body", &["serve"]),
-    ("constriction", &["decode"]),
-    ("hdrhistogram", &["metrics"]),
-    ("hyper", &["serve"]),
-    ("hyper_util", &["serve"]),
-    ("opentelemetry", &["serve"]),
-    ("opentelemetry_otlp", &["serve"]),
-    ("opentelemetry_sdk", &["serve"]),
-    ("prometheus_client", &["metrics"]),
-    ("tonic", &["serve"]),
-    ("tonic_health", &["serve"]),
-    ("tonic_reflection", &["serve"]),
-    ("tonic_types", &["serve"]),
-    ("tower", &["serve"]),
-    ("tokio_io_timeout", &["serve"]),
-    ("tungstenite", &["serve"]),
-    // Opens files without waiting for a pipe's writer.
-    ("libc", &["family", "kernels"]),
-    ("lru", &["engine"]),
-    ("uuid", &["engine", "serve"]),
-    // `config` describes PEM files in the words of both programs.
-    ("weir_client", &["cli", "config", "serve"]),
-    ("weir_proto", &["cli", "serve"]),
-    // Reads official checkpoints, and messages that may be absent.
-    ("prost", &["family", "serve"]),
-    ("tokio_stream", &["serve"]),
-    // The engine's channels and wakers, and the command line's runtime and signals.
-    ("tokio", &["serve", "engine", "cli"]),
-    ("clap", &["cli", "main"]),
-    ("clap_complete", &["cli"]),
-    ("clap_mangen", &["cli"]),
-    ("indicatif", &["cli"]),
-    ("lsp_server", &["cli"]),
-    ("tracing_subscriber", &["cli"]),
-    ("tracing_appender", &["cli"]),
-    ("safetensors", &["cli", "verify"]),
-    ("zip", &["family"]),
-    ("candle_core", &["family", "verify"]),
-    ("candle_nn", &["family", "verify"]),
-    // The second implementation of Hugging Face models.
-    ("candle_transformers", &["verify"]),
-    // The threads of candle's products.
-    ("rayon", &["family"]),
-    // Hashes of checkpoints, API keys, certificates and the beginnings of texts.
-    ("sha2", &["family", "config", "serve", "decode", "cli"]),
-    ("subtle", &["config"]),
-    ("toml", &["config"]),
-    // `cli` names the provider of the client of `weir pull`.
-    ("tokio_rustls", &["config", "serve", "cli"]),
-    // The client of `weir pull`, and the authorities that it trusts.
-    ("ureq", &["cli"]),
-    ("rustls_native_certs", &["cli"]),
-    ("socket2", &["serve"]),
-    ("webpki", &["serve"]),
-    ("rand_chacha", &["decode", "family"]),
-    ("unicode_normalization", &["text"]),
-    ("tokenizers", &["text"]),
-    ("regex", &["text"]),
-    ("regex_syntax", &["text"]),
-    ("rustix", &["cli"]),
-    // The service manager's socket.
-    ("sd_notify", &["cli"]),
-    ("thiserror", &["error", "family", "text"]),
-    ("weir_measure", &["cli", "report"]),
-    ("sysinfo", &["report", "serve"]),
-    ("memmap2", &["kernels"]),
-];
-
-/// Minimum source files of each package. Fewer would mean that the folder is no longer the package's.
-const MIN_FILES: usize = 30;
-
-/// Names of the packages in code. Their `lib.rs` files re-export the modules of others, and all other files name these as `crate`.
-const PACKAGE_NAMES: [&str; 3] = ["weir_core", "weir_engine", "weir_server"];
-
-fn in_package(module: &Module, folder: &str) -> bool {
-    module.file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
-}
-
-/// Returns the packages that code names, which belong in `lib.rs` only.
-fn named_packages(code: &str) -> Vec<&'static str> {
-    let words: BTreeSet<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-    PACKAGE_NAMES.into_iter().filter(|package| words.contains(package)).collect()
-}
-
-fn sources() -> Sources {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = Sources::read(root, &PACKAGES.map(|(folder, _)| folder));
-    for (folder, _) in PACKAGES {
-        let count = sources.modules.values().filter(|module| in_package(module, folder)).count();
-        assert!(count >= MIN_FILES, "only {count} files in {folder}");
-    }
-    sources
-}
-
-/// Returns the top-level modules that a module uses.
-fn used_modules(sources: &Sources, module: &Module) -> BTreeSet<String> {
-    sources.uses(module).into_iter().filter_map(|target| target.first().cloned()).collect()
-}
-
 #[test]
-fn modules_depend_on_each_other_one_way() {
-    let sources = sources();
-    let mut wrong = Vec::new();
-    for module in sources.below_root() {
-        let top = module.top();
-        let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == top) else {
-            wrong.push(format!("{}: the module {top:?} is not in MAY_USE", module.file));
-            continue;
-        };
-        for target in used_modules(&sources, module) {
-            if target != top && target != "error" && !allowed.contains(&target.as_str()) {
-                wrong.push(format!("{}: {top} must not use {target}", module.file));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn each_module_is_in_its_package() {
-    for module in sources().below_root() {
-        let (folder, modules) = PACKAGES.iter().find(|(folder, _)| in_package(module, folder)).unwrap();
-        assert!(modules.contains(&module.top()), "{}: {folder} has no module {}", module.file, module.top());
+fn packages_depend_on_each_other_one_way() {
+    let sources = Sources::read();
+    for (package, _, allowed) in PACKAGES {
+        let modules = sources.modules.values().filter(|module| module.path[0] == package);
+        let used: BTreeSet<&str> =
+            modules.flat_map(|module| sources.uses(module)).map(|target| sources.package(&target)).collect();
+        let used: Vec<&str> = used.into_iter().filter(|used| *used != package).collect();
+        assert_eq!(used, allowed, "packages that {package} uses");
     }
 }
 
-/// A path such as `weir_engine::family` would use a module unseen.
+/// In each package and each folder, the files and subfolders (and the folder's own `mod.rs`) form no ring.
 #[test]
-fn only_lib_rs_names_other_packages() {
-    let mut wrong = Vec::new();
-    for module in sources().modules.values().filter(|module| module.top() != "lib") {
-        let named = named_packages(&code_of(&module.text));
-        wrong.extend(named.iter().map(|package| format!("{}: name the module as crate::, not {package}", module.file)));
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(
-        named_packages("let card = weir_engine::family::card();\npub use weir_core as core;"),
-        PACKAGE_NAMES[..2]
-    );
-    assert!(named_packages(&code_of("// weir_engine::family\nlet a = weir_core_x::b + my_weir_core::c;")).is_empty());
-}
-
-/// A dependency that is allowed but unused would let the next one in unseen.
-#[test]
-fn every_allowed_dependency_is_used() {
-    let sources = sources();
-    for (top, allowed) in MAY_USE {
-        let modules = sources.below_root().filter(|module| module.top() == *top);
-        let used: BTreeSet<String> = modules.flat_map(|module| used_modules(&sources, module)).collect();
-        for target in *allowed {
-            assert!(used.contains(*target), "{top} does not use {target}");
-        }
-    }
-}
-
-/// `src/lib.rs` shows the same table to readers: a row per module, with the modules that it uses.
-#[test]
-fn the_map_in_lib_rs_is_this_table() {
-    let lib = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
-    let mut shown = BTreeMap::new();
-    for line in lib.lines().filter(|line| ["//! | [`", "//! | `"].iter().any(|start| line.starts_with(start))) {
-        let cells: Vec<&str> =
-            line.trim_start_matches("//! |").trim_end_matches('|').split('|').map(str::trim).collect();
-        let [module, _, uses] = cells[..] else { panic!("a row of the map has three cells: {line}") };
-        let uses: BTreeSet<&str> = uses.split(", ").filter(|module| *module != "–").collect();
-        shown.insert(module.trim_matches(['[', ']', '`']), uses);
-    }
-    let table: BTreeMap<&str, BTreeSet<&str>> =
-        MAY_USE.iter().map(|(module, uses)| (*module, uses.iter().copied().collect())).collect();
-    assert_eq!(shown, table);
-}
-
-/// In each folder, the files and subfolders (and the folder's own `mod.rs`) form no ring.
-#[test]
-fn no_ring_inside_a_module() {
-    let sources = sources();
+fn no_ring_of_files() {
+    let sources = Sources::read();
     let mut rings = Vec::new();
     for folder in sources.folders() {
         let dependencies = sources.dependencies_inside(&folder);
@@ -221,26 +47,47 @@ fn no_ring_inside_a_module() {
                 .windows(2)
                 .map(|step| format!("{} → {} ({})", step[0], step[1], dependencies[&step[0]][&step[1]]))
                 .collect();
-            rings.push(format!("{}: {}", folder.join("/"), steps.join(", ")));
+            rings.push(format!("{}: {}", folder.join("::"), steps.join(", ")));
         }
     }
     assert!(rings.is_empty(), "{}", rings.join("\n"));
 }
 
-/// Packages with modules of their own: their files and folders, and those inside each folder, form no ring.
+/// `weir verify` is a second implementation: it shares no arithmetic with the first.
 #[test]
-fn no_ring_inside_other_packages() {
-    let mut rings = Vec::new();
-    for package in ["crates/client/src", "crates/measure/src", "loadtest/src", "proto/src"] {
-        let sources = Sources::read(Path::new(env!("CARGO_MANIFEST_DIR")), &[package]);
-        assert!(!sources.modules.is_empty(), "{package}");
-        let folders = std::iter::once(Vec::new()).chain(sources.folders());
-        rings.extend(folders.filter_map(|folder| {
-            let ring = ring(&sources.dependencies_inside(&folder))?;
-            Some(format!("{package}/{}: {}", folder.join("/"), ring.join(" → ")))
-        }));
+fn verify_uses_neither_kernels_nor_layers() {
+    let sources = Sources::read();
+    for module in sources.modules.values().filter(|module| module.path.starts_with(&["weir".into(), "verify".into()])) {
+        for target in sources.uses(module) {
+            let names: Vec<&str> = target.iter().map(String::as_str).collect();
+            let arithmetic = matches!(names[..], ["weir_kernels", ref rest @ ..] if rest != ["error"])
+                || names.starts_with(&["weir_models", "nn"]);
+            assert!(!arithmetic, "{} uses {}", module.file, target.join("::"));
+        }
     }
-    assert!(rings.is_empty(), "{}", rings.join("\n"));
+}
+
+/// A simulation runs the engine and the server in virtual time and repeats what it did. Other sources of time and chance would
+/// prevent both.
+#[test]
+fn what_a_simulation_runs_is_deterministic() {
+    let measures_the_machine = ["crates/engine/src/calibration.rs", "crates/engine/src/clock.rs"];
+    let mut wrong = Vec::new();
+    for module in Sources::read().modules.values() {
+        let simulated = ["weir_engine", "weir_server"].contains(&module.path[0].as_str());
+        if !simulated || measures_the_machine.contains(&module.file.as_str()) {
+            continue;
+        }
+        let code = code_of(&module.text);
+        if code.contains("Instant::now") || code.contains(".elapsed()") {
+            wrong.push(format!("{}: take the time from weir_engine::clock", module.file));
+        }
+        let selects = code.split("select! {").skip(1);
+        if selects.into_iter().any(|branches| !branches.trim_start().starts_with("biased;")) {
+            wrong.push(format!("{}: select! takes a random branch first unless it is biased", module.file));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// A path through the graph that ends where it began, if one exists. `dependencies[from][to]` is an example of a use.
@@ -270,60 +117,6 @@ fn ring(dependencies: &BTreeMap<String, BTreeMap<String, String>>) -> Option<Vec
     dependencies.keys().find_map(|unit| visit(unit, dependencies, &mut Vec::new(), &mut finished))
 }
 
-/// Whether a line names a crate, and not another crate whose name begins or ends with it.
-fn names_crate(line: &str, krate: &str) -> bool {
-    let part = |c: char| c.is_alphanumeric() || c == '_';
-    let path = format!("{krate}::");
-    line.match_indices(&path).any(|(start, _)| !line[..start].ends_with(part))
-        || line.strip_prefix(&format!("use {krate}")).is_some_and(|after| !after.starts_with(part))
-}
-
-#[test]
-fn crates_stay_in_their_modules() {
-    let mut wrong = Vec::new();
-    for module in sources().modules.values() {
-        let code = code_of(&module.text);
-        for (name, allowed) in CRATES {
-            let named = code.lines().map(str::trim_start).any(|line| names_crate(line, name));
-            if named && !allowed.contains(&module.top()) {
-                wrong.push(format!("{}: {} must not name {name}", module.file, module.top()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// A simulation runs these modules in virtual time and repeats what it did. Other sources of time and chance would prevent both.
-#[test]
-fn what_a_simulation_runs_is_deterministic() {
-    // Timings of the machine.
-    let real = ["engine/calibration", "engine/clock"];
-    let mut wrong = Vec::new();
-    for module in sources().modules.values() {
-        let is_real = real.iter().any(|path| module.file.contains(path));
-        if is_real || !["engine", "metrics", "serve"].contains(&module.top()) {
-            continue;
-        }
-        let code = code_of(&module.text);
-        if code.contains("Instant::now") || code.contains(".elapsed()") {
-            wrong.push(format!("{}: take the time from engine::clock", module.file));
-        }
-        let selects = code.split("select! {").skip(1);
-        if selects.into_iter().any(|branches| !branches.trim_start().starts_with("biased;")) {
-            wrong.push(format!("{}: select! takes a random branch first unless it is biased", module.file));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn only_the_kernels_are_unsafe() {
-    for module in sources().modules.values() {
-        let is_unsafe = code_of(&module.text).contains("unsafe ");
-        assert!(!is_unsafe || module.top() == "kernels", "{} has unsafe code", module.file);
-    }
-}
-
 #[test]
 fn a_ring_is_found() {
     let dependencies = |pairs: &[(&str, &str)]| {
@@ -339,22 +132,14 @@ fn a_ring_is_found() {
 
 /// One source file.
 struct Module {
-    /// Path from the root of its package: `["engine", "batch", "rows"]`. Empty for `lib.rs` and `main.rs`.
+    /// Path from its package: `["weir_engine", "cache", "segment"]`.
     path: Vec<String>,
     /// The file, relative to the repository.
     file: String,
     text: String,
 }
 
-impl Module {
-    /// The top-level module: the first part of the path; `lib` or `main` for the root of a package.
-    fn top(&self) -> &str {
-        let root = || self.file.trim_end_matches(".rs").rsplit('/').next().unwrap_or_default();
-        self.path.first().map_or_else(root, String::as_str)
-    }
-}
-
-/// All modules of several packages. No two packages have a top-level module of the same name, and each names the others' modules as its own.
+/// All modules of the packages.
 struct Sources {
     /// Modules by file.
     modules: BTreeMap<String, Module>,
@@ -364,26 +149,29 @@ struct Sources {
 }
 
 impl Sources {
-    /// Reads every `.rs` file in the folders `sources` of `root`. Modules that exist for tests only are left out.
-    fn read(root: &Path, sources: &[&str]) -> Self {
+    /// Reads every `.rs` file of the packages. Modules that exist for tests only are left out.
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut modules = BTreeMap::new();
-        for folder in sources {
-            let folder = root.join(folder);
-            read_folder(root, &folder, &folder, &mut modules);
+        for (package, folder, _) in PACKAGES {
+            let before = modules.len();
+            read_folder(root, package, &root.join(folder), &root.join(folder), &mut modules);
+            assert!(modules.len() > before, "{folder} has no sources");
         }
         let test_only: Vec<Vec<String>> = modules.values().flat_map(test_modules).collect();
         modules.retain(|_, module: &mut Module| !test_only.iter().any(|path| module.path.starts_with(path)));
         let paths = modules.values().map(|module| module.path.clone()).collect();
         let mut sources = Self { modules, paths, exports: BTreeMap::new() };
-        let exports =
-            sources.modules.values().map(|module| (module.path.clone(), sources.exports_of(module))).collect();
-        sources.exports = exports;
+        // A package of a library and a program has two roots, whose exports are joined.
+        for module in sources.modules.values() {
+            let exports = sources.exports_of(module);
+            sources.exports.entry(module.path.clone()).or_default().extend(exports);
+        }
         sources
     }
 
-    /// All modules but `lib.rs` and `main.rs`.
-    fn below_root(&self) -> impl Iterator<Item = &Module> {
-        self.modules.values().filter(|module| !module.path.is_empty())
+    fn package<'a>(&self, path: &[String]) -> &'a str {
+        PACKAGES.iter().find(|(package, ..)| *package == path[0]).map_or("", |(package, ..)| package)
     }
 
     /// Modules that have children, and so a folder of their own.
@@ -396,8 +184,12 @@ impl Sources {
     fn dependencies_inside(&self, folder: &[String]) -> BTreeMap<String, BTreeMap<String, String>> {
         let unit = |path: &[String]| path.get(folder.len()).cloned().unwrap_or_else(|| "mod".to_string());
         let mut dependencies: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-        for module in self.below_root().filter(|module| module.path.starts_with(folder)) {
+        for module in self.modules.values().filter(|module| module.path.starts_with(folder)) {
             let from = unit(&module.path);
+            if module.path.len() == 1 {
+                // `lib.rs` and `main.rs` name every part: they are the map.
+                continue;
+            }
             for target in self.uses(module).into_iter().filter(|target| target.starts_with(folder)) {
                 let to = unit(&target);
                 if to != from {
@@ -442,7 +234,11 @@ impl Sources {
         let mut rest = path;
         match rest.first()?.as_str() {
             "crate" => {
-                base.clear();
+                base.truncate(1);
+                rest = &rest[1..];
+            }
+            package if PACKAGES.iter().any(|(name, ..)| *name == package) => {
+                base = vec![package.to_string()];
                 rest = &rest[1..];
             }
             "self" => rest = &rest[1..],
@@ -467,26 +263,22 @@ impl Sources {
     /// Module that a path leads to, through at most `depth` re-exports.
     fn resolve(&self, module: &[String], path: &[String], depth: usize) -> Option<Vec<String>> {
         let absolute = self.absolute(module, path)?;
-        let known = (0..=absolute.len()).rev().find(|&len| len == 0 || self.paths.contains(&absolute[..len]))?;
+        let known = (1..=absolute.len()).rev().find(|&len| self.paths.contains(&absolute[..len]))?;
         let owner = &absolute[..known];
         let exported = absolute.get(known).and_then(|name| self.exports.get(owner)?.get(name));
         match exported {
-            Some(exported) if depth > 0 => {
-                let mut path = vec!["crate".to_string()];
-                path.extend(exported.iter().cloned());
-                self.resolve(&[], &path, depth - 1)
-            }
+            Some(exported) if depth > 0 => self.resolve(&[], exported, depth - 1),
             _ => Some(owner.to_vec()),
         }
     }
 }
 
-/// Reads the files of `folder`, which is in the folder `source` of a package. Their names are relative to `root`.
-fn read_folder(root: &Path, source: &Path, folder: &Path, modules: &mut BTreeMap<String, Module>) {
+/// Reads the files of `folder`, which is in the folder `source` of `package`. Their names are relative to `root`.
+fn read_folder(root: &Path, package: &str, source: &Path, folder: &Path, modules: &mut BTreeMap<String, Module>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            read_folder(root, source, &path, modules);
+            read_folder(root, package, source, &path, modules);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let relative = |to: &Path| path.strip_prefix(to).unwrap().to_string_lossy().replace('\\', "/");
             let file = relative(root);
@@ -495,6 +287,7 @@ fn read_folder(root: &Path, source: &Path, folder: &Path, modules: &mut BTreeMap
             if parts.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
                 parts.pop();
             }
+            parts.insert(0, package.to_string());
             let text = fs::read_to_string(&path).unwrap();
             modules.insert(file.clone(), Module { path: parts, file, text });
         }

@@ -17,7 +17,7 @@ use weir::{
             topk::{Halving, Pooler, PoolerInput},
         },
     },
-    verify::{Input, load as reference, verify},
+    verify::{Input, load::load as reference, verify},
 };
 
 /// FIXTURES.md: states and pooled vectors; logits.

@@ -15,8 +15,8 @@ use weir::{
         load::FAMILIES as ALL_FAMILIES,
     },
     verify::{
-        Checkpoint, FAMILIES, Given, Input, Outputs, Report, Tolerance, decoder::mean_scores, load as reference,
-        model_outputs, verify,
+        Checkpoint, Given, Input, Outputs, Report, Tolerance, decoder::mean_scores, load::FAMILIES,
+        load::load as reference, model_outputs, verify,
     },
 };
 
@@ -158,7 +158,8 @@ fn attention_resolution_equals_the_definition() {
     let text = Dice::new(6).text(90, decoder::SYMBOLS.len());
     for (name, folder) in decoder::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
         let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
-        let layers = mean_scores(Checkpoint::read(&folder.as_path().into()).unwrap(), &text).unwrap().unwrap();
+        let layers =
+            mean_scores(Checkpoint::read(&folder.as_path().into(), reference).unwrap(), &text).unwrap().unwrap();
         let resolution = |s: &[f64]| {
             let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
             (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)

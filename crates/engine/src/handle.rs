@@ -9,7 +9,7 @@ use crate::{
     document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     observer::{Counters, EngineEvent, Observer},
     request::{EventSender, Request, RequestKind, TextRequest},
-    scheduler::{Demand, PRIORITIES},
+    scheduler::tenants::{Demand, PRIORITIES},
     state::Phase,
     summary::Summarize,
     text_window::TextView,

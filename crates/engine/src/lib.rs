@@ -47,10 +47,12 @@ pub mod summary;
 pub mod text_window;
 mod worker;
 
-pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms};
-pub use document_request::{DocumentSource, DocumentUpload, IncomingDocument};
-pub use handle::Handle;
-pub use observer::Counters;
-pub use scheduler::PRIORITIES;
-pub use state::Phase;
-pub use worker::WorkerTask;
+pub use crate::{
+    api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms},
+    document_request::{DocumentSource, DocumentUpload, IncomingDocument},
+    handle::Handle,
+    observer::Counters,
+    scheduler::tenants::PRIORITIES,
+    state::Phase,
+    worker::WorkerTask,
+};

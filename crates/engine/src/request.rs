@@ -7,7 +7,10 @@ use crate::{
     document_request::DocumentRequest,
     observer::{EngineEvent, Measurements},
     options::{EmittedSymbol, FinishReason},
-    scheduler::{Beginning, Demand, FedSymbols, MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit},
+    scheduler::{
+        FedSymbols, MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit,
+        tenants::{Beginning, Demand},
+    },
     session::Session,
     summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
 };

@@ -4,7 +4,7 @@
 
 use crate::{
     clock,
-    scheduler::{Demand, Rejection, Rules, Scheduler},
+    scheduler::{Rejection, Rules, Scheduler, tenants::Demand},
     step_times::StepTimes,
 };
 use std::{

@@ -737,7 +737,7 @@ mod spans_tests {
             kept: pairs.iter().map(|&(token, score)| KeptVector { token, score }).collect(),
         };
         let spans = |choice: &PoolingChoice| {
-            let (spans, tokens) = super::spans(choice, &ranges, 6);
+            let (spans, tokens) = crate::summary::spans(choice, &ranges, 6);
             (spans.iter().map(|span| (span.start, span.end, span.score)).collect::<Vec<_>>(), tokens)
         };
         // in the order of scores, with padding after the document
@@ -748,7 +748,7 @@ mod spans_tests {
         assert_eq!(actual, [(5, 6, 0.5), (7, 10, 0.5)]);
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
         let ranges = [(0, 3), (0, 3), (0, 3), (3, 4)].map(range);
-        let (actual, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
+        let (actual, tokens) = crate::summary::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
         assert_eq!((actual, tokens), (vec![KeptSpan { start: 0, end: 3, score: 0.5 }], 2));
     }
 }

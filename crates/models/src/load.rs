@@ -1,7 +1,9 @@
 //! Loads a model from a checkpoint folder.
 
-#[cfg(feature = "candle")]
-use crate::family::hugging_face;
+pub use crate::family::{
+    families::{FAMILIES, blueprint},
+    settings::{DeviceChoice, MAX_SYMBOLS, Settings},
+};
 use crate::{
     checkpoint::{
         CheckpointSource, Column, Config, FileDtype, TensorSpec, Weights, Writer, WrittenCheckpoint,
@@ -9,24 +11,15 @@ use crate::{
     },
     contract::Model,
     convert::InPlace,
-    family::{Blueprint, Init, Parts, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5},
-    ngrams::{self, NgramTable},
+    family::{Blueprint, Init, Parts},
+    ngrams::NgramTable,
 };
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
-use std::{
-    f64::consts::TAU,
-    fmt::{self, Display, Formatter},
-    path::Path,
-    str::FromStr,
-    sync::Arc,
-};
-use weir_kernels::{
-    Compute, Dtype, Isa, ThreadPool,
-    error::{Error, Result},
-};
+use std::{f64::consts::TAU, path::Path, sync::Arc};
+use weir_kernels::error::{Error, Result};
 
 /// Loads the checkpoint in `dir` under its folder's name. The error names file, key, expected and actual value.
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
@@ -128,7 +121,7 @@ fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<Ngram
     // an embedded checkpoint has none
     let Some(folder) = source.folder() else { return Ok(None) };
     let vocabulary = config.vocabulary(&source.config_file())?;
-    Ok(ngrams::read(folder, vocabulary.len())?.map(Arc::new))
+    Ok(crate::checkpoint::ngrams::read(folder, vocabulary.len())?.map(Arc::new))
 }
 
 fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {
@@ -152,7 +145,12 @@ pub fn entropy_models(
         let source = source.entropy_model(name)?;
         let entropy_model = source.config()?;
         let file = source.config_file();
-        check_entropy_model(config, &entropy_model, &*self::blueprint(&entropy_model, &file)?, &file)?;
+        check_entropy_model(
+            config,
+            &entropy_model,
+            &*crate::family::families::blueprint(&entropy_model, &file)?,
+            &file,
+        )?;
         Ok(source)
     };
     blueprint.entropy_models().into_iter().map(checked).collect()
@@ -175,49 +173,6 @@ pub fn check_entropy_model(
         return Err(Error::checkpoint(file, "vocabulary", expected, format!("{} other symbols", symbols.len())));
     }
     Ok(())
-}
-
-// The table of families, and the reading of an architecture.
-
-/// The families: name in `config.json`, and reader of its architecture.
-pub const FAMILIES: &[(&str, Reader)] = &[
-    ("hourglass", hourglass::read),
-    ("decoder", decoder::read),
-    ("lslm", lslm::read),
-    ("pyramidion", pyramidion::read),
-    ("t5", t5::read),
-    ("hnet", hnet::read),
-    #[cfg(feature = "candle")]
-    ("hugging-face", hugging_face::read),
-];
-
-/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects it.
-pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
-    match FAMILIES.iter().find(|(name, _)| *name == config.family) {
-        Some((_, read)) => {
-            let blueprint = read(config, file)?;
-            if !blueprint.reads_documents() {
-                let vocabulary = config.vocabulary(file)?;
-                if vocabulary.is_subword() && !blueprint.reads_tokens() {
-                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
-                }
-                if vocabulary.is_sparse() {
-                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
-                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
-                }
-                if config.generation.is_some() {
-                    let expected = "nothing: this family writes no summaries";
-                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
-                }
-            }
-            Ok(blueprint)
-        }
-        None => {
-            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
-        }
-    }
 }
 
 // Writes checkpoints with random weights, to benchmark architectures that have not been trained.
@@ -313,7 +268,7 @@ impl InitSource {
 }
 
 /// Draws a tensor's numbers. Each tensor has its own random stream.
-fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
+pub(super) fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
     match &spec.init {
         Init::Values(values) if values.len() == spec.numbers() => Ok(values.clone()),
         Init::Values(values) => {
@@ -353,138 +308,10 @@ fn normal_pair(random: &mut impl Rng) -> [f64; 2] {
     [radius * angle.cos(), radius * angle.sin()]
 }
 
-// Settings of a model: threads, memory, and the limits of its sequences.
-
-/// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
-pub const MAX_SYMBOLS: usize = 1 << 24;
-
-/// Resources of a model. Entropy models share the threads and have the same limits.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Threads that share a step's work, the caller's included.
-    pub threads: usize,
-    /// Type that weights, keys and values are stored in.
-    pub dtype: Dtype,
-    /// Maximum symbols of one sequence, at most [`MAX_SYMBOLS`]. If `None`: [`MAX_SYMBOLS`] if windows limit the kept keys, else
-    /// four training windows, but at least 8,192, and no more than the model can hold.
-    pub max_symbols: Option<usize>,
-    /// Bytes of key-value memory.
-    pub memory_bytes: usize,
-    /// Instruction set of the kernels: the widest that the processor has, except in tests.
-    pub isa: Isa,
-    /// True if a checkpoint whose card does not state the SHA-256 of its weights is refused.
-    pub require_sha256: bool,
-    /// Turns off the model's pooling. Loading fails for a model that cannot run without its pooling.
-    pub unpooled: bool,
-    /// The device of Hugging Face models; other families run on the CPU.
-    pub device: DeviceChoice,
-    /// The thread pool, once started: models loaded with clones of the same settings share it.
-    pub pool: Option<Arc<ThreadPool>>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            threads,
-            dtype: Dtype::F32,
-            max_symbols: None,
-            memory_bytes: 2 << 30,
-            isa: Isa::detect(),
-            require_sha256: false,
-            unpooled: false,
-            device: DeviceChoice::Cpu,
-            pool: None,
-        }
-    }
-}
-
-impl Settings {
-    /// Returns the settings with the thread pool started, for all models loaded with them or with clones of them.
-    pub fn with_threads(mut self) -> Self {
-        self.pool.get_or_insert_with(|| Arc::new(ThreadPool::new(self.threads)));
-        self
-    }
-
-    /// Returns the threads and the instruction set for kernels. Starts threads if there is no pool yet.
-    pub fn compute(&self) -> Compute {
-        let pool = self.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(self.threads)));
-        Compute { isa: self.isa, pool }
-    }
-
-    /// Maximum symbols of a sequence of a model without a limit of its own, trained on windows of `training_length`.
-    pub fn max_symbols(&self, training_length: usize) -> usize {
-        self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
-    }
-
-    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own.
-    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
-        match (self.max_symbols, bounds.longest) {
-            (Some(requested), Some((limit, why))) if requested > limit => {
-                let bound = format!("at most {limit} ({why})");
-                Err(Error::BadOption { field: "--max-symbols", found: requested.to_string(), bound })
-            }
-            (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),
-            (_, longest) => {
-                let default = self.max_symbols(training_length);
-                Ok(match longest {
-                    Some((limit, why)) if limit <= default => (limit, Some(why)),
-                    _ => (default, None),
-                })
-            }
-        }
-    }
-}
-
-/// A device that Hugging Face models can run on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// The processor.
-    Cpu,
-    /// The CUDA device of this index.
-    Cuda(usize),
-    /// The first Metal device.
-    Metal,
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    /// Parses `cpu`, `cuda`, `cuda:N` or `metal`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = || "expected cpu, cuda, cuda:N or metal".to_owned();
-        match text.split_once(':') {
-            None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            None if text == "metal" => Ok(Self::Metal),
-            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown()),
-            _ => Err(unknown()),
-        }
-    }
-}
-
-impl Display for DeviceChoice {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => formatter.write_str("cpu"),
-            Self::Cuda(index) => write!(formatter, "cuda:{index}"),
-            Self::Metal => formatter.write_str("metal"),
-        }
-    }
-}
-
-/// Limits of a model's sequences.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Bounds {
-    /// Maximum symbols that the model can hold, and the reason; `None` if it has no limit.
-    pub longest: Option<(usize, &'static str)>,
-    /// True if a long sequence takes no more memory than a short one.
-    pub endless: bool,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::fill;
 
     fn spec(shape: &[usize], init: Init) -> TensorSpec {
         TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true }

@@ -1,15 +1,7 @@
 //! A table of n-grams: for contexts of a few symbols, the symbol that most often follows them, and how often it does. A context
 //! hashes to one slot, which also has part of the hash. The table's size does not depend on the text.
 
-use crate::checkpoint::{
-    files::{PartialFile, check_inside, sync_folder},
-    json::read_limited,
-};
-use std::{
-    array, fmt,
-    path::{Path, PathBuf},
-};
-use weir_kernels::error::{Error, Result};
+use std::{array, fmt};
 
 /// Lengths of the contexts.
 const ORDERS: [usize; 4] = [3, 4, 6, 8];
@@ -241,37 +233,13 @@ fn check(hash: u64) -> u32 {
     hash as u32 | 1
 }
 
-// `ngrams.bin`: the n-grams of a checkpoint, from which generations draft. Optional; `weir ngrams` writes it.
-
-/// The name of the file.
-pub const NGRAMS_FILE: &str = "ngrams.bin";
-
-/// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is damaged or of another vocabulary.
-pub fn read(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
-    let file = dir.join(NGRAMS_FILE);
-    if !file.try_exists().map_err(Error::io(&file))? {
-        return Ok(None);
-    }
-    check_inside(dir, &file)?;
-    let bytes = read_limited(&file, MAX_BYTES as u64)?;
-    let table = NgramTable::from_bytes(&bytes, vocabulary);
-    let table = table.map_err(|mismatch| Error::checkpoint(&file, "the n-grams", mismatch.expected, mismatch.found))?;
-    Ok(Some(table))
-}
-
-/// Writes the n-grams of the checkpoint in a folder, in place of earlier ones. Returns the file. Fails if it cannot be written.
-pub fn write(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
-    let file = dir.join(NGRAMS_FILE);
-    let mut partial = PartialFile::write(dir, NGRAMS_FILE, &table.to_bytes())?;
-    partial.rename(&file)?;
-    sync_folder(dir)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ngrams::NgramCounter;
+    use crate::{
+        checkpoint::ngrams::{NGRAMS_FILE, read, write},
+        ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter, NgramTable},
+    };
     use std::{collections::HashMap, fs};
 
     fn table(text: &[u32], slots: usize, vocabulary: usize) -> NgramTable {

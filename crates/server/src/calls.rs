@@ -6,7 +6,10 @@
 
 use crate::{
     call::{Call, Principal},
-    grpc::generation::{GenerateEncoder, Incoming, JobService, ResponseStream, reject},
+    grpc::{
+        generation::{GenerateEncoder, Incoming, JobService},
+        response::{ResponseStream, reject},
+    },
     middleware::{
         auth::needs_no_key,
         deadlines::begin_by,

@@ -2,13 +2,9 @@
 //! only.
 
 use crate::{
+    completion_request::{CompletionRequest, parse_json},
     grpc,
-    http::{
-        completion_request::{CompletionRequest, parse_json},
-        editing,
-        open_inference::InferenceRequest,
-        summaries,
-    },
+    http::{editing, open_inference::InferenceRequest, summaries},
     middleware::limits::WholeMessages,
     open_inference,
 };

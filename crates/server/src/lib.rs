@@ -15,6 +15,7 @@
 mod call;
 mod calls;
 mod collected;
+pub(crate) mod completion_request;
 pub mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -30,10 +31,14 @@ mod tokenization;
 mod traces;
 mod transport;
 
-pub use call::REQUEST_ID;
-pub use grpc::admin::{AdminConfig, ModelLoader};
-pub use registry::{Engines, LaunchedEngine, Lease, Monitor};
-pub use status::{DOMAIN, WRONG_KIND_OF_MODEL, status};
-pub use traces::Traces;
-pub use transport::admin_port::serve_admin_port;
-pub use transport::connections::{Accepted, Duplex, Listener};
+pub use crate::{
+    call::REQUEST_ID,
+    grpc::admin::{AdminConfig, ModelLoader},
+    registry::{Engines, LaunchedEngine, Lease, Monitor},
+    status::{DOMAIN, WRONG_KIND_OF_MODEL, status},
+    traces::Traces,
+    transport::{
+        admin_port::serve_admin_port,
+        connections::{Accepted, Duplex, Listener},
+    },
+};

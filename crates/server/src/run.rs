@@ -4,18 +4,17 @@
 //! [`middleware`], and [`http`] on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
 //! [`Calls`].
 
-use crate::http;
 use crate::{
     calls::Calls,
     collected::CollectedLimits,
     config::TransportConfig,
     grpc::{
         admin::{self, AdminConfig},
-        editing::EditingLimits,
-        generation::JobService,
+        generation::{EditingLimits, JobService},
         latency::LatencyService,
         models::ModelsService,
     },
+    http,
     middleware::{
         self,
         auth::KEYLESS_MESSAGE_BYTES,
@@ -23,7 +22,7 @@ use crate::{
         limits::{BodyMemory, CallTable},
         observe::RefusalLog,
     },
-    open_inference::{self, InferenceService},
+    open_inference::{self, service::InferenceService},
     registry::{Engines, Gate, Monitor},
     tokenization::TokenizationWorkers,
     traces::Traces,
@@ -165,7 +164,7 @@ pub async fn run(
     let openai = async {
         if let Some(listener) = http {
             let incoming = connections::incoming(listener, &config, draining.clone(), Protocol::Http1);
-            let api = http::ApiState {
+            let api = http::state::ApiState {
                 calls,
                 inference,
                 models,
@@ -174,7 +173,7 @@ pub async fn run(
                 max_body_bytes: config.message_bytes,
                 upload_timeout: config.upload,
                 draining: draining.clone(),
-                started_at: http::unix_seconds(),
+                started_at: http::state::unix_seconds(),
             };
             http::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }

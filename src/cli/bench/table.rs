@@ -2,13 +2,9 @@
 
 use crate::report::{
     compare::DecodeComparison,
-    decode,
     documents::{DocumentComparison, DocumentCost, DocumentResult},
-    endless, kernels,
     machine::MeasuredModel,
-    prefill, resume,
     speculate::{SpeculateMeasurement, TextKind},
-    stream, summaries,
 };
 use std::fmt::Write;
 use weir_kernels::error::printable;
@@ -24,7 +20,7 @@ fn columns(head: &str, lines: impl Iterator<Item = Vec<String>>) -> String {
 const DECODE: &str = "model, dtype, threads, isa, batch, context, wait, SF, chars/s, step p50 ms, middle %, \
     gap p50/p99 ms, at boundaries, MB/char, GB/s of ceiling";
 
-fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
+fn decode_line(entry: &crate::report::decode::DecodeMeasurement) -> Vec<String> {
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let giga = |bytes: f64| format!("{:.1}", bytes / 1e9);
     let gap = |p50: Option<f64>, p99: Option<f64>| match (p50, p99) {
@@ -71,16 +67,16 @@ fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> Strin
     })
 }
 
-pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
+pub(super) fn decode(entries: &[crate::report::decode::DecodeMeasurement]) -> String {
     columns(DECODE, entries.iter().map(decode_line))
         + &token_lengths(entries.iter())
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
+pub(super) fn prefill(entries: &[crate::report::prefill::PrefillMeasurement]) -> String {
     let head = "model, dtype, threads, isa, symbols, chunk, SF, symbols/s, run p50 ms, p10, p90, GFLOP/s, peak GFLOP/s";
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
-    let line = |entry: &prefill::PrefillMeasurement| {
+    let line = |entry: &crate::report::prefill::PrefillMeasurement| {
         let mut cells = setup_cells(&entry.measured);
         cells.extend([entry.symbols.to_string(), entry.chunk.to_string(), factor(entry.shortening_factor)]);
         cells.push(format!("{:.1}", entry.symbols_per_second));
@@ -142,7 +138,7 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
 }
 
 /// Returns one note for each model of tokens: the columns that count symbols count tokens.
-fn token_lengths<'a>(entries: impl Iterator<Item = &'a decode::DecodeMeasurement>) -> String {
+fn token_lengths<'a>(entries: impl Iterator<Item = &'a crate::report::decode::DecodeMeasurement>) -> String {
     let of_tokens = entries.filter(|entry| entry.chars_per_symbol != 1.0);
     let mut notes: Vec<_> = of_tokens
         .map(|entry| {
@@ -155,10 +151,10 @@ fn token_lengths<'a>(entries: impl Iterator<Item = &'a decode::DecodeMeasurement
     notes.concat()
 }
 
-pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
+pub(super) fn summaries(comparisons: &[crate::report::summaries::SummaryComparison]) -> String {
     let head = "model, dtype, threads, isa, batch, encode ms, GFLOP/s of peak, after upload, decode ms/token, \
         GB/s of ceiling, request s, vectors";
-    let line = |batch: usize, entry: &summaries::SummaryBenchResult| {
+    let line = |batch: usize, entry: &crate::report::summaries::SummaryBenchResult| {
         let mut cells = setup_cells(&entry.measured);
         cells.push(batch.to_string());
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));
@@ -172,11 +168,13 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         cells.push(entry.vectors.to_string());
         cells
     };
-    let both = |pair: &summaries::SummaryComparison| [line(pair.plan.batch, &pair.a), line(pair.plan.batch, &pair.b)];
+    let both = |pair: &crate::report::summaries::SummaryComparison| {
+        [line(pair.plan.batch, &pair.a), line(pair.plan.batch, &pair.b)]
+    };
     let mut text = columns(head, comparisons.iter().flat_map(both));
     text.push('\n');
-    for summaries::SummaryComparison { plan, a, b, decode_ratio, request_ratio } in comparisons {
-        let summaries::SummaryBenchPlan { batch, source, tokens, pairs } = plan;
+    for crate::report::summaries::SummaryComparison { plan, a, b, decode_ratio, request_ratio } in comparisons {
+        let crate::report::summaries::SummaryBenchPlan { batch, source, tokens, pairs } = plan;
         let times =
             |Quantiles { median, p10, p90 }: &Quantiles| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
         let _ = writeln!(
@@ -222,10 +220,10 @@ pub(super) fn documents(comparisons: &[DocumentComparison]) -> String {
     text
 }
 
-pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
+pub(super) fn resume(entries: &[crate::report::resume::ResumeMeasurement]) -> String {
     let head = "model, dtype, threads, isa, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
-    let line = |entry: &resume::ResumeMeasurement| {
+    let line = |entry: &crate::report::resume::ResumeMeasurement| {
         let Quantiles { median, p10, p90 } = entry.ratio;
         let mut cells = setup_cells(&entry.measured);
         cells.push(entry.context.to_string());
@@ -239,7 +237,7 @@ pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
 }
 
 /// Formats `weir bench endless`, with a line for each part.
-pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
+pub(super) fn endless(entries: &[crate::report::endless::EndlessMeasurement]) -> String {
     let head = "model, dtype, threads, isa, symbols, p50 us, p10, p90, KB in pages, KB other, MB resident";
     let micro = |ns: f64| format!("{:.2}", ns / 1e3);
     let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
@@ -254,19 +252,21 @@ pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
             cells
         }),
     );
-    let ratios = entries.iter().map(|endless::EndlessMeasurement { measured, time_ratio, memory_ratio, .. }| {
-        format!("{}: last part ÷ first: time {time_ratio:.3}, memory {memory_ratio:.3}\n", measured.model)
-    });
+    let ratios = entries.iter().map(
+        |crate::report::endless::EndlessMeasurement { measured, time_ratio, memory_ratio, .. }| {
+            format!("{}: last part ÷ first: time {time_ratio:.3}, memory {memory_ratio:.3}\n", measured.model)
+        },
+    );
     table
         + &ratios.collect::<String>()
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
+pub(super) fn stream(entries: &[crate::report::stream::StreamMeasurement]) -> String {
     let head = "model, dtype, threads, isa, batch, context, chars, messages, engine us/char, p10, p90, \
         served us/char, p10, p90, overhead %, p10, p90";
     let micro = |ns: f64| format!("{:.1}", ns / 1e3);
-    let line = |entry: &stream::StreamMeasurement| {
+    let line = |entry: &crate::report::stream::StreamMeasurement| {
         let Quantiles { median, p10, p90 } = entry.overhead;
         let mut cells = setup_cells(&entry.measured);
         cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
@@ -278,13 +278,13 @@ pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     columns(head, entries.iter().map(line))
 }
 
-pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
+pub(super) fn kernels(entries: &[crate::report::kernels::KernelMeasurement]) -> String {
     let head = "kernel, dtype, threads, isa, weights, shape, rows, keys, p50 us, p10, p90, GB/s, ceiling GB/s, \
         GFLOP/s, peak GFLOP/s";
     let count = |count: Option<usize>| count.map_or("-".into(), |count| count.to_string());
     let name = |name: Option<&str>| name.unwrap_or("-").to_owned();
     let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
-    let line = |entry: &kernels::KernelMeasurement| {
+    let line = |entry: &crate::report::kernels::KernelMeasurement| {
         let shape = entry.inputs.zip(entry.outputs).map(|(inputs, outputs)| format!("{inputs}->{outputs}"));
         let mut cells =
             vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string(), entry.isa.to_owned()];
@@ -294,7 +294,8 @@ pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
         cells.extend([entry.gflops, entry.peak_gflops].map(|gflops| rate(gflops, 1.0)));
         cells
     };
-    let rated = |entry: &kernels::KernelMeasurement| entry.gflops.is_some() && entry.peak_gflops.is_none();
+    let rated =
+        |entry: &crate::report::kernels::KernelMeasurement| entry.gflops.is_some() && entry.peak_gflops.is_none();
     columns(head, entries.iter().map(line)) + no_peak(entries.iter().any(rated))
 }
 

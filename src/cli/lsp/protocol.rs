@@ -1,20 +1,14 @@
 //! The parts of the language server protocol 3.18 that this server uses. Fields that it does not read are left out.
 
-use crate::cli::lsp::{
-    documents::{Documents, PositionEncoding},
-    sessions::WaitingRequest,
-};
 use lsp_server::{ErrorCode, Message, RequestId};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeSet,
     io::{BufRead, Read, Write, copy, sink},
     thread::{Builder, JoinHandle},
 };
 use tokio::sync::mpsc;
-use weir_kernels::error::{Error, Result, clip, printable, quoted};
-use weir_proto::v1::CompletionItem;
+use weir_kernels::error::{Error, Result, quoted};
 
 /// Severity of a message that an editor shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,7 +193,7 @@ pub(super) fn parse(body: &[u8]) -> Input {
 
 /// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string
 /// of JSON, quotes are escaped.
-fn may_change(body: &[u8]) -> bool {
+pub(super) fn may_change(body: &[u8]) -> bool {
     let body = String::from_utf8_lossy(body);
     let Some((_, rest)) = body.split_once("\"method\"") else { return true };
     let value = rest.trim_start().strip_prefix(':').map(str::trim_start);
@@ -214,7 +208,7 @@ pub(super) const MAX_BODY_BYTES: usize = 32 << 20;
 const MAX_LINE_BYTES: u64 = 1024;
 
 /// Bytes of a skipped body that are kept.
-const START_BYTES: u64 = 1024;
+pub(super) const START_BYTES: u64 = 1024;
 
 /// Maximum headers of a frame.
 const MAX_HEADERS: usize = 16;
@@ -300,102 +294,10 @@ fn unreadable(why: String) -> Error {
     Error::Unreadable { field: None, why: format!("standard input: {why}") }
 }
 
-/// Reports that are remembered, so that they are not repeated.
-const REPORTS: usize = 64;
-
-/// Maximum bytes of a report.
-const REPORT_BYTES: usize = 1000;
-
-/// The destination of a report, in addition to stderr.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// A message that the editor shows to the user.
-    Message,
-    /// An entry in the editor's log.
-    Log,
-}
-
-/// Messages that wait to be sent.
-#[derive(Debug)]
-pub(super) struct Outbox {
-    /// Encoding of positions, as negotiated.
-    pub(super) encoding: PositionEncoding,
-    messages: Vec<Value>,
-    reported: BTreeSet<String>,
-}
-
-/// Returns the text of a report.
-fn reported(message: &str) -> String {
-    format!("weir: {}", clip(&printable(message), REPORT_BYTES))
-}
-
-impl Outbox {
-    pub(super) fn new() -> Self {
-        Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
-    }
-
-    pub(super) fn take(&mut self) -> Vec<Value> {
-        std::mem::take(&mut self.messages)
-    }
-
-    pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
-        self.messages.push(response(id, result));
-    }
-
-    pub(super) fn complete(&mut self, documents: &Documents, request: &WaitingRequest, items: &[CompletionItem]) {
-        let WaitingRequest { id, kind, uri, cursor, .. } = request;
-        self.respond(id, kind.result(documents.text(uri), *cursor, self.encoding, items));
-    }
-
-    pub(super) fn fail(&mut self, id: Option<&RequestId>, code: ErrorCode, message: &str) {
-        self.messages.push(failure(id, code, message));
-    }
-
-    /// Answers requests whose text has changed.
-    pub(super) fn overtaken(&mut self, requests: impl IntoIterator<Item = WaitingRequest>) {
-        for request in requests {
-            self.fail(Some(&request.id), ErrorCode::ContentModified, "the document changed");
-        }
-    }
-
-    /// Reports a problem, even if it was reported before.
-    pub(super) fn report_again(&mut self, place: Place, severity: Severity, message: &str) {
-        self.reported.remove(&reported(message));
-        self.report(place, severity, message);
-    }
-
-    /// Reports a problem or its end, unless it was reported before.
-    pub(super) fn report(&mut self, place: Place, severity: Severity, message: &str) {
-        let message = reported(message);
-        if self.reported.contains(&message) {
-            return;
-        }
-        // The log of a fuzzer would fill the disk.
-        if !cfg!(fuzzing) {
-            // `eprintln!` would panic if stderr is closed.
-            let _ = writeln!(std::io::stderr(), "{message}");
-        }
-        let method = match place {
-            Place::Message => "window/showMessage",
-            Place::Log => "window/logMessage",
-        };
-        let params = json!({ "type": severity as i32, "message": message });
-        self.messages.push(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
-        if self.reported.len() >= REPORTS {
-            self.reported.clear();
-        }
-        self.reported.insert(message);
-    }
-
-    /// Lets reports be repeated.
-    pub(super) fn forget_reports(&mut self) {
-        self.reported.clear();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::lsp::protocol::{Frame, Input, MAX_BODY_BYTES, START_BYTES, parse, read, read_frame, write_frame};
 
     #[test]
     fn a_message_that_cannot_be_read_is_reported() {

@@ -3,10 +3,10 @@
 use crate::cli::lsp::{
     documents::{Documents, PositionEncoding},
     protocol::{
-        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, OpenParams, Outbox,
-        POSITION_ENCODINGS, Place, Severity,
+        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, OpenParams,
+        POSITION_ENCODINGS, Severity,
     },
-    sessions::{CompletionKind, SessionEvent, Sessions, WaitingRequest},
+    sessions::{CompletionKind, Outbox, Place, SessionEvent, Sessions, WaitingRequest},
 };
 use lsp_server::{ErrorCode, Message, Notification, Request, RequestId};
 use serde::de::DeserializeOwned;

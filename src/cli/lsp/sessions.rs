@@ -7,12 +7,13 @@
 
 use crate::cli::lsp::{
     documents::{DocumentText, Documents, PositionEncoding},
-    protocol::{Outbox, Place, Severity, TextRange},
+    protocol::{Severity, TextRange, failure, response},
 };
-use lsp_server::RequestId;
+use lsp_server::{ErrorCode, RequestId};
 use serde_json::{Value, json};
+use std::io::Write as _;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,7 +23,7 @@ use tokio::{
 };
 use weir_client::connection::Client;
 use weir_engine::completion::is_word_character;
-use weir_kernels::error::Error;
+use weir_kernels::error::{Error, clip, printable};
 use weir_proto::v1::{
     CompleteDocument, CompletionItem, EditFailure, EditRequest, OpenDocument, SpliceDocument, TextSplice, Until,
     document_closed::Reason as CloseReason, edit_request::Action as EditAction, edit_response::Event as EditEvent,
@@ -648,6 +649,99 @@ fn change(session: &str, request: &str) -> Change {
     let text = request.get(common..).unwrap_or_default().to_owned();
     let splice = TextSplice { start_byte: common as u64, end_byte: session.len() as u64, text };
     if common == session.len() { Change::Longer(splice) } else { Change::Other(splice) }
+}
+
+/// Reports that are remembered, so that they are not repeated.
+const REPORTS: usize = 64;
+
+/// Maximum bytes of a report.
+const REPORT_BYTES: usize = 1000;
+
+/// The destination of a report, in addition to stderr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A message that the editor shows to the user.
+    Message,
+    /// An entry in the editor's log.
+    Log,
+}
+
+/// Messages that wait to be sent.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    /// Encoding of positions, as negotiated.
+    pub(super) encoding: PositionEncoding,
+    messages: Vec<Value>,
+    reported: BTreeSet<String>,
+}
+
+/// Returns the text of a report.
+fn reported(message: &str) -> String {
+    format!("weir: {}", clip(&printable(message), REPORT_BYTES))
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Self { encoding: PositionEncoding::Utf16, messages: Vec::new(), reported: BTreeSet::new() }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.messages)
+    }
+
+    pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
+        self.messages.push(response(id, result));
+    }
+
+    pub(super) fn complete(&mut self, documents: &Documents, request: &WaitingRequest, items: &[CompletionItem]) {
+        let WaitingRequest { id, kind, uri, cursor, .. } = request;
+        self.respond(id, kind.result(documents.text(uri), *cursor, self.encoding, items));
+    }
+
+    pub(super) fn fail(&mut self, id: Option<&RequestId>, code: ErrorCode, message: &str) {
+        self.messages.push(failure(id, code, message));
+    }
+
+    /// Answers requests whose text has changed.
+    pub(super) fn overtaken(&mut self, requests: impl IntoIterator<Item = WaitingRequest>) {
+        for request in requests {
+            self.fail(Some(&request.id), ErrorCode::ContentModified, "the document changed");
+        }
+    }
+
+    /// Reports a problem, even if it was reported before.
+    pub(super) fn report_again(&mut self, place: Place, severity: Severity, message: &str) {
+        self.reported.remove(&reported(message));
+        self.report(place, severity, message);
+    }
+
+    /// Reports a problem or its end, unless it was reported before.
+    pub(super) fn report(&mut self, place: Place, severity: Severity, message: &str) {
+        let message = reported(message);
+        if self.reported.contains(&message) {
+            return;
+        }
+        // The log of a fuzzer would fill the disk.
+        if !cfg!(fuzzing) {
+            // `eprintln!` would panic if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{message}");
+        }
+        let method = match place {
+            Place::Message => "window/showMessage",
+            Place::Log => "window/logMessage",
+        };
+        let params = json!({ "type": severity as i32, "message": message });
+        self.messages.push(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+        if self.reported.len() >= REPORTS {
+            self.reported.clear();
+        }
+        self.reported.insert(message);
+    }
+
+    /// Lets reports be repeated.
+    pub(super) fn forget_reports(&mut self) {
+        self.reported.clear();
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Models to serve, and their resources.
 
-use crate::cli::{model, serve::ports::MAX_COUNT};
+use crate::cli::model;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -339,6 +339,9 @@ pub(super) fn admin(settings: &ServeConfig, loader: &Arc<CheckpointLoader>, toke
         limits: settings.engine,
     }
 }
+
+/// Upper bound of counts: no value that fits a machine is rejected.
+pub(super) const MAX_COUNT: usize = 1 << 24;
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@
 //! A document is encoded in blocks, which may be larger than the budget. Its part is credited to it, and it runs a block
 //! whenever its credit is positive; the document with the most credit goes first. If no row decodes, a block runs in every step.
 
-use crate::scheduler::Rank;
+use crate::scheduler::tenants::Rank;
 use std::cmp::Reverse;
 
 /// Slices that a step's budget is cut into for the prompts that share it.

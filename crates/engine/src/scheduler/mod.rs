@@ -16,22 +16,17 @@
 mod budget;
 #[cfg(test)]
 mod randomized_tests;
-mod tenants;
+pub(crate) mod tenants;
 
 pub(crate) use crate::scheduler::tenants::QueuedStatus;
 use crate::{
     accounting,
     scheduler::{
         budget::{EncodeShare, PromptShare},
-        tenants::Tenants,
+        tenants::{Demand, Rank, Tenants, Waiting},
     },
 };
-use std::{
-    collections::VecDeque,
-    hash::{DefaultHasher, Hash, Hasher},
-    ops::RangeInclusive,
-    sync::Arc,
-};
+use std::collections::VecDeque;
 
 /// Work that one priority level is worth: about a second of one busy core.
 const AGE: u64 = 1 << 14;
@@ -40,7 +35,7 @@ const AGE: u64 = 1 << 14;
 const QUANTUM: u64 = 512;
 
 /// Steps for which prompts are limited once a search is fed, including that step: its next request is expected soon.
-const SEARCH_STEPS: usize = 4;
+pub(super) const SEARCH_STEPS: usize = 4;
 
 /// Work of a decoded symbol. A prompt symbol is 1: a prompt's symbols share the reading of the weights.
 const DECODE_WORK: u64 = 4;
@@ -375,101 +370,6 @@ impl<T> Scheduler<T> {
     }
 }
 
-/// Range of priorities. Higher goes first.
-pub const PRIORITIES: RangeInclusive<i32> = -8..=7;
-
-/// Seniority of a request: the least rank is admitted first and preempted last. It is the work clock at arrival, moved back by
-/// priority times [`Rules::age`]. It never changes, so queues are never sorted again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Rank {
-    /// False for a request that waits after a preemption: it goes before all new ones of its tenant.
-    is_new: bool,
-    effective_arrival: i64,
-    /// Order of arrival, which breaks ties.
-    number: u64,
-}
-
-impl Rank {
-    /// Returns the rank of the `number`th request, which arrives when the work clock is at `clock`.
-    fn new(clock: u64, priority: i32, age: u64, number: u64) -> Self {
-        let priority = i64::from(priority.clamp(*PRIORITIES.start(), *PRIORITIES.end()));
-        let clock = i64::try_from(clock).unwrap_or(i64::MAX);
-        let age = i64::try_from(age).unwrap_or(i64::MAX);
-        Self { is_new: true, effective_arrival: clock.saturating_sub(age.saturating_mul(priority)), number }
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Demand {
-    pub(crate) tenant: Arc<str>,
-    /// Symbols of its prompt or document.
-    pub(crate) symbols: usize,
-    /// Symbols that no cache holds: they must be fed before there is an answer.
-    pub(crate) uncached: usize,
-    /// The beginning of its text, if the segment cache may keep its states.
-    pub(crate) beginning: Beginning,
-    /// Bytes that it needs to start.
-    pub(crate) bytes: usize,
-    /// Maximum rows that it may have.
-    pub(crate) rows: usize,
-}
-
-impl Demand {
-    /// Lowers its uncached symbols: the cache may hold the first `shared` ones.
-    fn leave_out(&mut self, shared: usize) {
-        self.uncached = self.uncached.min(self.symbols.saturating_sub(shared));
-    }
-}
-
-/// Lengths of the beginnings that are compared.
-const LENGTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
-
-/// Hashes of the beginnings of a text. Requests with equal hashes may share cached states.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Beginning {
-    /// One for each of [`LENGTHS`] that the text has; none for a text that is not cached.
-    hashes: [Option<u64>; LENGTHS.len()],
-}
-
-impl Beginning {
-    /// Hashes a text of at least the longest length, or a complete one. `key` tells apart texts that share no states.
-    pub(crate) fn new(key: &impl Hash, mut symbols: impl Iterator<Item = u32>) -> Self {
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        let mut hashed = 0;
-        let hashes = LENGTHS.map(|len| {
-            while hashed < len {
-                symbols.next()?.hash(&mut hasher);
-                hashed += 1;
-            }
-            Some(hasher.finish())
-        });
-        Self { hashes }
-    }
-
-    /// Returns true if no other text may share states with it.
-    fn is_empty(&self) -> bool {
-        self.hashes[0].is_none()
-    }
-
-    /// Returns the maximum number of symbols that both texts may begin with: 0 if the first hashes differ.
-    fn max_shared(&self, other: &Self) -> usize {
-        let pairs = self.hashes.iter().zip(&other.hashes);
-        let equal = pairs.take_while(|(own, other)| own.is_some() && own == other).count();
-        if equal == 0 { 0 } else { LENGTHS.get(equal).map_or(usize::MAX, |next| next - 1) }
-    }
-}
-
-#[derive(Debug)]
-struct Waiting<T> {
-    request: T,
-    demand: Demand,
-    /// True if it is not to be admitted for now.
-    on_hold: bool,
-    /// Work since its last admission that it must do again; 0 if it keeps what it did.
-    lost: u64,
-}
-
 /// The right to run: a slot that [`Scheduler::finish`] or [`Scheduler::preempt`] takes back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RunPermit(usize);
@@ -572,7 +472,7 @@ pub(crate) struct Feed {
 }
 
 /// The part of `--chunk` that prompts may have in any case while a search runs: a quarter.
-const SEARCHING_SHARE: usize = 4;
+pub(super) const SEARCHING_SHARE: usize = 4;
 
 /// Maximum prompt symbols of a step, so that it does not delay other rows for long.
 #[derive(Debug, Clone, Copy)]
@@ -753,8 +653,11 @@ impl<T> Scheduler<T> {
 
 #[cfg(test)]
 mod plan_tests {
-    use super::*;
-    use crate::scheduler::{Beginning, Demand, FedSymbols, Rules, RunPermit};
+
+    use crate::scheduler::{
+        FedSymbols, PromptLimits, RowActivity, RowStatus, Rules, RunPermit, SEARCH_STEPS, SEARCHING_SHARE, Scheduler,
+        tenants::{Beginning, Demand},
+    };
 
     const CHUNK: usize = 256;
 
@@ -847,7 +750,10 @@ mod plan_tests {
 
 #[cfg(test)]
 mod preemption_tests {
-    use crate::scheduler::{Beginning, Demand, PreemptionCause, Rules, RunPermit, Scheduler};
+    use crate::scheduler::{
+        PreemptionCause, Rules, RunPermit, Scheduler,
+        tenants::{Beginning, Demand},
+    };
 
     fn scheduler_with(requests: &[&'static str]) -> (Scheduler<&'static str>, Vec<RunPermit>) {
         let mut scheduler = Scheduler::new(Rules::new(8, 8, 1000, 100, 16));

@@ -6,7 +6,11 @@
 //!
 //! Long requests of one tenant: others must not wait for their end.
 
-use crate::scheduler::{Beginning, Demand, FedSymbols, RowActivity, RowStatus, RunPermit, *};
+use crate::scheduler::{
+    FedSymbols, RowActivity, RowStatus, RunPermit,
+    tenants::{Beginning, Demand},
+    *,
+};
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,

@@ -5,12 +5,12 @@
 //! turn admits one request of a tenant with a positive balance. So over time tenants do the same work, for any number and length
 //! of requests.
 
-use crate::{
-    accounting,
-    scheduler::{Demand, Rank, Waiting},
-};
+use crate::accounting;
+use std::hash::Hasher as _;
 use std::{
     collections::{BTreeMap, VecDeque},
+    hash::{DefaultHasher, Hash},
+    ops::RangeInclusive,
     sync::Arc,
 };
 
@@ -348,4 +348,99 @@ impl<T> Tenant<T> {
     fn first(&self) -> Option<(&Rank, &Waiting<T>)> {
         self.waiting.iter().find(|(_, waiting)| !waiting.on_hold)
     }
+}
+
+/// Range of priorities. Higher goes first.
+pub const PRIORITIES: RangeInclusive<i32> = -8..=7;
+
+/// Seniority of a request: the least rank is admitted first and preempted last. It is the work clock at arrival, moved back by
+/// priority times [`Rules::age`]. It never changes, so queues are never sorted again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// False for a request that waits after a preemption: it goes before all new ones of its tenant.
+    pub(crate) is_new: bool,
+    pub(crate) effective_arrival: i64,
+    /// Order of arrival, which breaks ties.
+    pub(crate) number: u64,
+}
+
+impl Rank {
+    /// Returns the rank of the `number`th request, which arrives when the work clock is at `clock`.
+    pub(crate) fn new(clock: u64, priority: i32, age: u64, number: u64) -> Self {
+        let priority = i64::from(priority.clamp(*PRIORITIES.start(), *PRIORITIES.end()));
+        let clock = i64::try_from(clock).unwrap_or(i64::MAX);
+        let age = i64::try_from(age).unwrap_or(i64::MAX);
+        Self { is_new: true, effective_arrival: clock.saturating_sub(age.saturating_mul(priority)), number }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Demand {
+    pub(crate) tenant: Arc<str>,
+    /// Symbols of its prompt or document.
+    pub(crate) symbols: usize,
+    /// Symbols that no cache holds: they must be fed before there is an answer.
+    pub(crate) uncached: usize,
+    /// The beginning of its text, if the segment cache may keep its states.
+    pub(crate) beginning: Beginning,
+    /// Bytes that it needs to start.
+    pub(crate) bytes: usize,
+    /// Maximum rows that it may have.
+    pub(crate) rows: usize,
+}
+
+impl Demand {
+    /// Lowers its uncached symbols: the cache may hold the first `shared` ones.
+    pub(crate) fn leave_out(&mut self, shared: usize) {
+        self.uncached = self.uncached.min(self.symbols.saturating_sub(shared));
+    }
+}
+
+/// Lengths of the beginnings that are compared.
+const LENGTHS: [usize; 5] = [16, 64, 256, 1024, 4096];
+
+/// Hashes of the beginnings of a text. Requests with equal hashes may share cached states.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beginning {
+    /// One for each of [`LENGTHS`] that the text has; none for a text that is not cached.
+    hashes: [Option<u64>; LENGTHS.len()],
+}
+
+impl Beginning {
+    /// Hashes a text of at least the longest length, or a complete one. `key` tells apart texts that share no states.
+    pub(crate) fn new(key: &impl Hash, mut symbols: impl Iterator<Item = u32>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let mut hashed = 0;
+        let hashes = LENGTHS.map(|len| {
+            while hashed < len {
+                symbols.next()?.hash(&mut hasher);
+                hashed += 1;
+            }
+            Some(hasher.finish())
+        });
+        Self { hashes }
+    }
+
+    /// Returns true if no other text may share states with it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hashes[0].is_none()
+    }
+
+    /// Returns the maximum number of symbols that both texts may begin with: 0 if the first hashes differ.
+    pub(crate) fn max_shared(&self, other: &Self) -> usize {
+        let pairs = self.hashes.iter().zip(&other.hashes);
+        let equal = pairs.take_while(|(own, other)| own.is_some() && own == other).count();
+        if equal == 0 { 0 } else { LENGTHS.get(equal).map_or(usize::MAX, |next| next - 1) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Waiting<T> {
+    pub(crate) request: T,
+    pub(crate) demand: Demand,
+    /// True if it is not to be admitted for now.
+    pub(crate) on_hold: bool,
+    /// Work since its last admission that it must do again; 0 if it keeps what it did.
+    pub(crate) lost: u64,
 }

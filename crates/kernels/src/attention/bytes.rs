@@ -3,8 +3,8 @@
 use crate::{
     LANES,
     attention::{
-        POSITIONS, QUAD, byte_of,
         floats::{Columns, Int8Storage, Job, PageHead, Stored, VECTOR_ROWS, largest, multiply_vectors, run_values},
+        layout::{POSITIONS, QUAD, byte_of},
         queries::{AttentionHead, MAX_COLUMNS, Products, Query, QueryRow, ROW_TILE, Run, SPAN, Span, TileSums, Work},
     },
     dtype::{ROUND, inverse_of},

@@ -3,9 +3,8 @@
 use crate::{
     LANES,
     attention::{
-        POSITIONS, PageLayout,
+        layout::{POSITIONS, PageLayout, scales_bytes},
         queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work},
-        scales_bytes,
     },
     dtype::LoadAsF32,
     isa::{Simd, WIDTH},

@@ -3,7 +3,7 @@
 
 use crate::{
     CacheDtype, Compute,
-    attention::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes},
+    attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes},
     dtype::{inverse_of, scale_of, to_bf16},
     error::Result,
     linear::QuantizedRows,

@@ -5,6 +5,7 @@ pub mod config;
 pub mod files;
 pub mod hugging_face;
 pub mod json;
+pub mod ngrams;
 pub mod source;
 pub mod weights;
 pub mod writer;

@@ -173,7 +173,7 @@ impl CheckpointSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::blueprint;
+    use crate::family::families::blueprint;
 
     /// Maximum size of the embedded files. They are a part of every copy of the program.
     const MAX_BYTES: usize = 16 << 20;

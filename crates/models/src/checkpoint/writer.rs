@@ -6,9 +6,9 @@ use crate::{
         TensorSpec,
         config::{CONFIG_FILE, Config},
         files::{PartialFile, sync_folder, unwritable},
+        ngrams::NGRAMS_FILE,
         weights::{self, CARD_FILE, FileDtype, INDEX_FILE, WEIGHTS_FILE, hexadecimal, scale_name},
     },
-    ngrams::NGRAMS_FILE,
     text::subwords::TOKENIZER_FILE,
 };
 use serde_json::{Map, Value, json};

@@ -4,13 +4,11 @@
 use crate::{
     checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, json::parse, read_weights_with_progress},
     convert::{
-        Converted,
+        converted::{Converted, read_config, rename_key, source_name},
         pickle::{Pickle, PickleValue},
-        read_config, rename_key, source_name,
         torch::{SourceForm, TorchFile, TorchTensors, items, plain, text},
     },
-    family::TensorSpec,
-    load::blueprint,
+    family::{TensorSpec, families::blueprint},
     text::TextNormaliser,
 };
 use serde::Deserialize;

@@ -5,9 +5,8 @@ use crate::{
     checkpoint::{
         CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
     },
-    convert::{self, Converted, read_config, rename_key, source_name},
-    family::TensorSpec,
-    load::blueprint,
+    convert::converted::{Converted, SpecialVocabulary, listed, official_key, read_config, rename_key, source_name},
+    family::{TensorSpec, families::blueprint},
     text::TextNormaliser,
 };
 use serde::Deserialize;
@@ -163,9 +162,9 @@ impl Arguments {
         });
         let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
         let symbols = if has_specials {
-            parse::<convert::SpecialVocabulary>(text, file, "")?.config(file)?
+            parse::<SpecialVocabulary>(text, file, "")?.config(file)?
         } else {
-            convert::listed(self.vocab.as_deref(), self.vocab_size, file)?
+            listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
         Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
             .map_err(in_official_terms)
@@ -223,5 +222,5 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "n_positions"),
         ("training_length", "n_positions"),
     ];
-    rename_key(error, KEYS, convert::official_key)
+    rename_key(error, KEYS, official_key)
 }

@@ -12,14 +12,14 @@ use crate::{
         read_weights_with_progress,
     },
     convert::{
-        Converted, only_file, read_config, rename_key, source_name,
+        converted::{Converted, only_file, read_config, rename_key, source_name},
         torch::{TorchFile, TorchTensors},
     },
     family::{
         TensorSpec,
+        families::blueprint,
         hnet::{Architecture, HnetBlueprint, StageConfig, parse_layers},
     },
-    load::blueprint,
     nn::window::MAX_LENGTH,
     text::{TextMarks, TextNormaliser},
 };

@@ -8,8 +8,11 @@ use crate::{
         json::{UniqueMap, parse},
         read_weights_with_progress,
     },
-    convert::{Converted, SpecialVocabulary, gpt2, official_key, read_config, rename_key, source_name},
-    load::blueprint,
+    convert::{
+        converted::{Converted, SpecialVocabulary, official_key, read_config, rename_key, source_name},
+        gpt2,
+    },
+    family::families::blueprint,
     text::TextNormaliser,
 };
 use serde::{Deserialize, de::IgnoredAny};

@@ -12,12 +12,11 @@ use crate::{
     },
     contract::GenerationDefaults,
     convert::{
-        Converted, only_file, read_config, rename_key,
+        converted::{Converted, only_file, read_config, rename_key},
         sentencepiece::{self, Algorithm, SentencePiece, metaspace, normalizer},
         torch::{TorchFile, TorchTensors, items, plain},
     },
-    family::TensorSpec,
-    load::blueprint,
+    family::{TensorSpec, families::blueprint},
     text::{BLANK, SubwordTokenizer, TextNormaliser, subwords::TOKENIZER_FILE},
 };
 use serde::Deserialize;

@@ -12,12 +12,11 @@ use crate::{
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
-        Converted, read_config,
+        converted::{Converted, read_config},
         sentencepiece::{self, Algorithm, metaspace, normalizer},
         torch::{TorchFile, TorchTensors},
     },
-    family::TensorSpec,
-    load::blueprint,
+    family::{TensorSpec, families::blueprint},
     text::{
         SubwordTokenizer, TextNormaliser,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},

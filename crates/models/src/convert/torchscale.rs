@@ -7,13 +7,11 @@ use crate::{
         CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
     },
     convert::{
-        self, Converted,
+        converted::{Converted, read_config, rename_key, source_name},
         pickle::PickleValue,
-        read_config, rename_key, source_name,
         torch::{SourceForm, TorchFile, TorchTensors, items, plain},
     },
-    family::{Init, TensorSpec},
-    load::blueprint,
+    family::{Init, TensorSpec, families::blueprint},
     nn::position::zeta,
     text::TextNormaliser,
 };
@@ -222,7 +220,7 @@ impl Arguments {
             "scale_embedding": self.scale_embedding,
             "tied": self.tied,
         });
-        let vocabulary = convert::listed(self.vocab.as_deref(), self.vocab_size, file)?;
+        let vocabulary = crate::convert::converted::listed(self.vocab.as_deref(), self.vocab_size, file)?;
         Config::new("decoder", vocabulary, TextNormaliser::None, self.train_length, &architecture, file)
             .map_err(in_official_terms)
     }
@@ -302,7 +300,7 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "max_positions"),
         ("training_length", "train_length"),
     ];
-    rename_key(error, KEYS, convert::official_key)
+    rename_key(error, KEYS, crate::convert::converted::official_key)
 }
 
 // Arguments under the code's own names, which are torchscale's `DecoderConfig`'s and fairseq's.

@@ -22,8 +22,8 @@ use crate::{
             self, Check, Loader, StackShape, StackSpec, check_feed, check_rollback, deliver_logits, first_logits,
             matrix, norm, with_status, work_mut,
         },
+        settings::Bounds,
     },
-    load::Bounds,
     nn::{
         Activation, ConfigError, Position,
         attention::{Caches, Hook, NormOrder, Stack, StackWork},

@@ -20,8 +20,8 @@ use crate::{
             self, Check, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback, clone_with_capacity,
             deliver_logits, linear, matrix, norm, watch, with_status, work_mut,
         },
+        settings::Bounds,
     },
-    load::Bounds,
     nn::{
         Activation, ConfigError, Position,
         attention::{Caches, NormOrder, Stack, StackWork},

@@ -2,6 +2,7 @@
 //! tensors, and how to build a [`Model`] from them. Loading, `weir init`, `weir inspect` and the converters use only these.
 
 pub mod decoder;
+pub mod families;
 pub mod hnet;
 pub mod hourglass;
 #[cfg(feature = "candle")]
@@ -9,13 +10,14 @@ pub mod hugging_face;
 pub mod lslm;
 pub mod parts;
 pub mod pyramidion;
+pub(crate) mod settings;
 pub mod t5;
 
 pub use crate::checkpoint::{Init, TensorSpec};
 use crate::{
     checkpoint::{CONFIG_FILE, Config, Weights},
     contract::{BoundaryMode, Card, Exactness, Model},
-    load::{Bounds, Settings},
+    family::settings::{Bounds, Settings},
     ngrams::NgramTable,
 };
 use std::{fmt::Debug, path::Path, sync::Arc};

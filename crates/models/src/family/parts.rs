@@ -13,7 +13,7 @@ use crate::{
         attention::{Layer, NormOrder, Stack},
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
-        position::{self, Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
+        position::{Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
         t5::T5Stack,
         window::Window,
     },
@@ -157,14 +157,14 @@ pub fn position(out: &mut Vec<TensorSpec>, shape: &StackShape) {
     let StackShape { dim, heads, head_dim, position, .. } = *shape;
     match position {
         PositionKind::TransformerXl => {
-            out.push(constant("position.inverse_frequency", position::inverse_frequencies(dim)));
+            out.push(constant("position.inverse_frequency", crate::nn::position::inverse_frequencies(dim)));
             for name in ["position.content_bias", "position.distance_bias"] {
                 out.push(matrix(name, vec![heads, head_dim]));
             }
         }
-        PositionKind::Alibi => out.push(constant("position.slopes", position::slopes(heads))),
+        PositionKind::Alibi => out.push(constant("position.slopes", crate::nn::position::slopes(heads))),
         PositionKind::Buckets { count, .. } => out.push(matrix("position.bias", vec![count, heads])),
-        PositionKind::Sinusoidal => out.push(constant("position.frequency", position::frequencies(dim))),
+        PositionKind::Sinusoidal => out.push(constant("position.frequency", crate::nn::position::frequencies(dim))),
         PositionKind::Learned { positions } => out.push(matrix("position.table", vec![positions, dim])),
         PositionKind::Rotary | PositionKind::Xpos { .. } | PositionKind::None => {}
     }

@@ -22,8 +22,8 @@ use crate::{
             self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, TokenLimits, check_generation,
             linear, needs_document, needs_scores, norm, push_tokens, work_mut,
         },
+        settings::Bounds,
     },
-    load::Bounds,
     nn::{
         Activation, ConfigError, Position,
         attention::{Cross, Layer, NormOrder, Stack, project_memory},

@@ -25,8 +25,8 @@ use crate::{
             self, Check, EncoderHook, EncoderHookPoint, MemoryDocument, TokenLimits, check_feed, check_generation,
             deliver_logits, needs_document, needs_scores, push_tokens, with_status, work_mut,
         },
+        settings::Bounds,
     },
-    load::Bounds,
     nn::{
         Activation, Position,
         attention::{Caches, Cross, Hook, add},

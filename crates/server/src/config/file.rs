@@ -1,6 +1,6 @@
 //! Reads settings from a TOML file, whose keys are the flags' names without the leading dashes.
 
-use crate::config::keys::{self, foreign_kind};
+use crate::config::secret_file::foreign_kind;
 use std::path::Path;
 use toml::{
     Spanned,
@@ -68,7 +68,7 @@ pub struct FileSetting {
 /// unknown key.
 pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let name = path.display().to_string();
-    match keys::read_text(path) {
+    match crate::config::secret_file::read_text(path) {
         Ok(text) => match foreign_kind(&text) {
             Some(found) => (Vec::new(), vec![format!("--config: {name}: expected settings in TOML, found {found}")]),
             None => parse(&name, &text, kind),

@@ -4,8 +4,9 @@ use crate::{
     call::{Call, Reply},
     grpc::{
         convert,
-        generation::{Buffered, JobService, Output, TaskResponse, buffered, reject, terms},
+        generation::{JobService, terms},
         request_parts::RequestParts,
+        response::{Buffered, Output, TaskResponse, buffered, reject},
     },
     middleware::limits::{BodyMemory, Reservation},
     registry::{Lease, continues_text},
@@ -240,6 +241,7 @@ async fn run<M: Messages>(
     tracing::debug!(chars = totals.symbols, compressed_bytes = totals.compressed_bytes, "coded");
     output.send(M::summary(totals)).await
 }
+
 async fn send_all<M: Messages>(output: &Output<M::Response>, bytes: &[u8]) -> Result<()> {
     for piece in bytes.chunks(MESSAGE_BYTES) {
         output.send(M::output(piece.to_vec())).await?;

@@ -2,9 +2,9 @@
 //!
 //! The engine validates the rest when a job is submitted. The encoders of the services convert results back.
 
-use crate::grpc::generation::{Prompt, ResumedRequest};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
     time::Duration,
 };
 use weir_engine::{
@@ -17,6 +17,7 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::{
     contract::{self, BoundaryMode, BoundaryOptions, Card, EarlyStopping, Noise},
+    text::{TextCounter, text_chars},
     usage::{LevelUsage, Timing, Usage},
 };
 use weir_proto::v1::{self, logit_bias::Symbol};
@@ -381,6 +382,126 @@ pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {
     }
 }
 
+/// The symbols of a prompt, and the sizes that the response reports.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Prompt {
+    pub(super) symbols: Vec<u32>,
+    /// Unicode characters of its text.
+    pub(super) text_chars: usize,
+    /// Unicode characters of the text, as sent, that normalising replaced or dropped.
+    pub(super) normalized_chars: usize,
+}
+
+impl Prompt {
+    /// Encodes a text, or takes ids as they are. Fails if a request has both, and if one is too long or has an unknown symbol.
+    pub(super) fn new(text: &str, ids: Vec<u32>, card: &Card) -> Result<Self> {
+        let vocabulary = &card.vocabulary;
+        if ids.is_empty() {
+            let symbols = card.encode("prompt", text)?;
+            return Ok(Self {
+                text_chars: text_chars(text, &symbols, vocabulary),
+                normalized_chars: vocabulary.normaliser().changed_chars(text),
+                symbols,
+            });
+        }
+        if !text.is_empty() {
+            return Err(Error::Exclusive { first: "prompt", second: "prompt_ids" });
+        }
+        // The engine checks these too; here they bound the work of counting.
+        weir_engine::options::check_length("prompt_ids", ids.len(), card)?;
+        vocabulary.check_text("prompt_ids", &ids)?;
+        let text_chars = TextCounter::chars_of(&ids, Arc::clone(vocabulary));
+        Ok(Self { symbols: ids, text_chars, normalized_chars: 0 })
+    }
+}
+
+/// Marks bytes that are not UTF-8. A text with it does not determine its symbols, if symbols are bytes.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The symbols of the text that an earlier stream has sent; empty without one.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ResumedRequest {
+    pub(super) symbols: Vec<u32>,
+    /// Unicode characters of its text that were sent.
+    pub(super) text_chars: usize,
+}
+
+impl ResumedRequest {
+    /// Encodes a text exactly, or takes ids as they are. Fails if a request has both or no seed, if the model's text does not
+    /// determine its symbols, and if a symbol is unknown or the text longer than the model's longest sequence. A text never has the
+    /// end byte, because no stream sends it as text; among ids it may only be the last one.
+    pub(super) fn new(text: &str, ids: Vec<u32>, seed: Option<u64>, card: &Card) -> Result<Self> {
+        if text.is_empty() && ids.is_empty() {
+            return Ok(Self::default());
+        }
+        if !(text.is_empty() || ids.is_empty()) {
+            return Err(Error::Exclusive { first: "resume_text", second: "resume_ids" });
+        }
+        if seed.is_none() {
+            return Err(Error::bad_option("sampling.seed", "nothing", "the seed of the stream that is resumed"));
+        }
+        if ids.is_empty() { Self::from_text(text, card) } else { Self::from_ids(ids, card) }
+    }
+
+    fn from_text(text: &str, card: &Card) -> Result<Self> {
+        let field = "resume_text";
+        let vocabulary = &card.vocabulary;
+        if !vocabulary.is_spelled_out() {
+            return Err(Error::WrongKind {
+                call: field,
+                model: card.name.clone(),
+                wanted: "has a text for each of its symbols",
+                found: format!("{}, which needs resume_ids", card.shape),
+            });
+        }
+        let text_chars = text.chars().count();
+        check_length(field, if vocabulary.is_bytes() { text.len() } else { text_chars }, card)?;
+        if let Some(offset) = text.chars().position(|character| character == REPLACEMENT)
+            && vocabulary.is_bytes()
+        {
+            let found = format!("U+FFFD at character {offset}, which stands for bytes that are not UTF-8");
+            return Err(Error::bad_option(field, found, "a text without U+FFFD, or resume_ids"));
+        }
+        let symbols = vocabulary.encode_exactly(field, text)?;
+        if let Some(end) = vocabulary.end_byte()
+            && let Some(offset) = symbols.iter().position(|symbol| *symbol == end)
+        {
+            let bound = format!("a text without the end byte {end}");
+            return Err(Error::bad_option(field, format!("one at byte {offset}"), bound));
+        }
+        Ok(Self { symbols, text_chars })
+    }
+
+    fn from_ids(ids: Vec<u32>, card: &Card) -> Result<Self> {
+        let field = "resume_ids";
+        check_length(field, ids.len(), card)?;
+        card.vocabulary.check_ids(field, &ids)?;
+        let before_end = ids.split_last().filter(|(last, _)| card.vocabulary.ends_text(**last)).map(|(_, text)| text);
+        let text = before_end.unwrap_or(&ids);
+        if let Some(end) = card.vocabulary.end_byte()
+            && let Some(index) = text.iter().position(|id| *id == end)
+        {
+            let bound = format!("the end byte {end} only as the last id");
+            return Err(Error::bad_option(field, format!("one at index {index}"), bound));
+        }
+        let mut counter = TextCounter::new(Arc::clone(&card.vocabulary));
+        text.iter().for_each(|&id| counter.push(id, true));
+        if before_end.is_some() {
+            counter.finish();
+        }
+        Ok(Self { symbols: ids, text_chars: counter.chars })
+    }
+}
+
+fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
+    let limit = card.max_symbols;
+    if length <= limit {
+        return Ok(());
+    }
+    let why = card.max_symbols_why;
+    Err(Error::TooLong { field, length, limit, unit: "characters", why })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -432,5 +553,54 @@ mod tests {
         assert!(bias(Some(Symbol::Text("éc".into()))).is_err());
         assert!(matches!(bias(Some(Symbol::Text("".into()))), Err(Error::BadOption { .. })));
         assert!(matches!(bias(None), Err(Error::BadOption { .. })));
+    }
+}
+
+#[cfg(test)]
+mod prompt_tests {
+    use super::*;
+    use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
+
+    fn accented_letters() -> Card {
+        Card::for_tests(Vocabulary::from_symbols(&[" ", "a", "b", "é"], TextNormaliser::Text8).unwrap())
+    }
+
+    fn byte_level() -> Card {
+        Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
+    }
+
+    #[test]
+    fn texts_are_not_normalised_and_ids_are_taken_as_they_are() {
+        let text = |text, card: &Card| ResumedRequest::new(text, Vec::new(), Some(1), card).unwrap();
+        assert_eq!(text(" é  a", &accented_letters()), ResumedRequest { symbols: vec![0, 3, 0, 0, 1], text_chars: 5 });
+        assert_eq!(text("é", &byte_level()), ResumedRequest { symbols: vec![0xc3, 0xa9], text_chars: 1 });
+        assert_eq!(ResumedRequest::new("", Vec::new(), None, &byte_level()).unwrap(), ResumedRequest::default());
+        // the last code point is not complete, so it was not sent
+        let ids = ResumedRequest::new("", vec![0x61, 0xc3], Some(1), &byte_level()).unwrap();
+        assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3], text_chars: 1 });
+        // the end byte is no text, and nothing completes the code point before it
+        let ended = Card::for_tests(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
+        let ids = ResumedRequest::new("", vec![0x61, 0xc3, 3], Some(1), &ended).unwrap();
+        assert_eq!(ids, ResumedRequest { symbols: vec![0x61, 0xc3, 3], text_chars: 2 });
+    }
+
+    #[test]
+    fn wrong_texts_are_refused_by_name() {
+        let marks = TextMarks { start: 254, end: 255 };
+        let marked = Card::for_tests(Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap());
+        let ended = Card::for_tests(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap());
+        let long = "a".repeat(101);
+        for (field, text, ids, card) in [
+            ("resume_text", "a\u{3}", vec![], &ended),
+            ("resume_ids", "", vec![0x61, 3, 0x62, 3], &ended),
+            ("resume_ids", "", vec![3, 0x61], &ended),
+            ("resume_text", &long, vec![], &byte_level()),
+            ("resume_ids", "", vec![1; 101], &accented_letters()),
+            ("resume_text", "a\u{fffd}", vec![], &byte_level()),
+            ("resume_text", "a", vec![], &marked),
+        ] {
+            let message = ResumedRequest::new(text, ids, Some(1), card).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{field}: expected ")), "{message}");
+        }
     }
 }

@@ -4,14 +4,14 @@
 
 use crate::{
     call::{Call, Reply},
-    config::EditingConfig,
     grpc::{
         convert::{count, nanoseconds, size},
-        generation::{JobService, Output, TaskResponse, character, reject, terms},
+        generation::{JobService, terms},
         request_parts::RequestParts,
+        response::{Output, TaskResponse, character, reject},
     },
     metrics::EditEvent,
-    middleware::limits::{BodyMemory, CallPlace, CallTable, RequestMemory, Reservation},
+    middleware::limits::{BodyMemory, CallPlace, RequestMemory, Reservation},
     registry::{Lease, continues_text},
     status::{code_name, status},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
@@ -369,19 +369,6 @@ impl editing_server::Editing for JobService {
     }
 }
 
-/// The limits of editing sessions, and the sessions in progress.
-#[derive(Clone)]
-pub(crate) struct EditingLimits {
-    pub(super) config: EditingConfig,
-    pub(super) sessions: Arc<CallTable>,
-}
-
-impl EditingLimits {
-    pub(crate) fn new(config: EditingConfig) -> Self {
-        Self { config, sessions: CallTable::new("editing sessions", config.sessions) }
-    }
-}
-
 /// Default of `complete.max_chars`.
 const MAX_CHARS: u32 = 32;
 
@@ -572,7 +559,7 @@ impl RequestWork {
 }
 
 /// Returns the cost of applying `splices`, in bytes that would take as long to convert.
-fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
+pub(super) fn splice_cost(text: &EditedText, splices: &[Splice]) -> usize {
     let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
     added.saturating_add(text.moved_bytes(splices).saturating_add(added) / COPIED_BYTES)
 }
@@ -668,6 +655,7 @@ impl RunningRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grpc::editing::{RunningRequests, splice_cost};
     use weir_proto::v1::StaleRequest;
 
     fn event(id: u64) -> Event {

@@ -10,5 +10,6 @@ pub(crate) mod generation;
 pub(crate) mod latency;
 pub(crate) mod models;
 pub(crate) mod request_parts;
+pub(crate) mod response;
 pub(crate) mod score;
 pub(crate) mod summarization;

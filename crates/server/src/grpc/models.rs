@@ -5,7 +5,7 @@ use crate::{
     config::TransportConfig,
     grpc::{
         convert::{MAX_COALESCE, count, nanoseconds},
-        generation::symbol_text,
+        response::symbol_text,
     },
     registry::Engines,
     status::status,

@@ -2,7 +2,7 @@
 
 use crate::grpc::{
     convert,
-    generation::{MessageEncoder, character, ends_segment, is_cut},
+    response::{MessageEncoder, character, ends_segment, is_cut},
 };
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_engine::{Event, options::EmittedSymbol};

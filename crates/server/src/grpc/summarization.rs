@@ -6,11 +6,11 @@ use crate::{
     grpc::{
         codec::QUEUE_RETRY,
         convert::{self, count, nanoseconds},
-        generation::{
-            Buffered, JobEvents, JobService, MessageEncoder, Output, ResponseStream, TaskResponse, buffered, is_last,
-            reject, terms,
-        },
+        generation::{JobService, terms},
         request_parts::RequestParts,
+        response::{
+            Buffered, JobEvents, MessageEncoder, Output, ResponseStream, TaskResponse, buffered, is_last, reject,
+        },
     },
     middleware::limits::Reservation,
     registry::{Lease, RequestPermit, summarizes},
@@ -26,7 +26,7 @@ use weir_engine::{
     clock,
     options::FinishReason,
     summary::{
-        self, ByteRange, EncodedDocument, FieldNames, KeptSpan, LongDocument, LongDocuments, MAX_BYTES, Summarize,
+        ByteRange, EncodedDocument, FieldNames, KeptSpan, LongDocument, LongDocuments, MAX_BYTES, Summarize,
         SummaryResult, TextPart, spans,
     },
 };
@@ -623,8 +623,8 @@ impl SummaryEncoder {
         self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens)));
     }
 
-    fn finish(&self, summary: &summary::SummaryResult) -> v1::SummaryFinished {
-        let summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
+    fn finish(&self, summary: &weir_engine::summary::SummaryResult) -> v1::SummaryFinished {
+        let weir_engine::summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
         let tokens = usage.generated_chars;
         let total_ns = timing.total_ns;
         tracing::debug!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
@@ -703,8 +703,8 @@ fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1:
     v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64 }
 }
 
-fn progress(reading: summary::DocumentProgress) -> v1::Progress {
-    let summary::DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
+fn progress(reading: weir_engine::summary::DocumentProgress) -> v1::Progress {
+    let weir_engine::summary::DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
     let (stage, layer) = match stage {
         EncodingStage::Waiting => ("waiting", None),
         EncodingStage::Layer(layer) => ("layer", Some(layer)),

@@ -3,11 +3,11 @@
 
 use crate::{
     calls::{ClientContext, Generated},
+    completion_request::{CompletionRequest, parse_json},
     http::{
-        ApiState,
-        completion_request::{CompletionRequest, parse_json},
         error::ApiError,
         response::{self, Choice, Completion, CompletionHead, TokenCounts},
+        state::ApiState,
         summaries,
     },
     metrics::Metrics,
@@ -32,7 +32,7 @@ use tonic::Status;
 use weir_engine::{Handle, clock};
 use weir_proto::v1::generate_response::Event;
 
-pub(super) async fn complete(
+pub(crate) async fn complete(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
@@ -161,7 +161,7 @@ struct ChatRequest {
 }
 
 /// Refuses a request. The error for an unknown model is that of `/v1/completions`.
-pub(super) async fn refuse_chat(
+pub(crate) async fn refuse_chat(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
@@ -219,7 +219,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 const PANIC: u16 = 500;
 
 /// Counts a request. The router sets [`MatchedPath`] before it calls its layers.
-pub(super) async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
+pub(crate) async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let method = METHODS.iter().find(|known| *known == request.method()).map_or(OTHER, Method::as_str).to_owned();
     let mut open = OpenRequest {
         metrics,

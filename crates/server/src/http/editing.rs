@@ -5,8 +5,9 @@
 
 use crate::{
     calls::ClientContext,
+    completion_request::parse_json,
     grpc::editing::{EditMessage, MAX_SPLICES, check_splice_count, failed, request_id as action_id},
-    http::{ApiState, completion_request::parse_json, error::ApiError},
+    http::{error::ApiError, state::ApiState},
     middleware::limits::{BodyMemory, RequestMemory, Reservation},
     tokenization::TokenizationWorkers,
     transport::http1::{ReceivedBytes, UpgradeContext},
@@ -45,7 +46,7 @@ use weir_proto::v1::{
 };
 
 /// The path of the handshake.
-pub(super) const PATH: &str = "/v1/edit";
+pub(crate) const PATH: &str = "/v1/edit";
 
 /// The subprotocol of these messages.
 const PROTOCOL: &str = "weir.v1.edit";
@@ -77,7 +78,7 @@ impl From<MalformedKey> for ApiError {
 
 /// Moves the API key of a handshake to `authorization`. Only marks a request with a malformed key: [`edit`] refuses it, so that the
 /// layer in between logs the refusal.
-pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
+pub(crate) async fn read_key(mut request: Request, next: Next) -> Response {
     if request.uri().path() == PATH
         && let Err(malformed) = add_key(request.headers_mut())
     {
@@ -87,7 +88,7 @@ pub(super) async fn read_key(mut request: Request, next: Next) -> Response {
 }
 
 /// Answers the handshake of a WebSocket, and edits a document over it.
-pub(super) async fn edit(
+pub(crate) async fn edit(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,

@@ -1,7 +1,7 @@
 //! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
 
 use crate::{
-    http::completion_request::NAMES,
+    completion_request::NAMES,
     middleware::observe::Refusal,
     status::{rule_and_field, status},
 };
@@ -18,7 +18,7 @@ use weir_kernels::error::Error;
 
 /// The error response to a request.
 #[derive(Debug)]
-pub(super) struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     /// The message, after the field if `named`.
     text: String,
@@ -36,24 +36,24 @@ pub(super) struct ApiError {
 
 impl ApiError {
     /// Creates an error of a rule that only HTTP has.
-    pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         let log_code = log_code(status);
         let code = Some(code.into());
         Self { status, text: message.into(), param: None, named: false, code, retry_after: None, log_code }
     }
 
     /// Names the field of the request that is wrong.
-    pub(super) fn with_param(self, param: &str) -> Self {
+    pub(crate) fn with_param(self, param: &str) -> Self {
         Self { param: Some(param.into()), ..self }
     }
 
     /// Sets the code under which the log counts this refusal.
-    pub(super) fn logged_as(self, code: Code) -> Self {
+    pub(crate) fn logged_as(self, code: Code) -> Self {
         Self { log_code: Some(code), ..self }
     }
 
     /// Replaces the field's name by that in a table of (found, wanted) names.
-    pub(super) fn renamed(self, names: &[(&str, &str)]) -> Self {
+    pub(crate) fn renamed(self, names: &[(&str, &str)]) -> Self {
         let wanted = names.iter().find(|(found, _)| self.param.as_deref() == Some(*found));
         let param = wanted.map(|(_, wanted)| (*wanted).to_owned()).or(self.param);
         Self { param, ..self }
@@ -65,13 +65,13 @@ impl ApiError {
     }
 
     /// Returns the response in the form of the Open Inference Protocol, whose errors are a text.
-    pub(super) fn into_text_response(self) -> Response {
+    pub(crate) fn into_text_response(self) -> Response {
         let body = json!({ "error": self.message() });
         self.with_headers((self.status, Json(body)).into_response())
     }
 
     /// Returns the body in OpenAI's form.
-    pub(super) fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",

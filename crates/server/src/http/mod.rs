@@ -5,35 +5,33 @@
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
-pub(crate) mod completion_request;
 mod completions;
 pub(crate) mod editing;
 mod error;
 pub(crate) mod open_inference;
 mod playground;
 mod response;
+pub(crate) mod state;
 pub(crate) mod summaries;
 
 use crate::{
     call::{Call, EDIT, REQUEST_ID, SUMMARIZE, request_id},
     calls::{CallResponse, Calls, ClientContext},
-    collected::CollectedLimits,
     config::{LiveCredentials, TransportConfig},
     grpc::{
         editing::EditMessage,
-        generation::{TaskResponse, reject},
-        models::ModelsService,
         request_parts::RequestParts,
-        summarization::SummaryResponses,
+        response::{TaskResponse, reject},
     },
-    http::error::ApiError,
+    http::{
+        error::ApiError,
+        state::{ApiState, Summarized},
+    },
     middleware::{
         auth::principal,
-        limits::{GuardedBody, RequestMemory, Reservation, drained},
+        limits::{GuardedBody, RequestMemory},
         observe::{PATH_BYTES, Refusal, RefusalLog},
     },
-    open_inference::InferenceService,
-    registry::{Monitor, draining_error},
     transport::{
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
         http1::{BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext},
@@ -43,10 +41,7 @@ use axum::{
     Extension, Json, Router,
     body::Body,
     extract::{Path, Request, State, rejection::PathRejection},
-    http::{
-        HeaderMap, HeaderValue, Method, StatusCode, Uri,
-        header::{self, ALLOW},
-    },
+    http::{HeaderValue, Method, StatusCode, Uri, header::ALLOW},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -55,18 +50,14 @@ use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use prost::Message;
 use serde_json::{Value, json};
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
-use tokio::{sync::mpsc::Receiver, time::sleep};
+use std::{convert::Infallible, sync::Arc};
+use tokio::sync::mpsc::Receiver;
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tower::{ServiceExt, service_fn};
-use weir_kernels::error::{Error, Result, clip, quoted};
+use weir_kernels::error::{Result, clip, quoted};
 use weir_proto::v1;
 
 /// The path of health checks.
@@ -309,106 +300,6 @@ fn model_json(model: v1::Model, created: u64) -> Value {
     })
 }
 
-/// The state that all handlers share.
-#[derive(Clone)]
-pub(crate) struct ApiState {
-    pub(crate) calls: Calls,
-    pub(crate) inference: InferenceService,
-    pub(crate) models: Arc<ModelsService>,
-    pub(crate) monitor: Monitor,
-    /// Limits of responses that are not streamed.
-    pub(crate) collected: CollectedLimits,
-    /// Maximum bytes of a body.
-    pub(crate) max_body_bytes: usize,
-    /// Maximum time for a body to arrive.
-    pub(crate) upload_timeout: Duration,
-    /// Cancelled when the server begins to shut down.
-    pub(crate) draining: CancellationToken,
-    /// When the server started, in seconds since 1970.
-    pub(crate) started_at: u64,
-}
-
-/// A request's body, with the memory that it uses.
-struct ApiBody {
-    bytes: Vec<u8>,
-    /// The tenant whose shares the request uses.
-    tenant: Arc<str>,
-    /// Released when the body is dropped.
-    _reserved: Reservation,
-}
-
-impl ApiState {
-    /// Checks the key and the headers of a request with a body. Returns its tenant.
-    fn check_head(&self, client: &ClientContext, request: &Request) -> Result<Arc<str>, ApiError> {
-        let tenant = client.principal()?.tenant();
-        if !is_json(request.headers()) {
-            let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-            let found = found.map_or_else(|| "none".to_owned(), quoted);
-            let message = format!("Content-Type: expected application/json, found {found}");
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
-        }
-        let encodings = request.headers().get_all(header::CONTENT_ENCODING);
-        if encodings.iter().any(|encoding| encoding != "identity") {
-            let message = "Content-Encoding: compressed bodies are not supported";
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", message));
-        }
-        let declared = request.headers().get(header::CONTENT_LENGTH);
-        let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
-        if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
-            return Err(self.oversized());
-        }
-        Ok(tenant)
-    }
-
-    fn oversized(&self) -> ApiError {
-        Error::Oversized { what: "the body", limit: self.max_body_bytes }.into()
-    }
-
-    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
-    async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
-        let tenant = self.check_head(client, &request)?;
-        // Memory is taken as bytes arrive: a declared length costs the client nothing.
-        let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
-        let read = async {
-            let mut parts = request.into_body().into_data_stream();
-            let mut body = Vec::new();
-            while let Some(part) = parts.next().await {
-                let message = "the body is incomplete or malformed";
-                let part = part.map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "incomplete", message))?;
-                if part.len() > self.max_body_bytes - body.len() {
-                    return Err(self.oversized());
-                }
-                reserved.add(part.len())?;
-                body.extend_from_slice(&part);
-            }
-            Ok(ApiBody { bytes: body, tenant, _reserved: reserved })
-        };
-        tokio::select! {
-            biased;
-            body = read => body,
-            () = sleep(self.upload_timeout) => {
-                let message = format!("the body did not arrive completely within {:?}", self.upload_timeout);
-                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", message))
-            }
-            () = drained(self.draining.clone()) => Err(draining_error().into()),
-        }
-    }
-
-    /// Parses a body, on a worker if it is long.
-    async fn parse<T: Send + 'static>(
-        &self,
-        body: ApiBody,
-        parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let tenant = Arc::clone(&body.tenant);
-        let parsed = self.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
-        Ok(parsed.await.flatten()?)
-    }
-}
-
-/// The response to a `Summarize`.
-type Summarized = CallResponse<SummaryResponses>;
-
 /// The calls that only this API makes.
 impl Calls {
     /// Calls `Summarize` with the messages of a request.
@@ -448,20 +339,4 @@ impl Calls {
     ) -> Result<R, Status> {
         self.begin(path, client, 0, async |call: Call, _| handler(&call)).await.map(CallResponse::into_complete)
     }
-}
-
-/// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
-fn is_json(headers: &HeaderMap) -> bool {
-    let is_json_type = |kind: &str| {
-        let kind = kind.split(';').next().unwrap_or_default().trim();
-        kind.eq_ignore_ascii_case("application/json")
-    };
-    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
-    let first = kinds.next().and_then(|kind| kind.to_str().ok());
-    first.is_some_and(is_json_type) && kinds.next().is_none()
-}
-
-/// Returns the current time in seconds since 1970.
-pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

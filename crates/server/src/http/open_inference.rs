@@ -4,8 +4,9 @@
 
 use crate::{
     calls::ClientContext,
+    completion_request::parse_json,
     grpc::generation::Incoming,
-    http::{ApiState, completion_request::parse_json, error::ApiError},
+    http::{error::ApiError, state::ApiState},
     middleware::limits::GuardedBody,
     open_inference,
 };
@@ -47,7 +48,7 @@ macro_rules! method {
 
 /// The model that a path names.
 #[derive(Deserialize)]
-pub(super) struct ModelPath {
+pub(crate) struct ModelPath {
     name: String,
     /// Absent for the only version.
     #[serde(default)]
@@ -58,26 +59,28 @@ pub(super) struct ModelPath {
 type PathResult = Result<Path<ModelPath>, PathRejection>;
 
 /// Returns the name and version of the server, and the extensions that it supports.
-pub(super) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let answer =
-        state.calls.ask(method!("ServerMetadata"), &client, |_| Ok(open_inference::server_metadata_response())).await;
+pub(crate) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+    let answer = state
+        .calls
+        .ask(method!("ServerMetadata"), &client, |_| Ok(open_inference::service::server_metadata_response()))
+        .await;
     finish(&client, answer.map(|answer| Json(server_json(answer))).map_err(ApiError::from))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
-pub(super) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+pub(crate) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let live = state.calls.ask(method!("ServerLive"), &client, |_| Ok(state.monitor.alive().is_ok())).await;
     finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
 }
 
 /// Answers 200 if the server takes requests. Needs no key.
-pub(super) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
+pub(crate) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let ready = state.calls.ask(method!("ServerReady"), &client, |_| Ok(state.monitor.ready().is_ok())).await;
     finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
 }
 
 /// Returns the tensors of a model.
-pub(super) async fn model(
+pub(crate) async fn model(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,
@@ -91,7 +94,7 @@ pub(super) async fn model(
 }
 
 /// Answers 200 if a model takes requests.
-pub(super) async fn model_ready(
+pub(crate) async fn model_ready(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,
@@ -106,7 +109,7 @@ pub(super) async fn model_ready(
 }
 
 /// Answers a request for text, in one message.
-pub(super) async fn infer(
+pub(crate) async fn infer(
     State(state): State<ApiState>,
     path: PathResult,
     Extension(client): Extension<ClientContext>,

@@ -41,7 +41,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-pub(super) async fn page() -> Response {
+pub(crate) async fn page() -> Response {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),

@@ -1,11 +1,10 @@
 //! Completions in OpenAI's JSON, collected or as server-sent events.
 
 use crate::{
+    completion_request::{CompletionRequest, StreamOptions, finish_reason},
     http::{
-        ApiState,
-        completion_request::{CompletionRequest, StreamOptions, finish_reason},
         error::ApiError,
-        unix_seconds,
+        state::{ApiState, unix_seconds},
     },
     middleware::limits::GuardedBody,
     transport::http1::NORMALIZED_CHARS,
@@ -35,7 +34,7 @@ use weir_proto::v1;
 
 /// The fields that all messages of one completion share.
 #[derive(Clone)]
-pub(super) struct CompletionHead {
+pub(crate) struct CompletionHead {
     id: String,
     created: u64,
     model: String,
@@ -43,19 +42,19 @@ pub(super) struct CompletionHead {
 
 impl CompletionHead {
     /// Starts a completion; its id is made from the request's.
-    pub(super) fn new(request_id: &str) -> Self {
+    pub(crate) fn new(request_id: &str) -> Self {
         Self { id: format!("cmpl-{request_id}"), created: unix_seconds(), model: String::new() }
     }
 
     /// Sets the model's name, once.
-    pub(super) fn set_model(&mut self, model: &str) {
+    pub(crate) fn set_model(&mut self, model: &str) {
         if self.model.is_empty() {
             model.clone_into(&mut self.model);
         }
     }
 
     /// Builds a message with these choices.
-    pub(super) fn message(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+    pub(crate) fn message(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let mut message = json!({
             "id": self.id,
             "object": "text_completion",
@@ -71,7 +70,7 @@ impl CompletionHead {
 }
 
 /// The calls of one completion request, which run concurrently, and their output.
-pub(super) trait Completion: Unpin + Send + 'static {
+pub(crate) trait Completion: Unpin + Send + 'static {
     /// Waits for messages until there is output. Returns its index.
     fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>>;
 
@@ -98,7 +97,7 @@ pub(super) trait Completion: Unpin + Send + 'static {
 }
 
 /// Answers a request, which arrived at `received_at` if messages report the time since then.
-pub(super) async fn complete<C: Completion>(
+pub(crate) async fn complete<C: Completion>(
     mut completion: C,
     state: &ApiState,
     tenant: &Arc<str>,
@@ -179,13 +178,13 @@ const ALTERNATIVE_BYTES: usize = 160;
 
 /// The output of one choice of a completion.
 #[derive(Default)]
-pub(super) struct Choice {
+pub(crate) struct Choice {
     index: usize,
     text: String,
     characters: Option<CharacterLists>,
     /// Offsets of the characters in the choice's text.
     offsets: TextOffsets,
-    pub(super) counts: TokenCounts,
+    pub(crate) counts: TokenCounts,
     finished: Option<v1::Finished>,
     /// True after the last event.
     complete: bool,
@@ -195,7 +194,7 @@ pub(super) struct Choice {
 
 /// Numbers of symbols, which this API calls tokens, and of Unicode characters.
 #[derive(Default, Clone, Copy)]
-pub(super) struct TokenCounts {
+pub(crate) struct TokenCounts {
     prompt: u64,
     cached: u64,
     generated: u64,
@@ -206,7 +205,7 @@ pub(super) struct TokenCounts {
 
 impl TokenCounts {
     /// Adds the counts of another choice.
-    pub(super) fn add(self, other: Self) -> Self {
+    pub(crate) fn add(self, other: Self) -> Self {
         Self {
             prompt: self.prompt + other.prompt,
             cached: self.cached + other.cached,
@@ -218,12 +217,12 @@ impl TokenCounts {
     }
 
     /// Leaves out the prompt, which another choice has counted.
-    pub(super) fn without_prompt(self) -> Self {
+    pub(crate) fn without_prompt(self) -> Self {
         Self { prompt: 0, cached: 0, prompt_text_chars: 0, normalized_chars: 0, ..self }
     }
 
     /// Adds the header with the characters that normalising changed, if it changed any.
-    pub(super) fn add_header(self, mut response: Response) -> Response {
+    pub(crate) fn add_header(self, mut response: Response) -> Response {
         if self.normalized_chars > 0 {
             response.headers_mut().insert(NORMALIZED_CHARS, self.normalized_chars.into());
         }
@@ -231,7 +230,7 @@ impl TokenCounts {
     }
 
     /// Returns the counts in OpenAI's form, with three keys more for characters.
-    pub(super) fn usage(self) -> Value {
+    pub(crate) fn usage(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
@@ -258,13 +257,13 @@ struct CharacterLists {
 
 impl Choice {
     /// Starts the choice at this index. Normalising changed `normalized_chars` characters of its prompt.
-    pub(super) fn new(index: usize, with_characters: bool, normalized_chars: u64) -> Self {
+    pub(crate) fn new(index: usize, with_characters: bool, normalized_chars: u64) -> Self {
         let counts = TokenCounts { normalized_chars, ..TokenCounts::default() };
         Self { index, characters: with_characters.then(CharacterLists::default), counts, ..Self::default() }
     }
 
     /// Records that the engine has started the request.
-    pub(super) fn start(&mut self, started: &v1::Started) {
+    pub(crate) fn start(&mut self, started: &v1::Started) {
         self.counts.prompt = started.prompt_chars;
         self.counts.cached = started.cached_chars;
         self.counts.prompt_text_chars = started.prompt_text_chars();
@@ -272,7 +271,7 @@ impl Choice {
     }
 
     /// Adds text.
-    pub(super) fn push(&mut self, piece: v1::Piece) {
+    pub(crate) fn push(&mut self, piece: v1::Piece) {
         self.text.push_str(&piece.text);
         self.growth += piece.text.len();
         if !piece.prompt {
@@ -291,7 +290,7 @@ impl Choice {
     }
 
     /// Records the end.
-    pub(super) fn finish(&mut self, finished: v1::Finished) {
+    pub(crate) fn finish(&mut self, finished: v1::Finished) {
         if let Some(usage) = &finished.usage {
             self.counts.generated = usage.generated_chars;
             if let Some(chars) = usage.generated_text_chars {
@@ -303,24 +302,24 @@ impl Choice {
     }
 
     /// Returns true after the last event.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
     /// Returns the bytes of memory by which the output has grown since the last call.
-    pub(super) fn take_growth(&mut self) -> usize {
+    pub(crate) fn take_growth(&mut self) -> usize {
         std::mem::take(&mut self.growth)
     }
 
     /// Returns true if there is output to send.
-    pub(super) fn has_output(&self) -> bool {
+    pub(crate) fn has_output(&self) -> bool {
         self.finished.is_some()
             || !self.text.is_empty()
             || self.characters.as_ref().is_some_and(|lists| !lists.tokens.is_empty())
     }
 
     /// Takes the output since the last call, in OpenAI's form.
-    pub(super) fn take_output(&mut self) -> Value {
+    pub(crate) fn take_output(&mut self) -> Value {
         let text = std::mem::take(&mut self.text);
         let characters = self.characters.as_mut().map(|characters| std::mem::take(characters).json());
         let finished = self.finished.take();
@@ -421,7 +420,7 @@ fn level(level: &v1::LevelUsage) -> Value {
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// The messages of a call, and their form as events.
-pub(super) trait EventSource: Unpin + Send + 'static {
+pub(crate) trait EventSource: Unpin + Send + 'static {
     /// A message of the call.
     type Message;
 
@@ -451,7 +450,7 @@ pub(super) trait EventSource: Unpin + Send + 'static {
 }
 
 /// Streams the events of a call. With `late_headers`, waits for the first output. Fails if the call fails before that.
-pub(super) async fn response(mut source: impl EventSource, late_headers: bool) -> Result<Response, ApiError> {
+pub(crate) async fn response(mut source: impl EventSource, late_headers: bool) -> Result<Response, ApiError> {
     let mut queue = VecDeque::new();
     let mut waits = late_headers;
     while waits {
@@ -469,12 +468,12 @@ pub(super) async fn response(mut source: impl EventSource, late_headers: bool) -
 }
 
 /// Returns the error of a call that ended before its last message.
-pub(super) fn ended_early() -> Error {
+pub(crate) fn ended_early() -> Error {
     Error::Internal("the response ended early".into())
 }
 
 /// Ends a stream of events with an error when its connection closes. Leaves other responses as they are.
-pub(super) fn end_with_connection(response: Response, ending: CancellationToken) -> Response {
+pub(crate) fn end_with_connection(response: Response, ending: CancellationToken) -> Response {
     let is_stream = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == EVENT_STREAM);
     if !is_stream {
         return response;
@@ -548,7 +547,7 @@ impl<S: EventSource> Stream for EventStream<S> {
 
 /// Computes the offset in Unicode characters of each token of a text. Tokens may be single bytes of a character.
 #[derive(Default)]
-pub(super) struct TextOffsets {
+pub(crate) struct TextOffsets {
     /// Number of complete characters, including U+FFFD for invalid bytes.
     characters: usize,
     /// Bytes of an unfinished character: at most three between calls.
@@ -558,7 +557,7 @@ pub(super) struct TextOffsets {
 impl TextOffsets {
     /// Appends a token. Returns the offset of the character in which its first byte is: the bytes of a character share one offset.
     /// A token without bytes stands before the next one, and ends an unfinished character.
-    pub(super) fn push(&mut self, token: &[u8]) -> usize {
+    pub(crate) fn push(&mut self, token: &[u8]) -> usize {
         let Some((first, rest)) = token.split_first() else {
             self.characters += usize::from(!self.unfinished.is_empty());
             self.unfinished.clear();

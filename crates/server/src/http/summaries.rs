@@ -4,11 +4,11 @@
 use crate::{
     calls::ClientContext,
     collected::CollectedSize,
+    completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, parse_json},
     http::{
-        ApiState, Summarized,
-        completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, parse_json},
         error::ApiError,
         response::{self, Completion, CompletionHead, EventSource},
+        state::{ApiState, Summarized},
     },
     middleware::limits::GuardedBody,
     registry::{Engines, Lease, continues_text, summarizes},
@@ -38,7 +38,7 @@ use weir_proto::v1::{self, SummarizeRequest, SummarizeResponse, summarize_reques
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Memory of formatted fields relative to their encoded length. Objects repeat the names of their fields.
-pub(super) const FORMATTED: usize = 16;
+pub(crate) const FORMATTED: usize = 16;
 
 /// The fields of a summary request.
 #[derive(Deserialize, Default)]
@@ -106,7 +106,7 @@ impl SummaryRequest {
 }
 
 /// Returns the value of the options for a choice.
-pub(super) fn long_documents(chosen: LongDocuments) -> i32 {
+pub(crate) fn long_documents(chosen: LongDocuments) -> i32 {
     let chosen = match chosen {
         LongDocuments::Refuse => v1::LongDocuments::Refuse,
         LongDocuments::Cut => v1::LongDocuments::Cut,
@@ -116,7 +116,7 @@ pub(super) fn long_documents(chosen: LongDocuments) -> i32 {
 }
 
 /// Returns the messages of a call: options, then the document in chunks.
-pub(super) fn call_messages(options: v1::SummarizeOptions, document: &str) -> Vec<SummarizeRequest> {
+pub(crate) fn call_messages(options: v1::SummarizeOptions, document: &str) -> Vec<SummarizeRequest> {
     let chunk = |text: &str| Part::Chunk(v1::DocumentChunk { text: text.to_owned() });
     let parts = std::iter::once(Part::Options(options)).chain(chunks(document).map(chunk));
     parts.map(|part| SummarizeRequest { part: Some(part) }).collect()
@@ -141,7 +141,7 @@ fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-pub(super) async fn summarize(
+pub(crate) async fn summarize(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
     request: Request,
@@ -252,7 +252,7 @@ fn part_json(part: &v1::SummaryPart) -> Value {
     fields
 }
 
-pub(super) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
+pub(crate) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
     let reason = match finished.reason() {
         v1::SummaryFinishReason::EndOfText => "end_of_text",
         _ => "max_tokens",
@@ -331,7 +331,7 @@ const FIELDS: [(&str, &str); 3] = [("document", "prompt"), ("hypotheses", "n"), 
 
 /// Returns the summarizer that a request is for, or none if the request is for a model that completes text, or for an unknown one.
 /// Fails if the request names no model, none completes text, and several summarize.
-pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option<Lease>> {
+pub(crate) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option<Lease>> {
     match name.filter(|name| !name.is_empty()) {
         Some(name) => Ok(engines.find("model", Some(name)).ok().filter(|engine| summarizes(engine))),
         None if engines.all().iter().any(|engine| continues_text(engine)) => Ok(None),
@@ -340,7 +340,7 @@ pub(super) fn summarizer(engines: &Engines, name: Option<&str>) -> Result<Option
 }
 
 /// Answers a completion request to a model that summarizes: each prompt is a document, and one call of `Summarize` answers it.
-pub(super) async fn complete_by_summaries(
+pub(crate) async fn complete_by_summaries(
     state: &ApiState,
     client: &ClientContext,
     request: CompletionRequest,

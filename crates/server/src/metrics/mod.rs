@@ -11,5 +11,8 @@ mod meter;
 mod registry;
 mod series;
 
-pub(crate) use crate::metrics::meter::{CountAndTime, EditEvent, RequestTotals};
+pub(crate) use crate::metrics::{
+    meter::EditEvent,
+    series::{CountAndTime, RequestTotals},
+};
 pub use crate::metrics::{meter::Meter, registry::Metrics};

@@ -1,8 +1,8 @@
 //! The registry of all metrics, and their text format.
 
 use crate::metrics::{
-    meter::{Meter, RequestTotals, lock},
-    series::{Families, LevelFamilies, Series, SortedFamily, weir},
+    meter::{Meter, lock},
+    series::{Families, LevelFamilies, RequestTotals, Series, SortedFamily, metric_name},
 };
 use prometheus_client::{
     encoding::text,
@@ -56,40 +56,41 @@ impl Default for Metrics {
         let levels = LevelFamilies::register(&mut registry);
         let calls = register(
             &mut registry,
-            weir!("grpc_calls"),
+            metric_name!("grpc_calls"),
             "Answered calls, by service, method and status code",
             SortedFamily::default(),
         );
         let help = "Requests over HTTP, by path, method and status code";
-        let http_requests = register(&mut registry, weir!("http_requests"), help, SortedFamily::default());
+        let http_requests = register(&mut registry, metric_name!("http_requests"), help, SortedFamily::default());
         let help = "Reloads of certificates and keys, by result";
         let credential_reloads =
-            register(&mut registry, weir!("credential_reloads"), help, SortedFamily::<Counter>::default());
+            register(&mut registry, metric_name!("credential_reloads"), help, SortedFamily::<Counter>::default());
         for result in RELOAD_RESULTS {
             drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
         }
         let live = register(
             &mut registry,
-            weir!("live"),
+            metric_name!("live"),
             "1 while no worker is broken or hung, otherwise 0",
             Gauge::default(),
         );
         let ready = register(
             &mut registry,
-            weir!("ready"),
+            metric_name!("ready"),
             "1 while the server can take requests, otherwise 0",
             Gauge::default(),
         );
         let help = "Checkpoints of the models folder that could not be loaded at the start";
-        let skipped_checkpoints = register(&mut registry, weir!("checkpoints_skipped"), help, Counter::default());
+        let skipped_checkpoints =
+            register(&mut registry, metric_name!("checkpoints_skipped"), help, Counter::default());
         let dropped_log_lines = register(
             &mut registry,
-            weir!("log_lines_dropped"),
+            metric_name!("log_lines_dropped"),
             "Log lines that could not be written",
             Counter::default(),
         );
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        registry.register(weir!("build"), "The server's version", Info::new(version));
+        registry.register(metric_name!("build"), "The server's version", Info::new(version));
         let models = Mutex::default();
         Self {
             registry,

@@ -1,6 +1,5 @@
 //! The tables of a model's metrics, and the series of one model.
 
-use crate::metrics::meter::RequestTotals;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder},
     metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram},
@@ -13,13 +12,14 @@ use std::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::{SystemTime, UNIX_EPOCH},
 };
 use weir_engine::{Handle, options::FinishReason};
 use weir_kernels::error::Code;
 use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 
 /// A metric's name with the prefix of all names.
-macro_rules! weir {
+macro_rules! metric_name {
     ($name:literal) => {
         concat!("weir_", $name)
     };
@@ -86,7 +86,7 @@ macro_rules! per_model {
             pub(super) fn register(registry: &mut Registry) -> Self {
                 $(
                     let $field = SortedFamily::<$kind>::new(|| $new);
-                    registry.register(weir!($name), $help, $field.clone());
+                    registry.register(metric_name!($name), $help, $field.clone());
                 )*
                 Self { $($field,)* }
             }
@@ -256,12 +256,12 @@ impl LevelFamilies {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let families = Self::default();
         let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
-        registry.register(weir!("level_chunks"), help, families.chunks.clone());
+        registry.register(metric_name!("level_chunks"), help, families.chunks.clone());
         let help =
             "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
-        registry.register(weir!("level_middle_steps"), help, families.middle_steps.clone());
+        registry.register(metric_name!("level_middle_steps"), help, families.middle_steps.clone());
         let help = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
-        registry.register(weir!("level_shortening_factor"), help, families.shortening.clone());
+        registry.register(metric_name!("level_shortening_factor"), help, families.shortening.clone());
         families
     }
 
@@ -392,7 +392,54 @@ impl TypedMetric for ObservedHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-pub(super) use weir;
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CountAndTime {
+    pub count: u64,
+    /// Total time, in nanoseconds.
+    pub ns: u64,
+}
+
+/// Totals of a model's requests since the process began, as integers. The KServe statistics call reports them one by one; the sums
+/// inside of histograms cannot be read back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestTotals {
+    /// Completed requests, from arrival to end.
+    pub success: CountAndTime,
+    /// Failed requests, from arrival to end.
+    pub fail: CountAndTime,
+    /// Completed requests, from arrival to admission.
+    pub queue: CountAndTime,
+    /// Completed requests, from admission to the first logits after the prompt.
+    pub prefill: CountAndTime,
+    /// Completed requests, from these logits to the end.
+    pub decode: CountAndTime,
+    pub steps: u64,
+    /// End of the last request, in milliseconds since 1970.
+    pub last: u64,
+}
+
+impl CountAndTime {
+    fn add(&mut self, ns: u64) {
+        self.count += 1;
+        self.ns = self.ns.saturating_add(ns);
+    }
+}
+
+impl RequestTotals {
+    pub(super) fn add_finished(&mut self, success: bool, timing: &Timing) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        self.last = u64::try_from(now).unwrap_or(u64::MAX);
+        if !success {
+            return self.fail.add(timing.total_ns);
+        }
+        self.success.add(timing.total_ns);
+        self.queue.add(timing.queue_ns);
+        self.prefill.add(timing.prefill_ns);
+        self.decode.add(timing.total_ns.saturating_sub(timing.queue_ns).saturating_sub(timing.prefill_ns));
+    }
+}
+
+pub(super) use metric_name;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@
 use crate::{
     call::{Call, Peer, Principal},
     config::{Keys, LiveCredentials},
-    middleware::{HttpRequest, Middleware, MiddlewareFuture, Next, limits::NextFrame},
+    middleware::layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
     status::status,
 };
 use http_body::{Body as HttpBody, Frame};
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{Credentials, UsedKeys},
-        middleware::Around,
+        middleware::layer::Around,
     };
     use std::future::poll_fn;
     use tokio_util::sync::CancellationToken;

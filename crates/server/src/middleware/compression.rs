@@ -7,7 +7,7 @@
 
 use crate::{
     call::{CODEC, EDIT, STREAM_INFER, SUMMARIZE},
-    middleware::{HttpRequest, MiddlewareFuture, Next},
+    middleware::layer::{HttpRequest, MiddlewareFuture, Next},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use flate2::read::{GzDecoder, ZlibDecoder};

@@ -3,9 +3,9 @@
 use crate::{
     call::{Call, STREAM_INFER},
     middleware::{
-        HttpRequest, Middleware, MiddlewareFuture, Next,
         compression::is_streamed,
-        limits::{BodyMemory, NextFrame, Reservation},
+        layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
+        limits::{BodyMemory, Reservation},
     },
     status::status,
 };
@@ -414,7 +414,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::middleware::{
-        Around,
+        layer::Around,
         testing::{Answered, code, respond, seconds_left},
     };
     use tonic::{

@@ -7,9 +7,9 @@ use crate::{
     call::{CODEC, Call, EDIT, STREAM_INFER, SUMMARIZE},
     config::TransportConfig,
     middleware::{
-        HttpRequest, Middleware, Next,
         auth::{KEYLESS_MESSAGE_BYTES, KeylessCalls, needs_no_key},
         compression::{Decompressor, HEADER, MessageScanner, Messages, next_messages},
+        layer::{HttpRequest, Middleware, Next, NextFrame},
     },
     registry::draining_error,
     status::status,
@@ -433,9 +433,6 @@ impl Drop for CallPlace {
         self.table.calls.give_back(&self.caller, 1);
     }
 }
-
-/// The next frame of a body, or its end.
-pub(super) type NextFrame = Option<Result<Frame<Bytes>, Status>>;
 
 /// The body of a response, with a value that is dropped together with it.
 pub(crate) struct GuardedBody<B, G> {

@@ -5,6 +5,7 @@
 pub(crate) mod auth;
 pub(crate) mod compression;
 pub(crate) mod deadlines;
+pub(crate) mod layer;
 pub(crate) mod limits;
 pub(crate) mod observe;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod testing;
 use crate::{
     config::TransportConfig,
     middleware::{
+        layer::{Around, HttpRequest, Middleware, MiddlewareFuture, Next},
         limits::{BodyMemory, CallTable},
         observe::RefusalLog,
     },
@@ -20,25 +22,10 @@ use crate::{
     tokenization::TokenizationWorkers,
     traces::Traces,
 };
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Code,
-    body::Body,
-    codegen::{
-        StdError,
-        http::{Request, Response, StatusCode},
-    },
-    service::Routes,
-};
-use tower::{
-    Layer, Service, ServiceBuilder, ServiceExt,
-    util::{BoxCloneSyncService, MapErr},
-};
+use tonic::{Code, codegen::http::StatusCode, service::Routes};
+use tower::{ServiceBuilder, ServiceExt};
 
 /// The parts of the server that the middleware uses.
 pub(crate) struct Parts<'a> {
@@ -108,57 +95,4 @@ fn http_status(enabled: bool) -> impl Middleware {
     }
 }
 
-/// The rest of the stack, as one middleware sees it.
-pub(crate) type Next = BoxCloneSyncService<HttpRequest, Response<Body>, StdError>;
-
-type HttpRequest = Request<Body>;
-
-type Answered = Result<Response<Body>, StdError>;
-
-/// The response future of a middleware.
-type MiddlewareFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
-
-/// A function of the request and the rest of the stack.
-trait Middleware: Fn(HttpRequest, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {}
-
 impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static> Middleware for F {}
-
-/// A [`Layer`] made from a [`Middleware`].
-#[derive(Debug, Clone, Copy)]
-struct Around<F>(F);
-
-/// The service that [`Around`] makes from the one inside it.
-#[derive(Clone)]
-struct Surrounded<F> {
-    around: F,
-    next: Next,
-}
-
-impl<S, F: Clone> Layer<S> for Around<F>
-where
-    S: Service<HttpRequest, Response = Response<Body>> + Clone + Send + Sync + 'static,
-    S::Error: Into<StdError>,
-    S::Future: Send + 'static,
-{
-    type Service = Surrounded<F>;
-
-    fn layer(&self, inner: S) -> Surrounded<F> {
-        let next = BoxCloneSyncService::new(MapErr::new(inner, Into::into));
-        Surrounded { around: self.0.clone(), next }
-    }
-}
-
-impl<F: Fn(HttpRequest, Next) -> MiddlewareFuture> Service<HttpRequest> for Surrounded<F> {
-    type Response = Response<Body>;
-    type Error = StdError;
-    type Future = MiddlewareFuture;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        // Each call waits for its own clone of the service inside.
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: HttpRequest) -> MiddlewareFuture {
-        (self.around)(request, self.next.clone())
-    }
-}

@@ -5,10 +5,10 @@ use crate::{
     call::{Call, REQUEST_ID, request_id},
     metrics::Metrics,
     middleware::{
-        HttpRequest, Middleware, MiddlewareFuture, Next,
         auth::KEYLESS_MESSAGE_BYTES,
         compression::HEADER,
-        limits::{NextFrame, WatchedBody},
+        layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
+        limits::WatchedBody,
     },
     status::{code_name, rule_and_field, status},
     traces::{CallSpan, Method, Traces},
@@ -593,7 +593,7 @@ mod tests {
     use super::*;
     use crate::{
         middleware::{
-            Answered,
+            layer::Answered,
             testing::{code, respond},
         },
         status::status,
@@ -734,7 +734,7 @@ mod tests {
 
     #[test]
     fn json_fields_are_those_of_the_requests() {
-        use crate::http::completion_request::CompletionRequest;
+        use crate::completion_request::CompletionRequest;
         use crate::http::open_inference::InferenceRequest;
         use crate::http::summaries::SummaryRequest;
         use crate::open_inference::request::EMPTY_FINAL;

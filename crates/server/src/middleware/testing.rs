@@ -1,9 +1,9 @@
 //! One call through one middleware, for its tests.
 
-pub(super) use crate::middleware::Answered;
+pub(super) use crate::middleware::layer::Answered;
 use crate::{
     call::Call,
-    middleware::{Around, HttpRequest, MiddlewareFuture, Next},
+    middleware::layer::{Around, HttpRequest, MiddlewareFuture, Next},
 };
 use tonic::{
     Code, Status,

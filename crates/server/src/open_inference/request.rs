@@ -1,32 +1,22 @@
 //! Converts a `ModelInferRequest` to a request of `Generate`, and reads which outputs the client wants.
 
 use crate::{
-    calls::{Calls, ClientContext, Generated},
-    collected::CollectedSize,
-    http::completion_request::{CompletionRequest, unreadable, wrong_type},
-    open_inference::{
-        for_client,
-        response::{ResponseBuilder, failure_message},
-        tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor},
+    completion_request::{CompletionRequest, unreadable, wrong_type},
+    open_inference::tensors::{
+        EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor,
     },
-    status::status,
 };
 use prost::Message;
 use serde_json::{Map, Value};
 use std::{
-    collections::{HashMap, VecDeque},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
+    collections::HashMap,
     time::{Duration, Instant},
 };
-use tokio_stream::Stream;
-use tonic::Status;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, clip, quoted};
 use weir_proto::{
-    inference::{InferParameter, ModelInferRequest, ModelStreamInferResponse, infer_parameter::ParameterChoice},
-    v1::{self, GenerateResponse},
+    inference::{InferParameter, ModelInferRequest, infer_parameter::ParameterChoice},
+    v1::{self},
 };
 
 /// The version of every model.
@@ -57,7 +47,7 @@ pub(crate) const TIMEOUT: &str = "timeout";
 /// Fields whose values stay text even if they look like numbers.
 const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
 
-pub(super) struct InferRequest {
+pub(crate) struct InferRequest {
     pub(super) generate: v1::GenerateRequest,
     pub(super) output: OutputOptions,
     /// When the client stops waiting.
@@ -253,7 +243,7 @@ fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Re
 }
 
 /// Converts Triton's priority to ours, where larger is higher.
-fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>> {
+pub(super) fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>> {
     let Some(level) = count(parameters, PRIORITY)?.filter(|level| *level > 0) else { return Ok(None) };
     match i32::try_from(level) {
         Ok(own) if level <= PRIORITY_LEVELS => Ok(Some(8 - own)),
@@ -262,117 +252,15 @@ fn priority(parameters: &HashMap<String, InferParameter>) -> Result<Option<i32>>
 }
 
 /// Converts Triton's time-out in microseconds to a deadline.
-fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Instant>> {
+pub(super) fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<Option<Instant>> {
     let timeout = count(parameters, TIMEOUT)?.filter(|timeout| *timeout > 0);
     Ok(timeout.and_then(|timeout| clock::now().checked_add(Duration::from_micros(timeout))))
-}
-
-/// A call without a response yet.
-type PendingCall = Pin<Box<dyn Future<Output = Result<Generated, Status>> + Send>>;
-
-/// One request and its response.
-pub(super) struct StreamedRequest {
-    id: String,
-    stage: CallStage,
-    response: ResponseBuilder,
-    /// The memory of a response that is not streamed. Held until the connection asks for more, which is after it has sent the message.
-    size: Option<CollectedSize>,
-    request_id: Arc<str>,
-    ready: VecDeque<ModelStreamInferResponse>,
-}
-
-enum CallStage {
-    Pending(PendingCall),
-    Running(Generated),
-    Ended,
-}
-
-impl StreamedRequest {
-    /// Starts a valid request. Its response counts in `size`, unless it is streamed.
-    pub(super) fn new(calls: Calls, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
-        let InferRequest { generate, output, deadline } = request;
-        let id = output.id.clone();
-        let size = (!output.stream).then_some(size);
-        let response = ResponseBuilder::new(output);
-        let request_id = Arc::clone(&client.request_id);
-        let client = client.until(deadline);
-        let call = Box::pin(async move { calls.generate(&client, generate).await });
-        let stage = CallStage::Pending(call);
-        Self { id, stage, response, size, request_id, ready: VecDeque::new() }
-    }
-
-    /// Answers an invalid request.
-    pub(super) fn rejected(id: &str, status: &Status) -> Self {
-        let response = ResponseBuilder::default();
-        let ready = [failure_message(id, status)].into();
-        Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
-    }
-
-    /// Handles the next message of the call, or its end.
-    fn receive(&mut self, message: Option<Result<GenerateResponse, Status>>) {
-        match message {
-            Some(Ok(message)) => {
-                message.event.into_iter().for_each(|event| self.response.push(event));
-                let bytes = self.response.memory_bytes();
-                let counted = self.size.as_mut().map_or(Ok(()), |size| size.grow_to(bytes));
-                if let Err(error) = counted {
-                    self.fail(&status(&error, &self.request_id));
-                } else if self.response.has_output() {
-                    self.send();
-                }
-            }
-            Some(Err(status)) => self.fail(&status),
-            None if self.response.is_complete() => {}
-            None => self.fail(&Status::internal("the response ended early")),
-        }
-    }
-
-    fn send(&mut self) {
-        let message = self.response.take_message();
-        let end = self.response.is_complete().then(|| self.response.end_message()).flatten();
-        let messages = [Some(message), end].into_iter().flatten();
-        let messages =
-            messages.map(|message| ModelStreamInferResponse { infer_response: Some(message), ..Default::default() });
-        self.ready.extend(messages);
-        if self.response.is_complete() {
-            self.stage = CallStage::Ended;
-        }
-    }
-
-    fn fail(&mut self, status: &Status) {
-        self.response = ResponseBuilder::default();
-        self.size = None;
-        self.ready.push_back(failure_message(&self.id, &for_client(status)));
-        self.stage = CallStage::Ended;
-    }
-}
-
-impl Stream for StreamedRequest {
-    type Item = ModelStreamInferResponse;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(message) = self.ready.pop_front() {
-                return Poll::Ready(Some(message));
-            }
-            match &mut self.stage {
-                CallStage::Ended => return Poll::Ready(None),
-                CallStage::Pending(call) => match ready!(call.as_mut().poll(cx)) {
-                    Ok(stream) => self.stage = CallStage::Running(stream),
-                    Err(status) => self.fail(&status),
-                },
-                CallStage::Running(stream) => {
-                    let message = ready!(Pin::new(stream).poll_next(cx));
-                    self.receive(message);
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::open_inference::request::{DEFAULT_LEVEL, InferRequest};
     use weir_proto::inference::{InferTensorContents, model_infer_request};
 
     fn bytes(name: &str, text: &str) -> model_infer_request::InferInputTensor {

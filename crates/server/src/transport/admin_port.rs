@@ -1,7 +1,7 @@
 //! The admin port: metrics, health and version over plain HTTP, for operators. It is read-only.
 
 use crate::{
-    config::AllowedNames,
+    config::checks::AllowedNames,
     middleware::limits::GuardedBody,
     registry::Monitor,
     transport::{

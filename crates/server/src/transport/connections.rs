@@ -6,10 +6,7 @@
 use crate::{
     call::Peer,
     config::{LiveCredentials, TransportConfig, UsedKeys},
-    transport::{
-        http1::{Adapted, GRPC_NEEDS_TLS, HTTP_NEEDS_TLS, StreamAdapter, answer_http1, begins_without_tls},
-        http2::{DuplicateAckFilter, SettingsLimit},
-    },
+    transport::filters::{Adapted, DuplicateAckFilter, SettingsLimit, StreamAdapter},
 };
 use axum::{
     body::{Body, HttpBody},
@@ -33,8 +30,9 @@ use std::{
     task::{Context, Poll, ready},
     time::Duration,
 };
+use tokio::io::AsyncWriteExt as _;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, duplex},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, copy, duplex, sink},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, mpsc, watch},
     task::JoinSet,
@@ -983,11 +981,68 @@ pub(super) fn certificate_name(certificate: &CertificateDer<'_>) -> Arc<str> {
     }
 }
 
+/// The beginnings of HTTP/1 requests that clients send by mistake.
+const MISTAKEN_METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
+
+/// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
+const REQUEST_BYTES: u64 = 64 << 10;
+
+/// An answer in HTTP/1, after which the connection ends.
+pub(super) struct Answer {
+    /// Status and reason.
+    status: &'static str,
+    text: &'static str,
+}
+
+/// The answer of the gRPC port to requests that are not gRPC calls.
+pub(super) const NEEDS_GRPC: &str = "This is weir's gRPC port, which answers gRPC calls over HTTP/2 only. The HTTP API has its own port: \
+    `weir serve` prints its address at the start, and --http-listen sets it.\n";
+
+/// Status 505 states that the server does not support this version of HTTP.
+const GRPC_NEEDS_HTTP2: Answer = Answer { status: "505 HTTP Version Not Supported", text: NEEDS_GRPC };
+
+/// The answer of the gRPC port to a request without TLS.
+pub(super) const GRPC_NEEDS_TLS: Answer = Answer {
+    status: "400 Bad Request",
+    text: "This is weir's gRPC port, which expects TLS: use https:// in the address, or a gRPC channel with TLS.\n",
+};
+
+/// The answer of the HTTP port to a request without TLS.
+pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
+    status: "400 Bad Request",
+    text: "This is weir's HTTP port, which expects TLS: use https:// in place of http://.\n",
+};
+
+/// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
+pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {
+    if MISTAKEN_METHODS.iter().any(|method| begun.starts_with(method)) {
+        GRPC_NEEDS_HTTP2.send(stream).await;
+    }
+}
+
+/// Returns true if a connection that should begin with TLS begins with the method of an HTTP request, of version 1 or 2. TLS begins
+/// with a byte that is not a letter.
+pub(super) fn begins_without_tls(first: u8) -> bool {
+    first.is_ascii_uppercase()
+}
+
+impl Answer {
+    /// Sends the answer, and reads the rest of the request. The caller limits the time.
+    pub(super) async fn send(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+        let Self { status, text } = self;
+        let length = text.len();
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}");
+        // A client that is gone needs no answer.
+        let _ = stream.write_all(format!("{head}\r\nconnection: close\r\n\r\n{text}").as_bytes()).await;
+        let _ = stream.shutdown().await;
+        let _ = copy(&mut stream.take(REQUEST_BYTES), &mut sink()).await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     //! Tests of the table without connections.
     use super::*;
-
     use rcgen::{CertificateParams, KeyPair, SanType};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},

@@ -2,12 +2,18 @@
 //! [`StreamAdapter`], with which all ports change the reads or the shutdown of a connection.
 
 use crate::{
-    config::{Access, AllowedNames, CorsOrigins},
+    config::{
+        Access,
+        checks::{AllowedNames, CorsOrigins},
+    },
     middleware::{
         limits::Reservation,
         observe::{Refusal as Denied, RefusalLog},
     },
-    transport::connections::{ClosingConnection, OpenConnection},
+    transport::{
+        connections::{ClosingConnection, OpenConnection},
+        filters::{Adapted, StreamAdapter},
+    },
 };
 use axum::{
     Json,
@@ -27,7 +33,7 @@ use hyper::{body::Incoming, rt, server::conn::http1, service::HttpService};
 use serde_json::json;
 use std::{
     error::Error,
-    io::{self, ErrorKind, IoSlice},
+    io::{self, ErrorKind},
     pin::Pin,
     sync::{
         Arc, OnceLock,
@@ -37,65 +43,12 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy, sink},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Sleep, sleep},
 };
 use tonic::Code;
 use weir_engine::clock;
 use weir_kernels::error::quoted;
-
-/// The operations that an adapter may change. The defaults pass through.
-pub(crate) trait StreamAdapter<S: AsyncRead + AsyncWrite + Unpin> {
-    /// Reads from the connection.
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(stream).poll_read(cx, into)
-    }
-
-    /// Closes the connection for writing.
-    fn poll_shutdown(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(stream).poll_shutdown(cx)
-    }
-}
-
-/// A connection behind an adapter.
-pub(crate) struct Adapted<S, A> {
-    pub(super) stream: S,
-    pub(super) adapter: A,
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncRead for Adapted<S, A> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Self { stream, adapter } = self.get_mut();
-        adapter.poll_read(stream, cx, into)
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin, A: StreamAdapter<S> + Unpin> AsyncWrite for Adapted<S, A> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { stream, adapter } = self.get_mut();
-        adapter.poll_shutdown(stream, cx)
-    }
-}
 
 // Web pages of other servers must not use a port through their visitors' browsers. A page of another origin can send requests, and a
 // page whose host name points at this server (DNS rebinding) can also read the responses. A browser sends both names, in `Origin` and
@@ -225,7 +178,7 @@ fn is_same(origin: &str, authority: &Authority) -> bool {
 pub(crate) const NORMALIZED_CHARS: &str = "x-weir-normalized-chars";
 
 /// The methods that pages may use.
-const METHODS: &str = "GET, HEAD, OPTIONS, POST";
+pub(super) const METHODS: &str = "GET, HEAD, OPTIONS, POST";
 
 /// The response headers that pages may read, in addition to those that they always may.
 const EXPOSED: &str = "retry-after, x-request-id, x-weir-normalized-chars";
@@ -280,64 +233,6 @@ impl Cors {
             fields.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
         }
         response
-    }
-}
-
-/// The beginnings of HTTP/1 requests that clients send by mistake.
-const MISTAKEN_METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS "];
-
-/// Maximum bytes of the request that are read, so that closing the connection does not discard the answer.
-const REQUEST_BYTES: u64 = 64 << 10;
-
-/// An answer in HTTP/1, after which the connection ends.
-pub(super) struct Answer {
-    /// Status and reason.
-    status: &'static str,
-    text: &'static str,
-}
-
-/// The answer of the gRPC port to requests that are not gRPC calls.
-pub(super) const NEEDS_GRPC: &str = "This is weir's gRPC port, which answers gRPC calls over HTTP/2 only. The HTTP API has its own port: \
-    `weir serve` prints its address at the start, and --http-listen sets it.\n";
-
-/// Status 505 states that the server does not support this version of HTTP.
-const GRPC_NEEDS_HTTP2: Answer = Answer { status: "505 HTTP Version Not Supported", text: NEEDS_GRPC };
-
-/// The answer of the gRPC port to a request without TLS.
-pub(super) const GRPC_NEEDS_TLS: Answer = Answer {
-    status: "400 Bad Request",
-    text: "This is weir's gRPC port, which expects TLS: use https:// in the address, or a gRPC channel with TLS.\n",
-};
-
-/// The answer of the HTTP port to a request without TLS.
-pub(super) const HTTP_NEEDS_TLS: Answer = Answer {
-    status: "400 Bad Request",
-    text: "This is weir's HTTP port, which expects TLS: use https:// in place of http://.\n",
-};
-
-/// Answers a connection to the gRPC port that begins like an HTTP/1 request. The caller limits the time.
-pub(super) async fn answer_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), begun: &[u8]) {
-    if MISTAKEN_METHODS.iter().any(|method| begun.starts_with(method)) {
-        GRPC_NEEDS_HTTP2.send(stream).await;
-    }
-}
-
-/// Returns true if a connection that should begin with TLS begins with the method of an HTTP request, of version 1 or 2. TLS begins
-/// with a byte that is not a letter.
-pub(super) fn begins_without_tls(first: u8) -> bool {
-    first.is_ascii_uppercase()
-}
-
-impl Answer {
-    /// Sends the answer, and reads the rest of the request. The caller limits the time.
-    pub(super) async fn send(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
-        let Self { status, text } = self;
-        let length = text.len();
-        let head = format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}");
-        // A client that is gone needs no answer.
-        let _ = stream.write_all(format!("{head}\r\nconnection: close\r\n\r\n{text}").as_bytes()).await;
-        let _ = stream.shutdown().await;
-        let _ = copy(&mut stream.take(REQUEST_BYTES), &mut sink()).await;
     }
 }
 
@@ -524,7 +419,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for ReceivedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{call::REQUEST_ID, config::TransportConfig, middleware::limits::BodyMemory};
+    use crate::{
+        call::REQUEST_ID,
+        config::{Access, TransportConfig, checks::CorsOrigins},
+        middleware::limits::BodyMemory,
+        transport::{
+            connections::{GRPC_NEEDS_TLS, HTTP_NEEDS_TLS, answer_http1, begins_without_tls},
+            http1::{BrowserChecks, Cors, METHODS, NORMALIZED_CHARS, ReceivedBytes},
+        },
+    };
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
     fn refused(headers: &[(HeaderName, &str)]) -> bool {

@@ -5,27 +5,19 @@ use crate::{
     config::TransportConfig,
     metrics::Metrics,
     middleware::{
-        Next,
         auth::{is_health_check, needs_no_key},
+        layer::Next,
         limits::GuardedBody,
         observe::count_refused,
     },
     status::status,
-    transport::{
-        connections::{CallInProgress, Connection, HyperConnection, OpenConnection, serve_connections},
-        http1::{Adapted, NEEDS_GRPC, StreamAdapter},
+    transport::connections::{
+        CallInProgress, Connection, HyperConnection, NEEDS_GRPC, OpenConnection, serve_connections,
     },
 };
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{
-    io::{self, ErrorKind},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::{Duration, Instant},
-};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use std::{pin::Pin, sync::Arc, time::Duration};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -37,7 +29,6 @@ use tonic::{
     },
 };
 use tower::ServiceExt;
-use weir_engine::clock;
 use weir_kernels::error::Error;
 
 /// Maximum bytes of a response that wait for a client that does not read.
@@ -159,207 +150,12 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
     }
 }
 
-/// Length in bytes of a frame's header (RFC 9113, section 4.1).
-const HEADER_BYTES: usize = 9;
-
-/// The type of a frame with settings.
-const SETTINGS: u8 = 4;
-
-/// The flag of an acknowledgement.
-const ACK: u8 = 1;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FrameHeader(pub(super) [u8; HEADER_BYTES]);
-
-impl FrameHeader {
-    /// Returns the length of the frame's payload in bytes.
-    fn payload(self) -> usize {
-        let [a, b, c, ..] = self.0;
-        u32::from_be_bytes([0, a, b, c]) as usize
-    }
-
-    /// Returns true for a frame with settings, false for an acknowledgement of them.
-    pub(super) fn changes_settings(self) -> bool {
-        let [_, _, _, kind, flags, ..] = self.0;
-        kind == SETTINGS && flags & ACK == 0
-    }
-}
-
-pub(super) enum FramePart<'a> {
-    Header(FrameHeader),
-    /// Bytes of the payload, which may come in several parts.
-    Payload(&'a [u8]),
-}
-
-/// Finds frames, however the bytes are split. The bytes start after HTTP/2's preface.
-#[derive(Default)]
-pub(super) struct FrameReader {
-    /// The start of a header that has not arrived completely.
-    header: [u8; HEADER_BYTES],
-    /// Its length.
-    length: usize,
-    /// Bytes of the current frame's payload that have not arrived.
-    payload_left: usize,
-}
-
-impl FrameReader {
-    /// Reads the next bytes, and passes each header that they complete, and the bytes of payloads, to `each`.
-    pub(super) fn read(&mut self, mut bytes: &[u8], mut each: impl FnMut(FramePart<'_>)) {
-        while !bytes.is_empty() {
-            if self.payload_left > 0 {
-                let (part, rest) = bytes.split_at(self.payload_left.min(bytes.len()));
-                self.payload_left -= part.len();
-                bytes = rest;
-                each(FramePart::Payload(part));
-                continue;
-            }
-            let count = (HEADER_BYTES - self.length).min(bytes.len());
-            let (part, rest) = bytes.split_at(count);
-            self.header[self.length..self.length + count].copy_from_slice(part);
-            self.length += count;
-            bytes = rest;
-            if self.length == HEADER_BYTES {
-                let header = FrameHeader(self.header);
-                self.length = 0;
-                self.payload_left = header.payload();
-                each(FramePart::Header(header));
-            }
-        }
-    }
-}
-
-// nginx (1.22, as Debian ships it) may hold an acknowledgement of settings that a failed replica left behind, and sends it to the next
-// replica. HTTP/2 treats it as a connection error, so the request would be lost although this server works. Behind a proxy, the
-// server therefore drops every acknowledgement but the first.
-
-/// An acknowledgement of settings: no payload, type 4, flag 1, stream 0.
-const SETTINGS_ACK: FrameHeader = FrameHeader([0, 0, 0, 4, 1, 0, 0, 0, 0]);
-
-/// Maximum bytes read at a time.
-const CHUNK: usize = 8 << 10;
-
-/// Drops all acknowledgements of settings but the first. The stream starts after HTTP/2's preface.
-pub(super) struct DuplicateAckFilter {
-    frames: FrameFilter,
-    chunk: Box<[u8; CHUNK]>,
-}
-
-/// Collects the frames that the server may read.
-#[derive(Default)]
-struct FrameFilter {
-    frames: FrameReader,
-    /// True once settings were acknowledged.
-    acknowledged: bool,
-    /// Bytes that the server may read, from `consumed` on.
-    ready: Vec<u8>,
-    consumed: usize,
-}
-
-impl FrameFilter {
-    fn push(&mut self, bytes: &[u8]) {
-        let Self { frames, acknowledged, ready, .. } = self;
-        frames.read(bytes, |part| match part {
-            // It has no payload.
-            FramePart::Header(header) if header == SETTINGS_ACK && *acknowledged => {}
-            FramePart::Header(header) => {
-                *acknowledged |= header == SETTINGS_ACK;
-                ready.extend_from_slice(&header.0);
-            }
-            FramePart::Payload(bytes) => ready.extend_from_slice(bytes),
-        });
-    }
-
-    /// Copies ready bytes to `into`. Returns true if there were any.
-    fn pop(&mut self, into: &mut ReadBuf<'_>) -> bool {
-        let left = self.ready.get(self.consumed..).unwrap_or_default();
-        let count = left.len().min(into.remaining());
-        into.put_slice(&left[..count]);
-        self.consumed += count;
-        if self.consumed == self.ready.len() {
-            self.ready.clear();
-            self.consumed = 0;
-        }
-        count > 0
-    }
-}
-
-impl DuplicateAckFilter {
-    /// Filters the bytes that the server reads from `stream`.
-    pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
-        Adapted { stream, adapter: Self { frames: FrameFilter::default(), chunk: Box::new([0; CHUNK]) } }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for DuplicateAckFilter {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            if into.remaining() == 0 || self.frames.pop(into) {
-                return Poll::Ready(Ok(()));
-            }
-            let mut part = ReadBuf::new(&mut self.chunk[..]);
-            ready!(Pin::new(&mut *stream).poll_read(cx, &mut part))?;
-            if part.filled().is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            self.frames.push(part.filled());
-        }
-    }
-}
-
-// For each change of settings, h2 visits all calls of the connection, so a frame of 15 bytes costs time for each of them. gRPC clients
-// send one frame of settings when they connect, and a few more when they adapt their windows.
-
-/// Changes that a client may make at once.
-const BURST: f64 = 100.0;
-
-/// Changes a second after that.
-const RATE: f64 = 10.0;
-
-/// Ends a connection whose client changes its settings too often. The stream starts after HTTP/2's preface.
-pub(super) struct SettingsLimit {
-    frames: FrameReader,
-    /// Changes that the client may still make.
-    left: f64,
-    counted_at: Instant,
-}
-
-impl SettingsLimit {
-    /// Limits the changes that arrive on `stream`.
-    pub(super) fn wrap<S>(stream: S) -> Adapted<S, Self> {
-        let adapter = Self { frames: FrameReader::default(), left: BURST, counted_at: clock::now() };
-        Adapted { stream, adapter }
-    }
-
-    /// Counts changes that arrive now. Fails if they are too many.
-    fn count(&mut self, changes: usize) -> io::Result<()> {
-        if changes == 0 {
-            return Ok(());
-        }
-        let earned = clock::since(self.counted_at).as_secs_f64() * RATE;
-        self.counted_at = clock::now();
-        self.left = (self.left + earned).min(BURST) - changes as f64;
-        match self.left < 0.0 {
-            true => Err(io::Error::new(ErrorKind::InvalidData, "the client changes its settings too often")),
-            false => Ok(()),
-        }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for SettingsLimit {
-    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        ready!(Pin::new(stream).poll_read(cx, into))?;
-        let mut changes = 0;
-        self.frames.read(&into.filled()[before..], |part| {
-            changes += usize::from(matches!(part, FramePart::Header(header) if header.changes_settings()));
-        });
-        Poll::Ready(self.count(changes))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+
+    use crate::transport::filters::{
+        Adapted, BURST, DuplicateAckFilter, FramePart, FrameReader, RATE, SETTINGS_ACK, SettingsLimit,
+    };
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
         time::{Duration, sleep},
@@ -426,7 +222,7 @@ mod tests {
     async fn exchanged(
         ends: &mut (DuplexStream, Adapted<DuplexStream, SettingsLimit>),
         count: usize,
-    ) -> io::Result<()> {
+    ) -> std::io::Result<()> {
         for _ in 0..count {
             ends.0.write_all(&CHANGE).await?;
             ends.1.read_exact(&mut [0; CHANGE.len()]).await?;

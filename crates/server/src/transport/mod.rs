@@ -2,5 +2,6 @@
 
 pub(crate) mod admin_port;
 pub(crate) mod connections;
+mod filters;
 pub(crate) mod http1;
 pub(crate) mod http2;

@@ -3,19 +3,17 @@
 //!
 //! Read from `modeling_gpt_bigcode.py` of transformers 5.23.0.
 
-use crate::{
-    family::{
-        TensorSpec,
-        hugging_face::{
-            memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
-            transformer::{
-                Activation, Architecture, Computed, Keys, Masks, Network, Norm, Projection, Scores, Tensors, attend,
-                last_rows,
-            },
+use crate::family::{
+    TensorSpec,
+    hugging_face::{
+        memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
+        transformer::{
+            Activation, Architecture, Computed, Keys, Masks, Network, Norm, Projection, Scores, Tensors, attend,
+            last_rows,
         },
-        parts::matrix,
     },
-    load::Bounds,
+    parts::matrix,
+    settings::Bounds,
 };
 use candle_core::Tensor;
 use serde::Deserialize;

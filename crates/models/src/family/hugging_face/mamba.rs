@@ -2,16 +2,14 @@
 //!
 //! Read from `modeling_mamba.py` of transformers 5.23.0, whose sequential path this follows.
 
-use crate::{
-    family::{
-        TensorSpec,
-        hugging_face::{
-            memory::{LayerMemory, Memory, MemoryShape, failed},
-            transformer::{Activation, Architecture, Computed, Keys, Network, Norm, Projection, Tensors, last_rows},
-        },
-        parts::matrix,
+use crate::family::{
+    TensorSpec,
+    hugging_face::{
+        memory::{LayerMemory, Memory, MemoryShape, failed},
+        transformer::{Activation, Architecture, Computed, Keys, Network, Norm, Projection, Tensors, last_rows},
     },
-    load::Bounds,
+    parts::matrix,
+    settings::Bounds,
 };
 use candle_core::{D, Tensor};
 use serde::Deserialize;

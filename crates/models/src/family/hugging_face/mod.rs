@@ -29,8 +29,8 @@ use crate::{
             transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors},
         },
         parts::check_feed,
+        settings::{Bounds, DeviceChoice},
     },
-    load::{Bounds, DeviceChoice},
     text::subwords::TOKENIZER_FILE,
 };
 use candle_core::{Device, Tensor};

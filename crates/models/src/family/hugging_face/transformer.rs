@@ -6,8 +6,8 @@ use crate::{
         TensorSpec,
         hugging_face::memory::{LayerBlocks, LayerMemory, Memory, MemoryShape, failed},
         parts::{MAX_LAYERS, MAX_PARAMETERS, matrix},
+        settings::Bounds,
     },
-    load::Bounds,
 };
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, de::DeserializeOwned};

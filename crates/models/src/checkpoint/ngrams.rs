@@ -1,0 +1,38 @@
+//! Reads and writes `ngrams.bin`, the table from which speculation guesses.
+
+use crate::{
+    checkpoint::{
+        files::{PartialFile, check_inside, sync_folder},
+        json::read_limited,
+    },
+    ngrams::{MAX_BYTES, NgramTable},
+};
+use std::path::{Path, PathBuf};
+use weir_kernels::error::{Error, Result};
+
+// `ngrams.bin`: the n-grams of a checkpoint, from which generations draft. Optional; `weir ngrams` writes it.
+
+/// The name of the file.
+pub const NGRAMS_FILE: &str = "ngrams.bin";
+
+/// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is damaged or of another vocabulary.
+pub(crate) fn read(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
+    let file = dir.join(NGRAMS_FILE);
+    if !file.try_exists().map_err(Error::io(&file))? {
+        return Ok(None);
+    }
+    check_inside(dir, &file)?;
+    let bytes = read_limited(&file, MAX_BYTES as u64)?;
+    let table = NgramTable::from_bytes(&bytes, vocabulary);
+    let table = table.map_err(|mismatch| Error::checkpoint(&file, "the n-grams", mismatch.expected, mismatch.found))?;
+    Ok(Some(table))
+}
+
+/// Writes the n-grams of the checkpoint in a folder, in place of earlier ones. Returns the file. Fails if it cannot be written.
+pub fn write(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
+    let file = dir.join(NGRAMS_FILE);
+    let mut partial = PartialFile::write(dir, NGRAMS_FILE, &table.to_bytes())?;
+    partial.rename(&file)?;
+    sync_folder(dir)?;
+    Ok(file)
+}

@@ -1,0 +1,53 @@
+//! The table of model families: a new family is a file and a line here.
+
+#[cfg(feature = "candle")]
+use crate::family::hugging_face;
+use crate::{
+    checkpoint::Config,
+    family::{Blueprint, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5},
+};
+use std::path::Path;
+use weir_kernels::error::{Error, Result};
+
+// The table of families, and the reading of an architecture.
+
+/// The families: name in `config.json`, and reader of its architecture.
+pub const FAMILIES: &[(&str, Reader)] = &[
+    ("hourglass", hourglass::read),
+    ("decoder", decoder::read),
+    ("lslm", lslm::read),
+    ("pyramidion", pyramidion::read),
+    ("t5", t5::read),
+    ("hnet", hnet::read),
+    #[cfg(feature = "candle")]
+    ("hugging-face", hugging_face::read),
+];
+
+/// Reads the architecture of a checkpoint. Fails if the family is unknown or rejects it.
+pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
+    match FAMILIES.iter().find(|(name, _)| *name == config.family) {
+        Some((_, read)) => {
+            let blueprint = read(config, file)?;
+            if !blueprint.reads_documents() {
+                let vocabulary = config.vocabulary(file)?;
+                if vocabulary.is_subword() && !blueprint.reads_tokens() {
+                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
+                }
+                if vocabulary.is_sparse() {
+                    let expected = "no `size` next to `bytes`: every id of this family's vocabulary has a meaning";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "ids without text"));
+                }
+                if config.generation.is_some() {
+                    let expected = "nothing: this family writes no summaries";
+                    return Err(Error::checkpoint(file, "generation", expected, "generation options"));
+                }
+            }
+            Ok(blueprint)
+        }
+        None => {
+            let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
+            Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))
+        }
+    }
+}

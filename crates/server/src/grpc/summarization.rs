@@ -760,7 +760,7 @@ impl MessageEncoder for SummaryEncoder {
         } else if !self.piece.is_empty() {
             Payload::Piece(v1::SummaryPiece { text: std::mem::take(&mut self.piece) })
         } else {
-            Payload::Finished(self.finished.take().filter(|_| self.closed)?)
+            Payload::Finished(self.finished.take_if(|_| self.closed)?)
         };
         Some(v1::SummarizeResponse { event: Some(payload) })
     }

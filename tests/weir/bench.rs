@@ -467,8 +467,9 @@ fn flags_out_of_bounds_are_refused_with_value_and_bound() {
     ];
     for ([what, flag], value, bound) in cases {
         let error = failure(&[what, flag, value], &[]);
+        let unit = if flag == "--megabytes" { "MB" } else { "N" };
         let expected =
-            format!("error: invalid value '{value}' for '{flag} <N>': expected a whole number from {bound}\n");
+            format!("error: invalid value '{value}' for '{flag} <{unit}>': expected a whole number from {bound}\n");
         assert!(error.contains(&expected), "{error}");
     }
     let error = failure(&["decode", "--threads", "-1"], &[]);

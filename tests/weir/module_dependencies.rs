@@ -342,7 +342,7 @@ fn paths_in(code: &str) -> Vec<(Vec<String>, bool)> {
         if word == "in" && code[..code.len() - rest.len()].ends_with("pub(") {
             // the path says who may see the item
             rest = &after[after.find(')').unwrap_or(after.len())..];
-        } else if word == "use" && after.starts_with(' ') {
+        } else if word == "use" && after.starts_with(' ') && !in_string(&code[..code.len() - rest.len()]) {
             let end = after.find(';').unwrap_or(after.len());
             let line_start = code[..code.len() - rest.len()].rfind('\n').map_or(0, |offset| offset + 1);
             let exported = code[line_start..].trim_start().starts_with("pub");
@@ -368,6 +368,11 @@ fn paths_in(code: &str) -> Vec<(Vec<String>, bool)> {
         }
     }
     paths
+}
+
+/// Whether the last line of `before` ends inside a string.
+fn in_string(before: &str) -> bool {
+    before.lines().next_back().is_some_and(|line| line.matches('"').count() % 2 == 1)
 }
 
 fn identifier(text: &str) -> &str {

@@ -194,10 +194,16 @@ impl Client {
     /// Returns the error of a refused call. The field stands apart, so that a command can name its own.
     fn refused(&self, status: &Status) -> Error {
         let details = status.get_error_details();
-        let field = rule_and_field(&details).1.map(str::to_owned);
-        match field.and_then(|field| Some((status.message().strip_prefix(&field)?.to_owned(), field))) {
-            Some((why, field)) => Error::Refused { server: self.server.address.clone(), field, why },
-            None => self.rejected(status.message().to_owned()),
+        self.rejected_field(rule_and_field(&details).1, status.message())
+    }
+
+    /// Returns the error of an answer about `field`, with which it begins.
+    pub fn rejected_field(&self, field: Option<&str>, answer: &str) -> Error {
+        match field.and_then(|field| Some((field, answer.strip_prefix(field)?))) {
+            Some((field, why)) => {
+                Error::Refused { server: self.server.address.clone(), field: field.into(), why: why.into() }
+            }
+            None => self.rejected(answer.to_owned()),
         }
     }
 

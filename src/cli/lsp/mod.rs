@@ -28,7 +28,7 @@ use weir_client::connection::Client;
 use weir_engine::Limits;
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
-    CompleteDocument, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
+    CompleteDocument, EditFailure, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
     edit_response::Event as EditEvent,
 };
 use weir_server::WRONG_KIND_OF_MODEL;
@@ -90,14 +90,14 @@ async fn check_editing(client: &Client, model: Option<String>, until: Until) -> 
     }
     drop(requests);
     let mut responses = client.edit(receiver).await?;
-    let refused = |answer| Err(client.rejected(answer));
+    let refused = |failure: EditFailure| Err(client.rejected_field(failure.field.as_deref(), &failure.message));
     match responses.next().await?.and_then(|response| response.event) {
         Some(EditEvent::Applied(_)) => {}
-        Some(EditEvent::Failed(failure)) => return refused(failure.message),
+        Some(EditEvent::Failed(failure)) => return refused(failure),
         _ => return Err(client.incomplete("an answer to open")),
     }
     match responses.next().await?.and_then(|response| response.event) {
-        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => refused(failure.message),
+        Some(EditEvent::Failed(failure)) if failure.reason == WRONG_KIND_OF_MODEL => refused(failure),
         // Some models cannot complete an empty text.
         _ => Ok(()),
     }

@@ -61,7 +61,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
                 let mut summary = Summary::default();
                 let request = args.generation.request();
                 let visit = &mut |event| collect(&mut summary, event, on_event);
-                summary.choices = direct::summarize(model.clone(), limits.clone(), &request, &document, visit)?;
+                summary.choices = direct::summarize(model.clone(), limits, &request, &document, visit)?;
                 Ok(summary)
             });
         }

@@ -47,6 +47,7 @@ fn collect(command: &Command, matches: &ArgMatches, flags: &mut Vec<(String, Str
 }
 
 /// Adds to clap's error about a value the environment variable that the value comes from.
+#[expect(clippy::disallowed_methods, reason = "clap does not say whether a wrong value came from the environment")]
 pub fn with_variable(mut error: Error, command: &Command) -> Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) if !text.is_empty() => Some(text.as_str()),

@@ -1,15 +1,15 @@
 //! Decides which requests run, wait or are preempted, and what each step feeds. Pure: no tensors, no clock, no threads.
 //!
 //! - *Admission* is by tenant's turn ([`tenants`]) and seniority ([`Rank`]), when rows are free and there is memory for the
-//! symbols and a margin. No request overtakes the one whose turn it is.
+//!   symbols and a margin. No request overtakes the one whose turn it is.
 //!
 //! - *Preemption for memory*, which is not reserved: of the least senior request; one whose client is behind goes first, then
-//! one of a tenant that holds more than an equal part of the bytes. None is admitted until another has ended, to avoid
-//! thrashing. The last running request can always finish.
+//!   one of a tenant that holds more than an equal part of the bytes. None is admitted until another has ended, to avoid
+//!   thrashing. The last running request can always finish.
 //!
 //! - *Preemption for a queued request*: of one whose client is behind; or of one whose tenant has done more than its share of
-//! work and holds more than its part, if the tenant whose turn it is holds less. It must have done at least as much new work as
-//! it repeats, so at least half of all work is new.
+//!   work and holds more than its part, if the tenant whose turn it is holds less. It must have done at least as much new work as
+//!   it repeats, so at least half of all work is new.
 //!
 //! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and the measured step times.
 

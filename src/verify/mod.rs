@@ -8,7 +8,7 @@
 //! In reading order: [`Reference`], [`Checkpoint`], the table of families, [`model_outputs`] (weir's side), [`Report`]. Each family
 //! has a file; `tensors` has the parts that they share.
 //!
-//! To add a family: a file with a [`Reference`], and a line in [`FAMILIES`].
+//! To add a family: a file with a [`Reference`], and a line in [`FAMILIES`](load::FAMILIES).
 
 pub mod decoder;
 mod hnet;

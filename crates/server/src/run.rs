@@ -1,8 +1,8 @@
 //! Puts the server together, serves until the signal, and shuts down.
 //!
-//! Three surfaces share one set of engines and limits: [`grpc`](crate::grpc) and [`open_inference`] behind the tower stack of
-//! [`middleware`], and [`http`] on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
-//! [`Calls`].
+//! Three surfaces share one set of engines and limits: `grpc` and `open_inference` behind the tower stack of
+//! `middleware`, and `http` on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
+//! `calls`.
 
 use crate::{
     calls::Calls,

@@ -27,7 +27,10 @@ mod state;
 mod step_times;
 pub mod sync;
 
-use scheduler::{Beginning, Demand, FedSymbols, Rules};
+use scheduler::{
+    FedSymbols, Rules,
+    tenants::{Beginning, Demand},
+};
 use state::Phase;
 use std::{
     sync::Arc,

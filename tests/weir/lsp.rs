@@ -266,6 +266,8 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
     let early = client.ask(INLINE, at("a", 0, 0));
     assert_eq!(early["error"]["code"], -32002, "{early}");
     client.open("a", "dropped before initialize");
+    let malformed = json!({ "capabilities": { "general": { "positionEncodings": "utf-8" } } });
+    assert_eq!(client.ask("initialize", malformed)["error"]["code"], -32602);
     assert!(client.ask("initialize", json!({ "capabilities": { "general": null } }))["result"].is_object());
     assert_eq!(client.ask("initialize", json!({ "capabilities": {} }))["error"]["code"], -32600);
     assert_eq!(inserted(&client.ask(INLINE, at("a", 0, 0))), [""; 0]);

@@ -124,7 +124,7 @@ impl LanguageServer {
     fn answer(&mut self, request: Request) {
         let Request { id, method, params } = request;
         let done = match (self.phase, &*method) {
-            (Phase::Created, "initialize") => Ok(Some(self.initialize(&params))),
+            (Phase::Created, "initialize") => self.initialize(&params).map(Some),
             (Phase::Created, _) => Err((ErrorCode::ServerNotInitialized, "expected initialize first".into())),
             (Phase::ShutDown, _) => Err((ErrorCode::InvalidRequest, "expected exit after shutdown".into())),
             (Phase::Running, "initialize") => Err((ErrorCode::InvalidRequest, "expected one initialize".into())),
@@ -150,14 +150,14 @@ impl LanguageServer {
         }
     }
 
-    fn initialize(&mut self, params: &Value) -> Value {
+    fn initialize(&mut self, params: &Value) -> Result<Value, (ErrorCode, String)> {
+        let offered: Option<Vec<String>> = parse(params.pointer(POSITION_ENCODINGS).cloned().unwrap_or_default())?;
         self.phase = Phase::Running;
-        // Offsets in UTF-8 are those of the text here.
-        let offered = params.pointer(POSITION_ENCODINGS).and_then(Value::as_array);
-        if offered.is_some_and(|names| names.iter().any(|name| *name == PositionEncoding::Utf8.name())) {
+        // Documents are UTF-8 here, so its offsets need no conversion.
+        if offered.is_some_and(|names| names.iter().any(|name| name == PositionEncoding::Utf8.name())) {
             self.out.encoding = PositionEncoding::Utf8;
         }
-        json!({
+        Ok(json!({
             "serverInfo": { "name": "weir", "version": env!("CARGO_PKG_VERSION") },
             "capabilities": {
                 "positionEncoding": self.out.encoding.name(),
@@ -165,7 +165,7 @@ impl LanguageServer {
                 "completionProvider": {},
                 "inlineCompletionProvider": {},
             },
-        })
+        }))
     }
 
     /// Begins to complete a document. Returns `None`, because the answer comes later.

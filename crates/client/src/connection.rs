@@ -68,8 +68,15 @@ impl ServerEndpoint {
     pub async fn connect(&self) -> Result<Client> {
         match self.connect_with(|endpoint| KEEP_ALIVE.set(endpoint.tcp_nodelay(true))).await {
             Ok(client) => Ok(client),
-            Err(ConnectError::Setting(error)) => Err(error),
-            Err(ConnectError::Failed(failed)) => Err(self.unreachable(failed).await),
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    /// Returns the error of a connection that was not opened, with what answers at the address.
+    pub async fn explain(&self, error: ConnectError) -> Error {
+        match error {
+            ConnectError::Setting(error) => error,
+            ConnectError::Failed(failed) => self.unreachable(failed).await,
         }
     }
 

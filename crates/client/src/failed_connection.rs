@@ -57,13 +57,7 @@ impl FailedConnection {
     /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there. `tls` is that of the failed
     /// connection.
     pub async fn explain(self, address: &str, tls: &ClientTls) -> String {
-        use crate::failed_connection::DetectedProtocol::Closed;
-        use crate::failed_connection::DetectedProtocol::Http1;
-        use crate::failed_connection::DetectedProtocol::Other;
-        use crate::failed_connection::DetectedProtocol::Silent;
-        use crate::failed_connection::DetectedProtocol::Tls;
-        use crate::failed_connection::DetectedProtocol::UnknownHost;
-        use crate::failed_connection::DetectedProtocol::Unreachable;
+        use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, UnknownHost, Unreachable};
         if self.tls_hint.is_some() {
             return self.to_string();
         }
@@ -192,13 +186,10 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x0
 
 /// Returns the advice for an alert of the server about the client's certificate.
 fn alert_hint(alert: AlertDescription) -> Option<&'static str> {
-    use AlertDescription::BadCertificate;
-    use AlertDescription::CertificateExpired;
-    use AlertDescription::CertificateRequired;
-    use AlertDescription::CertificateRevoked;
-    use AlertDescription::CertificateUnknown;
-    use AlertDescription::UnknownCA;
-    use AlertDescription::UnsupportedCertificate;
+    use AlertDescription::{
+        BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown, UnknownCA,
+        UnsupportedCertificate,
+    };
     match alert {
         CertificateRequired => Some(REQUIRED),
         BadCertificate
@@ -232,10 +223,7 @@ fn alert_of(error: &io::Error) -> Option<AlertDescription> {
 /// Returns the advice for the error of a connection on which the server asked for a certificate. `None` if the error has another
 /// cause.
 fn refusal_hint(error: &io::Error, has_certificate: bool) -> Option<&'static str> {
-    use io::ErrorKind::BrokenPipe;
-    use io::ErrorKind::ConnectionAborted;
-    use io::ErrorKind::ConnectionReset;
-    use io::ErrorKind::UnexpectedEof;
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     let by_asking = if has_certificate { REFUSED } else { REQUIRED };
     match alert_of(error) {
         // Servers also send these alerts: the last one for a certificate that was signed with a key other than the authority's.
@@ -303,15 +291,10 @@ fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
 }
 
 fn certificate_hint(error: &rustls::CertificateError) -> &'static str {
-    use rustls::CertificateError::BadSignature;
-    use rustls::CertificateError::Expired;
-    use rustls::CertificateError::ExpiredContext;
-    use rustls::CertificateError::NotValidForName;
-    use rustls::CertificateError::NotValidForNameContext;
-    use rustls::CertificateError::NotValidYet;
-    use rustls::CertificateError::NotValidYetContext;
-    use rustls::CertificateError::Other;
-    use rustls::CertificateError::UnknownIssuer;
+    use rustls::CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
+        NotValidYetContext, Other, UnknownIssuer,
+    };
     match error {
         // A bad signature: another authority of the same name signed it.
         UnknownIssuer | BadSignature => {

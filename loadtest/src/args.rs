@@ -3,7 +3,7 @@
 use crate::{
     client::{
         connection::{self, MAX_CONNECTIONS},
-        models::{self, ModelInfo, ServerSoftware},
+        models::ModelInfo,
     },
     driver::{Objectives, WorkloadMix},
     error::{Error, Result},
@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use weir_client::{
-    connection::{Client, ServerEndpoint},
+    connection::{Client, ConnectError, ServerEndpoint},
     flags::{ApiKeyArgs, TlsArgs},
     quoted,
 };
@@ -70,25 +70,18 @@ pub(crate) struct RunLengthArgs {
     pub(crate) cancel_share: f64,
 }
 
-/// Length of a load whose options do not state it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DefaultLength {
-    pub(crate) warm_up: Duration,
-    pub(crate) duration: Duration,
-}
-
-/// Length of a load of `run` and `sweep`.
-pub(crate) const LONG: DefaultLength =
-    DefaultLength { warm_up: Duration::from_secs(3), duration: Duration::from_secs(30) };
+/// Length of a load of `run` and `sweep` whose options do not state it.
+pub(crate) const LONG: RunLength =
+    RunLength { warm_up: Duration::from_secs(3), duration: Some(Duration::from_secs(30)), requests: None };
 
 impl RunLengthArgs {
     /// Checks the options and returns the limits of a load.
-    pub(crate) fn limits(&self, default: DefaultLength) -> Result<LoadLimits> {
+    pub(crate) fn limits(&self, default: RunLength) -> Result<LoadLimits> {
         self.requests.map_or(Ok(()), |requests| Error::check_range("--requests", requests, 1..=MAX_REQUESTS))?;
         check_in_flight("--max-in-flight", self.max_in_flight)?;
         Error::check_range("--cancel-share", self.cancel_share, 0.0..=1.0)?;
-        let fallback = self.requests.is_none().then_some(default.duration);
         let Self { requests, max_in_flight, .. } = *self;
+        let fallback = default.duration.filter(|_| requests.is_none());
         let warm_up = self.warm_up.unwrap_or(default.warm_up);
         let length = RunLength { warm_up, duration: self.duration.or(fallback), requests };
         Ok(LoadLimits { length, max_in_flight, min_requests: 0 })
@@ -173,15 +166,16 @@ impl ServerArgs {
         Ok(ServerEndpoint { key: self.api_key.key().map_err(Error::Setting)?, ..endpoint })
     }
 
-    /// Opens the first connection; retries for `--wait` while the server is unreachable.
+    /// Opens the first connection; retries for `--wait` while the server is unreachable. The error names what answers at the address.
     pub(crate) async fn first_connection(&self, server: &ServerEndpoint) -> Result<Client> {
         let begun = Instant::now();
         loop {
             match connection::connect(server).await {
-                Err(Error::Connection { failed, .. }) if !failed.has_hint() && begun.elapsed() < self.wait => {
+                Ok(client) => return Ok(client),
+                Err(ConnectError::Failed(failed)) if !failed.has_hint() && begun.elapsed() < self.wait => {
                     sleep(RETRY_PAUSE).await;
                 }
-                connected => return connected,
+                Err(error) => return Err(Error::Server(server.explain(error).await.to_string())),
             }
         }
     }
@@ -202,38 +196,6 @@ pub(crate) fn runtime(threads: usize) -> Result<Runtime> {
     built.map_err(|error| Error::Internal(format!("cannot start the network threads: {error}")))
 }
 
-#[derive(Clone)]
-pub(crate) struct Discovery {
-    pub(crate) endpoint: ServerEndpoint,
-    pub(crate) software: Option<ServerSoftware>,
-    pub(crate) known: Vec<ModelInfo>,
-    pub(crate) models: Vec<ModelInfo>,
-}
-
-impl Discovery {
-    /// Connects and selects the models called `names`. Without names, selects the server's only model, or every model if `all`.
-    pub(crate) async fn run(server: &ServerArgs, names: &[String], all: bool) -> Result<Self> {
-        let endpoint = server.endpoint()?;
-        let list = async {
-            let client = server.first_connection(&endpoint).await?;
-            Ok((models::list(&client).await?, client))
-        };
-        let (known, client) = match list.await {
-            Ok(listed) => listed,
-            Err(error) => return Err(connection::diagnose(&endpoint, error).await),
-        };
-        let models = match (all, names) {
-            (true, []) => known.clone(),
-            (true, _) => models::select("--models", names, &known)?,
-            (false, _) => models::select("--model", names, &known)?,
-        };
-        if models.is_empty() {
-            return Err(Error::Setting("the server has no model".into()));
-        }
-        Ok(Self { endpoint, software: models::fetch_software(&client).await, known, models })
-    }
-}
-
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkloadArgs {
     /// Text files from which prompts or documents are taken [default: 16 KB of bundled English].
@@ -242,7 +204,7 @@ pub(crate) struct WorkloadArgs {
     /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN, `lines`
     /// or `documents`. With `lines` each line of the files is a prompt. With `documents` each file is a prompt; in a `.jsonl`
     /// file, each line's `text`, `document` or `article` is a prompt.
-    #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
+    #[arg(long, value_name = "LENGTH", default_value = "64..256")]
     prompt_chars: PromptSource,
     /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
     #[arg(long, value_name = "LENGTH", default_value = "128")]
@@ -295,14 +257,6 @@ pub(crate) enum BoundaryChoice {
     Ask,
     /// Do not request them.
     Leave,
-}
-
-fn prompts(text: &str) -> Result<PromptSource, String> {
-    match text {
-        "lines" => Ok(PromptSource::Lines),
-        "documents" => Ok(PromptSource::Documents),
-        length => length.parse().map(PromptSource::Excerpts),
-    }
 }
 
 impl WorkloadArgs {
@@ -474,7 +428,7 @@ fn parse_spec(mut spec: WorkloadSpec, text: &str) -> Result<WorkloadSpec, String
             "beam" => spec.beam = Some(number(key, value)?),
             "weight" => spec.weight = number(key, value)?,
             "prompts" => spec.files = vec![value.into()],
-            "prompt-chars" => spec.prompts = prompts(value).map_err(within)?,
+            "prompt-chars" => spec.prompts = value.parse().map_err(within)?,
             "output-chars" => spec.output = value.parse().map_err(within)?,
             "shared-prefix" => spec.shared_prefix = number(key, value)?,
             "prefixes" => spec.prefixes = number(key, value)?,

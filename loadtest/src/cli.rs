@@ -1,10 +1,7 @@
 //! Command line: `run`, `sweep`, `compare`, `report` and `draw`. Data goes to stdout, everything else to stderr.
 
 use crate::{
-    args::{
-        ArrivalArgs, DefaultLength, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate,
-        runtime,
-    },
+    args::{ArrivalArgs, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
     client::models::{ModelInfo, fetch_calibration},
     comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, bits_per_char, compare_models},
     error::{Error, Result},
@@ -56,8 +53,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
     };
-    if let Some(flag) = output::secret_flag(&arguments) {
+    if arguments.iter().any(|word| output::is_secret(&word.to_string_lossy())) {
         let why = "other users of this machine can see it in the list of processes";
+        let flag = output::SECRET;
         eprintln!("weir-loadtest: warning: {flag} has a secret: {why}; use WEIR_API_KEY or {flag}-file");
     }
     let command = output::command_line(&arguments);
@@ -277,37 +275,54 @@ impl ModelLoads<'_> {
     }
 
     async fn sweep_rates(self, rates: &[f64], arrivals: &ArrivalArgs) -> ReportPart {
-        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
+        let mut points = Vec::new();
         for &rate in rates {
             let load = arrivals.load(rate);
             self.begin_step(&self.describe_open_loop(load, rate));
-            sweep.measure(load, rate).await;
+            points.extend(self.sweep_rate(load, rate).await);
         }
-        sweep.into_part()
+        self.rates_part(points)
     }
 
     async fn search_knee(self, search: &KneeSearchArgs) -> ReportPart {
         let objectives = !self.session.workload.objectives().is_empty();
         self.begin_step("search for the knee");
-        let mut sweep = RateSweep { loads: self, tried: Vec::new(), points: Vec::new() };
-        while sweep.tried.len() < MAX_POINTS {
-            let next = match &sweep.tried[..] {
+        let mut points = Vec::new();
+        while points.len() < MAX_POINTS {
+            let next = match &rate_results(&points)[..] {
                 [] => Some(search.from.unwrap_or(1.0)),
                 tried => knee::next_rate(tried, search.to, search.refinements(), objectives),
             };
             let Some(rate) = next else { break };
             if self.session.is_over() {
-                let is_first = sweep.points.is_empty();
-                let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
+                let what =
+                    if points.is_empty() { "the search for the knee" } else { "the rest of the search for the knee" };
                 self.add_missing(what);
                 break;
             }
             let load = search.arrivals.load(rate);
-            let number = sweep.tried.len() + 1;
+            let number = points.len() + 1;
             self.session.steps.go_on(format_args!("load {number}, {}", self.describe_open_loop(load, rate)));
-            sweep.measure(load, rate).await;
+            points.extend(self.sweep_rate(load, rate).await);
         }
-        sweep.into_part()
+        self.rates_part(points)
+    }
+
+    /// Measures a load of a sweep over rates. Records it as missing if an interruption left nothing of it.
+    async fn sweep_rate(self, load: LoadPattern, rate: f64) -> Option<LoadPoint> {
+        let point = self.measure_rate(load, rate).await?;
+        if point.interrupted && point.figures.requests.measured == 0 {
+            self.add_missing(&load.describe());
+            return None;
+        }
+        Some(point)
+    }
+
+    fn rates_part(self, mut points: Vec<LoadPoint>) -> ReportPart {
+        let knee = knee::knee(&rate_results(&points), !self.session.workload.objectives().is_empty());
+        let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
+        points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
+        ReportPart::Rates { model: self.session.model_names(self.model), points, knee }
     }
 
     /// Measures an open loop whose duration is extended until [`MIN_REQUESTS`] are expected, unless their number is given.
@@ -341,48 +356,26 @@ impl ModelLoads<'_> {
     }
 }
 
-struct RateSweep<'a> {
-    loads: ModelLoads<'a>,
-    tried: Vec<RateResult>,
-    points: Vec<LoadPoint>,
-}
-
-impl RateSweep<'_> {
-    async fn measure(&mut self, load: LoadPattern, rate: f64) {
-        let Some(point) = self.loads.measure_rate(load, rate).await else { return };
-        if point.interrupted && point.figures.requests.measured == 0 {
-            return self.loads.add_missing(&load.describe());
+/// Returns the results of complete loads. An interrupted one, or one whose server went away, does not show whether the rate is
+/// sustained.
+fn rate_results(points: &[LoadPoint]) -> Vec<RateResult> {
+    let complete = points.iter().filter(|point| !point.interrupted && point.broken_off.is_none());
+    let result = |point: &LoadPoint| {
+        let figures = &point.figures;
+        let first = figures.time_to_first_char_ns;
+        RateResult {
+            rate: point.load.rate().unwrap_or(0.0),
+            measured: figures.requests.measured,
+            ended: point.window.begun_and_ended,
+            cancelled: figures.requests.cancelled,
+            succeeded: figures.requests.well,
+            good: figures.good,
+            first_p90: first.p90.or(first.max),
+            total_p50: figures.total_ns.p50,
+            tester_limited: !LimitEvidence::of(&[figures]).without_gaps().limits(&point.tester).is_empty(),
         }
-        // an interrupted measurement, or a server that went away, does not show whether the rate is sustained
-        if !point.interrupted && point.broken_off.is_none() {
-            self.tried.push(rate_result(rate, &point));
-        }
-        self.points.push(point);
-    }
-
-    fn into_part(mut self) -> ReportPart {
-        let ModelLoads { session, model, .. } = self.loads;
-        let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
-        let rate = |point: &LoadPoint| point.load.rate().unwrap_or(0.0);
-        self.points.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
-        ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
-    }
-}
-
-fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
-    let figures = &point.figures;
-    let first = figures.time_to_first_char_ns;
-    RateResult {
-        rate,
-        measured: figures.requests.measured,
-        ended: point.window.begun_and_ended.unwrap_or(point.window.ended),
-        cancelled: figures.requests.cancelled,
-        succeeded: figures.requests.well,
-        good: figures.good,
-        first_p90: first.p90.or(first.max),
-        total_p50: figures.total_ns.p50,
-        tester_limited: !LimitEvidence::of(&[figures]).without_gaps().limits(&point.tester).is_empty(),
-    }
+    };
+    complete.map(result).collect()
 }
 
 /// Compares models of one server request by request.
@@ -544,7 +537,8 @@ const SHARE_OF_KNEE: f64 = 0.5;
 /// Lowest first rate of a search, in requests per second, unless --from is given.
 const MIN_FIRST_RATE: f64 = 0.1;
 /// Length of a load: all loads of one model then take little more than a minute.
-const SHORT: DefaultLength = DefaultLength { warm_up: Duration::from_secs(1), duration: Duration::from_secs(5) };
+const SHORT: RunLength =
+    RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(5)), requests: None };
 /// Default of --refine. Short loads have too few requests to tell rates apart that differ by less.
 const REPORT_REFINEMENTS: usize = 1;
 
@@ -674,10 +668,9 @@ async fn measure_model(model_loads: ModelLoads<'_>, loads: &Loads) -> Vec<Report
 
 #[cfg(test)]
 mod tests {
-    use super::Cli;
-    use clap::{Command, CommandFactory};
+    use super::*;
 
-    fn flags(command: &Command, path: &str, out: &mut Vec<(String, clap::Arg)>) {
+    fn flags(command: &clap::Command, path: &str, out: &mut Vec<(String, clap::Arg)>) {
         let path = format!("{path} {}", command.get_name());
         for flag in command.get_arguments().filter(|flag| flag.get_long().is_some()) {
             out.push((path.clone(), flag.clone()));
@@ -707,23 +700,12 @@ mod tests {
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
-}
-
-#[cfg(test)]
-mod report_tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Debug, Parser)]
-    struct Command {
-        #[command(flatten)]
-        args: ReportArgs,
-    }
 
     /// Returns the seconds in which the loads of one model send requests.
     fn seconds(options: &str) -> u64 {
-        let words = ["report", "127.0.0.1:50051"].into_iter().chain(options.split_whitespace());
-        let ReportArgs { common, concurrency, search, .. } = Command::parse_from(words).args;
+        let words = ["weir-loadtest", "report", "127.0.0.1:50051"].into_iter().chain(options.split_whitespace());
+        let Command::Report(args) = Cli::parse_from(words).command else { panic!("another command") };
+        let ReportArgs { common, concurrency, search, .. } = args;
         let limits = common.length.limits(SHORT).unwrap();
         let mut plan = Plan::default();
         Loads { limits, concurrency, search: search.refining(REPORT_REFINEMENTS) }.add_to(&mut plan);

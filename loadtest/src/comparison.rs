@@ -9,8 +9,8 @@ use crate::{
     driver::{StopSignal, WorkloadMix, execute},
     error::{Error, Result},
     stats::{RequestFigures, RequestOutcome, RequestStats},
-    tester::{LagProbe, LimitEvidence, TesterFigures, TesterLimit, TesterMeasurement, cpu_time},
-    timer::{ClientTimer, CounterSnapshot, LiveCounters, UnpooledTimes},
+    tester::{LagProbe, TesterFigures, TesterLimit},
+    timer::{ClientTimer, CounterDelta, LiveCounters, ServerReport},
     workload::RequestTarget,
 };
 use serde::{Deserialize, Serialize};
@@ -44,32 +44,28 @@ pub struct ModelComparison {
     pub interrupted: bool,
     pub scored: Option<String>,
     pub models: Vec<ComparedModel>,
-    /// Load of the tester itself, warm-up included. Absent from reports of versions that did not record it.
-    #[serde(default)]
-    pub tester: Option<TesterFigures>,
+    /// Load of the tester itself, warm-up included.
+    pub tester: TesterFigures,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComparedModel {
     pub model: String,
-    /// Unit of its answers' lengths. Absent from reports of versions that did not record it.
-    #[serde(default)]
-    pub unit: Option<SymbolUnit>,
+    /// Unit of its answers' lengths.
+    pub unit: SymbolUnit,
     /// Bits per character of the scored text, from the server's `Score`. Absent if not requested or rejected.
     pub bits_per_char: Option<f64>,
     pub score_refused: Option<String>,
     pub figures: RequestFigures,
-    /// Medians whose ratios are the gains. Absent from reports of versions that did not record them.
-    #[serde(default)]
-    pub medians: Option<Medians>,
+    /// Medians whose ratios are the gains.
+    pub medians: Medians,
     /// Measured speed relative to the baseline, from the medians of complete rounds. Absent for the baseline itself.
     pub gains: Option<Gains>,
     /// Estimated, not measured: speed relative to the same model without pooling, from the server's estimates for the same rounds.
     /// Absent if the server reports no estimates.
     pub estimated: Option<Gains>,
     /// Quality of the calibration behind `estimated`. Absent if the server does not report it.
-    #[serde(default)]
     pub calibrated: Option<CalibrationSummary>,
 }
 
@@ -83,7 +79,6 @@ pub struct Medians {
     pub char_ns: Option<f64>,
     pub encode_ns: Option<f64>,
     pub decode_token_ns: Option<f64>,
-    #[serde(default)]
     pub keystroke_ns: Option<f64>,
 }
 
@@ -96,41 +91,17 @@ pub struct Gains {
     pub char: Option<Gain>,
     pub encode: Option<Gain>,
     pub decode_token: Option<Gain>,
-    #[serde(default)]
     pub keystroke: Option<Gain>,
 }
 
-/// Deviation of an estimated gain from the measured one.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EstimateError {
-    /// Figure that the gain is about.
-    pub figure: &'static str,
-    /// Estimated gain divided by the measured one, minus 1.
-    pub relative: f64,
-}
-
 impl ComparedModel {
-    /// Returns the medians behind its gains; for reports without them, the percentiles of its requests' histograms.
-    pub fn medians(&self) -> Medians {
-        let figures = &self.figures;
-        self.medians.clone().unwrap_or_else(|| Medians {
-            total_ns: figures.total_from_send_ns.p50,
-            time_to_first_char_ns: figures.time_to_first_char_from_send_ns.p50,
-            // all summaries have the same number of tokens, but not of characters
-            char_ns: figures.char_ns.p50.filter(|_| figures.summaries.is_none()),
-            encode_ns: figures.summaries.as_ref().and_then(|summaries| summaries.encode_ns.p50),
-            decode_token_ns: figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50),
-            keystroke_ns: figures.edits.as_ref().and_then(|edits| edits.keystroke_ns.p50),
-        })
-    }
-
-    /// Compares the estimated with the measured gains in total time and in time per character. Both are about the same thing only
-    /// if the baseline is this model without pooling.
-    pub fn estimate_errors(&self) -> Vec<EstimateError> {
+    /// Compares the estimated with the measured gains in total time and in time per character: the estimated one divided by the
+    /// measured one, minus 1. Both are about the same thing only if the baseline is this model without pooling.
+    pub fn estimate_errors(&self) -> Vec<(&'static str, f64)> {
         let (Some(gains), Some(estimated)) = (&self.gains, &self.estimated) else { return Vec::new() };
         let pairs = [("total", gains.total, estimated.total), ("per character", gains.char, estimated.char)];
         let error = |(figure, measured, estimate): (_, Option<Gain>, Option<Gain>)| {
-            Some(EstimateError { figure, relative: estimate?.ratio / measured?.ratio - 1.0 })
+            Some((figure, estimate?.ratio / measured?.ratio - 1.0))
         };
         pairs.into_iter().filter_map(error).collect()
     }
@@ -140,12 +111,12 @@ impl ModelComparison {
     /// Returns the ways in which the tester may have distorted the figures.
     pub fn tester_limits(&self) -> Vec<TesterLimit> {
         let figures: Vec<_> = self.models.iter().map(|model| &model.figures).collect();
-        self.tester.as_ref().map(|tester| TesterLimit::of(tester, &figures)).unwrap_or_default()
+        TesterLimit::of(&self.tester, &figures)
     }
 
     /// Sets the unit of each model's answers. If they differ, answers of N symbols are texts of different length, so their total
     /// times have no gain.
-    pub fn set_units(&mut self, units: impl IntoIterator<Item = Option<SymbolUnit>>) {
+    pub fn set_units(&mut self, units: impl IntoIterator<Item = SymbolUnit>) {
         self.models.iter_mut().zip(units).for_each(|(model, unit)| model.unit = unit);
         if self.mixed_units().is_some() {
             self.models.iter_mut().filter_map(|model| model.gains.as_mut()).for_each(|gains| gains.total = None);
@@ -156,7 +127,7 @@ impl ModelComparison {
     pub fn mixed_units(&self) -> Option<String> {
         let mut units: BTreeMap<SymbolUnit, Vec<&str>> = BTreeMap::new();
         for model in self.models.iter().filter(|model| model.figures.summaries.is_none()) {
-            model.unit.into_iter().for_each(|unit| units.entry(unit).or_default().push(&model.model));
+            units.entry(model.unit).or_default().push(&model.model);
         }
         let all: Vec<_> =
             units.iter().map(|(unit, models)| format!("N {} from {}", unit.name(), models.join(" and "))).collect();
@@ -177,9 +148,9 @@ impl ModelComparison {
             let none = "--agree-within: the server reports no estimate of any model but the baseline";
             return Err(Error::Setting(none.into()));
         }
-        match errors().find(|(_, error)| (error.relative * 100.0).abs() > percent) {
+        match errors().find(|(_, (_, relative))| (relative * 100.0).abs() > percent) {
             None => Ok(()),
-            Some((model, EstimateError { figure, relative })) => Err(Error::Setting(format!(
+            Some((model, (figure, relative))) => Err(Error::Setting(format!(
                 "{}, {figure}: the estimated gain is {:+.1} % from the measured one, more than {percent} %",
                 model.model,
                 relative * 100.0
@@ -210,13 +181,10 @@ pub struct ComparisonSetup {
 /// Figures of a model in a round in which it succeeded.
 #[derive(Debug, Clone, Copy)]
 struct RoundFigures {
-    total: Option<Duration>,
-    first: Option<Duration>,
-    char: Option<Duration>,
-    encode: Option<Duration>,
-    decode_token: Option<Duration>,
-    keystroke: Option<Duration>,
-    unpooled: Option<UnpooledTimes>,
+    /// In total, to the first character, per character, encoding, per token, from keystroke to completions.
+    times: [Option<Duration>; 6],
+    /// Estimates of the server: see [`ServerReport::estimates`].
+    estimates: Option<[(f64, f64); 3]>,
 }
 
 /// Figures of each model in a round; `None` for models that failed.
@@ -235,12 +203,6 @@ struct RoundResults {
     rounds: Vec<RoundOfModels>,
 }
 
-struct TimedRequest {
-    timer: ClientTimer,
-    outcome: RequestOutcome,
-    total: Duration,
-}
-
 /// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program
 /// sees events. Fails only if an invariant is broken; failed requests are not errors.
 pub async fn compare_models(
@@ -254,7 +216,6 @@ pub async fn compare_models(
     let state = Arc::new(ComparisonState { setup, counters: Arc::default(), next: AtomicU64::new(0), results, stop });
     let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
     let begun = state.counters.read();
-    let cpu = cpu_time();
     let on_round = Arc::new(on_round);
     let mut tasks = JoinSet::new();
     for _ in 0..state.setup.concurrency {
@@ -275,31 +236,7 @@ pub async fn compare_models(
         ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
     }
     let lags = LagProbe::stop(probe).await?;
-    let mut comparison = build_comparison(&state)?;
-    comparison.tester = Some(assess_tester(&state, begun, cpu, lags, &comparison.models));
-    Ok(comparison)
-}
-
-/// Assesses whether the tester was the limit.
-fn assess_tester(
-    state: &ComparisonState,
-    begun: CounterSnapshot,
-    cpu: Option<Duration>,
-    lags: ValueHistogram,
-    models: &[ComparedModel],
-) -> TesterFigures {
-    let figures: Vec<_> = models.iter().map(|model| &model.figures).collect();
-    TesterMeasurement {
-        threads: state.setup.threads,
-        connections: state.setup.targets.iter().map(|target| target.pool.connections.len()).sum(),
-        window: state.counters.read().since(&begun),
-        cpu: cpu_time().zip(cpu).map(|(now, begun)| now.saturating_sub(begun)),
-        peak: None,
-        lags,
-        held: 0,
-        evidence: LimitEvidence::of(&figures),
-    }
-    .assess()
+    build_comparison(&state, state.counters.read().since(&begun), &lags)
 }
 
 async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
@@ -312,9 +249,8 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
         let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
         let outcome = execute(&*drawn.request, &targets[model], &mut timer, &mut state.stop.clone()).await;
         let total = timer.sent.unwrap_or(timer.intended).elapsed();
-        let request = TimedRequest { timer, outcome, total };
-        round[model] = request.figures();
-        ended.push((model, request));
+        round[model] = (outcome == RequestOutcome::Completed).then(|| RoundFigures::of(&timer, total));
+        ended.push((model, timer, outcome, total));
         if *state.stop.borrow() {
             break;
         }
@@ -323,7 +259,7 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
         return Ok(());
     }
     let mut results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
-    for (model, TimedRequest { timer, outcome, total }) in ended {
+    for (model, timer, outcome, total) in ended {
         let good = outcome == RequestOutcome::Completed;
         if let Some(stats) = results.stats.get_mut(model) {
             stats.record(&timer, &outcome, total, good);
@@ -333,83 +269,75 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
     Ok(())
 }
 
-impl TimedRequest {
-    fn figures(&self) -> Option<RoundFigures> {
-        let report = self.timer.server_report;
-        let summary = report.and_then(|report| report.summary);
-        (self.outcome == RequestOutcome::Completed).then(|| RoundFigures {
+impl RoundFigures {
+    fn of(timer: &ClientTimer, total: Duration) -> Self {
+        let report = timer.server_report.as_ref();
+        let is_summary = matches!(report, Some(ServerReport::Summary { .. }));
+        let times = [
             // the typist determines how long a session takes
-            total: self.timer.edits.is_none().then_some(self.total),
-            first: self.timer.first_from_send(),
+            timer.edits.is_none().then_some(total),
+            timer.first_from_send(),
             // summaries have equally many tokens, which are more characters of one model than of another
-            char: self.timer.per_char().filter(|_| summary.is_none()),
-            encode: summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode),
-            decode_token: summary.and_then(|summary| summary.per_token()),
-            keystroke: self.timer.edits.as_ref().and_then(|edits| edits.percentile(0.5)),
-            unpooled: report.and_then(|report| report.unpooled),
-        })
+            timer.per_char().filter(|_| !is_summary),
+            report.and_then(ServerReport::encode_ns).map(Duration::from_nanos),
+            report.and_then(ServerReport::token_ns).map(Duration::from_nanos),
+            timer.edits.as_ref().and_then(|edits| edits.percentile(0.5)),
+        ];
+        Self { times, estimates: report.and_then(ServerReport::estimates) }
     }
 }
 
-fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
-    let gain_in = |estimate_and_measured: fn(&UnpooledTimes) -> (Duration, Duration)| {
-        let pairs = times.iter().map(estimate_and_measured).filter(|(_, measured)| !measured.is_zero());
-        let pairs = pairs.map(|(estimate, measured)| (estimate.as_secs_f64(), measured.as_secs_f64()));
+fn estimated_gains(rounds: &[[(f64, f64); 3]], seed: u64) -> Option<Gains> {
+    let gain_in = |figure: usize| {
+        let pairs = rounds.iter().map(|pairs| pairs[figure]).filter(|(_, measured)| *measured > 0.0);
         Gain::from_pairs(&pairs.collect::<Vec<_>>(), seed)
     };
-    (!times.is_empty()).then(|| Gains {
-        total: gain_in(|times| (times.prefill_estimate + times.decode_estimate, times.prefill + times.decode)),
-        time_to_first_char: gain_in(|times| (times.prefill_estimate, times.prefill)),
-        char: gain_in(|times| (times.decode_estimate, times.decode)),
-        encode: None,
-        decode_token: None,
-        keystroke: None,
-    })
+    let [total, time_to_first_char, char] = [0, 1, 2].map(gain_in);
+    (!rounds.is_empty()).then(|| Gains { total, time_to_first_char, char, ..Gains::default() })
 }
 
-fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
-    let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &state.setup;
+fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueHistogram) -> Result<ModelComparison> {
+    let ComparisonSetup { targets, warm_up, concurrency, seed, threads, .. } = &state.setup;
     let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
     let complete: Vec<_> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
-    let column = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| -> Vec<f64> {
-        let nanos = |figures: &Option<RoundFigures>| Some(figure(figures.as_ref()?)?.as_nanos() as f64);
+    let column = |model: usize, figure: usize| -> Vec<f64> {
+        let nanos = |figures: &Option<RoundFigures>| Some(figures.as_ref()?.times[figure]?.as_nanos() as f64);
         let usable = complete.iter().filter(|round| round.iter().all(|figures| nanos(figures).is_some()));
         usable.filter_map(|round| nanos(round.get(model)?)).collect()
     };
-    let gain_in = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| {
-        Gain::from_pairs(&column(0, figure).into_iter().zip(column(model, figure)).collect::<Vec<_>>(), *seed)
+    let all = [0, 1, 2, 3, 4, 5];
+    let gains = |model: usize| {
+        let [total, time_to_first_char, char, encode, decode_token, keystroke] = all.map(|figure| {
+            let pairs: Vec<_> = column(0, figure).into_iter().zip(column(model, figure)).collect();
+            Gain::from_pairs(&pairs, *seed)
+        });
+        Gains { total, time_to_first_char, char, encode, decode_token, keystroke }
+    };
+    let medians = |model: usize| {
+        let [total_ns, time_to_first_char_ns, char_ns, encode_ns, decode_token_ns, keystroke_ns] =
+            all.map(|figure| median(column(model, figure)));
+        Medians { total_ns, time_to_first_char_ns, char_ns, encode_ns, decode_token_ns, keystroke_ns }
     };
     let compared = |(model, target): (usize, &RequestTarget)| {
         let stats = results.stats.get(model).ok_or_else(|| Error::Internal("a model without figures".into()))?;
-        let gains = || Gains {
-            total: gain_in(model, |figures| figures.total),
-            time_to_first_char: gain_in(model, |figures| figures.first),
-            char: gain_in(model, |figures| figures.char),
-            encode: gain_in(model, |figures| figures.encode),
-            decode_token: gain_in(model, |figures| figures.decode_token),
-            keystroke: gain_in(model, |figures| figures.keystroke),
-        };
-        let unpooled: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.unpooled).collect();
+        let estimates: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.estimates).collect();
         Ok(ComparedModel {
             model: target.model.clone(),
-            unit: None,
+            unit: SymbolUnit::default(),
             bits_per_char: None,
             score_refused: None,
             figures: stats.figures(),
-            medians: Some(Medians {
-                total_ns: median(column(model, |figures| figures.total)),
-                time_to_first_char_ns: median(column(model, |figures| figures.first)),
-                char_ns: median(column(model, |figures| figures.char)),
-                encode_ns: median(column(model, |figures| figures.encode)),
-                decode_token_ns: median(column(model, |figures| figures.decode_token)),
-                keystroke_ns: median(column(model, |figures| figures.keystroke)),
-            }),
-            gains: (model > 0).then(gains),
-            estimated: estimated_gains(&unpooled, *seed),
+            medians: medians(model),
+            gains: (model > 0).then(|| gains(model)),
+            estimated: estimated_gains(&estimates, *seed),
             calibrated: None,
         })
     };
+    let models: Vec<_> = targets.iter().enumerate().map(compared).collect::<Result<_>>()?;
+    let connections = targets.iter().map(|target| target.pool.connections.len()).sum();
+    let mut tester = TesterFigures::new(*threads, connections, window, lags);
+    tester.find_limits(&models.iter().map(|model| &model.figures).collect::<Vec<_>>());
     Ok(ModelComparison {
         baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
         rounds: results.rounds.len() as u64,
@@ -418,8 +346,8 @@ fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
         warm_up: *warm_up,
         interrupted: *state.stop.borrow(),
         scored: None,
-        models: targets.iter().enumerate().map(compared).collect::<Result<_>>()?,
-        tester: None,
+        models,
+        tester,
     })
 }
 

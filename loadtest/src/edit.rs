@@ -19,7 +19,6 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use weir_client::quoted;
 use weir_proto::v1::{
     CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
     OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
@@ -32,14 +31,6 @@ const COMPLETION_CHARS: u64 = 32;
 /// Edits documents.
 pub(crate) const EDIT: WorkloadKind = WorkloadKind {
     name: workload::EDIT,
-    check: |spec| {
-        spec.typing.check()?;
-        if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
-            let expected = format!("a length for kind={}: the characters before the cursor", workload::EDIT);
-            return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
-        }
-        Ok(())
-    },
     describe: |spec, _, info| {
         info.output_chars = format!("{} keystrokes", spec.output);
         info.settings = edit_settings(&spec.typing);
@@ -85,23 +76,20 @@ impl EditCall {
         })
     }
 
-    /// Opens the document and waits for its first completions.
+    /// Opens the document and waits for its first completions. Returns them, and the stream of later answers.
     async fn open(
         &self,
         model: &str,
         requests: &Sender<EditRequest>,
         answers: impl Future<Output = Result<Streaming<EditResponse>, Status>>,
-    ) -> Result<OpenedDocument, Status> {
+    ) -> Result<(Vec<String>, Streaming<EditResponse>), Status> {
         let open = OpenDocument { model: Some(model.into()), text: self.document.clone(), ..Default::default() };
         queue(requests, Action::Open(open))?;
         queue(requests, self.complete(0, self.document.len()))?;
         let mut answers = answers.await?;
         loop {
             match next_event(&mut answers).await? {
-                Event::Completions(first) => {
-                    let first = texts(first.items);
-                    return Ok(OpenedDocument { answers, first });
-                }
+                Event::Completions(first) => return Ok((texts(first.items), answers)),
                 Event::Failed(failure) => return Err(failed(&failure)),
                 _ => {}
             }
@@ -112,7 +100,7 @@ impl EditCall {
     async fn edit(
         &self,
         requests: &Sender<EditRequest>,
-        OpenedDocument { mut answers, first }: OpenedDocument,
+        (first, mut answers): (Vec<String>, Streaming<EditResponse>),
         timer: &mut ClientTimer,
     ) -> Result<(), Status> {
         let begin = Instant::now() + self.typing.pause;
@@ -165,13 +153,6 @@ impl EditCall {
         while answers.message().await?.is_some() {}
         Ok(())
     }
-}
-
-/// A document whose first completions came.
-struct OpenedDocument {
-    answers: Streaming<EditResponse>,
-    /// Completions before the first keystroke.
-    first: Vec<String>,
 }
 
 impl PreparedRequest for EditCall {

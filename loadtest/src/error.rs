@@ -1,7 +1,6 @@
 //! Errors of this crate.
 
 use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
-use weir_client::failed_connection::FailedConnection;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -18,15 +17,9 @@ pub enum Error {
     /// Options contradict each other, or a condition of the command is not met.
     #[error("{0}")]
     Setting(String),
-    #[error("no request succeeded: {outcomes}")]
-    NoneSucceeded { outcomes: String },
-    #[error("fewer than half of the requests succeeded: {outcomes}")]
-    FewSucceeded { outcomes: String },
-    /// The server rejected a request, or is unreachable for a known reason.
-    #[error("{server}: {reason}")]
-    Remote { server: String, reason: String },
-    #[error("{server}: {failed}")]
-    Connection { server: String, failed: FailedConnection },
+    /// The server rejected a request, is unreachable, or went away. The message begins with its address.
+    #[error("{0}")]
+    Server(String),
     /// A file is not a report of this version.
     #[error("{}: {problem}", path.display())]
     Report { path: PathBuf, problem: String },
@@ -41,14 +34,9 @@ impl Error {
         move |source| Self::Io { path: path.as_ref().to_owned(), source }
     }
 
-    /// Returns a function for `map_err` after reading the file that `flag` names.
-    pub fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
-        move |error| Self::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
-    }
-
-    /// Returns a function for `map_err` after writing the file that `flag` names.
-    pub fn unwritable<'a>(flag: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
-        move |error| Self::Setting(format!("{flag}: cannot write {}: {error}", file.display()))
+    /// Returns a function for `map_err` after a failure to `verb` the file that `flag` names: `read` or `write`.
+    pub fn file<'a>(flag: &'a str, verb: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |error| Self::Setting(format!("{flag}: cannot {verb} {}: {error}", file.display()))
     }
 
     /// Builds a [`Error::BadOption`].

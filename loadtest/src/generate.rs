@@ -3,7 +3,7 @@
 
 use crate::{
     error::Result,
-    timer::{ClientTimer, ReceivedMessage, ServerReport, SummaryMeasurement, TextTotals, UnpooledTimes},
+    timer::{ClientTimer, ReceivedMessage, ServerReport},
     workload::{
         self, MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, WorkloadKind, WorkloadSpec,
         generation_settings, summarization_settings,
@@ -18,8 +18,8 @@ use std::{
 use tokio::time::Instant;
 use tonic::Status;
 use weir_proto::v1::{
-    self, Details, DocumentChunk, Finished, GenerateRequest, Piece, Sampling, Stopping, SummarizeOptions,
-    SummarizeRequest, SummaryFinished, generate_response::Event, generation_client::GenerationClient,
+    Details, DocumentChunk, Finished, GenerateRequest, Piece, Sampling, Stopping, SummarizeOptions, SummarizeRequest,
+    SummaryFinished, generate_response::Event, generation_client::GenerationClient,
     summarization_client::SummarizationClient, summarize_request::Part, summarize_response,
 };
 
@@ -29,7 +29,6 @@ const PREFIX_STREAMS: u64 = 1 << 63;
 /// Continues prompts.
 pub(crate) const GENERATE: WorkloadKind = WorkloadKind {
     name: "generate",
-    check: |_| Ok(()),
     describe: |spec, _, info| {
         let WorkloadSpec { shared_prefix, prefixes, temperature, .. } = *spec;
         info.shared_prefix_chars = shared_prefix;
@@ -108,7 +107,10 @@ impl PreparedRequest for GenerateCall {
                         }
                     }
                     Some(Event::Finished(finished)) => {
-                        timer.server_report = Some(generation_report(&finished, cached_chars));
+                        let Finished { timing, usage, .. } = finished;
+                        let timing = timing.unwrap_or_default();
+                        let usage = usage.unwrap_or_default();
+                        timer.server_report = Some(ServerReport::Text { timing, usage, cached_chars });
                         return Ok(());
                     }
                     None => {}
@@ -136,37 +138,9 @@ fn received(piece: &Piece) -> ReceivedMessage {
     ReceivedMessage { characters: text.chars().count() as u64, predicted_ends: ends(false), marked_ends: ends(true) }
 }
 
-fn generation_report(finished: &Finished, cached_chars: u64) -> ServerReport {
-    let timing = finished.timing.unwrap_or_default();
-    let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, decode_ns, .. } = timing;
-    let estimates = timing.unpooled_prefill_estimate_ns.zip(timing.unpooled_decode_estimate_ns);
-    let unpooled = estimates.map(|(prefill, decode)| UnpooledTimes {
-        prefill: Duration::from_nanos(prefill_ns),
-        prefill_estimate: Duration::from_nanos(prefill),
-        decode: Duration::from_nanos(decode_ns),
-        decode_estimate: Duration::from_nanos(decode),
-    });
-    let usage = finished.usage.unwrap_or_default();
-    ServerReport {
-        queue: Duration::from_nanos(queue_ns),
-        prefill: Duration::from_nanos(prefill_ns),
-        first: Duration::from_nanos(time_to_first_char_ns),
-        total: Duration::from_nanos(total_ns),
-        texts: TextTotals {
-            prompt: usage.prompt_chars,
-            cached: cached_chars,
-            generated: usage.generated_chars,
-            segments: usage.prompt_segments + usage.generated_segments,
-        },
-        unpooled,
-        summary: None,
-    }
-}
-
 /// Uploads documents and requests summaries.
 pub(crate) const SUMMARIZE: WorkloadKind = WorkloadKind {
     name: workload::SUMMARIZE,
-    check: |_| Ok(()),
     describe: |spec, documents, info| {
         if !documents.items.is_empty() {
             info.text = format!("{} documents of {}", documents.items.len(), documents.text.name);
@@ -248,16 +222,13 @@ impl PreparedRequest for SummarizeCall {
                     }
                     Some(summarize_response::Event::Finished(finished)) => {
                         let upload = uploaded.get().map_or_else(Duration::default, |uploaded| *uploaded - begun);
-                        timer.server_report = Some(summary_report(&finished, upload));
+                        let SummaryFinished { timing, usage, .. } = finished;
+                        let timing = timing.unwrap_or_default();
+                        let usage = usage.unwrap_or_default();
+                        timer.server_report = Some(ServerReport::Summary { timing, usage, upload });
                         return Ok(());
                     }
-                    Some(
-                        summarize_response::Event::Started(_)
-                        | summarize_response::Event::Progress(_)
-                        | summarize_response::Event::Selected(_)
-                        | summarize_response::Event::Part(_),
-                    )
-                    | None => {}
+                    _ => {}
                 }
             }
             Err(Status::unknown("the stream ended without `finished`"))
@@ -266,34 +237,6 @@ impl PreparedRequest for SummarizeCall {
 
     fn max_chars(&self) -> u64 {
         self.tokens.into()
-    }
-}
-
-fn summary_report(finished: &SummaryFinished, upload: Duration) -> ServerReport {
-    let timing = finished.timing.clone().unwrap_or_default();
-    let usage = finished.usage.unwrap_or_default();
-    let encode = timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns;
-    let summary = SummaryMeasurement {
-        upload,
-        encode: Duration::from_nanos(encode),
-        encode_rest: Duration::from_nanos(timing.encode_rest_ns),
-        decode: Duration::from_nanos(timing.decode_ns),
-        document_tokens: usage.document_tokens,
-        cached_tokens: usage.cached_tokens,
-        summary_tokens: usage.summary_tokens,
-        cross_attention_bytes: usage.cross_attention_bytes,
-        unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
-        kept_share: timing.kept_share,
-    };
-    ServerReport {
-        queue: Duration::from_nanos(timing.queue_ns),
-        prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
-        first: Duration::from_nanos(timing.time_to_first_token_ns),
-        total: Duration::from_nanos(timing.total_ns),
-        // tokens are counted in `summary`: a sum of tokens and characters would be meaningless
-        texts: TextTotals::default(),
-        unpooled: None,
-        summary: Some(summary),
     }
 }
 

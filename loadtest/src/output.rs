@@ -27,16 +27,12 @@ const MAX_FILES: usize = 64;
 /// Flags of the files to write.
 const JSON: &str = "--json";
 const HTML: &str = "--html";
-/// Flags whose values must not appear in reports.
-const SECRETS: [&str; 1] = ["--api-key"];
+/// Flag whose value must not appear in reports.
+pub(crate) const SECRET: &str = "--api-key";
 
-/// Returns the first flag among `arguments` that has a secret as its value.
-pub(crate) fn secret_flag(arguments: &[OsString]) -> Option<&'static str> {
-    let mut words = arguments.iter().map(|argument| argument.to_string_lossy());
-    words.find_map(|word| {
-        let flag = word.split_once('=').map_or(&*word, |(flag, _)| flag);
-        SECRETS.into_iter().find(|secret| *secret == flag)
-    })
+/// True if a word is [`SECRET`], with or without its value.
+pub(crate) fn is_secret(word: &str) -> bool {
+    word.split_once('=').map_or(word, |(flag, _)| flag) == SECRET
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -62,10 +58,10 @@ impl OutputArgs {
         }
         for (flag, file) in files.into_iter().filter(|(_, file)| !is_stdout(file)) {
             let is_new = !file.exists();
-            fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::unwritable(flag, file))?;
+            fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::file(flag, "write", file))?;
             // a failed measurement must not leave an empty file
             if is_new {
-                fs::remove_file(file).map_err(Error::unwritable(flag, file))?;
+                fs::remove_file(file).map_err(Error::file(flag, "write", file))?;
             }
         }
         Ok(())
@@ -83,7 +79,7 @@ impl OutputArgs {
             if is_stdout(file) {
                 to_stdout = Some(text);
             } else {
-                fs::write(file, text).map_err(Error::unwritable(flag, file))?;
+                fs::write(file, text).map_err(Error::file(flag, "write", file))?;
                 note(format_args!("wrote {}", file.display()));
             }
         }
@@ -109,7 +105,7 @@ impl OutputArgs {
             return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
         }
         if all.well + all.cancelled == 0 {
-            return Err(Error::NoneSucceeded { outcomes: all.describe() });
+            return Err(Error::Setting(format!("no request succeeded: {}", all.describe())));
         }
         let mut without_search = OutcomeCounts::default();
         // failures are expected of rates that the server cannot sustain
@@ -117,7 +113,8 @@ impl OutputArgs {
         let parts = reports.iter().flat_map(|report| &report.parts).filter(|part| !is_search(part));
         parts.flat_map(ReportPart::outcomes).for_each(|outcomes| without_search.add(outcomes));
         if without_search.is_mostly_bad() {
-            return Err(Error::FewSucceeded { outcomes: without_search.describe() });
+            let outcomes = without_search.describe();
+            return Err(Error::Setting(format!("fewer than half of the requests succeeded: {outcomes}")));
         }
         Ok(())
     }
@@ -159,16 +156,16 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Returns the command line without the program's path and without keys.
 pub(crate) fn command_line(arguments: &[OsString]) -> String {
     let mut words = vec!["weir-loadtest".to_owned()];
-    let mut is_secret = false;
+    let mut is_key = false;
     for word in arguments.iter().skip(1).map(|word| word.to_string_lossy()) {
-        let flag = SECRETS.iter().find(|flag| word == **flag || word.starts_with(&format!("{flag}=")));
-        words.push(match flag {
-            _ if is_secret => "…".into(),
-            Some(flag) if word.contains('=') => format!("{flag}=…"),
-            _ if word.contains(char::is_whitespace) => format!("'{word}'"),
-            _ => word.to_string(),
+        let is_flag = is_secret(&word);
+        words.push(match () {
+            () if is_key => "…".into(),
+            () if is_flag && word.contains('=') => format!("{SECRET}=…"),
+            () if word.contains(char::is_whitespace) => format!("'{word}'"),
+            () => word.to_string(),
         });
-        is_secret = flag.is_some() && !word.contains('=');
+        is_key = is_flag && !word.contains('=');
     }
     words.join(" ")
 }
@@ -363,41 +360,14 @@ impl AbortLog {
 
 #[cfg(test)]
 mod tests {
-    use super::{command_line, secret_flag};
+    use super::*;
 
     #[test]
     fn keys_are_left_out() {
         let arguments = ["/a/b", "run", "--api-key", "hush", "--api-key=hush", "--note", "two cores"];
         let line = command_line(&arguments.map(Into::into));
-        assert_eq!(secret_flag(&arguments.map(Into::into)), Some("--api-key"));
-        assert_eq!(secret_flag(&["--api-key-file", "--note"].map(Into::into)), None);
+        assert_eq!(["--api-key", "--api-key=hush", "--api-key-file"].map(is_secret), [true, true, false]);
         assert_eq!(line, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
-    }
-}
-
-#[cfg(test)]
-mod steps_tests {
-    use super::*;
-
-    fn length(seconds: Option<u64>, requests: Option<u64>) -> RunLength {
-        RunLength { warm_up: Duration::from_secs(3), duration: seconds.map(Duration::from_secs), requests }
-    }
-
-    #[test]
-    fn a_plan_adds_up() {
-        let mut plan = Plan::default();
-        plan.add_loads(5, &length(Some(10), None));
-        plan.add_search(3, &length(Some(10), None));
-        assert_eq!(
-            (plan.steps, plan.describe()),
-            (6, "about 2 min 36 s of sending, plus the wait for each load's last answers".into())
-        );
-        plan.add_rounds(50);
-        let sending = "about 2 min 36 s of sending, plus the wait for each load's last answers";
-        assert_eq!(plan.describe(), format!("{sending}, plus 50 rounds, each as long as its requests"));
-        let mut plan = Plan::default();
-        plan.add_loads(2, &length(None, Some(40)));
-        assert_eq!((plan.steps, plan.describe()), (2, "2 loads that end after a number of requests".into()));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use crate::{
     client::models::{ModelInfo, ServerSoftware},
-    comparison::{ComparedModel, EstimateError, Gains, ModelComparison},
+    comparison::{ComparedModel, Gains, ModelComparison},
     driver::LoadResult,
     error::{Error, Result},
     knee::Knee,
     schedule::{LoadPattern, RunLength},
     stats::{EditFigures, ModelShortening, OutcomeCounts, RequestFigures, RequestStats, TimelineSample, by_model},
-    tester::{LimitEvidence, MIN_CPU_SHARE, TesterFigures, TesterLimit, TesterMeasurement},
+    tester::{TesterFigures, TesterLimit},
     timer::TOGETHER,
     workload::WorkloadInfo,
 };
@@ -35,10 +35,8 @@ pub struct MeasurementReport {
     pub format: String,
     pub conditions: Conditions,
     pub parts: Vec<ReportPart>,
-    #[serde(default)]
     pub broken_off: Option<String>,
-    /// Measurements that are missing for this reason, in order. Absent if the command did not end early, and in reports of versions
-    #[serde(default)]
+    /// Measurements that are missing for this reason, in order. Absent if the command did not end early.
     pub missing: Option<Vec<MissingPart>>,
 }
 
@@ -51,16 +49,6 @@ pub struct MissingPart {
 }
 
 impl MeasurementReport {
-    /// Returns why the command ended early, in a sentence that introduces the list of missing measurements.
-    pub fn broken_off_sentence(&self) -> Option<String> {
-        let why = self.broken_off.as_ref()?;
-        Some(match &self.missing {
-            None => format!("{why}; later measurements are missing"),
-            Some(missing) if missing.is_empty() => why.clone(),
-            Some(_) => format!("{why}; missing:"),
-        })
-    }
-
     /// Returns how requests ended, for each load and for each model of a comparison.
     pub fn outcomes(&self) -> impl Iterator<Item = &OutcomeCounts> {
         self.parts.iter().flat_map(ReportPart::outcomes)
@@ -75,9 +63,7 @@ impl ReportPart {
             ReportPart::Batches { points, .. } | ReportPart::Rates { points, .. } => {
                 points.iter().map(LoadPoint::tester_limits).collect()
             }
-            ReportPart::Compare { comparison } => {
-                comparison.tester.iter().map(|_| comparison.tester_limits()).collect()
-            }
+            ReportPart::Compare { comparison } => vec![comparison.tester_limits()],
         }
     }
 
@@ -101,8 +87,7 @@ pub struct Conditions {
     pub begun_unix_s: u64,
     pub command: String,
     pub server: String,
-    /// Software of the server. Absent if the server does not report it, and in reports of versions that did not ask.
-    #[serde(default)]
+    /// Software of the server. Absent if the server does not report it.
     pub software: Option<ServerSoftware>,
     pub tester: String,
     pub note: Option<String>,
@@ -150,12 +135,10 @@ pub struct LoadPoint {
     pub warm_up_ns: u64,
     pub window: MeasuredWindow,
     pub interrupted: bool,
-    /// Message if the server went away: the figures then do not describe a running server. Absent in reports of versions that did
-    #[serde(default)]
+    /// Message if the server went away: the figures then do not describe a running server.
     pub broken_off: Option<String>,
     pub figures: RequestFigures,
     pub workloads: Vec<RequestFigures>,
-    #[serde(default)]
     pub shortening_by_model: Vec<ModelShortening>,
     #[serde(rename = "course")]
     pub timeline: Vec<TimelineSample>,
@@ -169,9 +152,8 @@ pub struct MeasuredWindow {
     pub window_ns: u64,
     pub started: u64,
     pub ended: u64,
-    /// Requests that began and ended in the window. Absent from reports of versions that did not count them.
-    #[serde(default)]
-    pub begun_and_ended: Option<u64>,
+    /// Requests that began and ended in the window.
+    pub begun_and_ended: u64,
     pub characters: u64,
     pub started_per_second: f64,
     #[serde(rename = "well_per_second")]
@@ -188,7 +170,7 @@ impl LoadPoint {
 
     /// Computes the figures of a load.
     pub fn new(load: LoadPattern, length: RunLength, result: LoadResult, threads: usize, connections: usize) -> Self {
-        let LoadResult { stats, models, window: change, cpu, timeline, lags, held, interrupted } = result;
+        let LoadResult { stats, models, window: change, timeline, lags, held, interrupted } = result;
         let mut all = RequestStats::new(stats.first().is_some_and(|stats| stats.splits_gaps));
         stats.iter().for_each(|stats| all.merge(stats));
         let mut figures = all.figures();
@@ -200,21 +182,13 @@ impl LoadPoint {
             shortening_by_model.clear();
         }
         let workloads = if stats.len() > 1 { stats.iter().map(RequestStats::figures).collect() } else { Vec::new() };
-        let measurement = TesterMeasurement {
-            threads,
-            connections,
-            window: change,
-            cpu,
-            peak: timeline.peak_messages(),
-            lags,
-            held,
-            evidence: LimitEvidence::of(&[&figures]),
-        };
-        let mut tester = measurement.assess();
+        let mut tester = TesterFigures::new(threads, connections, change, &lags);
+        tester.peak_messages_per_second = timeline.peak_messages();
+        tester.held = held;
         let broken_off = figures.requests.server_gone();
-        if broken_off.is_some() {
-            // the server ended the measurement, however busy the tester was
-            tester.limits.clear();
+        // if the server ended the measurement, it does not matter how busy the tester was
+        if broken_off.is_none() {
+            tester.find_limits(&[&figures]);
         }
         let seconds = change.span.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
@@ -223,7 +197,7 @@ impl LoadPoint {
             window_ns: ns(change.span),
             started: counts.started,
             ended: counts.finished + counts.failed,
-            begun_and_ended: Some(counts.measured),
+            begun_and_ended: counts.measured,
             characters: counts.characters,
             started_per_second: rate(counts.started),
             succeeded_per_second: rate(counts.finished),
@@ -253,13 +227,13 @@ pub fn json(reports: &[MeasurementReport]) -> Result<String> {
 /// Reads reports that [`json`] serialized. Fails if the file is missing, too large, or not a report of this version.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
     let wrong = |problem: String| Error::Report { path: path.to_owned(), problem };
-    let bytes = fs::metadata(path).map_err(Error::unreadable("FILE", path))?.len();
+    let bytes = fs::metadata(path).map_err(Error::file("FILE", "read", path))?.len();
     match bytes {
         0 => return Err(wrong("expected a report that --json wrote, found an empty file".into())),
         1..=MAX_BYTES => {}
         _ => return Err(wrong(format!("expected at most {MAX_BYTES} bytes, found {bytes}"))),
     }
-    let text = fs::read_to_string(path).map_err(Error::unreadable("FILE", path))?;
+    let text = fs::read_to_string(path).map_err(Error::file("FILE", "read", path))?;
     let mut reader = serde_json::Deserializer::from_str(&text);
     let reports: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         // A value of another type hides an error of syntax behind it.
@@ -375,10 +349,11 @@ fn html_table(class: &str, lines: &[Vec<String>]) -> String {
 fn blocks(reports: &[MeasurementReport]) -> Vec<Block> {
     let mut out = Vec::new();
     for (index, report) in reports.iter().enumerate() {
-        if let Some(why) = report.broken_off_sentence() {
-            out.push(Block::Line(format!("ENDED EARLY: {why}")));
-            let missing = report.missing.iter().flatten();
-            out.extend(missing.map(|MissingPart { model, what }| Block::Line(format!("  {model}: {what}"))));
+        if let Some(why) = &report.broken_off {
+            let missing = report.missing.as_deref().unwrap_or_default();
+            let introduction = if missing.is_empty() { "" } else { "; missing:" };
+            out.push(Block::Line(format!("ENDED EARLY: {why}{introduction}")));
+            out.extend(missing.iter().map(|MissingPart { model, what }| Block::Line(format!("  {model}: {what}"))));
         }
         write_parts(report, &mut out);
         if report.parts.iter().any(|part| !matches!(part, ReportPart::Compare { .. })) {
@@ -487,7 +462,7 @@ fn write_comparison(comparison: &ModelComparison, out: &mut Vec<Block>) {
         comparison.interrupted.then(|| "the comparison was interrupted".to_owned()),
         comparison.mixed_units(),
         comparison.scored.as_ref().map(|text| format!("bits per character: scored by the server on {text}")),
-        comparison.tester.as_ref().map(describe_tester),
+        Some(describe_tester(&comparison.tester)),
     ];
     out.extend(remarks.into_iter().flatten().map(Block::Line));
     models.iter().for_each(|model| out.extend(model_remarks(model, baseline).into_iter().map(Block::Line)));
@@ -499,7 +474,7 @@ fn write_comparison(comparison: &ModelComparison, out: &mut Vec<Block>) {
 fn model_remarks(model: &ComparedModel, baseline: &str) -> Vec<String> {
     let name = &model.model;
     let mut remarks = Vec::new();
-    for EstimateError { figure, relative } in model.estimate_errors() {
+    for (figure, relative) in model.estimate_errors() {
         remarks.push(format!(
             "{name}: {figure}: the ESTIMATED gain is {:+.1} % from the measured one (comparable only if {baseline} is this model \
              without pooling)",
@@ -528,8 +503,8 @@ fn write_conditions(conditions: &Conditions, out: &mut Vec<Block>) {
     out.push(Block::Line(format!("server: {}{software}; begun {begun}{note}", conditions.server)));
     for ModelInfo { name, family, shape, dtype, rows, unit, .. } in &conditions.models {
         let shape = if shape.is_empty() { family } else { shape };
-        let unit = unit.map_or_else(String::new, |unit| format!(", symbols are {}", unit.name()));
-        out.push(Block::Line(format!("{name}: {shape}, {dtype}{unit}, at most {rows} requests at once")));
+        let unit = unit.name();
+        out.push(Block::Line(format!("{name}: {shape}, {dtype}, symbols are {unit}, at most {rows} requests at once")));
     }
     for WorkloadInfo { name, kind, text, prompt_chars, output_chars, model, .. } in &conditions.workloads {
         let model = model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
@@ -611,15 +586,6 @@ fn optional_speed(speed: Option<f64>) -> String {
     speed.map_or(NONE.into(), |speed| format!("{} /s", digits(speed)))
 }
 
-/// Formats the speed of messages that all came together.
-fn speed_together(speed: Option<f64>) -> String {
-    let most = 1e9 / TOGETHER_NS;
-    match speed {
-        Some(speed) if speed > most => format!("> {most:.0} /s"),
-        speed => optional_speed(speed),
-    }
-}
-
 /// Formats a number with `decimals` decimals, or a dash if it is absent.
 fn optional_number(number: Option<f64>, decimals: usize) -> String {
     number.map_or(NONE.into(), |number| format!("{number:.decimals$}"))
@@ -649,12 +615,9 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
         _ => rows.push(gap("gap", figures.gap_ns)),
     }
     rows.extend(figures.segment_ns.map(|values| gap("segment", values)));
-    // Reports of earlier versions have times of messages that came together. A mean over characters of which some messages came
-    // apart is the server's, however short it is.
-    let all_together = figures.gap_ns.max.is_some_and(|longest| longest < TOGETHER_NS);
     rows.extend([
-        row("time per character", figures.char_ns, if all_together { optional_gap } else { optional_time }),
-        row("speed", figures.chars_per_second, if all_together { speed_together } else { optional_speed }),
+        time("time per character", figures.char_ns),
+        row("speed", figures.chars_per_second, optional_speed),
         time("queue (server)", server.queue_ns),
         time("prefill (server)", server.prefill_ns),
         time("first character (server)", server.time_to_first_char_ns),
@@ -764,12 +727,12 @@ const MODEL_ROWS: [ModelRow; 21] = [
     ("gain: encode", |model| gain(&model.gains, |gains| gains.encode)),
     ("gain: per token of a summary", |model| gain(&model.gains, |gains| gains.decode_token)),
     ("gain: keystroke to completions", |model| gain(&model.gains, |gains| gains.keystroke)),
-    ("median: total", |model| optional_time(model.medians().total_ns)),
-    ("median: first character", |model| optional_time(model.medians().time_to_first_char_ns)),
-    ("median: per character", |model| optional_time(model.medians().char_ns)),
-    ("median: encode (server)", |model| optional_time(model.medians().encode_ns)),
-    ("median: per token (server)", |model| optional_time(model.medians().decode_token_ns)),
-    ("median: keystroke to completions", |model| optional_time(model.medians().keystroke_ns)),
+    ("median: total", |model| optional_time(model.medians.total_ns)),
+    ("median: first character", |model| optional_time(model.medians.time_to_first_char_ns)),
+    ("median: per character", |model| optional_time(model.medians.char_ns)),
+    ("median: encode (server)", |model| optional_time(model.medians.encode_ns)),
+    ("median: per token (server)", |model| optional_time(model.medians.decode_token_ns)),
+    ("median: keystroke to completions", |model| optional_time(model.medians.keystroke_ns)),
     ("keystrokes saved by the first completion", |model| saved(&model.figures)),
     ("characters per segment (SF)", |model| optional_number(model.figures.shortening_factor, 3)),
     ("kept share of a document's tokens", |model| kept_share(&model.figures)),
@@ -818,8 +781,7 @@ fn saved(figures: &RequestFigures) -> String {
 fn describe_cached(figures: &RequestFigures) -> String {
     let summaries = figures.summaries.as_ref();
     let tokens = summaries.map_or((0, 0), |summaries| (summaries.cached_tokens, summaries.document_tokens));
-    // reports of earlier versions repeat the documents' tokens here
-    let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
+    let chars = (figures.cached_chars, figures.prompt_chars);
     let all = [(chars, "the prompts' symbols"), (tokens, "the documents' tokens")].into_iter();
     let all = all.filter(|((_, all), _)| *all > 0);
     let all: Vec<_> =
@@ -872,11 +834,9 @@ fn describe_tester(tester: &TesterFigures) -> String {
     }
     if let Some(share) = tester.cpu_share {
         line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
-        // reports of earlier versions have `messages_per_cpu_second` for any load
-        let is_used = share * tester.threads as f64 >= MIN_CPU_SHARE;
-        if let Some(capacity) = tester.messages_per_cpu_second.filter(|_| is_used) {
-            line += &format!(", {} messages/s per core at this cost", digits(capacity));
-        }
+    }
+    if let Some(capacity) = tester.messages_per_cpu_second {
+        line += &format!(", {} messages/s per core at this cost", digits(capacity));
     }
     if let Some(lag) = tester.event_lag_ns.p99 {
         let max = tester.event_lag_ns.max.map(|max| format!(", at most {}", format::time(max))).unwrap_or_default();
@@ -913,12 +873,10 @@ fn tester_warnings(reports: &[MeasurementReport]) -> Vec<String> {
         for limits in report.parts.iter().flat_map(ReportPart::tester_limits) {
             measured += 1;
             for limit in limits {
-                match warnings.iter_mut().find(|(known, ..)| known.is_like(limit)) {
-                    Some((known, count, shared)) => {
-                        *known = known.combine(limit);
-                        *count += 1;
-                        *shared |= is_shared;
-                    }
+                let known =
+                    warnings.iter_mut().find_map(|known| known.0.combine(limit).map(|combined| (combined, known)));
+                match known {
+                    Some((combined, known)) => *known = (combined, known.1 + 1, known.2 | is_shared),
                     None => warnings.push((limit, 1, is_shared)),
                 }
             }
@@ -1111,27 +1069,6 @@ mod tests {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(utc(951_827_696), "2000-02-29 12:34:56 UTC");
         assert_eq!(utc(1_798_761_599), "2026-12-31 23:59:59 UTC");
-    }
-
-    #[test]
-    fn means_are_hidden_only_if_all_messages_came_together() {
-        let values = |p50| Percentiles { count: 9, p50: Some(p50), max: Some(p50 * 2.0), ..Percentiles::default() };
-        let shown = |gap_ns| {
-            let figures = RequestFigures {
-                gap_ns,
-                segment_ns: Some(values(4e3)),
-                char_ns: values(4e3),
-                chars_per_second: values(250e3),
-                ..RequestFigures::default()
-            };
-            let lines = figures_table(&figures);
-            let p50 = lines[0].iter().position(|heading| heading == "p50").unwrap();
-            let named = |name: &str| lines.iter().find(|line| line[0] == name).unwrap()[p50].clone();
-            ["segment", "time per character", "speed"].map(named)
-        };
-        assert_eq!(shown(values(1e3)), ["< 20 µs", "< 20 µs", "> 50000 /s"]);
-        // Several characters came in each message. The ends of a segment are in different messages.
-        assert_eq!(shown(values(80e3)), ["< 20 µs", "4.00 µs", "250000 /s"]);
     }
 
     #[test]

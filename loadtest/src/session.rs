@@ -1,10 +1,10 @@
 //! Measurements of one server by one command.
 
 use crate::{
-    args::{BoundaryChoice, Discovery, LoadLimits, ServerArgs, WorkloadArgs},
+    args::{BoundaryChoice, LoadLimits, ServerArgs, WorkloadArgs},
     client::{
         connection,
-        models::{ModelInfo, ServerSoftware},
+        models::{self, ModelInfo, ServerSoftware},
     },
     driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load},
     error::{Error, Result},
@@ -29,6 +29,8 @@ const SEED_STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection if the server does not report a limit.
 const DEFAULT_STREAMS: usize = 100;
 
+/// The sessions of a command share all but the models, their workloads and the number of measurements.
+#[derive(Clone)]
 pub(crate) struct MeasurementSession {
     pub(crate) server: ServerArgs,
     endpoint: ServerEndpoint,
@@ -42,7 +44,7 @@ pub(crate) struct MeasurementSession {
     pub(crate) stop: StopSignal,
     pub(crate) cancel_share: f64,
     /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve those of the one before.
-    measured: AtomicU64,
+    measured: Arc<AtomicU64>,
     pub(crate) abort: AbortLog,
     pub(crate) steps: Steps,
 }
@@ -56,9 +58,8 @@ impl MeasurementSession {
         all: bool,
         command: String,
     ) -> Result<Self> {
-        let discovery = Discovery::run(&server, names, all).await?;
-        let session =
-            Self::new(server, workload, command, discovery, interruptible()?, AbortLog::default(), Steps::default())?;
+        let mut session = Self::connect(server, workload, names, all, command).await?;
+        session.describe_workloads()?;
         check_beam(std::slice::from_ref(&session))?;
         Ok(session)
     }
@@ -70,63 +71,71 @@ impl MeasurementSession {
         names: &[String],
         command: String,
     ) -> Result<Vec<Self>> {
-        let discovery = Discovery::run(&server, names, true).await?;
-        let stop = interruptible()?;
-        let abort = AbortLog::default();
-        let steps = Steps::default();
-        let first = discovery.models.first().is_some_and(|model| model.summarizes);
+        let all = Self::connect(server, workload, names, true, command).await?;
+        let first = all.models.first().is_some_and(|model| model.summarizes);
         let mut sessions = Vec::new();
         for summarizes in [first, !first] {
-            let mut discovery = discovery.clone();
-            discovery.models.retain(|model| model.summarizes == summarizes);
-            if !discovery.models.is_empty() {
-                let workload = workload.only(summarizes)?;
-                let server = server.clone();
-                let command = command.clone();
-                let session =
-                    Self::new(server, workload, command, discovery, stop.clone(), abort.clone(), steps.clone());
-                sessions.push(session?);
+            let mut models = all.models.clone();
+            models.retain(|model| model.summarizes == summarizes);
+            if !models.is_empty() {
+                let workload = all.workload.only(summarizes)?;
+                let mut session = Self { workload, models, measured: Arc::default(), ..all.clone() };
+                session.describe_workloads()?;
+                sessions.push(session);
             }
         }
         check_beam(&sessions)?;
         Ok(sessions)
     }
 
-    fn new(
+    /// Connects and selects models, whose workloads are not yet described.
+    async fn connect(
         server: ServerArgs,
         workload: WorkloadArgs,
+        names: &[String],
+        all: bool,
         command: String,
-        Discovery { endpoint, software, known, models }: Discovery,
-        stop: StopSignal,
-        abort: AbortLog,
-        steps: Steps,
     ) -> Result<Self> {
-        let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        // checks the workloads and reads their files before anything is measured
-        let mut workloads = workload.mix(&models, &known, 0.0, workload.seed)?.infos();
-        for WorkloadInfo { model, settings, .. } in &mut workloads {
-            let targets: Vec<_> = match model {
-                Some(name) => known.iter().filter(|known| known.name == *name).collect(),
-                None => models.iter().collect(),
-            };
-            workload::fill_model_defaults(settings, &targets);
+        let endpoint = server.endpoint()?;
+        let client = server.first_connection(&endpoint).await?;
+        let known = models::list(&client).await?;
+        let models = match (all, names) {
+            (true, []) => known.clone(),
+            (true, _) => models::select("--models", names, &known)?,
+            (false, _) => models::select("--model", names, &known)?,
+        };
+        if models.is_empty() {
+            return Err(Error::Setting("the server has no model".into()));
         }
         Ok(Self {
             server,
             endpoint,
-            software,
+            software: models::fetch_software(&client).await,
             workload,
             models,
             known,
-            workloads,
-            begun,
+            workloads: Vec::new(),
+            begun: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             command,
-            stop,
+            stop: interruptible()?,
             cancel_share: 0.0,
-            measured: AtomicU64::new(0),
-            abort,
-            steps,
+            measured: Arc::default(),
+            abort: AbortLog::default(),
+            steps: Steps::default(),
         })
+    }
+
+    /// Checks the workloads and reads their files before anything is measured.
+    fn describe_workloads(&mut self) -> Result<()> {
+        self.workloads = self.mix(self.workload.seed)?.infos();
+        for WorkloadInfo { model, settings, .. } in &mut self.workloads {
+            let targets: Vec<_> = match model {
+                Some(name) => self.known.iter().filter(|known| known.name == *name).collect(),
+                None => self.models.iter().collect(),
+            };
+            workload::fill_model_defaults(settings, &targets);
+        }
+        Ok(())
     }
 
     /// True if nothing more is to be measured: the user interrupted the command, or the server is gone.
@@ -158,8 +167,8 @@ impl MeasurementSession {
         let names = self.model_names(model);
         let point = self.measure_or_skip(&names, &load.describe(), self.point(model, load, limits)).await?;
         if let Some(why) = &point.broken_off {
-            let reason = format!("{}: {why}", load.describe());
-            self.abort.ok_or_record::<()>(Err(Error::Remote { server: self.endpoint.address.clone(), reason }));
+            let reason = format!("{}: {}: {why}", self.endpoint.address, load.describe());
+            self.abort.ok_or_record::<()>(Err(Error::Server(reason)));
         }
         Some(point)
     }

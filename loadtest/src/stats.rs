@@ -2,10 +2,7 @@
 
 use crate::{
     client::connection::TESTER_CODE,
-    timer::{
-        ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, SummaryMeasurement,
-        TextTotals,
-    },
+    timer::{ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, TextTotals},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
@@ -13,6 +10,7 @@ use weir_measure::{
     format,
     histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
 };
+use weir_proto::v1::SummaryUsage;
 
 /// gRPC code of requests to an unavailable server.
 pub const UNAVAILABLE: &str = "UNAVAILABLE";
@@ -77,8 +75,8 @@ pub struct RequestStats {
     /// Histograms by [`Figure`].
     histograms: [ValueHistogram; Figure::Recomputed as usize + 1],
     summaries: u64,
-    /// Sums over all summaries; the times stay zero.
-    summary_sums: SummaryMeasurement,
+    /// Sums over all summaries.
+    summary_sums: SummaryUsage,
     /// Sessions that edited a document.
     sessions: u64,
     /// Sums over all sessions; the lists stay empty.
@@ -158,7 +156,8 @@ pub struct RequestFigures {
     pub messages: u64,
     pub prompt_chars: u64,
     pub cached_chars: u64,
-    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if several models
+    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if the
+    /// texts are of several models.
     pub shortening_factor: Option<f64>,
     pub time_to_first_char_ns: Percentiles,
     pub time_to_first_char_from_send_ns: Percentiles,
@@ -179,8 +178,7 @@ pub struct RequestFigures {
     pub plain_gap_bars: Vec<HistogramBar>,
     pub boundary_gap_bars: Vec<HistogramBar>,
     pub summaries: Option<SummaryFigures>,
-    /// Figures of edited documents, if there were any. Absent from reports of versions that did not edit.
-    #[serde(default)]
+    /// Figures of edited documents, if there were any.
     pub edits: Option<EditFigures>,
 }
 
@@ -234,31 +232,46 @@ impl RequestStats {
         timer.segments.iter().for_each(|&time| self.record_time(Figure::Segment, time));
     }
 
-    fn record_server_report(&mut self, report: &ServerReport) {
-        self.record_time(Figure::Queue, report.queue);
-        self.record_time(Figure::Prefill, report.prefill);
-        self.record_time(Figure::ServerFirst, report.first);
-        self.record_time(Figure::ServerTotal, report.total);
-        self.texts.add(&report.texts);
-        report.summary.iter().for_each(|summary| self.record_summary(summary));
+    fn record_ns(&mut self, figure: Figure, ns: u64) {
+        self.histograms[figure as usize].record(ns);
     }
 
-    fn record_summary(&mut self, summary: &SummaryMeasurement) {
-        self.summaries += 1;
-        self.summary_sums.add(summary);
-        self.record_time(Figure::Upload, summary.upload);
-        if summary.cached_tokens == 0 {
-            self.record_time(Figure::Encode, summary.encode);
-            self.record_time(Figure::EncodeRest, summary.encode_rest);
-        }
-        self.record_time(Figure::Decode, summary.decode);
-        if let Some(share) = summary.kept_share {
-            self.histograms[Figure::KeptShare as usize].record((share / SHARE).round() as u64);
-        }
-        if let Some(time) = summary.per_token() {
-            self.record_time(Figure::PerToken, time);
-            self.histograms[Figure::TokenSpeed as usize].record_speed(time);
-        }
+    fn record_server_report(&mut self, report: &ServerReport) {
+        let (queue, prefill, first, total) = match report {
+            ServerReport::Text { timing, usage, cached_chars } => {
+                self.texts.add(&TextTotals {
+                    prompt: usage.prompt_chars,
+                    cached: *cached_chars,
+                    generated: usage.generated_chars,
+                    segments: usage.prompt_segments + usage.generated_segments,
+                });
+                (timing.queue_ns, timing.prefill_ns, timing.time_to_first_char_ns, timing.total_ns)
+            }
+            // its tokens are not added to the characters of texts
+            ServerReport::Summary { timing, usage, upload } => {
+                self.summaries += 1;
+                add_usage(&mut self.summary_sums, usage);
+                self.record_time(Figure::Upload, *upload);
+                self.record_ns(Figure::Decode, timing.decode_ns);
+                if let Some(ns) = report.encode_ns() {
+                    self.record_ns(Figure::Encode, ns);
+                    self.record_ns(Figure::EncodeRest, timing.encode_rest_ns);
+                }
+                if let Some(share) = timing.kept_share {
+                    self.histograms[Figure::KeptShare as usize].record((share / SHARE).round() as u64);
+                }
+                if let Some(ns) = report.token_ns() {
+                    self.record_ns(Figure::PerToken, ns);
+                    self.histograms[Figure::TokenSpeed as usize].record_speed(Duration::from_nanos(ns));
+                }
+                let prefill = timing.upload_ns + timing.encode_rest_ns;
+                (timing.queue_ns, prefill, timing.time_to_first_token_ns, timing.total_ns)
+            }
+        };
+        self.record_ns(Figure::Queue, queue);
+        self.record_ns(Figure::Prefill, prefill);
+        self.record_ns(Figure::ServerFirst, first);
+        self.record_ns(Figure::ServerTotal, total);
     }
 
     fn record_edits(&mut self, edits: &EditMeasurement) {
@@ -279,7 +292,7 @@ impl RequestStats {
         self.texts.add(&other.texts);
         self.histograms.iter_mut().zip(&other.histograms).for_each(|(own, other)| own.merge(other));
         self.summaries += other.summaries;
-        self.summary_sums.add(&other.summary_sums);
+        add_usage(&mut self.summary_sums, &other.summary_sums);
         self.sessions += other.sessions;
         self.edit_sums.add(&other.edit_sums);
     }
@@ -350,10 +363,19 @@ impl RequestStats {
     }
 }
 
+/// Adds the counts that are reported.
+fn add_usage(sums: &mut SummaryUsage, usage: &SummaryUsage) {
+    sums.document_tokens += usage.document_tokens;
+    sums.cached_tokens += usage.cached_tokens;
+    sums.summary_tokens += usage.summary_tokens;
+    sums.cross_attention_bytes += usage.cross_attention_bytes;
+    sums.unpooled_cross_attention_bytes += usage.unpooled_cross_attention_bytes;
+}
+
 /// Unit of a kept share in its histogram, whose three digits distinguish all values up to 2,047.
 const SHARE: f64 = 1.0 / 2000.0;
 
-/// Figures of summaries; [`SummaryMeasurement`] describes those of the same name.
+/// Figures of summaries; [`SummaryUsage`] describes the counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
@@ -369,8 +391,7 @@ pub struct SummaryFigures {
     pub decode_ns: Percentiles,
     pub decode_token_ns: Percentiles,
     pub tokens_per_second: Percentiles,
-    /// Share of a document's tokens that the last pooling kept, as the server reports it. Absent from reports of versions that did
-    #[serde(default)]
+    /// Share of a document's tokens that the last pooling kept, as the server reports it.
     pub kept_share: Percentiles,
 }
 
@@ -519,8 +540,7 @@ impl Timeline {
 
 impl Bucket {
     fn merge(&mut self, next: &Self) {
-        self.delta.span += next.delta.span;
-        self.delta.counts.add(next.delta.counts);
+        self.delta.add(&next.delta);
         self.in_flight = next.in_flight;
         self.first_times.merge(&next.first_times);
     }
@@ -545,20 +565,6 @@ impl Bucket {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn workloads_of_one_model_are_summed_and_models_are_separate() {
-        let sums = |prompt, generated, segments| TextTotals { prompt, cached: 0, generated, segments };
-        let parts = [("a", sums(40, 20, 10)), ("b", sums(50, 50, 0)), ("a", sums(30, 10, 10)), ("c", sums(0, 0, 0))];
-        let factors = by_model(parts.into_iter());
-        let expected = |model: &str, factor| ModelShortening { model: model.into(), factor };
-        assert_eq!(factors, [expected("a", Some(5.0)), expected("b", None)], "a model without texts has no factor");
-    }
-}
-
-#[cfg(test)]
-mod timeline_tests {
     use super::*;
     use std::sync::atomic::Ordering::Relaxed;
     use tokio::time::sleep;

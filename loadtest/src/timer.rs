@@ -18,6 +18,7 @@ use std::{
 };
 use tokio::time::Instant;
 use weir_measure::{histogram::ValueHistogram, stats::nearest_rank};
+use weir_proto::v1::{SummaryTiming, SummaryUsage, Timing, Usage};
 
 /// Maximum gaps, and segments, kept of one request: more than any request asks for.
 const MAX_GAPS: usize = 1 << 20;
@@ -34,32 +35,54 @@ pub struct ReceivedMessage {
     pub marked_ends: u64,
 }
 
-/// Timing and usage that the server reports at the end of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ServerReport {
-    /// From arrival to admission.
-    pub queue: Duration,
-    /// From admission to the first distribution.
-    pub prefill: Duration,
-    /// From arrival to the first character.
-    pub first: Duration,
-    /// From arrival to the end.
-    pub total: Duration,
-    /// Characters and segments of prompt and generated text.
-    pub texts: TextTotals,
-    /// Estimated times without pooling, next to the measured ones.
-    pub unpooled: Option<UnpooledTimes>,
-    pub summary: Option<SummaryMeasurement>,
+/// What the server reports at the end of a request.
+#[derive(Debug, Clone)]
+pub enum ServerReport {
+    Text {
+        timing: Timing,
+        usage: Usage,
+        /// Characters of the prompt that the server had cached.
+        cached_chars: u64,
+    },
+    Summary {
+        timing: SummaryTiming,
+        usage: SummaryUsage,
+        /// From sending until the last of the document was handed to the client library.
+        upload: Duration,
+    },
 }
 
-/// Times of a request on its row, as the server reports them: measured, and estimated without pooling.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct UnpooledTimes {
-    pub prefill: Duration,
-    pub prefill_estimate: Duration,
-    /// Measured decode time, from the first character on.
-    pub decode: Duration,
-    pub decode_estimate: Duration,
+impl ServerReport {
+    /// Returns the nanoseconds of encoding all layers and the decoder's keys and values, unless the document was cached.
+    pub(crate) fn encode_ns(&self) -> Option<u64> {
+        match self {
+            Self::Summary { timing, usage, .. } if usage.cached_tokens == 0 => {
+                Some(timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the mean nanoseconds of a summary's token after the first.
+    pub(crate) fn token_ns(&self) -> Option<u64> {
+        let Self::Summary { timing, usage, .. } = self else { return None };
+        timing.decode_ns.checked_div(usage.summary_tokens.checked_sub(1)?)
+    }
+
+    /// Returns pairs of the seconds without pooling, as the server estimates them, and the measured ones: in total, to the first
+    /// character, and after it.
+    pub(crate) fn estimates(&self) -> Option<[(f64, f64); 3]> {
+        let Self::Text { timing, .. } = self else { return None };
+        let prefill = timing.unpooled_prefill_estimate_ns?;
+        let decode = timing.unpooled_decode_estimate_ns?;
+        let pairs = [
+            (prefill.saturating_add(decode), timing.prefill_ns.saturating_add(timing.decode_ns)),
+            (prefill, timing.prefill_ns),
+            (decode, timing.decode_ns),
+        ];
+        let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
+        Some(pairs.map(|(estimate, measured)| (seconds(estimate), seconds(measured))))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,43 +90,6 @@ pub struct Gap {
     pub span: Duration,
     /// True if the middle layers ran in it.
     pub boundary: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SummaryMeasurement {
-    /// From sending until the last of the document was handed to the client library.
-    pub upload: Duration,
-    /// Encoding time of all layers and of the decoder's keys and values, as the server reports it.
-    pub encode: Duration,
-    /// From the end of the upload to the end of encoding, as the server reports it.
-    pub encode_rest: Duration,
-    /// From the decoder's first step to its last, as the server reports it.
-    pub decode: Duration,
-    pub document_tokens: u64,
-    pub cached_tokens: u64,
-    pub summary_tokens: u64,
-    /// Bytes of the decoder's keys and values of the document.
-    pub cross_attention_bytes: u64,
-    /// Bytes that these would have without pooling, computed from the model's shape.
-    pub unpooled_cross_attention_bytes: u64,
-    /// Share of the document's tokens that the last pooling kept, as the server reports it; none if it does not.
-    pub kept_share: Option<f64>,
-}
-
-impl SummaryMeasurement {
-    /// Adds the counts of `other`, without its times.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.document_tokens += other.document_tokens;
-        self.cached_tokens += other.cached_tokens;
-        self.summary_tokens += other.summary_tokens;
-        self.cross_attention_bytes += other.cross_attention_bytes;
-        self.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
-    }
-
-    /// Returns the mean time of a token after the first.
-    pub fn per_token(&self) -> Option<Duration> {
-        self.decode.checked_div(u32::try_from(self.summary_tokens.checked_sub(1)?).ok()?)
-    }
 }
 
 /// Totals that the server reported for generated texts.
@@ -217,19 +203,20 @@ impl ClientTimer {
             self.first_characters += message.characters;
         }
         self.last = Some(now);
-        self.characters += message.characters;
-        self.messages += 1;
-        self.counters.totals.characters.fetch_add(message.characters, Relaxed);
-        self.counters.totals.messages.fetch_add(1, Relaxed);
-        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        self.count(message.characters)
     }
 
     /// Records completions received now, as one character without a gap before it. Breaks if this client cancels the session.
     pub fn record_answer(&mut self) -> ControlFlow<()> {
         self.first.get_or_insert_with(Instant::now);
-        self.characters += 1;
+        self.count(1)
+    }
+
+    /// Counts a message of `characters`. Breaks if this client cancels the request.
+    fn count(&mut self, characters: u64) -> ControlFlow<()> {
+        self.characters += characters;
         self.messages += 1;
-        self.counters.totals.characters.fetch_add(1, Relaxed);
+        self.counters.totals.characters.fetch_add(characters, Relaxed);
         self.counters.totals.messages.fetch_add(1, Relaxed);
         if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -248,16 +235,11 @@ impl ClientTimer {
         Some(self.first? - self.sent?)
     }
 
-    /// Returns the time from the first characters to the last ones.
-    fn stream(&self) -> Option<Duration> {
-        Some(self.last? - self.first?)
-    }
-
     /// Returns the mean time of a character, without those of the first message and of messages that came together with it. `None`
     /// if there are no others.
     pub fn per_char(&self) -> Option<Duration> {
         let after = u32::try_from(self.characters.checked_sub(self.first_characters)?).ok()?;
-        self.stream()?.checked_div(after)
+        (self.last? - self.first?).checked_div(after)
     }
 
     /// Returns the gap that a share of `share` of this request's gaps does not exceed.
@@ -295,12 +277,28 @@ pub struct LiveCounters {
 pub struct CounterSnapshot {
     pub(crate) time: Instant,
     counts: LoadCounters<u64>,
+    /// Processor time of this process.
+    cpu: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterDelta {
     pub span: Duration,
     pub counts: LoadCounters<u64>,
+    /// Processor time of this process; absent if the system does not report it.
+    pub cpu: Option<Duration>,
+}
+
+/// Returns the processor time that this process used so far; `None` if the system does not report it.
+#[cfg(unix)]
+fn cpu_time() -> Option<Duration> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+}
+
+#[cfg(not(unix))]
+fn cpu_time() -> Option<Duration> {
+    None
 }
 
 impl LiveCounters {
@@ -314,7 +312,7 @@ impl LiveCounters {
             good: self.totals.good.load(Relaxed),
             measured: self.totals.measured.load(Relaxed),
         };
-        CounterSnapshot { time: Instant::now(), counts }
+        CounterSnapshot { time: Instant::now(), counts, cpu: cpu_time() }
     }
 
     fn first_times(&self) -> MutexGuard<'_, ValueHistogram> {
@@ -337,9 +335,15 @@ impl LoadCounters<u64> {
         let Self { characters, messages, started, finished, failed, good, measured } = self;
         [characters, messages, started, finished, failed, good, measured]
     }
+}
 
-    pub(crate) fn add(&mut self, mut other: Self) {
-        self.fields_mut().into_iter().zip(other.fields_mut()).for_each(|(sum, value)| *sum += *value);
+impl CounterDelta {
+    /// Adds the next increments.
+    pub(crate) fn add(&mut self, next: &Self) {
+        self.span += next.span;
+        self.cpu = self.cpu.zip(next.cpu).map(|(cpu, next)| cpu + next);
+        let mut counts = next.counts;
+        self.counts.fields_mut().into_iter().zip(counts.fields_mut()).for_each(|(sum, value)| *sum += *value);
     }
 }
 
@@ -348,7 +352,8 @@ impl CounterSnapshot {
         let mut counts = self.counts;
         let mut earlier = before.counts;
         counts.fields_mut().into_iter().zip(earlier.fields_mut()).for_each(|(count, earlier)| *count -= *earlier);
-        CounterDelta { span: self.time - before.time, counts }
+        let cpu = self.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));
+        CounterDelta { span: self.time - before.time, counts, cpu }
     }
 
     pub fn in_flight(&self) -> u64 {
@@ -537,8 +542,8 @@ mod tests {
         }
         let gaps: Vec<_> = timer.gaps.iter().map(|gap| (gap.span.as_millis(), gap.boundary)).collect();
         assert_eq!(gaps, [(10, false), (30, true), (11, false), (12, false), (40, true), (13, false)]);
-        let times = (timer.first(), timer.first_from_send(), timer.stream());
-        assert_eq!(times, (Some(ms(25)), Some(ms(20)), Some(ms(116))));
+        assert_eq!((timer.first(), timer.first_from_send()), (Some(ms(25)), Some(ms(20))));
+        assert_eq!(timer.per_char(), Some(ms(116) / 6));
         assert_eq!(timer.segments, [ms(23)]);
         let percentiles = [0.5, 0.99, 0.0].map(|share| timer.gap_percentile(share));
         assert_eq!(percentiles, [Some(ms(12)), Some(ms(40)), Some(ms(10))]);
@@ -581,15 +586,6 @@ mod tests {
         );
         assert_eq!(timer.segments, [us(40_000)]);
         assert_eq!(timer.gaps.len(), 10);
-    }
-}
-
-#[cfg(test)]
-mod keystrokes_tests {
-    use super::*;
-
-    fn ms(span: u64) -> Duration {
-        Duration::from_millis(span)
     }
 
     fn answer(texts: &[&str]) -> AnsweredKeystroke {

@@ -52,6 +52,18 @@ impl fmt::Display for PromptSource {
     }
 }
 
+impl FromStr for PromptSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "lines" => Ok(Self::Lines),
+            "documents" => Ok(Self::Documents),
+            length => length.parse().map(Self::Excerpts),
+        }
+    }
+}
+
 /// Workload as the user specified it, with the options of `WorkloadArgs`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkloadSpec {
@@ -94,8 +106,7 @@ pub struct WorkloadInfo {
     pub chunk_chars: Option<u64>,
     /// Beam size for summaries; absent: the model's default.
     pub beam: Option<u32>,
-    /// Generation settings in force by their API names, in words. Empty in reports of versions that did not record them.
-    #[serde(default)]
+    /// Generation settings in force by their API names, in words.
     pub settings: SentSettings,
 }
 
@@ -115,8 +126,6 @@ pub type SendFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), St
 
 pub(crate) struct WorkloadKind {
     pub(crate) name: &'static str,
-    /// Checks the options that only this kind has.
-    pub(crate) check: fn(&WorkloadSpec) -> Result<()>,
     /// Adds to a description for the report what only this kind has.
     pub(crate) describe: fn(&WorkloadSpec, &PromptSet, &mut WorkloadInfo),
     /// Draws a request. Fails only if an invariant is broken.
@@ -134,7 +143,6 @@ impl Workload {
     /// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
     pub(crate) fn new(spec: &WorkloadSpec, kind: &'static WorkloadKind) -> Result<Self> {
         spec.check()?;
-        (kind.check)(spec)?;
         Ok(Self { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)?, kind })
     }
 
@@ -171,7 +179,7 @@ pub trait PreparedRequest: Send + Sync {
 }
 
 impl WorkloadSpec {
-    /// Checks the options that every kind has. Fails if one is out of bounds.
+    /// Fails if an option is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
         if !(weight.is_finite() && *weight > 0.0) {
@@ -189,6 +197,13 @@ impl WorkloadSpec {
         };
         if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
             return Err(Error::option("--chunk-chars", self.chunk_chars, format!("1 to {MAX_LENGTH}")));
+        }
+        if self.kind == EDIT {
+            self.typing.check()?;
+            if !matches!(self.prompts, PromptSource::Excerpts(_)) {
+                let expected = format!("a length for kind={EDIT}: the characters before the cursor");
+                return Err(Error::option("--prompt-chars", quoted(&self.prompts.to_string()), expected));
+            }
         }
         // a summarizing model's limit is in tokens, which only the server can count
         if self.kind == SUMMARIZE {
@@ -375,8 +390,7 @@ impl PromptText {
         for file in files {
             chars.extend(read_file(file)?.chars());
         }
-        let name = |file: &PathBuf| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name: files.iter().map(name).collect::<Vec<_>>().join(", "), chars })
+        Ok(Self { name: file_names(files), chars })
     }
 
     /// Reads documents, and a text without characters that carries their common name. Each line of a `.jsonl` file is an object
@@ -386,7 +400,6 @@ impl PromptText {
         if files.is_empty() {
             return Err(Error::option("--prompts", "no file", "files, because the prompts are documents"));
         }
-        let name = Self::read(files)?.name;
         let mut documents = Vec::new();
         for file in files {
             let text = read_file(file)?;
@@ -404,7 +417,7 @@ impl PromptText {
                 documents.push(text);
             }
         }
-        Ok((Self { name, chars: Vec::new() }, documents))
+        Ok((Self { name: file_names(files), chars: Vec::new() }, documents))
     }
 
     /// Reads documents as [`documents`](Self::documents) does, as one text with a newline between two of them.
@@ -473,11 +486,18 @@ impl PromptSet {
     }
 }
 
+fn file_names(files: &[PathBuf]) -> String {
+    let name = |file: &PathBuf| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+    files.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 fn read_file(file: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    File::open(file)
-        .and_then(|opened| opened.take(MAX_BYTES + 1).read_to_end(&mut bytes))
-        .map_err(Error::unreadable("--prompts", file))?;
+    File::open(file).and_then(|opened| opened.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(Error::file(
+        "--prompts",
+        "read",
+        file,
+    ))?;
     let field = || format!("--prompts: {}", file.display());
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::option(field(), "a larger file", format!("at most {MAX_BYTES} bytes")));
@@ -558,8 +578,8 @@ pub(crate) fn fill_model_defaults(settings: &mut SentSettings, models: &[&ModelI
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::models::DocumentInfo;
     use rand::SeedableRng;
-    use rand_chacha::ChaCha8Rng;
 
     #[test]
     fn gaps_have_the_rate_and_the_spread_and_follow_the_seed() {
@@ -575,24 +595,6 @@ mod tests {
         assert_eq!(drawn, gaps(1));
         assert_ne!(drawn, gaps(2));
     }
-
-    #[test]
-    fn typists_are_checked() {
-        let typing = TypingSpec::default();
-        assert!(typing.check().is_ok());
-        assert!(TypingSpec { rate: f64::NAN, ..typing }.check().is_err());
-        assert!(TypingSpec { count: 17, ..typing }.check().is_err());
-        assert_eq!(TypingSpec::end("max_chars"), Ok(Until::MaxChars));
-        assert_eq!(TypingSpec { until: Until::Line, ..typing }.end_name(), "line");
-        assert!(TypingSpec::end("page").unwrap_err().contains("word, line, segment, max_chars"));
-    }
-}
-
-#[cfg(test)]
-mod length_tests {
-    use super::*;
-    use rand::SeedableRng;
-    use rand_chacha::ChaCha8Rng;
 
     fn mean(text: &str) -> f64 {
         let length = Length::from_str(text).unwrap();
@@ -630,13 +632,6 @@ mod length_tests {
             assert!(message.contains("FROM..TO"), "{wrong}: {message}");
         }
     }
-}
-
-#[cfg(test)]
-mod text_tests {
-    use super::*;
-    use rand::SeedableRng;
-    use rand_chacha::ChaCha8Rng;
 
     #[test]
     fn excerpts_begin_with_words_and_wrap_around() {
@@ -687,12 +682,6 @@ mod text_tests {
         assert_eq!(text.lines().unwrap(), ["ä", "b", "c"]);
         assert_eq!(text.head(3), "ä\n\n");
     }
-}
-
-#[cfg(test)]
-mod settings_tests {
-    use super::*;
-    use crate::client::models::DocumentInfo;
 
     #[test]
     fn model_defaults_are_filled_in_where_the_models_agree() {

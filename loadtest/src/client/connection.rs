@@ -2,11 +2,8 @@
 
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use tonic::{Code, Status};
-use weir_client::{
-    connection::{Client, ConnectError, ServerEndpoint},
-    failed_connection::{FailedConnection, with_key_flags},
-};
+use tonic::Status;
+use weir_client::connection::{Client, ConnectError, ServerEndpoint};
 
 /// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;
@@ -19,30 +16,23 @@ const STREAM_WINDOW: u32 = 1 << 16;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
 /// Opens one connection. Fails if the server is unreachable, or the key is not a valid header value.
-pub async fn connect(server: &ServerEndpoint) -> Result<Client> {
+pub async fn connect(server: &ServerEndpoint) -> Result<Client, ConnectError> {
     let opened = server.connect_with(|endpoint| {
         endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW)
     });
-    opened.await.map_err(|error| match error {
-        ConnectError::Setting(error) => Error::Setting(error.to_string()),
-        ConnectError::Failed(failed) => Error::Connection { server: server.address.clone(), failed },
-    })
+    opened.await
 }
 
-/// Opens `count` connections, at least one. Fails as [`connect`] does.
+/// Opens `count` connections, at least one. Fails as [`connect`] does, with what answers at the address.
 pub async fn pool(server: &ServerEndpoint, count: usize) -> Result<ConnectionPool> {
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count.max(1) {
-        connections.push(connect(server).await?);
+        match connect(server).await {
+            Ok(connection) => connections.push(connection),
+            Err(error) => return Err(Error::Server(server.explain(error).await.to_string())),
+        }
     }
     Ok(ConnectionPool::new(connections))
-}
-
-/// Adds to the error of a connection what answers at the address and what the user can do about it.
-pub async fn diagnose(server: &ServerEndpoint, error: Error) -> Error {
-    let Error::Connection { server: address, failed } = error else { return error };
-    let reason = failed.explain(&server.address, &server.tls).await;
-    Error::Remote { server: address, reason }
 }
 
 /// Connections used in turn.
@@ -83,21 +73,4 @@ fn ended_by_tester(status: &Status) -> bool {
         source = error.source();
     }
     false
-}
-
-/// Converts the status of a failed call to an error.
-pub fn remote_error(client: &Client, status: &Status) -> Error {
-    let server = client.address().to_owned();
-    if let Some(cause) = std::error::Error::source(status) {
-        return Error::Connection { server, failed: FailedConnection::new(cause) };
-    }
-    let mut message = status.message().to_owned();
-    if status.code() == Code::Unauthenticated {
-        message = with_key_flags(&message, client.has_key());
-    }
-    // weir's own messages may begin with the code.
-    let code = code_name(status);
-    let has_code = message.split_once(':').is_some_and(|(begin, _)| begin.eq_ignore_ascii_case(code));
-    let reason = if has_code { message } else { format!("{code}: {message}") };
-    Error::Remote { server, reason }
 }

@@ -1,11 +1,10 @@
 //! Descriptions of the server and its models, which a report keeps as conditions of the measurement.
 
-use super::connection::remote_error;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::time::timeout;
-use weir_client::{connection::Client, failed_connection::FailedConnection, quoted};
+use weir_client::{connection::Client, quoted};
 use weir_proto::{
     inference::{ServerMetadataRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
     v1::{Calibration, Documents, Model},
@@ -22,11 +21,9 @@ pub struct ModelInfo {
     pub shape: String,
     pub parameters: u64,
     pub pooled: bool,
-    #[serde(default)]
     pub summarizes: bool,
-    /// Unit of its limits, prompts and answers. Absent from reports of versions that did not record it.
-    #[serde(default)]
-    pub unit: Option<SymbolUnit>,
+    /// Unit of its limits, prompts and answers.
+    pub unit: SymbolUnit,
     pub dtype: String,
     pub sha256: String,
     pub max_symbols: u64,
@@ -37,16 +34,16 @@ pub struct ModelInfo {
     pub step_ns: u64,
     pub cache_bytes: u64,
     pub concurrent_streams: u32,
-    /// Limits and defaults of a model that summarizes. Absent from reports of versions that did not record them.
-    #[serde(default)]
+    /// Limits and defaults of a model that summarizes.
     pub documents: Option<DocumentInfo>,
 }
 
 /// Unit that a model's limits, prompts and answers count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SymbolUnit {
     /// Characters of the vocabulary.
+    #[default]
     Characters,
     /// Bytes of UTF-8.
     Bytes,
@@ -76,13 +73,6 @@ pub struct DocumentInfo {
     pub beam_size: u32,
     pub length_penalty: f32,
     pub no_repeat_ngram: u32,
-}
-
-impl ModelInfo {
-    /// Returns the plural of its unit; `symbols` if the report does not record it.
-    pub fn unit_name(&self) -> &'static str {
-        self.unit.map_or("symbols", SymbolUnit::name)
-    }
 }
 
 impl DocumentInfo {
@@ -121,7 +111,7 @@ impl From<Model> for ModelInfo {
             parameters: model.parameters,
             pooled: model.pooled,
             summarizes: model.documents.is_some(),
-            unit: Some(unit),
+            unit,
             dtype: model.dtype,
             sha256: model.sha256,
             max_symbols: limits.max_symbols,
@@ -187,12 +177,8 @@ pub async fn fetch_software(client: &Client) -> Option<ServerSoftware> {
 
 /// Lists all models of the server. Fails if the server rejects the request or does not answer in time.
 pub async fn list(client: &Client) -> Result<Vec<ModelInfo>> {
-    let late = |_| {
-        let failed = FailedConnection::of_text(format!("no list of models in {METADATA_TIMEOUT:?}"));
-        Error::Connection { server: client.address().to_owned(), failed }
-    };
-    let answer = timeout(METADATA_TIMEOUT, client.list_models(METADATA_TIMEOUT)).await.map_err(late)?;
-    let models = answer.map_err(|status| remote_error(client, &status))?;
+    let listed = client.list_models(METADATA_TIMEOUT).await;
+    let models = client.answered(listed).await.map_err(|error| Error::Server(error.to_string()))?;
     Ok(models.into_iter().map(ModelInfo::from).collect())
 }
 

@@ -3,45 +3,33 @@
 use super::{
     known_delays::undisturbed,
     stub::Script,
-    support::{failure, json, ms, run, script, serve, words},
+    support::{ms, script, serve},
 };
 use crate::*;
-
-/// Writes a text that all completions of the stub continue.
-fn text(folder: &tempfile::TempDir) -> PathBuf {
-    let path = folder.path().join("text.txt");
-    fs::write(&path, "x".repeat(100)).unwrap();
-    path
-}
-
-fn edit(options: &str) -> String {
-    format!("kind=edit,{options}")
-}
-
-fn edits(report: &Value) -> &Value {
-    &report[0]["parts"][0]["point"]["figures"]["edits"]
-}
 
 /// Twelve characters are typed in each of two documents. The stub's best completion has two characters, and the third best four.
 #[test]
 fn keystrokes_are_timed_and_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let text = text(&folder);
+    // all completions of the stub continue this text
+    let text = folder.path().join("text.txt");
+    fs::write(&text, "x".repeat(100)).unwrap();
     let page = folder.path().join("page.html");
-    let page = page.to_str().unwrap();
     let served = serve(vec![script("stub")]);
+    let load = "--concurrency 2 --requests 2 --warm-up 0 --objective key_p99=10s";
+    let line = format!(
+        "run @ --workload kind=edit,prompt-chars=50,output-chars=12,rate=20 --prompts {} {load} --html {}",
+        text.display(),
+        page.display()
+    );
     undisturbed(|| {
-        let workload = edit("prompt-chars=50,output-chars=12,rate=20");
-        let base = ["run", &served.address, "--workload", &workload, "--prompts", text.to_str().unwrap()];
-        let length = words("--concurrency 2 --requests 2 --warm-up 0 --objective key_p99=10s --json - --html");
-        let report = json(&run(&[&base[..], &length, &[page]].concat()));
+        let report = served.report(&line);
         let figures = &report[0]["parts"][0]["point"]["figures"];
-        let counts = |key: &str| edits(&report)[key].as_u64().unwrap();
-        let all = ["sessions", "keystrokes", "stale", "failed"].map(counts);
-        assert_eq!(all, [2, 24, 0, 0]);
+        let edits = &figures["edits"];
+        let counts = |key: &str| edits[key].as_u64().unwrap();
+        assert_eq!(["sessions", "keystrokes", "stale", "failed"].map(counts), [2, 24, 0, 0]);
         // every second keystroke, and three of four
-        assert_eq!((counts("saved_by_first"), counts("saved_by_first_three")), (12, 18));
-        let edits = edits(&report);
+        assert_eq!(["saved_by_first", "saved_by_first_three"].map(counts), [12, 18]);
         assert_eq!((&edits["recomputed_chars"]["count"], &edits["recomputed_chars"]["max"]), (&24.into(), &1.0.into()));
         for key in ["keystroke_ns", "keystroke_server_ns"] {
             assert!(edits[key]["min"].as_f64().unwrap() >= 2e6, "{key}: {edits}");
@@ -68,18 +56,12 @@ fn keystrokes_are_timed_and_saved() {
 /// Completions that take longer than the next keystroke are overtaken, and all keystrokes wait for the last ones.
 #[test]
 fn keystrokes_that_are_overtaken_wait_for_later_completions() {
-    let folder = tempfile::tempdir().unwrap();
     let served = serve(vec![Script { plain: ms(700), ..script("stub") }]);
-    let workload = edit("prompt-chars=10,output-chars=8,rate=50,pause=200ms");
-    let text = text(&folder);
-    let base = ["run", &served.address, "--workload", &workload, "--prompts", text.to_str().unwrap()];
-    let arguments = words("--concurrency 1 --requests 1 --warm-up 0 --json -");
+    let workload = "kind=edit,prompt-chars=10,output-chars=8,rate=50,pause=200ms";
     undisturbed(|| {
-        let report = json(&run(&[&base[..], &arguments].concat()));
-        let edits = edits(&report);
-        let counts = ["keystrokes", "stale", "saved_by_first", "saved_by_first_three"].map(|key| edits[key].as_u64());
-        // only the completions before the first keystroke came in time
-        assert_eq!(counts, [Some(8), Some(7), Some(1), Some(3)]);
+        let report = served.report(&format!("run @ --workload {workload} --concurrency 1 --requests 1 --warm-up 0"));
+        let edits = &report[0]["parts"][0]["point"]["figures"]["edits"];
+        assert_eq!(["keystrokes", "stale"].map(|key| edits[key].as_u64()), [Some(8), Some(7)]);
         let waits = &edits["keystroke_ns"];
         assert_eq!(waits["count"], 8);
         assert!(waits["min"].as_f64().unwrap() >= 7e8 && waits["max"].as_f64() > waits["min"].as_f64(), "{waits}");
@@ -90,25 +72,24 @@ fn keystrokes_that_are_overtaken_wait_for_later_completions() {
 fn models_are_compared_by_their_keystrokes() {
     let slow = Script { plain: ms(40), ..script("slow") };
     let served = serve(vec![slow, Script { plain: ms(4), ..script("fast") }]);
-    let workload = edit("prompt-chars=10,output-chars=4,rate=10");
-    let options = words("--models slow,fast --rounds 2 --warm-up-rounds 0 --score-chars 0 --rounds-at-a-time 2");
-    let base = ["compare", &served.address, "--workload", &workload];
+    let workload = "--workload kind=edit,prompt-chars=10,output-chars=4,rate=10";
+    let rounds = "--rounds 2 --warm-up-rounds 0 --score-chars 0 --rounds-at-a-time 2";
+    let line = format!("compare @ --models slow,fast {workload} {rounds}");
     undisturbed(|| {
-        let report = json(&run(&[&base[..], &options, &["--json", "-"]].concat()));
+        let report = served.report(&line);
         let gains = &report[0]["parts"][0]["comparison"]["models"][1]["gains"];
         assert!(gains["keystroke"]["ratio"].as_f64().unwrap() > 1.5, "{gains}");
         assert!(gains["total"].is_null(), "the typist determines how long a session takes: {gains}");
     });
-    let table = String::from_utf8(run(&[&base[..], &options].concat()).stdout).unwrap();
+    let table = String::from_utf8(served.run(&line).stdout).unwrap();
     assert!(table.contains("median: keystroke to completions") && !table.contains("per token"), "{table}");
 }
 
 #[test]
 fn a_sweep_over_editors_has_columns_of_keystrokes() {
     let served = serve(vec![script("stub")]);
-    let workload = edit("prompt-chars=10,output-chars=3,rate=50");
-    let options = words("--concurrency 1,2 --duration 200ms --warm-up 0");
-    let output = run(&[&["sweep", &served.address, "--workload", &workload][..], &options].concat());
+    let load = "--concurrency 1,2 --duration 200ms --warm-up 0";
+    let output = served.run(&format!("sweep @ --workload kind=edit,prompt-chars=10,output-chars=3,rate=50 {load}"));
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("  keystroke p50  ") && table.contains(" % by the first three)"), "{table}");
     assert!(!table.contains("keystroke p99"), "too few keystrokes for this percentile: {table}");
@@ -117,8 +98,7 @@ fn a_sweep_over_editors_has_columns_of_keystrokes() {
 #[test]
 fn a_session_that_is_refused_fails() {
     let served = serve(vec![Script { refuse: 1, ..script("stub") }]);
-    let workload = edit("prompt-chars=10,output-chars=3");
-    let options = words("--concurrency 1 --requests 2 --warm-up 0");
-    let stderr = failure(&[&["run", &served.address, "--workload", &workload][..], &options].concat());
+    let workload = "--workload kind=edit,prompt-chars=10,output-chars=3";
+    let stderr = served.failure(&format!("run @ {workload} --concurrency 1 --requests 2 --warm-up 0"));
     assert!(stderr.contains("2 requests: 0 succeeded, 2 RESOURCE_EXHAUSTED"), "{stderr}");
 }

@@ -2,7 +2,10 @@
 
 use crate::*;
 use hyper_util::rt::TokioIo;
-use std::process::{Child, Command, Stdio};
+use std::{
+    ffi::OsStr,
+    process::{Child, Command, Stdio},
+};
 use weir_client::connection::Client;
 use weir_loadtest::{
     client::connection::ConnectionPool,
@@ -152,43 +155,47 @@ pub(crate) fn serve(scripts: Vec<Script>) -> ServedStub {
     ServedStub { address, stub, _runtime: runtime }
 }
 
-pub(crate) fn command(arguments: &[&str]) -> Command {
+impl ServedStub {
+    /// Returns the program with a command line that is split at spaces. `@` stands for the stub's address.
+    pub(crate) fn command(&self, line: &str) -> Command {
+        command(line.replace('@', &self.address).split(' '))
+    }
+
+    pub(crate) fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// Runs a command line that must succeed, and returns the report that it writes as JSON.
+    #[track_caller]
+    pub(crate) fn report(&self, line: &str) -> Value {
+        let output = self.run(&format!("{line} --json -"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Runs a command line that must fail, and returns its stderr.
+    #[track_caller]
+    pub(crate) fn failure(&self, line: &str) -> String {
+        let output = self.run(line);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{line}: {stderr}");
+        stderr
+    }
+}
+
+pub(crate) fn command(arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir-loadtest"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-pub(crate) fn run(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
-}
-
-/// Splits a command line at spaces.
-pub(crate) fn words(line: &str) -> Vec<&str> {
-    line.split(' ').collect()
-}
-
-/// Runs the program, which must fail, and returns its stderr.
-#[track_caller]
-pub(crate) fn failure(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success(), "{arguments:?}: {stderr}");
-    stderr
-}
-
 /// Runs the program, interrupts it as Ctrl-C does once `condition` holds, and returns its output.
 #[cfg(unix)]
-pub(crate) fn run_interrupted(arguments: &[&str], condition: impl Fn() -> bool) -> Output {
-    let mut child = command(arguments).spawn().unwrap();
+pub(crate) fn run_interrupted(command: &mut Command, condition: impl Fn() -> bool) -> Output {
+    let mut child = command.spawn().unwrap();
     wait(&mut child, condition);
     assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
     child.wait_with_output().unwrap()
-}
-
-#[track_caller]
-pub(crate) fn json(output: &Output) -> Value {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 pub(crate) fn script(name: &str) -> Script {

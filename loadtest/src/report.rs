@@ -1073,27 +1073,22 @@ mod tests {
 
     #[test]
     fn pooling_is_described_with_bytes_per_document_and_kept_shares_with_their_range() {
-        let figures = |summaries| RequestFigures { summaries: Some(summaries), ..RequestFigures::default() };
-        let pooled = |kept, unpooled, count| SummaryFigures {
-            count,
-            cross_attention_bytes: kept,
-            unpooled_cross_attention_bytes: unpooled,
+        let described = |summaries| {
+            let figures = RequestFigures { summaries, ..RequestFigures::default() };
+            [pooling(&figures), kept_share(&figures)]
+        };
+        let kept_share =
+            Percentiles { count: 2, min: Some(0.25), p50: Some(0.5), max: Some(1.0), ..Percentiles::default() };
+        let pooled = SummaryFigures {
+            count: 2,
+            cross_attention_bytes: 3 << 20,
+            unpooled_cross_attention_bytes: 48 << 20,
+            kept_share,
             ..SummaryFigures::default()
         };
-        assert_eq!(pooling(&figures(pooled(3 << 20, 48 << 20, 2))), "16.0× (1.50 MiB per document)");
-        assert_eq!(
-            (pooling(&figures(pooled(0, 0, 0))), pooling(&RequestFigures::default())),
-            (NONE.into(), NONE.into())
-        );
-        let shares =
-            Percentiles { count: 2, min: Some(0.25), p50: Some(0.5), max: Some(1.0), ..Percentiles::default() };
-        let described =
-            |kept_share| self::kept_share(&figures(SummaryFigures { kept_share, ..SummaryFigures::default() }));
-        assert_eq!(described(shares), "50.0 % (25.0 to 100)");
-        assert_eq!(
-            (described(Percentiles::default()), kept_share(&RequestFigures::default())),
-            (NONE.into(), NONE.into())
-        );
+        assert_eq!(described(Some(pooled)), ["16.0× (1.50 MiB per document)", "50.0 % (25.0 to 100)"]);
+        assert_eq!(described(Some(SummaryFigures::default())), [NONE, NONE]);
+        assert_eq!(described(None), [NONE, NONE]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Known delays are measured on a paused clock, which advances only while all tasks wait: nothing but the stub's delays takes
-//! time, and the tolerance holds on any machine. `sockets` does the same by the machine's clock.
+//! time, and the tolerance holds on any machine. The last tests use sockets and the machine's clock.
 
 use crate::{
     support::{Test, ms, near},
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::runtime::Builder;
 use weir_client::connection::ServerEndpoint;
 use weir_loadtest::client::connection::{self, TESTER_CODE, code_name};
-use weir_measure::histogram::Percentiles;
+use weir_measure::{histogram::Percentiles, stats::nearest_rank};
 use weir_proto::v1::{Stopping, generate_response::Event, generation_client::GenerationClient};
 
 #[track_caller]
@@ -20,7 +20,7 @@ fn all_near(spread: &Percentiles, expected: Duration, what: &str) {
 }
 
 /// Returns a stub with 80 ms to the first character, 5 ms to the next, and 20 ms to every fifth, which ends a segment.
-fn script() -> Script {
+pub(crate) fn script() -> Script {
     Script { first: ms(80), plain: ms(5), boundary: ms(20), segment: 5, ..Script::instant("stub") }
 }
 
@@ -154,13 +154,6 @@ fn waits(count: usize, interval: Duration, rows: usize, service: Duration) -> Ve
     begun.into_iter().enumerate().map(|(n, begun)| begun - interval * n as u32).collect()
 }
 
-/// Returns the smallest value that a share of `share` of the values does not exceed.
-fn percentile(values: &[Duration], share: f64) -> Duration {
-    let mut sorted = values.to_vec();
-    sorted.sort();
-    sorted[(share * sorted.len() as f64).ceil() as usize - 1]
-}
-
 /// The example of docs/loadtest.md: twenty requests per second for a server that can answer thirteen.
 #[test]
 fn overload_over_a_socket_is_what_queueing_theory_says() {
@@ -175,7 +168,8 @@ fn overload_over_a_socket_is_what_queueing_theory_says() {
         assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
         let check = |actual: &Value, offset: Duration, name: &str| {
             for (key, share) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
-                near(actual[key].as_f64(), percentile(&waits, share) + offset, &format!("{name}, {key}"));
+                let wait = nearest_rank(waits.iter().copied(), share).unwrap();
+                near(actual[key].as_f64(), wait + offset, &format!("{name}, {key}"));
             }
             near(actual["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + offset, &format!("{name}, mean"));
         };

@@ -388,45 +388,35 @@ impl WorkloadMix {
     }
 }
 
-/// Kind of objective: its name, and the figure of a request that it limits.
-struct ObjectiveKind {
-    name: &'static str,
-    figure: fn(&ClientTimer, Duration) -> Option<Duration>,
-}
-
-/// Kinds of objectives. `ttfc` and `total` count from the intended send time of the request, `char` is the mean time per character
-/// after those that came first, together, and gaps are the times between its messages. `key` is the time from a keystroke to its
-/// completions. An objective whose figure a request does not have is met: a request with a single message, for example, has no
-/// gaps.
-const OBJECTIVE_KINDS: [ObjectiveKind; 9] = [
-    ObjectiveKind { name: "ttfc", figure: |timer, _| timer.first() },
-    ObjectiveKind { name: "total", figure: |_, total| Some(total) },
-    ObjectiveKind { name: "char", figure: |timer, _| timer.per_char() },
-    ObjectiveKind { name: "gap_p50", figure: |timer, _| timer.gap_percentile(0.5) },
-    ObjectiveKind { name: "gap_p95", figure: |timer, _| timer.gap_percentile(0.95) },
-    ObjectiveKind { name: "gap_p99", figure: |timer, _| timer.gap_percentile(0.99) },
-    ObjectiveKind { name: "gap_max", figure: |timer, _| timer.gap_percentile(1.0) },
-    ObjectiveKind { name: "key_p50", figure: |timer, _| timer.edits.as_ref()?.percentile(0.5) },
-    ObjectiveKind { name: "key_p99", figure: |timer, _| timer.edits.as_ref()?.percentile(0.99) },
+/// Kinds of objectives: their names, and the figure of a request that each limits. `ttfc` and `total` count from the intended send
+/// time of the request, `char` is the mean time per character after those that came first, together, and gaps are the times between
+/// its messages. `key` is the time from a keystroke to its completions. An objective whose figure a request does not have is met: a
+/// request with a single message, for example, has no gaps.
+const OBJECTIVES: [(&str, ObjectiveFigure); 9] = [
+    ("ttfc", |timer, _| timer.first()),
+    ("total", |_, total| Some(total)),
+    ("char", |timer, _| timer.per_char()),
+    ("gap_p50", |timer, _| timer.gap_percentile(0.5)),
+    ("gap_p95", |timer, _| timer.gap_percentile(0.95)),
+    ("gap_p99", |timer, _| timer.gap_percentile(0.99)),
+    ("gap_max", |timer, _| timer.gap_percentile(1.0)),
+    ("key_p50", |timer, _| timer.edits.as_ref()?.percentile(0.5)),
+    ("key_p99", |timer, _| timer.edits.as_ref()?.percentile(0.99)),
 ];
 
-/// Upper limit of a figure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Objective {
-    /// Index in [`OBJECTIVE_KINDS`].
-    kind: usize,
-    limit: Duration,
-}
+/// Figure of a request that ended the given time after its intended start.
+type ObjectiveFigure = fn(&ClientTimer, Duration) -> Option<Duration>;
 
-/// Objectives, all of which a good request meets.
+/// Objectives, all of which a good request meets: indices in [`OBJECTIVES`], with the upper limits of the figures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Objectives(Vec<Objective>);
+pub struct Objectives(Vec<(usize, Duration)>);
 
 impl Objectives {
     /// True if a request that succeeded after `total` meets all objectives.
     pub fn are_met(&self, timer: &ClientTimer, total: Duration) -> bool {
-        let figure = |objective: &Objective| (OBJECTIVE_KINDS[objective.kind].figure)(timer, total);
-        self.0.iter().all(|objective| figure(objective).is_none_or(|actual| actual <= objective.limit))
+        let is_met =
+            |&(kind, limit): &(usize, Duration)| OBJECTIVES[kind].1(timer, total).is_none_or(|actual| actual <= limit);
+        self.0.iter().all(is_met)
     }
 
     /// True if there are no objectives.
@@ -441,14 +431,13 @@ impl FromStr for Objectives {
     fn from_str(text: &str) -> Result<Self, String> {
         let objective = |part: &str| {
             let (name, limit) = part.split_once('=').ok_or_else(|| format!("expected NAME=TIME, found {part:?}"))?;
-            let kind = OBJECTIVE_KINDS.iter().position(|kind| kind.name == name.trim());
+            let kind = OBJECTIVES.iter().position(|(known, _)| *known == name.trim());
             let kind = kind.ok_or_else(|| {
-                let names: Vec<_> = OBJECTIVE_KINDS.iter().map(|kind| kind.name).collect();
-                format!("expected one of {}, found {:?}", names.join(", "), name.trim())
+                format!("expected one of {}, found {:?}", OBJECTIVES.map(|(name, _)| name).join(", "), name.trim())
             })?;
             let limit = format::duration(limit.trim())
                 .map_err(|why| format!("{}: {why}, found {:?}", name.trim(), limit.trim()))?;
-            Ok::<_, String>(Objective { kind, limit })
+            Ok::<_, String>((kind, limit))
         };
         text.split(',').map(objective).collect::<Result<_, _>>().map(Self)
     }
@@ -456,8 +445,8 @@ impl FromStr for Objectives {
 
 impl fmt::Display for Objectives {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let describe = |&Objective { kind, limit }: &Objective| {
-            format!("{} ≤ {}", OBJECTIVE_KINDS[kind].name, format::time(limit.as_nanos() as f64))
+        let describe = |&(kind, limit): &(usize, Duration)| {
+            format!("{} ≤ {}", OBJECTIVES[kind].0, format::time(limit.as_nanos() as f64))
         };
         out.write_str(&self.0.iter().map(describe).collect::<Vec<_>>().join(", "))
     }

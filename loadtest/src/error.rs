@@ -1,6 +1,6 @@
 //! Errors of this crate.
 
-use std::{fmt::Display, io, ops::RangeInclusive, path::Path, path::PathBuf};
+use std::{fmt::Display, io, ops::RangeInclusive, path::Path};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -8,9 +8,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
-    /// A file or stream cannot be read or written.
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    /// Stdout cannot be written.
+    #[error("stdout: {0}")]
+    Stdout(io::Error),
     /// An option is out of bounds.
     #[error("{field}: expected {expected}, found {value}")]
     BadOption { field: String, value: String, expected: String },
@@ -20,20 +20,12 @@ pub enum Error {
     /// The server rejected a request, is unreachable, or went away. The message begins with its address.
     #[error("{0}")]
     Server(String),
-    /// A file is not a report of this version.
-    #[error("{}: {problem}", path.display())]
-    Report { path: PathBuf, problem: String },
     /// An invariant of this program is broken.
     #[error("internal: {0}")]
     Internal(String),
 }
 
 impl Error {
-    /// Returns a function for `map_err` after reading or writing `path`.
-    pub fn io(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { path: path.as_ref().to_owned(), source }
-    }
-
     /// Returns a function for `map_err` after a failure to `verb` the file that `flag` names: `read` or `write`.
     pub fn file<'a>(flag: &'a str, verb: &'a str, file: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
         move |error| Self::Setting(format!("{flag}: cannot {verb} {}: {error}", file.display()))

@@ -150,7 +150,7 @@ fn is_stdout(file: &Path) -> bool {
 /// Prints to stdout and returns an error if the pipe is closed.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("stdout"))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
 }
 
 /// Returns the command line without the program's path and without keys.

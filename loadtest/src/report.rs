@@ -226,7 +226,7 @@ pub fn json(reports: &[MeasurementReport]) -> Result<String> {
 
 /// Reads reports that [`json`] serialized. Fails if the file is missing, too large, or not a report of this version.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
-    let wrong = |problem: String| Error::Report { path: path.to_owned(), problem };
+    let wrong = |problem: String| Error::Setting(format!("{}: {problem}", path.display()));
     let bytes = fs::metadata(path).map_err(Error::file("FILE", "read", path))?.len();
     match bytes {
         0 => return Err(wrong("expected a report that --json wrote, found an empty file".into())),
@@ -592,17 +592,12 @@ fn optional_number(number: Option<f64>, decimals: usize) -> String {
 }
 
 /// Row of a table of figures: its name, the spread of the values, and how a value is shown.
-struct FigureRow {
-    name: &'static str,
-    values: Percentiles,
-    show: fn(Option<f64>) -> String,
-}
+type FigureRow = (&'static str, Percentiles, fn(Option<f64>) -> String);
 
 /// Returns the figures for which the measurement has values.
 fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
-    let row = |name, values, show| FigureRow { name, values, show };
-    let time = |name, values| row(name, values, optional_time);
-    let gap = |name, values| row(name, values, optional_gap);
+    let time = |name, values| -> FigureRow { (name, values, optional_time) };
+    let gap = |name, values| -> FigureRow { (name, values, optional_gap) };
     let server = &figures.server;
     let mut rows = vec![
         time("time to first character", figures.time_to_first_char_ns),
@@ -617,7 +612,7 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
     rows.extend(figures.segment_ns.map(|values| gap("segment", values)));
     rows.extend([
         time("time per character", figures.char_ns),
-        row("speed", figures.chars_per_second, optional_speed),
+        ("speed", figures.chars_per_second, optional_speed),
         time("queue (server)", server.queue_ns),
         time("prefill (server)", server.prefill_ns),
         time("first character (server)", server.time_to_first_char_ns),
@@ -630,7 +625,7 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
             time("… after the upload", summaries.encode_rest_ns),
             time("decode (server)", summaries.decode_ns),
             time("… per token", summaries.decode_token_ns),
-            row("tokens (server)", summaries.tokens_per_second, optional_speed),
+            ("tokens (server)", summaries.tokens_per_second, optional_speed),
         ]);
     }
     if let Some(edits) = &figures.edits {
@@ -638,10 +633,10 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
             time("keystroke to completions", edits.keystroke_ns),
             time("… at the server", edits.keystroke_server_ns),
             time("… start lag (tester)", edits.keystroke_lag_ns),
-            row("recomputed characters", edits.recomputed_chars, |value| value.map_or(NONE.into(), digits)),
+            ("recomputed characters", edits.recomputed_chars, |value| value.map_or(NONE.into(), digits)),
         ]);
     }
-    rows.retain(|row| row.values.count > 0);
+    rows.retain(|(_, values, _)| values.count > 0);
     rows
 }
 
@@ -649,7 +644,7 @@ fn figure_rows(figures: &RequestFigures) -> Vec<FigureRow> {
 fn figures_table(figures: &RequestFigures) -> Vec<Vec<String>> {
     let headings = ["figure", "count", "mean", "min", "p50", "p90", "p95", "p99", "p99.9", "max"];
     let mut lines = vec![headings.map(str::to_owned).to_vec()];
-    for FigureRow { name, values, show } in figure_rows(figures) {
+    for (name, values, show) in figure_rows(figures) {
         let Percentiles { mean, min, p50, p90, p95, p99, p999, max, .. } = values;
         let cells = [mean, min, p50, p90, p95, p99, p999, max].map(show);
         lines.push([name.to_owned(), values.count.to_string()].into_iter().chain(cells).collect());

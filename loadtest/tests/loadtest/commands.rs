@@ -9,29 +9,6 @@ use serde_json::json;
 use std::path::Path;
 
 #[test]
-fn a_run_writes_json_and_a_page() {
-    let served = serve(vec![script("stub")]);
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("page.html");
-    let mix = "--workload name=a,weight=2,temperature=0.5 --workload name=b,prompt-chars=exponential:40";
-    let load = "--concurrency 4 --objective ttfc=10s --requests 40 --warm-up 0 --output-chars 5..20";
-    let report = served.report(&format!("run @ {load} {mix} --html {}", page.display()));
-    let point = &report[0]["parts"][0]["point"];
-    assert_eq!((&point["figures"]["requests"]["well"], &point["figures"]["good"]), (&40.into(), &40.into()));
-    let parts = point["workloads"].as_array().unwrap();
-    let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
-    assert!(well.len() == 2 && well[0] + well[1] == 40 && well[0] > well[1], "{well:?}");
-    assert!(fs::read_to_string(&page).unwrap().ends_with("</html>"));
-    // conditions: the server's software, and the settings
-    let conditions = &report[0]["conditions"];
-    assert_eq!(conditions["software"], json!({ "name": "stub", "version": env!("CARGO_PKG_VERSION") }));
-    assert_eq!(conditions["models"][0]["dtype"], "none");
-    let settings = &conditions["workloads"][0]["settings"];
-    assert_eq!((&settings["temperature"], &settings["top_p"]), (&"0.5".into(), &"server's default".into()));
-    assert_eq!(conditions["workloads"][1]["settings"]["temperature"], "server's default");
-}
-
-#[test]
 fn the_same_seed_sends_the_same_requests() {
     let served = serve(vec![script("stub")]);
     let characters = |seed: u64| {
@@ -120,18 +97,23 @@ fn a_mix_sends_different_workloads_to_several_models() {
     let documents = folder.path().join("set.jsonl");
     let page = folder.path().join("page.html");
     fs::write(&documents, "{\"text\": \"one document\"}\n{\"article\": \"and another\"}\n").unwrap();
-    let texts = "--model writer --workload name=texts,weight=2";
+    let texts = "--model writer --workload name=texts,weight=2,temperature=0.5";
     let summaries = format!(
         "--workload name=summaries,kind=summarize,model=reader,prompts={},prompt-chars=documents,output-chars=4,chunk-chars=5",
         documents.display()
     );
-    let load = "--requests 30 --warm-up 0 --output-chars 6 --concurrency 3";
+    let load = "--requests 30 --warm-up 0 --output-chars 6 --concurrency 3 --objective ttfc=10s";
     let report = served.report(&format!("run @ {texts} {summaries} {load} --html {}", page.display()));
     assert_eq!(report[0]["parts"][0]["model"], "writer, reader");
-    let models = report[0]["conditions"]["models"].as_array().unwrap();
+    let conditions = &report[0]["conditions"];
+    assert_eq!(conditions["software"], json!({ "name": "stub", "version": env!("CARGO_PKG_VERSION") }));
+    let settings = &conditions["workloads"][0]["settings"];
+    assert_eq!((&settings["temperature"], &settings["top_p"]), (&"0.5".into(), &"server's default".into()));
+    let models = conditions["models"].as_array().unwrap();
+    assert_eq!(models[0]["dtype"], "none");
     assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
     let page = fs::read_to_string(page).unwrap();
-    for expected in ["<h2>writer, reader: closed loop", "answers of 4 tokens, of reader"] {
+    for expected in ["<h2>writer, reader: closed loop", "answers of 4 tokens, of reader", "</html>"] {
         assert!(page.contains(expected), "{expected}");
     }
     let point = &report[0]["parts"][0]["point"];
@@ -141,7 +123,8 @@ fn a_mix_sends_different_workloads_to_several_models() {
         assert!(all[key].is_number() && all[key] == parts[0][key], "{key}: {all}");
     }
     let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
-    assert!(well.iter().sum::<u64>() == 30 && well[1] > 0, "{well:?}");
+    assert!(well.iter().sum::<u64>() == 30 && well[0] > well[1] && well[1] > 0, "{well:?}");
+    assert_eq!(all["good"], 30);
     assert!(parts[0]["summaries"].is_null());
     assert_eq!(parts[1]["summaries"]["count"], well[1]);
     assert_eq!(parts[1]["summaries"]["summary_tokens"], 4 * well[1]);

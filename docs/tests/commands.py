@@ -59,6 +59,7 @@ PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
 TITLE = "What pooling is worth: two pairs of trained models"
 PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
+FULL = ".ci/full runs it"
 FUZZ = "it runs for minutes; .ci runs a minute of each target"
 SBOM = "it builds a program from crates.io for minutes"
 PULL = "it needs the network; tests/weir/pull.rs runs it with a local server"
@@ -130,20 +131,21 @@ PAGES: Dict[str, List[Step]] = {
     "CONTRIBUTING.md": [
         Elsewhere("cargo test", CI),
         Elsewhere(".ci/run", CI),
+        Elsewhere(".ci/full", FULL),
         Elsewhere(".ci/deny", CI),
-        Elsewhere(".ci/fuzz 10", CI),
-        Elsewhere(".ci/sanitize", CI),
+        Elsewhere(".ci/fuzz 10", FULL),
+        Elsewhere(".ci/sanitize", FULL),
         Elsewhere(".ci/proto", CI),
         Elsewhere(".ci/python", CI),
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
         Elsewhere("cargo test --test simulation", CI),
         Elsewhere("WEIR_SEED=7 cargo test --test simulation replay -- --nocapture", CI),
         Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation worlds", "it takes hours"),
-        Elsewhere("cargo test --manifest-path tests/interleavings/Cargo.toml", CI),
-        Elsewhere("cargo +nightly miri test --manifest-path tests/interleavings/Cargo.toml", CI),
+        Elsewhere("cargo test --manifest-path tests/interleavings/Cargo.toml", FULL),
+        Elsewhere("cargo +nightly miri test --manifest-path tests/interleavings/Cargo.toml", FULL),
         Elsewhere(".ci/package", PACKAGES),
         Elsewhere("cargo package --workspace", PACKAGES),
-        Elsewhere(".ci/fuzz", CI),
+        Elsewhere(".ci/fuzz", FULL),
         Elsewhere(".ci/fuzz 600 pickle", FUZZ),
         Elsewhere("FUZZ_MERGE=1 .ci/fuzz 600", FUZZ),
     ],

@@ -1,7 +1,7 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
 use crate::cli::model::IN_PROCESS;
-use weir_kernels::error::{Error, Names, is_field_name};
+use weir_kernels::error::Error;
 
 /// Request fields, dotted as on the wire, and the flags that set them.
 pub(crate) const FLAGS: [(&str, &str); 28] = [
@@ -35,21 +35,43 @@ pub(crate) const FLAGS: [(&str, &str); 28] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// The methods of the API behind commands.
-const COMMANDS: [(&str, &str); 6] = [
-    ("Generate", "`weir generate`"),
-    ("Summarize", "`weir summarize`"),
-    ("Score", "`weir score`"),
-    ("Segment", "`weir segment`"),
-    ("Compress", "`weir compress`"),
-    ("Edit", "`weir lsp`"),
-];
-
 /// The `call` of errors about a model in commands without the flag `--model`.
 const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
 
-/// The names of the command line.
-const NAMES: Names = Names { dropped: "", fields: &[&FLAGS], methods: &COMMANDS };
+/// Returns the flag of a field, or the command of a method. An element of a list has the flag of the list.
+fn own_name(name: &str) -> Option<&'static str> {
+    let command = match name {
+        "Generate" => "`weir generate`",
+        "Summarize" => "`weir summarize`",
+        "Score" => "`weir score`",
+        "Segment" => "`weir segment`",
+        "Compress" => "`weir compress`",
+        "Edit" => "`weir lsp`",
+        _ => {
+            let list = name.split_once('[').map_or(name, |(list, _)| list);
+            return FLAGS.iter().find(|(field, _)| *field == list).map(|(_, flag)| *flag);
+        }
+    };
+    Some(command)
+}
+
+/// Replaces the names that a server's message has in parentheses: the method that was called or that should be, and the option on
+/// which a limit depends.
+fn with_own_names(text: &str) -> String {
+    let mut parts = text.split('(');
+    let mut named = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let own = ["for ", "use ", "the value of "].iter().find_map(|start| {
+            let (name, rest) = part.strip_prefix(start)?.split_once(')')?;
+            let option = || FLAGS.iter().find(|(field, _)| field.rsplit('.').next() == Some(name));
+            let own = own_name(name).or_else(|| option().map(|(_, flag)| *flag))?;
+            Some(format!("{start}{own}){rest}"))
+        });
+        named.push('(');
+        named.push_str(own.as_deref().unwrap_or(part));
+    }
+    named
+}
 
 /// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process
 /// has no name in it.
@@ -61,48 +83,26 @@ pub(super) fn message(error: Error) -> String {
     }
 }
 
-pub(crate) fn with_flag_names(mut error: Error) -> Error {
-    match &mut error {
-        Error::WrongKind { call, .. } if !WITHOUT_FLAG.contains(call) => {
-            let field = if is_field_name(call) { *call } else { "model" };
-            return Error::Setting(NAMES.message(Some(field), &error.to_string()));
+pub(crate) fn with_flag_names(error: Error) -> Error {
+    match error {
+        Error::WrongKind { call, .. } if WITHOUT_FLAG.contains(&call) => error,
+        Error::WrongKind { .. } | Error::OtherMethod { .. } => {
+            let text = error.named(|name| own_name(name).unwrap_or(name)).to_string();
+            // The message about a method begins with the field `model`.
+            Error::Setting(if text.starts_with("--") { text } else { format!("--{text}") })
         }
-        Error::Refused { field, why, .. } => {
-            *field = NAMES.field(field).to_owned();
-            *why = NAMES.text(why);
+        Error::Refused { server, field, why } => {
+            let field = own_name(&field).map_or(field, str::to_owned);
+            Error::Refused { server, field, why: with_own_names(&why) }
         }
-        Error::BadOption { bound, .. } => *bound = NAMES.text(bound),
-        _ => {}
+        other => other.named(|name| own_name(name).unwrap_or(name)),
     }
-    if let Some(field) = field_of(&mut error) {
-        *field = NAMES.field(field);
-    }
-    error
 }
 
 /// Returns the error with the name `flag` in place of `name`, for a field that several flags set.
-pub(super) fn with_flag(mut error: Error, name: &str, flag: &'static str) -> Error {
-    match &mut error {
-        Error::Refused { field, .. } if field == name => flag.clone_into(field),
-        _ => {
-            if let Some(field) = field_of(&mut error).filter(|field| **field == name) {
-                *field = flag;
-            }
-        }
-    }
-    error
-}
-
-/// Returns the name of the field that an error is about.
-fn field_of(error: &mut Error) -> Option<&mut &'static str> {
+pub(super) fn with_flag(error: Error, name: &str, flag: &'static str) -> Error {
     match error {
-        Error::BadOption { field, .. }
-        | Error::UnknownSymbol { field, .. }
-        | Error::TooLong { field, .. }
-        | Error::LongerThan { field, .. }
-        | Error::NeverFits { field, .. }
-        | Error::TooMuchWork { field, .. }
-        | Error::NeedsNormaliser { option: field, .. } => Some(field),
-        _ => None,
+        Error::Refused { server, field, why } if field == name => Error::Refused { server, field: flag.into(), why },
+        other => other.named(|field| if field == name { flag } else { field }),
     }
 }

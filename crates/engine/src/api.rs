@@ -258,8 +258,14 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     if model.document_encoder().is_none() {
         return Ok(());
     }
-    let found = format!("a model that summarizes (use Summarize): {}", card.shape);
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "continues a prompt", found })
+    Err(Error::OtherMethod {
+        call,
+        model: card.name.clone(),
+        wanted: "continues a prompt",
+        does: "summarizes",
+        instead: "Summarize",
+        shape: card.shape.clone(),
+    })
 }
 
 /// Rejects a text that would feed more than `limit` symbols; the error names `text_field` if the text alone does.

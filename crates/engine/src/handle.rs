@@ -126,12 +126,13 @@ impl Handle {
         let arrived = check_terms(&terms)?;
         let card = model.card();
         let Some(reader) = model.document_encoder() else {
-            let found = format!("a model that continues text (use Generate): {}", card.shape);
-            return Err(Error::WrongKind {
+            return Err(Error::OtherMethod {
                 call: "Summarize",
                 model: card.name.clone(),
                 wanted: "reads documents",
-                found,
+                does: "continues text",
+                instead: "Generate",
+                shape: card.shape.clone(),
             });
         };
         let mut plan = request.plan(card, reader.limits(), limits.rows)?;

@@ -266,11 +266,12 @@ impl Stopping {
     fn validate(&self, card: &Card) -> Result<()> {
         within("stopping.max_chars", self.max_chars, 0..=card.max_symbols)?;
         if self.min_chars > self.max_chars {
-            return Err(bad(
-                "stopping.min_chars",
-                self.min_chars,
-                format!("0 to {} (the value of max_chars)", self.max_chars),
-            ));
+            return Err(Error::AboveOption {
+                field: "stopping.min_chars",
+                found: self.min_chars,
+                limit: self.max_chars,
+                other: "stopping.max_chars",
+            });
         }
         if self.max_segments.is_some() {
             must_pool("stopping.max_segments", card)?;

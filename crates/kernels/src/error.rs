@@ -56,6 +56,10 @@ impl Code {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All errors. Only fields that their message does not explain have a comment.
+///
+/// A `field` has the name of the surface that reads it: gRPC's, dotted as on the wire; a key of a request in JSON; or a flag. The
+/// set of these names is open, because each surface has fields that this crate knows nothing of. A surface that prints names of
+/// its own for gRPC's passes them to [`named`](Error::named).
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
@@ -90,6 +94,9 @@ pub enum Error {
         found: String,
         bound: String,
     },
+    /// A number above the value of another option.
+    #[error("{field}: expected 0 to {limit} (the value of {}), found {found}", last_name(other))]
+    AboveOption { field: &'static str, found: usize, limit: usize, other: &'static str },
     /// Malformed input, such as invalid JSON.
     #[error("{why}")]
     Unreadable {
@@ -135,6 +142,18 @@ pub enum Error {
     /// A call or an option that this kind of model does not support.
     #[error("{}", wrong_kind(call, model, wanted, found))]
     WrongKind { call: &'static str, model: String, wanted: &'static str, found: String },
+    /// A call for which the model has another method.
+    #[error("{}", wrong_kind(call, model, wanted, &other_method(does, instead, shape)))]
+    OtherMethod {
+        call: &'static str,
+        model: String,
+        wanted: &'static str,
+        /// What the model does: `summarizes`.
+        does: &'static str,
+        /// The method to call instead.
+        instead: &'static str,
+        shape: String,
+    },
     /// A call without a valid API key.
     #[error("unauthenticated: {why}")]
     Unauthenticated {
@@ -303,6 +322,7 @@ impl Error {
             Self::UnknownMethod { .. } => Code::Unimplemented,
             Self::UnknownSymbol { .. }
             | Self::BadOption { .. }
+            | Self::AboveOption { .. }
             | Self::Unreadable { .. }
             | Self::Exclusive { .. }
             | Self::TooLong { .. }
@@ -313,6 +333,7 @@ impl Error {
             | Self::NeedsNormaliser { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. }
+            | Self::OtherMethod { .. }
             | Self::CompressedWith { .. }
             | Self::Checkpoint { .. }
             | Self::Unverified { .. }
@@ -338,6 +359,28 @@ impl Error {
     /// Creates a [`BadOption`](Self::BadOption) error.
     pub fn bad_option(field: &'static str, found: impl Into<String>, bound: impl Into<String>) -> Self {
         Self::BadOption { field, found: found.into(), bound: bound.into() }
+    }
+
+    /// Returns the error with the names that a surface has, by `name`, for fields and methods of the gRPC API.
+    pub fn named(mut self, name: impl Fn(&'static str) -> &'static str) -> Self {
+        match &mut self {
+            Self::UnknownSymbol { field, .. }
+            | Self::BadOption { field, .. }
+            | Self::TooLong { field, .. }
+            | Self::LongerThan { field, .. }
+            | Self::NeverFits { field, .. }
+            | Self::TooMuchWork { field, .. }
+            | Self::WrongKind { call: field, .. }
+            | Self::NeedsNormaliser { option: field, .. } => *field = name(field),
+            Self::AboveOption { field: first, other: second, .. }
+            | Self::Exclusive { first, second }
+            | Self::OtherMethod { call: first, instead: second, .. } => {
+                *first = name(first);
+                *second = name(second);
+            }
+            _ => {}
+        }
+        self
     }
 
     /// Adds the reason for the limit to an error about a length.
@@ -518,67 +561,19 @@ pub fn clip(text: &str, limit: usize) -> String {
     format!("{beginning}…")
 }
 
-/// Returns true for the name of a field, such as `stopping.stop`, and false for that of a method or a command.
+/// Returns true for the name of a field or a flag, such as `stopping.stop`, and false for that of a method or a command.
 pub fn is_field_name(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.".contains(c))
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.-".contains(c))
 }
 
-/// The names that one surface, such as the command line, has for what errors mention.
-#[derive(Debug, Clone, Copy)]
-pub struct Names {
-    /// A prefix of fields that the surface's names lack.
-    pub dropped: &'static str,
-    /// Fields of the gRPC API, dotted as on the wire, and the surface's names of those that differ.
-    pub fields: &'static [&'static [(&'static str, &'static str)]],
-    /// Methods of the gRPC API, and what the surface has in their place.
-    pub methods: &'static [(&'static str, &'static str)],
+/// Returns the last part of a dotted name.
+pub fn last_name(field: &str) -> &str {
+    field.rsplit('.').next().unwrap_or(field)
 }
 
-impl Names {
-    /// Returns the name of a field, or of the list for an element of a list.
-    pub fn field<'a>(&self, field: &'a str) -> &'a str {
-        let field = field.strip_prefix(self.dropped).unwrap_or(field);
-        let list = field.split_once('[').map_or(field, |(list, _)| list);
-        self.fields().find(|(name, _)| *name == list).map_or(field, |(_, own)| own)
-    }
-
-    /// Returns the name of a field or of a method.
-    pub fn name<'a>(&self, name: &'a str) -> &'a str {
-        self.method(name).unwrap_or_else(|| self.field(name))
-    }
-
-    /// Returns the surface's message of an error whose message `text` begins with `field`.
-    pub fn message(&self, field: Option<&str>, text: &str) -> String {
-        match field.and_then(|field| Some((field, text.strip_prefix(field)?))) {
-            Some((field, rest)) => format!("{}{}", self.field(field), self.text(rest)),
-            None => self.text(text),
-        }
-    }
-
-    /// Replaces names in parentheses: the method that was called or that should be, and the option on which a limit depends.
-    pub fn text(&self, text: &str) -> String {
-        let mut parts = text.split('(');
-        let mut named = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            let own = ["for ", "use ", "the value of "].iter().find_map(|start| {
-                let (name, rest) = part.strip_prefix(start)?.split_once(')')?;
-                let option = || self.fields().find(|(field, _)| field.rsplit('.').next() == Some(name));
-                let own = self.method(name).or_else(|| option().map(|(_, own)| own))?;
-                Some(format!("{start}{own}){rest}"))
-            });
-            named.push('(');
-            named.push_str(own.as_deref().unwrap_or(part));
-        }
-        named
-    }
-
-    fn fields(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.fields.iter().flat_map(|table| *table).copied()
-    }
-
-    fn method(&self, name: &str) -> Option<&'static str> {
-        self.methods.iter().find(|(method, _)| *method == name).map(|(_, own)| *own)
-    }
+/// Describes a model that has another method.
+pub fn other_method(does: &str, instead: &str, shape: &str) -> String {
+    format!("a model that {does} (use {instead}): {shape}")
 }
 
 /// Returns the message about a call or an option that a model does not support.
@@ -618,23 +613,39 @@ mod tests {
 
     #[test]
     fn a_surface_has_its_own_names() {
-        let names = Names {
-            dropped: "options.",
-            fields: &[&[("a.max_chars", "--max")], &[("stop", "--stop")]],
-            methods: &[("Generate", "weir generate")],
+        let flag = |name| match name {
+            "stopping.max_chars" => "--max-chars",
+            "stopping.min_chars" => "--min-chars",
+            "Segment" => "`weir segment`",
+            "Generate" => "`weir generate`",
+            other => other,
         };
+        let shown = |error: Error| [error.to_string(), error.named(flag).to_string()];
+        let (field, other) = ("stopping.min_chars", "stopping.max_chars");
         assert_eq!(
-            ["a.max_chars", "stop[3]", "options.beam", "x[1]"].map(|name| names.field(name)),
-            ["--max", "--stop", "beam", "x[1]"]
+            shown(Error::AboveOption { field, found: 4, limit: 3, other }),
+            [
+                "stopping.min_chars: expected 0 to 3 (the value of max_chars), found 4",
+                "--min-chars: expected 0 to 3 (the value of --max-chars), found 4"
+            ]
         );
-        let message = |field, text| names.message(Some(field), text);
-        assert_eq!(message("b", "b: 0 to 3 (the value of max_chars)"), "b: 0 to 3 (the value of --max)");
-        assert_eq!(message("a.max_chars", "a.max_chars: 0 (x) (for Score)"), "--max: 0 (x) (for Score)");
+        let wanted = "pools";
+        let unpooled = |call| Error::WrongKind { call, model: "m".into(), wanted, found: "another".into() };
         assert_eq!(
-            message("m", "no field (use Generate): x (for Generate)"),
-            "no field (use weir generate): x (for weir generate)"
+            shown(unpooled("Segment"))[1],
+            "model: expected one that pools (for `weir segment`), found \"m\", another"
         );
-        assert_eq!(names.text("((for Generate"), "((for Generate");
+        assert_eq!(shown(unpooled(other))[1], "--max-chars: expected a model that pools, found \"m\", another");
+        let (does, instead) = ("continues text", "Generate");
+        let error = Error::OtherMethod { call: "Segment", model: "m".into(), wanted, does, instead, shape: "s".into() };
+        assert_eq!(
+            shown(error),
+            [
+                "model: expected one that pools (for Segment), found \"m\", a model that continues text (use Generate): s",
+                "model: expected one that pools (for `weir segment`), found \"m\", a model that continues text \
+                 (use `weir generate`): s"
+            ]
+        );
     }
 
     #[test]

@@ -9,14 +9,16 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{
+    Status,
     body::Body,
     codegen::http::{HeaderMap, Request},
 };
 use uuid::Uuid;
 use weir_engine::clock;
+use weir_kernels::error::{Error, Result};
 
 /// The result of a method with one response.
-pub(crate) type Reply<T> = Result<tonic::Response<T>, tonic::Status>;
+pub(crate) type Reply<T> = Result<tonic::Response<T>, Status>;
 
 /// The header that carries a request's id.
 pub const REQUEST_ID: &str = "x-request-id";
@@ -74,6 +76,53 @@ impl Call {
 
     fn unknown() -> Self {
         Self::new("".into(), clock::now())
+    }
+}
+
+/// The client of a call, and the properties of its request that calls on its behalf inherit.
+#[derive(Clone)]
+pub(crate) struct ClientContext {
+    pub(crate) request_id: Arc<str>,
+    /// The client, or why its key is refused.
+    principal: Result<Principal, &'static str>,
+    /// The headers of the request, which may name its trace.
+    pub(crate) headers: Arc<HeaderMap>,
+    /// When the client stops waiting.
+    pub(crate) deadline: Option<Instant>,
+    /// True if the log has refused calls. False if the server refuses the client's request with the call: the log then has that.
+    pub(crate) logs_calls: bool,
+}
+
+impl ClientContext {
+    pub(crate) fn new(request_id: Arc<str>, headers: &HeaderMap, principal: Result<Principal, &'static str>) -> Self {
+        Self { request_id, principal, headers: Arc::new(headers.clone()), deadline: None, logs_calls: false }
+    }
+
+    /// Returns the context of a gRPC call.
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
+        let Call { id, principal, deadline, .. } = Call::of(request);
+        Self { deadline, ..Self::new(id, request.metadata().as_ref(), Ok(principal)) }
+    }
+
+    /// Returns the context of request number `number` of a stream of requests.
+    pub(crate) fn numbered(&self, number: u64) -> Self {
+        Self { request_id: format!("{}/{number}", self.request_id).into(), ..self.clone() }
+    }
+
+    /// Returns the context of calls that the log has if they are refused.
+    pub(crate) fn logging_calls(self) -> Self {
+        Self { logs_calls: true, ..self }
+    }
+
+    /// Shortens the deadline to `deadline` if that is sooner.
+    pub(crate) fn until(self, deadline: Option<Instant>) -> Self {
+        let deadline = [self.deadline, deadline].into_iter().flatten().min();
+        Self { deadline, ..self }
+    }
+
+    /// Returns the client. Fails if the request needs a key and has none that is valid.
+    pub(crate) fn principal(&self) -> Result<&Principal> {
+        self.principal.as_ref().map_err(|why| Error::Unauthenticated { why })
     }
 }
 

@@ -11,40 +11,38 @@ use serde::{
 use serde_json::{Map, Value};
 use std::fmt;
 use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
-use weir_kernels::error::{Error, Names, Result, mismatch, quoted};
+use weir_kernels::error::{Error, Result, mismatch, quoted};
 use weir_models::contract::EarlyStopping;
 use weir_proto::v1;
 
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// The names of this API.
-pub(crate) const NAMES: Names = Names { dropped: "options.", fields: &[&FIELDS], methods: &PATHS };
-
-/// Fields of the gRPC API, and their names in this one if they differ.
-pub(crate) const FIELDS: [(&str, &str); 18] = [
-    ("prompt_ids", "prompt"),
-    ("chunk.text", "document"),
-    ("sampling.seed", "seed"),
-    ("sampling.temperature", "temperature"),
-    ("sampling.top_k", "top_k"),
-    ("sampling.top_p", "top_p"),
-    ("sampling.min_p", "min_p"),
-    ("sampling.repetition_penalty", "repetition_penalty"),
-    ("sampling.logit_bias", "logit_bias"),
-    ("stopping.max_chars", "max_tokens"),
-    ("stopping.min_chars", "min_tokens"),
-    ("stopping.max_segments", "max_segments"),
-    ("stopping.stop", "stop"),
-    ("stopping.ignore_eos", "ignore_eos"),
-    ("details.top_logprobs", "logprobs"),
-    ("details.boundaries", "boundaries"),
-    ("details.logprobs", "logprobs"),
-    ("details.echo", "echo"),
-];
-
-/// The gRPC methods behind the paths of this API.
-const PATHS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
+/// Returns this API's name of a field or a method of the gRPC API. An element of a list has the name of the list.
+pub(crate) fn own_name(name: &str) -> &str {
+    match name.split_once('[').map_or(name, |(list, _)| list) {
+        "prompt_ids" => "prompt",
+        "chunk.text" => "document",
+        "sampling.seed" => "seed",
+        "sampling.temperature" => "temperature",
+        "sampling.top_k" => "top_k",
+        "sampling.top_p" => "top_p",
+        "sampling.min_p" => "min_p",
+        "sampling.repetition_penalty" => "repetition_penalty",
+        "sampling.logit_bias" => "logit_bias",
+        "stopping.max_chars" => "max_tokens",
+        "stopping.min_chars" => "min_tokens",
+        "stopping.max_segments" => "max_segments",
+        "stopping.stop" => "stop",
+        "stopping.ignore_eos" => "ignore_eos",
+        "details.top_logprobs" | "details.logprobs" => "logprobs",
+        "details.boundaries" => "boundaries",
+        "details.echo" => "echo",
+        "Generate" => "/v1/completions",
+        "Summarize" => "/v1/summaries",
+        _ => name.strip_prefix("options.").unwrap_or(name),
+    }
+}
 
 /// Returns OpenAI's `finish_reason`: `stop` or `length`.
 pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {

@@ -6,9 +6,10 @@ use crate::{
     grpc,
     http::{editing, open_inference::InferenceRequest, summaries},
     middleware::limits::WholeMessages,
-    open_inference,
+    open_inference::request::InferRequest,
 };
 use tonic::codegen::Bytes;
+use weir_proto::codec::decode_bounded;
 
 /// Reads a request of `weir.v1`, and converts it to a job. The first byte selects the message.
 pub fn grpc_request(data: &[u8]) {
@@ -47,9 +48,10 @@ pub fn message_framing(data: &[u8]) {
 /// Reads a request of the Open Inference Protocol as a message and as JSON, with its tensors, and converts it to a job.
 pub fn inference_request(data: &[u8]) {
     let json = parse_json::<InferenceRequest>(data, "the body").ok();
-    let json =
-        json.and_then(|request| open_inference::fuzzing::convert(request.into_message(String::new(), String::new())));
-    open_inference::fuzzing::request(data).into_iter().chain(json).for_each(grpc::fuzzing::generate);
+    let json = json.map(|request| request.into_message(String::new(), String::new()));
+    let messages = decode_bounded(&mut &data[..]).into_iter().chain(json);
+    let requests = messages.filter_map(|message| InferRequest::parse(message, INFERRED_SYMBOLS).ok());
+    requests.for_each(|request| grpc::fuzzing::generate(request.generate));
 }
 
 /// Reads the messages of an editing session over a WebSocket, one in each line, and applies them to the session's text.
@@ -57,6 +59,9 @@ pub fn edit_messages(data: &[u8]) {
     let messages = data.split(|byte| *byte == b'\n').filter_map(editing::check_request);
     grpc::fuzzing::edit(messages).iter().for_each(editing::check_response);
 }
+
+/// Symbols of the model in [`inference_request`].
+const INFERRED_SYMBOLS: usize = 256;
 
 /// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.
 const MAX_FRAMED: usize = 1 << 10;

@@ -2,7 +2,7 @@
 //!
 //! Three surfaces share one set of engines and limits: `grpc` and `open_inference` behind the tower stack of
 //! `middleware`, and `http` on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
-//! `calls`.
+//! `calls`. All calls pass the one admission in `middleware`.
 
 use crate::{
     calls::Calls,
@@ -16,7 +16,7 @@ use crate::{
     },
     http,
     middleware::{
-        self,
+        self, Admission,
         auth::KEYLESS_MESSAGE_BYTES,
         compression::compressing,
         limits::{BodyMemory, CallTable},
@@ -136,13 +136,17 @@ pub async fn run(
     let draining = CancellationToken::new();
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
     let refusals = RefusalLog::default();
-    let in_progress = CallTable::new("calls", config.calls);
-    let calls =
-        Calls { jobs, traces: traces.clone(), refusals: refusals.clone(), in_progress: Arc::clone(&in_progress) };
+    let admission = Admission {
+        metrics: Arc::clone(engines.metrics()),
+        traces: traces.clone(),
+        refusals: refusals.clone(),
+        in_progress: CallTable::new("calls", config.calls),
+    };
+    let calls = Calls { jobs: jobs.clone(), admission: admission.clone() };
     // A request of this protocol is in progress itself, and so is the call that it makes.
-    let own = Calls { in_progress: CallTable::new("calls", config.calls), ..calls.clone() };
+    let own = Admission { in_progress: CallTable::new("calls", config.calls), ..admission.clone() };
     let inference = InferenceService {
-        calls: own,
+        calls: Calls { jobs, admission: own },
         monitor: monitor.clone(),
         collected: collected.clone(),
         max_concurrent: usize::try_from(config.concurrent_streams).unwrap_or(usize::MAX).max(1),
@@ -152,13 +156,10 @@ pub async fn run(
         config: &config,
         memory: &memory,
         engines: &engines,
-        calls: &in_progress,
         workers: &workers,
-        traces: traces.as_ref(),
         draining: &draining,
-        refusals: &refusals,
     };
-    let stack = middleware::stack(routes.prepare(), &parts);
+    let stack = middleware::stack(routes.prepare(), admission, &parts);
     let incoming = connections::incoming(listener.into(), &config, draining.clone(), Protocol::Http2);
     let grpc = http2::serve(incoming, stack, engines.metrics(), &config, closing.clone());
     let openai = async {

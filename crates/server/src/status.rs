@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 use tonic::Status;
-use tonic_types::{ErrorDetails, FieldViolation, StatusExt, pb};
+use tonic_types::{ErrorDetails, StatusExt, pb};
 pub use weir_client::reasons::WRONG_KIND_OF_MODEL;
 pub(crate) use weir_client::reasons::rule_and_field;
 use weir_client::reasons::{UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
-use weir_kernels::error::{Error, Names, clip};
+use weir_kernels::error::{Error, clip, last_name, other_method};
 
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
@@ -27,14 +27,31 @@ const VALUE_BYTES: usize = 256;
 
 /// Returns the status of an error, for the request of that id.
 pub fn status(error: &Error, request_id: &str) -> Status {
-    let mut builder =
-        DetailsBuilder { item: String::new(), details: ErrorDetails::new(), metadata: Metadata::default() };
+    let mut builder = DetailsBuilder::default();
     let reason = builder.describe(error);
     let DetailsBuilder { mut details, metadata, .. } = builder;
     details.set_request_info(clip(request_id, VALUE_BYTES), "");
     details.set_error_info(reason, DOMAIN, HashMap::new());
-    let code = tonic::Code::from_i32(error.code() as i32);
-    metadata.add_to(Status::with_error_details(code, clip(&error.to_string(), MESSAGE_BYTES), details))
+    metadata.add_to(Status::with_error_details(code(error), message(error), details))
+}
+
+/// Returns the details of an error's status, except for the request's id.
+pub(crate) fn details(error: &Error) -> ErrorDetails {
+    let mut builder = DetailsBuilder::default();
+    let reason = builder.describe(error);
+    let DetailsBuilder { mut details, metadata, .. } = builder;
+    details.set_error_info(reason, DOMAIN, metadata.entries.into_iter().collect::<HashMap<_, _>>());
+    details
+}
+
+/// Returns the code of an error's status.
+pub(crate) fn code(error: &Error) -> tonic::Code {
+    tonic::Code::from_i32(error.code() as i32)
+}
+
+/// Returns the message of an error's status.
+pub(crate) fn message(error: &Error) -> String {
+    clip(&error.to_string(), MESSAGE_BYTES)
 }
 
 /// The metadata of `ErrorInfo`, in the order of its names: the same error always has the same bytes.
@@ -55,37 +72,13 @@ impl Metadata {
     }
 }
 
-/// Returns a status with a surface's names in its message and its details.
-pub(crate) fn with_names(status: &Status, names: &Names) -> Status {
-    let mut details = status.get_error_details();
-    let (_, field) = rule_and_field(&details);
-    let message = names.message(field, status.message());
-    if let Some(bad) = details.bad_request().cloned() {
-        let renamed = bad.field_violations.into_iter().map(|FieldViolation { field, description, .. }| {
-            FieldViolation::new(names.field(&field), names.message(Some(&field), &description))
-        });
-        details.set_bad_request(renamed.collect::<Vec<_>>());
-    }
-    let mut metadata = Metadata::default();
-    if let Some(info) = details.error_info().cloned() {
-        let renamed = info.metadata.into_iter().map(|(key, value)| match key.as_str() {
-            "field" | "call" => (key, names.name(&value).to_owned()),
-            _ => (key, value),
-        });
-        metadata.entries = renamed.collect();
-        details.set_error_info(info.reason, info.domain, HashMap::new());
-    }
-    let metadata_map = status.metadata().clone();
-    let named = Status::with_error_details_and_metadata(status.code(), message, details, metadata_map);
-    metadata.add_to(named)
-}
-
 /// Returns the name of a status code as gRPC writes it.
 pub(crate) fn code_name(code: tonic::Code) -> &'static str {
     weir_proto::CODE_NAMES[code as usize]
 }
 
 /// Collects the details of a status.
+#[derive(Default)]
 struct DetailsBuilder {
     /// Path of the item that the error is about, before the names of its fields.
     item: String,
@@ -107,6 +100,10 @@ impl DetailsBuilder {
             }
             Error::BadOption { field, found, bound } => {
                 self.field(field, error).add("value", found).add("bound", bound).reason("BAD_OPTION")
+            }
+            Error::AboveOption { field, found, limit, other } => {
+                let bound = format!("0 to {limit} (the value of {})", last_name(other));
+                self.field(field, error).number("value", *found).add("bound", &bound).reason("BAD_OPTION")
             }
             Error::Unreadable { field: Some(field), .. } => self.field(field, error).reason("UNREADABLE"),
             Error::Unreadable { field: None, .. } => "UNREADABLE",
@@ -131,12 +128,10 @@ impl DetailsBuilder {
                 self.add("length", &format!("more than {limit}"));
                 "TOO_LONG"
             }
-            Error::WrongKind { call, model, wanted, found } => self
-                .add("call", call)
-                .add("model", model)
-                .add("wanted", wanted)
-                .add("found", found)
-                .reason(WRONG_KIND_OF_MODEL),
+            Error::WrongKind { call, model, wanted, found } => self.wrong_kind(call, model, wanted, found),
+            Error::OtherMethod { call, model, wanted, does, instead, shape } => {
+                self.wrong_kind(call, model, wanted, &other_method(does, instead, shape))
+            }
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).add("what", what).number("limit", *limit).reason("QUEUE_FULL")
@@ -199,6 +194,10 @@ impl DetailsBuilder {
     fn add(&mut self, key: &str, value: &str) -> &mut Self {
         self.metadata.entries.insert(key.to_owned(), clip(value, VALUE_BYTES));
         self
+    }
+
+    fn wrong_kind(&mut self, call: &str, model: &str, wanted: &str, found: &str) -> &'static str {
+        self.add("call", call).add("model", model).add("wanted", wanted).add("found", found).reason(WRONG_KIND_OF_MODEL)
     }
 
     fn number(&mut self, key: &str, count: usize) -> &mut Self {

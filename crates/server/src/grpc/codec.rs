@@ -6,7 +6,7 @@ use crate::{
         convert,
         generation::{JobService, terms},
         request_parts::RequestParts,
-        response::{Buffered, Output, TaskResponse, buffered, reject},
+        response::{GrpcStream, Output, TaskResponse, reply},
     },
     middleware::limits::{BodyMemory, Reservation},
     registry::{Lease, continues_text},
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{task::yield_now, time::sleep};
-use tonic::{Request, Response, Streaming, codegen::Bytes};
+use tonic::{Request, Streaming, codegen::Bytes};
 use weir_engine::{
     Event, Events, Job, Terms, clock,
     codec::{BlockStream, Code, CodeInput, Coded, Compressor, Decompressor, Totals},
@@ -91,7 +91,7 @@ impl JobService {
         // created here too, so that a call that cannot succeed fails before its response
         Compressor::new(engine.card(), options)?;
         let stall = engine.limits().stall;
-        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
+        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call.deadline, stall, move |output| async move {
             run::<Compress>(parts, blocks, Compressor::new(engine.card(), options)?, output).await
         }))
     }
@@ -109,7 +109,7 @@ impl JobService {
         let engine = blocks.engine.clone();
         Decompressor::new(engine.card())?;
         let stall = engine.limits().stall;
-        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call, stall, move |output| async move {
+        Ok(TaskResponse::spawn([permit, self.gate.enter()?], call.deadline, stall, move |output| async move {
             run::<Decompress>(parts, blocks, Decompressor::new(engine.card())?, output).await
         }))
     }
@@ -125,9 +125,14 @@ impl JobService {
         let engine = self.engines.find_able("model", model, continues_text)?;
         if !continues_text(&engine) {
             let card = engine.card();
-            let found = format!("a model that summarizes (use Summarize): {}", card.shape);
-            let wanted = "reads texts symbol by symbol";
-            return Err(Error::WrongKind { call: method, model: card.name.clone(), wanted, found });
+            return Err(Error::OtherMethod {
+                call: method,
+                model: card.name.clone(),
+                wanted: "reads texts symbol by symbol",
+                does: "summarizes",
+                instead: "Summarize",
+                shape: card.shape.clone(),
+            });
         }
         Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
     }
@@ -153,19 +158,19 @@ fn summary(totals: Totals) -> v1::CodecSummary {
 
 #[tonic::async_trait]
 impl codec_server::Codec for JobService {
-    type CompressStream = Buffered<TaskResponse<v1::CompressResponse>>;
-    type DecompressStream = Buffered<TaskResponse<v1::DecompressResponse>>;
+    type CompressStream = GrpcStream<v1::CompressResponse>;
+    type DecompressStream = GrpcStream<v1::DecompressResponse>;
 
     async fn compress(&self, request: Request<Streaming<v1::CompressRequest>>) -> Reply<Self::CompressStream> {
         let call = Call::of(&request);
         let response = self.start_compress(RequestParts::of(request), call.clone()).await;
-        buffered(response.map_err(reject(&call))?, usize::from(self.late_headers)).await.map(Response::new)
+        reply(&call, response, usize::from(self.late_headers)).await
     }
 
     async fn decompress(&self, request: Request<Streaming<v1::DecompressRequest>>) -> Reply<Self::DecompressStream> {
         let call = Call::of(&request);
         let response = self.start_decompress(RequestParts::of(request), call.clone()).await;
-        buffered(response.map_err(reject(&call))?, usize::from(self.late_headers)).await.map(Response::new)
+        reply(&call, response, usize::from(self.late_headers)).await
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
         convert::{count, nanoseconds, size},
         generation::{JobService, terms},
         request_parts::RequestParts,
-        response::{Output, TaskResponse, character, reject},
+        response::{GrpcStream, Output, TaskResponse, character, reply},
     },
     metrics::EditEvent,
     middleware::limits::{BodyMemory, CallPlace, RequestMemory, Reservation},
@@ -26,7 +26,7 @@ use tokio::{
     time::sleep_until,
 };
 use tokio_stream::StreamExt;
-use tonic::{Request, Response, Streaming};
+use tonic::{Request, Streaming};
 use tonic_types::StatusExt;
 use weir_engine::{
     clock,
@@ -353,19 +353,19 @@ impl JobService {
             _place: place,
         };
         let stall = self.engines.stall();
-        Ok(TaskResponse::spawn(permits, call.clone(), stall, move |output| editor.run(output)))
+        Ok(TaskResponse::spawn(permits, call.deadline, stall, move |output| editor.run(output)))
     }
 }
 
 #[tonic::async_trait]
 impl editing_server::Editing for JobService {
-    type EditStream = TaskResponse<v1::EditResponse>;
+    type EditStream = GrpcStream<v1::EditResponse>;
 
     async fn edit(&self, mut request: Request<Streaming<v1::EditRequest>>) -> Reply<Self::EditStream> {
         let call = Call::of(&request);
         let memory = RequestMemory::take(&mut request);
         let parts = RequestParts::new(request.into_inner().map(|message| message.map(Ok)), memory);
-        self.start_editing(parts, &call).map(Response::new).map_err(reject(&call))
+        reply(&call, self.start_editing(parts, &call), 0).await
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     config::EditingConfig,
     grpc::{
         convert::{self, ResponseFormat},
-        response::{Buffered, JobEvents, MessageEncoder, Pieces, ResponseStream, buffered, reject},
+        response::{GrpcStream, JobEvents, MessageEncoder, Pieces, ResponseStream, reject, reply},
         score::{ScoreEncoder, boundary_levels, segments},
     },
     middleware::limits::{BodyMemory, CallTable, RequestMemory, Reservation},
@@ -82,9 +82,8 @@ impl JobService {
     ) -> Result<ResponseStream<GenerateEncoder>> {
         let permit = self.gate.enter()?;
         let priority = request.message.priority;
-        let call = request.call.clone();
+        let id = Arc::clone(&request.call.id);
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
-        let id = Arc::clone(&call.id);
         let convert = move |message, engine: &Lease| {
             let (job, format) = convert::generate_job(message, engine.card())?;
             let mut encoder = GenerateEncoder::new(format, engine.card(), &id);
@@ -92,13 +91,12 @@ impl JobService {
             Ok((Job::Generate(job), encoder))
         };
         let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
-        Ok(ResponseStream::new(events, encoder, call))
+        Ok(ResponseStream::new(events, encoder))
     }
 
     async fn start_score(&self, request: Incoming<v1::ScoreRequest>) -> Result<ResponseStream<ScoreEncoder>> {
         let permit = self.gate.enter()?;
         let priority = request.message.priority;
-        let call = request.call.clone();
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let convert = |message, engine: &Lease| {
             let card = engine.card();
@@ -109,7 +107,7 @@ impl JobService {
             Ok((Job::Score(job), encoder))
         };
         let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
-        Ok(ResponseStream::new(events, encoder, call))
+        Ok(ResponseStream::new(events, encoder))
     }
 
     async fn segment_text(&self, request: Incoming<v1::SegmentRequest>) -> Result<v1::SegmentResponse> {
@@ -182,19 +180,19 @@ async fn collect_segments(
 
 #[tonic::async_trait]
 impl generation_server::Generation for JobService {
-    type GenerateStream = Buffered<ResponseStream<GenerateEncoder>>;
-    type ScoreStream = Buffered<ResponseStream<ScoreEncoder>>;
+    type GenerateStream = GrpcStream<v1::GenerateResponse>;
+    type ScoreStream = GrpcStream<v1::ScoreResponse>;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Reply<Self::GenerateStream> {
         let call = Call::of(&request);
-        let stream = self.start_generate(Incoming::of(request)).await.map_err(reject(&call))?;
-        buffered(stream, self.first_messages::<GenerateEncoder>()).await.map(Response::new)
+        let response = self.start_generate(Incoming::of(request)).await;
+        reply(&call, response, self.first_messages::<GenerateEncoder>()).await
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Reply<Self::ScoreStream> {
         let call = Call::of(&request);
-        let stream = self.start_score(Incoming::of(request)).await.map_err(reject(&call))?;
-        buffered(stream, self.first_messages::<ScoreEncoder>()).await.map(Response::new)
+        let response = self.start_score(Incoming::of(request)).await;
+        reply(&call, response, self.first_messages::<ScoreEncoder>()).await
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Reply<v1::SegmentResponse> {

@@ -10,8 +10,9 @@ use crate::{
     registry::Engines,
     status::status,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response};
 use weir_engine::{Handle, PRIORITIES, options::OptionLimits};
+use weir_kernels::error::Result;
 use weir_models::{contract, text::Vocabulary};
 use weir_proto::v1::{self, models_server};
 
@@ -28,9 +29,8 @@ impl ModelsService {
     }
 
     /// Describes the model of that name, or the only one.
-    pub(crate) fn get(&self, call: &Call, name: Option<&str>, with_symbols: bool) -> Result<v1::Model, Status> {
-        let engine = self.engines.find("name", name).map_err(|error| status(&error, &call.id))?;
-        Ok(self.describe(&engine, with_symbols))
+    pub(crate) fn get(&self, name: Option<&str>, with_symbols: bool) -> Result<v1::Model> {
+        self.engines.find("name", name).map(|engine| self.describe(&engine, with_symbols))
     }
 
     fn describe(&self, engine: &Handle, with_symbols: bool) -> v1::Model {
@@ -151,6 +151,7 @@ impl models_server::Models for ModelsService {
     }
 
     async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Reply<v1::Model> {
-        self.get(&Call::of(&request), request.get_ref().name.as_deref(), true).map(Response::new)
+        let model = self.get(request.get_ref().name.as_deref(), true);
+        model.map(Response::new).map_err(|error| status(&error, &Call::of(&request).id))
     }
 }

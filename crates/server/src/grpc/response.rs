@@ -1,7 +1,7 @@
 //! From the events of a request to messages: reads the events, cuts characters into pieces, and ends with usage and timing.
 
 use crate::{
-    call::Call,
+    call::{Call, Reply},
     grpc::convert::{CharacterDetails, PieceSplit, ResponseFormat},
     middleware::{limits::Reservation, observe::caught},
     registry::{Lease, RequestPermit},
@@ -13,16 +13,15 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::mpsc::{self, Receiver, Sender},
     task::JoinHandle,
     time::{sleep_until, timeout},
 };
-use tokio_stream::StreamExt as _;
-use tokio_stream::{Iter, Stream, adapters::Chain};
-use tonic::Status;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Response, Status};
 use tracing::Instrument as _;
 use tracing::Span;
 use weir_engine::{DocumentEvent, Event, Events, options::EmittedSymbol};
@@ -286,15 +285,14 @@ pub(crate) struct ResponseStream<E: MessageEncoder> {
     events: Option<JobEvents>,
     encoder: E,
     /// The error that ended the job, until it is sent.
-    failure: Option<Status>,
-    call: Call,
+    failure: Option<Error>,
     span: Span,
 }
 
 impl<E: MessageEncoder> ResponseStream<E> {
     /// The response for a job's events.
-    pub(super) fn new(events: JobEvents, encoder: E, call: Call) -> Self {
-        Self { events: Some(events), encoder, failure: None, call, span: Span::current() }
+    pub(super) fn new(events: JobEvents, encoder: E) -> Self {
+        Self { events: Some(events), encoder, failure: None, span: Span::current() }
     }
 
     pub(crate) fn encoder(&self) -> &E {
@@ -302,7 +300,7 @@ impl<E: MessageEncoder> ResponseStream<E> {
     }
 
     /// Takes events while they are ready and the encoder is not full, then returns the next message.
-    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
+    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message>>> {
         while !self.encoder.is_full() {
             let Some(events) = &mut self.events else { break };
             match events.poll(cx) {
@@ -317,7 +315,7 @@ impl<E: MessageEncoder> ResponseStream<E> {
                 }
                 Poll::Ready(Err(error)) => {
                     log_failure(&self.span, &error);
-                    self.failure = Some(status(&error, &self.call.id));
+                    self.failure = Some(error);
                     self.end();
                 }
             }
@@ -336,34 +334,38 @@ impl<E: MessageEncoder> ResponseStream<E> {
 }
 
 impl<E: MessageEncoder> Stream for ResponseStream<E> {
-    type Item = Result<E::Message, Status>;
+    type Item = Result<E::Message>;
 
     /// Catches panics, which the middleware does not see once the response has begun.
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         caught(|| self.advance(cx)).unwrap_or_else(|error| {
             log_failure(&self.span, &error);
             self.events = None;
-            Poll::Ready(Some(Err(status(&error, &self.call.id))))
+            Poll::Ready(Some(Err(error)))
         })
     }
 }
 
-/// A stream whose first messages have been read.
-pub(crate) type Buffered<S> = Chain<Iter<std::vec::IntoIter<<S as Stream>::Item>>, S>;
+/// A response as gRPC sends it.
+pub(crate) type GrpcStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Waits for the first `count` messages of a response. A call that fails before them then fails, instead of a response that has
-/// begun.
-pub(super) async fn buffered<T, S: Stream<Item = Result<T, Status>> + Unpin>(
-    mut stream: S,
-    count: usize,
-) -> Result<Buffered<S>, Status> {
+/// Answers a gRPC call once the first `count` messages of its response are there. A call that fails before them then fails, instead
+/// of a response that has begun.
+pub(super) async fn reply<T, S>(call: &Call, response: Result<S>, count: usize) -> Reply<GrpcStream<T>>
+where
+    T: Send + 'static,
+    S: Stream<Item = Result<T>> + Unpin + Send + 'static,
+{
+    let id = Arc::clone(&call.id);
+    let messages = response.map_err(reject(call))?;
+    let mut messages = messages.map(move |message| message.map_err(|error| status(&error, &id)));
     let mut first = Vec::new();
     while first.len() < count
-        && let Some(message) = stream.next().await.transpose()?
+        && let Some(message) = messages.next().await.transpose()?
     {
         first.push(Ok(message));
     }
-    Ok(tokio_stream::iter(first).chain(stream))
+    Ok(Response::new(Box::pin(tokio_stream::iter(first).chain(messages))))
 }
 
 impl<E: MessageEncoder> Drop for ResponseStream<E> {
@@ -381,17 +383,22 @@ pub(super) fn is_last(event: &Event) -> bool {
 
 /// Logs a failure: an internal one as an error with its text, any other with only its code, like every end of a request at level
 /// `debug`.
-pub(super) fn log_failure(span: &Span, error: &Error) {
+fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
         code => tracing::debug!(parent: span, ?code, "ended early"),
     }
 }
 
+/// Logs the error that rejects or ends a call, in the current span.
+pub(crate) fn log_rejection(error: &Error) {
+    log_failure(&Span::current(), error);
+}
+
 /// Returns a function that logs the error that rejects a call, and converts it to a status.
-pub(crate) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
+pub(super) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
     |error| {
-        log_failure(&Span::current(), &error);
+        log_rejection(&error);
         status(&error, &call.id)
     }
 }
@@ -421,8 +428,7 @@ impl<T> Output<T> {
 pub(crate) struct TaskResponse<T> {
     messages: Receiver<T>,
     /// Ends with the error that ended the call, which follows the messages. `None` once it is known.
-    task: Option<JoinHandle<Result<(), Status>>>,
-    call: Call,
+    task: Option<JoinHandle<Result<()>>>,
     /// Held until the response is complete or dropped.
     _permit: RequestPermit,
 }
@@ -432,15 +438,13 @@ impl<T: Send + 'static> TaskResponse<T> {
     /// response's. `stall` is how long the client may read nothing.
     pub(super) fn spawn<R: Future<Output = Result<()>> + Send>(
         permits: [RequestPermit; 2],
-        call: Call,
+        deadline: Option<Instant>,
         stall: Duration,
         run: impl FnOnce(Output<T>) -> R + Send + 'static,
     ) -> Self {
         let (sender, messages) = mpsc::channel(MESSAGES);
         let output = Output { sender, stall };
         let [permit, response_permit] = permits;
-        let id = call.id.clone();
-        let deadline = call.deadline;
         let span = Span::current();
         let task = async move {
             let passed = async {
@@ -455,20 +459,17 @@ impl<T: Send + 'static> TaskResponse<T> {
                 error = permit.ended() => Err(error),
                 () = passed => Err(Error::Deadline { stage: "while decoding" }),
             };
-            result.map_err(|error| {
-                log_failure(&Span::current(), &error);
-                status(&error, &id)
-            })
+            result.inspect_err(log_rejection)
         };
         let task = Some(tokio::spawn(task.instrument(span)));
-        Self { messages, task, call, _permit: response_permit }
+        Self { messages, task, _permit: response_permit }
     }
 }
 
 impl<T> Unpin for TaskResponse<T> {}
 
 impl<T> Stream for TaskResponse<T> {
-    type Item = Result<T, Status>;
+    type Item = Result<T>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(message) = ready!(self.messages.poll_recv(cx)) {
@@ -477,7 +478,7 @@ impl<T> Stream for TaskResponse<T> {
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
         let ended = ready!(Pin::new(task).poll(cx));
         self.task = None;
-        let panicked = |_| Err(status(&Error::Internal("a panic in a call".into()), &self.call.id));
+        let panicked = |_| Err(Error::Internal("a panic in a call".into()));
         Poll::Ready(ended.unwrap_or_else(panicked).err().map(Err))
     }
 }

@@ -8,9 +8,7 @@ use crate::{
         convert::{self, count, nanoseconds},
         generation::{JobService, terms},
         request_parts::RequestParts,
-        response::{
-            Buffered, JobEvents, MessageEncoder, Output, ResponseStream, TaskResponse, buffered, is_last, reject,
-        },
+        response::{GrpcStream, JobEvents, MessageEncoder, Output, ResponseStream, TaskResponse, is_last, reply},
     },
     middleware::limits::Reservation,
     registry::{Lease, RequestPermit, summarizes},
@@ -19,7 +17,7 @@ use crate::{
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{task::AbortHandle, time::sleep};
 use tokio_util::either::Either;
-use tonic::{Request, Response, Streaming};
+use tonic::{Request, Streaming};
 use weir_engine::{
     DocumentEvent, DocumentSource, DocumentUpload, Event, Events, Terms,
     beam::Hypothesis,
@@ -100,7 +98,7 @@ impl JobService {
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
         let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span.clone(), None), encoder, call))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, None), encoder))
     }
 
     /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
@@ -112,8 +110,9 @@ impl JobService {
         let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
         let workers = self.workers.clone();
         let permits = [permit, self.gate.enter()?];
-        let summary = PartedSummary { engine, request, terms, workers, reserved, call: call.clone() };
-        Ok(TaskResponse::spawn(permits, call, stall, move |output| async move {
+        let deadline = call.deadline;
+        let summary = PartedSummary { engine, request, terms, workers, reserved, call };
+        Ok(TaskResponse::spawn(permits, deadline, stall, move |output| async move {
             let text = receive(parts, &summary.reserved).await?;
             summary.run(text, &output).await
         }))
@@ -122,13 +121,12 @@ impl JobService {
 
 #[tonic::async_trait]
 impl summarization_server::Summarization for JobService {
-    type SummarizeStream = Buffered<SummaryResponses>;
+    type SummarizeStream = GrpcStream<v1::SummarizeResponse>;
 
     async fn summarize(&self, request: Request<Streaming<v1::SummarizeRequest>>) -> Reply<Self::SummarizeStream> {
         let call = Call::of(&request);
-        let started = self.start_summary(RequestParts::of(request), call.clone()).await;
-        let responses = started.map_err(reject(&call))?;
-        buffered(responses, self.first_messages::<SummaryEncoder>()).await.map(Response::new)
+        let response = self.start_summary(RequestParts::of(request), call.clone()).await;
+        reply(&call, response, self.first_messages::<SummaryEncoder>()).await
     }
 }
 

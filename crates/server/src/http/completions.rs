@@ -2,7 +2,8 @@
 //! Also refuses chats, and counts HTTP requests.
 
 use crate::{
-    calls::{ClientContext, Generated},
+    call::ClientContext,
+    calls::Generated,
     completion_request::{CompletionRequest, parse_json},
     http::{
         error::ApiError,
@@ -28,8 +29,8 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamMap};
-use tonic::Status;
 use weir_engine::{Handle, clock};
+use weir_kernels::error::Result;
 use weir_proto::v1::generate_response::Event;
 
 pub(crate) async fn complete(
@@ -101,14 +102,14 @@ impl Generations {
 }
 
 impl Completion for Generations {
-    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize>>> {
         loop {
             let Some((index, message)) = ready!(Pin::new(&mut self.streams).poll_next(cx)) else {
                 return Poll::Ready(None);
             };
             let event = match message {
                 Ok(message) => message.event,
-                Err(status) => return Poll::Ready(Some(Err(status))),
+                Err(error) => return Poll::Ready(Some(Err(error))),
             };
             let Some(choice) = self.choices.get_mut(index) else { continue };
             match event {

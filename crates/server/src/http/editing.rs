@@ -4,7 +4,7 @@
 //! answer with an HTTP status.
 
 use crate::{
-    calls::ClientContext,
+    call::ClientContext,
     completion_request::parse_json,
     grpc::editing::{EditMessage, MAX_SPLICES, check_splice_count, failed, request_id as action_id},
     http::{error::ApiError, state::ApiState},
@@ -39,7 +39,7 @@ use tokio::{
 };
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
+use tonic::Code;
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     self, EditRequest, EditResponse, TextSplice, document_closed::Reason, edit_request::Action, edit_response::Event,
@@ -259,18 +259,18 @@ async fn permit(requests: Sender<EditMessage>) -> OwnedPermit<EditMessage> {
 struct RefusedMessage {
     /// The id of its `complete` or `score`, if that can be read.
     id: Option<u64>,
-    error: Error,
+    error: Box<Error>,
 }
 
 impl From<Error> for RefusedMessage {
     fn from(error: Error) -> Self {
-        Self { id: None, error }
+        Self { id: None, error: error.into() }
     }
 }
 
 fn read_message(text: &[u8]) -> Result<v1::EditRequest, RefusedMessage> {
     let read = parse_json(text, "the message").and_then(RequestMessage::into_request);
-    read.map_err(|error| RefusedMessage { id: read_id(text), error })
+    read.map_err(|error| RefusedMessage { id: read_id(text), error: error.into() })
 }
 
 /// Returns the id of a message whose other fields may be wrong.
@@ -612,11 +612,7 @@ enum End {
 
 impl EditSocket {
     /// Passes messages on until the session ends or `ending` is cancelled.
-    async fn run(
-        mut self,
-        mut responses: impl Stream<Item = Result<EditResponse, Status>> + Unpin,
-        ending: CancellationToken,
-    ) {
+    async fn run(mut self, mut responses: impl Stream<Item = Result<EditResponse>> + Unpin, ending: CancellationToken) {
         // Also while a client reads nothing, so that a response cannot be sent.
         let ended = ending.run_until_cancelled(self.exchange(&mut responses)).await;
         let end =
@@ -637,7 +633,7 @@ impl EditSocket {
         }
     }
 
-    async fn exchange(&mut self, responses: &mut (impl Stream<Item = Result<EditResponse, Status>> + Unpin)) -> End {
+    async fn exchange(&mut self, responses: &mut (impl Stream<Item = Result<EditResponse>> + Unpin)) -> End {
         let mut pings = interval(PING_INTERVAL);
         // A response that the client reads slowly delays the pings, and the answers to them.
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -660,7 +656,7 @@ impl EditSocket {
                         }
                     }
                     None => return end,
-                    Some(Err(status)) => return self.fail(status).await,
+                    Some(Err(error)) => return self.fail(error).await,
                 },
                 _ = pings.tick() => {
                     silent += u32::from(std::mem::take(&mut has_read));
@@ -698,7 +694,7 @@ impl EditSocket {
             Ok(None) => return,
             Ok(Some(request)) => {
                 let id = action_id(&request);
-                self.queue.push(request).map_err(|error| RefusedMessage { id, error })
+                self.queue.push(request).map_err(|error| RefusedMessage { id, error: error.into() })
             }
             Err(refused) => Err(refused),
         };
@@ -727,8 +723,8 @@ impl EditSocket {
     }
 
     /// Sends the error of a call that failed.
-    async fn fail(&mut self, status: Status) -> End {
-        let text = ApiError::from(status).body().to_string();
+    async fn fail(&mut self, error: Error) -> End {
+        let text = ApiError::from(error).body().to_string();
         // A client that is gone needs no answer.
         let _ = self.socket.send(Message::Text(text.into())).await;
         End::Server(close_code::ERROR, "the call failed; the last message has the error")
@@ -1126,7 +1122,7 @@ mod tests {
     struct Session {
         client: DuplexStream,
         requests: Receiver<EditMessage>,
-        responses: Sender<Result<EditResponse, Status>>,
+        responses: Sender<Result<EditResponse>>,
         memory: Arc<BodyMemory>,
         ending: CancellationToken,
         task: JoinHandle<()>,

@@ -15,19 +15,20 @@ pub(crate) mod state;
 pub(crate) mod summaries;
 
 use crate::{
-    call::{Call, EDIT, REQUEST_ID, SUMMARIZE, request_id},
-    calls::{CallResponse, Calls, ClientContext},
+    call::{Call, ClientContext, EDIT, REQUEST_ID, SUMMARIZE, request_id},
+    calls::Calls,
     config::{LiveCredentials, TransportConfig},
     grpc::{
         editing::EditMessage,
         request_parts::RequestParts,
-        response::{TaskResponse, reject},
+        response::{TaskResponse, log_rejection},
     },
     http::{
         error::ApiError,
         state::{ApiState, Summarized},
     },
     middleware::{
+        CallResponse,
         auth::principal,
         limits::{GuardedBody, RequestMemory},
         observe::{PATH_BYTES, Refusal, RefusalLog},
@@ -55,7 +56,6 @@ use tokio::sync::mpsc::Receiver;
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tower::{ServiceExt, service_fn};
 use weir_kernels::error::{Result, clip, quoted};
 use weir_proto::v1;
@@ -248,7 +248,7 @@ async fn health(State(state): State<ApiState>) -> Response {
 }
 
 async fn list_models(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, |_| Ok(state.models.list(false))).await;
+    let listed = state.calls.ask("/weir.v1.Models/ListModels", &client, || Ok(state.models.list(false))).await;
     let response = listed.map(|listed| {
         let models = listed.models.into_iter().map(|model| model_json(model, state.started_at));
         Json(json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
@@ -263,7 +263,7 @@ async fn get_model(
 ) -> Response {
     let answer = async {
         let Path(name) = name?;
-        let get = |call: &_| state.models.get(call, Some(&name), false);
+        let get = || state.models.get(Some(&name), false);
         let model = state.calls.ask("/weir.v1.Models/GetModel", &client, get).await?;
         Ok::<_, ApiError>(Json(model_json(model, state.started_at)))
     };
@@ -303,15 +303,11 @@ fn model_json(model: v1::Model, created: u64) -> Value {
 /// The calls that only this API makes.
 impl Calls {
     /// Calls `Summarize` with the messages of a request.
-    async fn summarize(
-        &self,
-        client: &ClientContext,
-        messages: Vec<v1::SummarizeRequest>,
-    ) -> Result<Summarized, Status> {
+    async fn summarize(&self, client: &ClientContext, messages: Vec<v1::SummarizeRequest>) -> Result<Summarized> {
         let bytes = messages.iter().map(Message::encoded_len).sum();
         self.begin(SUMMARIZE, client, bytes, async |call: Call, memory| {
             let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
-            self.jobs.start_summary(parts, call.clone()).await.map_err(reject(&call))
+            self.jobs.start_summary(parts, call).await.inspect_err(log_rejection)
         })
         .await
     }
@@ -322,10 +318,10 @@ impl Calls {
         client: &ClientContext,
         messages: Receiver<EditMessage>,
         memory: RequestMemory,
-    ) -> Result<CallResponse<TaskResponse<v1::EditResponse>>, Status> {
+    ) -> Result<CallResponse<TaskResponse<v1::EditResponse>>> {
         self.begin(EDIT, client, 0, async |call: Call, _| {
             let parts = RequestParts::new(ReceiverStream::new(messages).map(Ok), Some(memory));
-            self.jobs.start_editing(parts, &call).map_err(reject(&call))
+            self.jobs.start_editing(parts, &call).inspect_err(log_rejection)
         })
         .await
     }
@@ -335,8 +331,8 @@ impl Calls {
         &self,
         path: &'static str,
         client: &ClientContext,
-        handler: impl FnOnce(&Call) -> Result<R, Status>,
-    ) -> Result<R, Status> {
-        self.begin(path, client, 0, async |call: Call, _| handler(&call)).await.map(CallResponse::into_complete)
+        handler: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        self.begin(path, client, 0, async |_, _| handler()).await.map(CallResponse::into_complete)
     }
 }

@@ -3,12 +3,12 @@
 //! A request becomes a call of the same method as over gRPC. Errors have this protocol's form: an object whose `error` is a text.
 
 use crate::{
-    calls::ClientContext,
+    call::ClientContext,
     completion_request::parse_json,
     grpc::generation::Incoming,
     http::{error::ApiError, state::ApiState},
     middleware::limits::GuardedBody,
-    open_inference,
+    open_inference::{self, response::own_name},
 };
 use axum::{
     Extension, Json,
@@ -62,20 +62,20 @@ type PathResult = Result<Path<ModelPath>, PathRejection>;
 pub(crate) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let answer = state
         .calls
-        .ask(method!("ServerMetadata"), &client, |_| Ok(open_inference::service::server_metadata_response()))
+        .ask(method!("ServerMetadata"), &client, || Ok(open_inference::service::server_metadata_response()))
         .await;
     finish(&client, answer.map(|answer| Json(server_json(answer))).map_err(ApiError::from))
 }
 
 /// Answers 200 if no model's worker hangs. Needs no key.
 pub(crate) async fn live(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let live = state.calls.ask(method!("ServerLive"), &client, |_| Ok(state.monitor.alive().is_ok())).await;
+    let live = state.calls.ask(method!("ServerLive"), &client, || Ok(state.monitor.alive().is_ok())).await;
     finish(&client, live.map(|live| flag(live, json!({ "live": live }))).map_err(ApiError::from))
 }
 
 /// Answers 200 if the server takes requests. Needs no key.
 pub(crate) async fn ready(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
-    let ready = state.calls.ask(method!("ServerReady"), &client, |_| Ok(state.monitor.ready().is_ok())).await;
+    let ready = state.calls.ask(method!("ServerReady"), &client, || Ok(state.monitor.ready().is_ok())).await;
     finish(&client, ready.map(|ready| flag(ready, json!({ "ready": ready }))).map_err(ApiError::from))
 }
 
@@ -87,7 +87,7 @@ pub(crate) async fn model(
 ) -> Response {
     let answer = async {
         let Path(ModelPath { name, version }) = path?;
-        let metadata = |call: &_| state.inference.metadata(call, &name, &version);
+        let metadata = || state.inference.metadata(&name, &version);
         Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), &client, metadata).await?)))
     };
     finish(&client, answer.await)
@@ -101,7 +101,7 @@ pub(crate) async fn model_ready(
 ) -> Response {
     let answer = async {
         let Path(ModelPath { name, version }) = path?;
-        let is_ready = |_: &_| Ok(state.inference.is_ready(&name, &version));
+        let is_ready = || Ok(state.inference.is_ready(&name, &version));
         let ready = state.calls.ask(method!("ModelReady"), &client, is_ready).await?;
         Ok(flag(ready, json!({ "name": name, "ready": ready })))
     };
@@ -138,7 +138,7 @@ async fn handle(
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
         inference.infer(client, Incoming { message, call, memory: Some(memory) }).await
     });
-    let answer = answer.await?.into_complete();
+    let answer = answer.await.map_err(|error| ApiError::named(error, own_name))?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
     let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;

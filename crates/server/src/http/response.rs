@@ -27,9 +27,8 @@ use std::{
 };
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::Status;
 use weir_engine::clock;
-use weir_kernels::error::Error;
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1;
 
 /// The fields that all messages of one completion share.
@@ -72,7 +71,7 @@ impl CompletionHead {
 /// The calls of one completion request, which run concurrently, and their output.
 pub(crate) trait Completion: Unpin + Send + 'static {
     /// Waits for messages until there is output. Returns its index.
-    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>>;
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize>>>;
 
     /// Takes the output of this index since the last call, in OpenAI's form: its choices.
     fn take_choices(&mut self, index: usize) -> Vec<Value>;
@@ -91,8 +90,8 @@ pub(crate) trait Completion: Unpin + Send + 'static {
     fn usage(&self) -> Value;
 
     /// Converts the error of a call.
-    fn error(&self, status: Status) -> ApiError {
-        status.into()
+    fn error(&self, error: Error) -> ApiError {
+        error.into()
     }
 }
 
@@ -113,7 +112,7 @@ pub(crate) async fn complete<C: Completion>(
     drop(request);
     let mut size = state.collected.begin(tenant, "set stream to true");
     while let Some(index) = poll_fn(|cx| completion.poll_output(cx)).await {
-        index?;
+        index.map_err(|error| completion.error(error))?;
         size.grow_to(completion.bytes())?;
     }
     if !completion.is_complete() {
@@ -137,7 +136,7 @@ struct CompletionEvents<C> {
 impl<C: Completion> EventSource for CompletionEvents<C> {
     type Message = usize;
 
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize>>> {
         self.completion.poll_output(cx)
     }
 
@@ -156,8 +155,8 @@ impl<C: Completion> EventSource for CompletionEvents<C> {
         Some(message)
     }
 
-    fn error(&self, status: Status) -> ApiError {
-        self.completion.error(status)
+    fn error(&self, error: Error) -> ApiError {
+        self.completion.error(error)
     }
 
     fn is_complete(&self) -> bool {
@@ -425,7 +424,7 @@ pub(crate) trait EventSource: Unpin + Send + 'static {
     type Message;
 
     /// Returns the next message, or `None` at the end of the call.
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Self::Message, Status>>>;
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Self::Message>>>;
 
     /// Converts a message to an event, if clients get one.
     fn event(&mut self, message: Self::Message) -> Option<Value>;
@@ -439,8 +438,8 @@ pub(crate) trait EventSource: Unpin + Send + 'static {
     fn is_complete(&self) -> bool;
 
     /// Converts the error of a call.
-    fn error(&self, status: Status) -> ApiError {
-        status.into()
+    fn error(&self, error: Error) -> ApiError {
+        error.into()
     }
 
     /// Returns the event after the last message, if there is one.
@@ -459,7 +458,7 @@ pub(crate) async fn response(mut source: impl EventSource, late_headers: bool) -
                 waits = !source.is_output(&message);
                 queue.extend(source.event(message).map(|event| event_line(&event)));
             }
-            Some(Err(status)) => return Err(source.error(status)),
+            Some(Err(error)) => return Err(source.error(error)),
             None => waits = false,
         }
     }
@@ -673,14 +672,14 @@ mod tests {
 
     /// A call with these messages.
     struct Call {
-        messages: VecDeque<Result<u32, Status>>,
+        messages: VecDeque<Result<u32>>,
         is_complete: bool,
     }
 
     impl EventSource for Call {
         type Message = u32;
 
-        fn poll_message(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<u32, Status>>> {
+        fn poll_message(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<u32>>> {
             Poll::Ready(self.messages.pop_front())
         }
 
@@ -693,7 +692,7 @@ mod tests {
         }
     }
 
-    async fn sent(messages: impl IntoIterator<Item = Result<u32, Status>>, is_complete: bool) -> Vec<String> {
+    async fn sent(messages: impl IntoIterator<Item = Result<u32>>, is_complete: bool) -> Vec<String> {
         let call = Call { messages: messages.into_iter().collect(), is_complete };
         let response = response(call, false).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
@@ -704,7 +703,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_complete_response_is_done() {
         assert_eq!(sent([Ok(1), Ok(2)], true).await, ["1", "2", "[DONE]"]);
-        for messages in [vec![Ok(1)], vec![Ok(1), Err(Status::unavailable("gone"))]] {
+        for messages in [vec![Ok(1)], vec![Ok(1), Err(Error::Broken)]] {
             let sent = sent(messages, false).await;
             let [first, error] = &sent[..] else { panic!("{sent:?}") };
             assert_eq!(first, "1");

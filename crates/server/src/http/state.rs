@@ -1,11 +1,15 @@
 //! What the handlers of the HTTP API share, and how a body is read within its limits.
 
 use crate::{
-    calls::{CallResponse, Calls, ClientContext},
+    call::ClientContext,
+    calls::Calls,
     collected::CollectedLimits,
     grpc::{models::ModelsService, summarization::SummaryResponses},
     http::error::ApiError,
-    middleware::limits::{Reservation, drained},
+    middleware::{
+        CallResponse,
+        limits::{Reservation, drained},
+    },
     open_inference::service::InferenceService,
     registry::{Monitor, draining_error},
 };

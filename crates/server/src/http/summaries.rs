@@ -2,9 +2,9 @@
 //! API.
 
 use crate::{
-    calls::ClientContext,
+    call::ClientContext,
     collected::CollectedSize,
-    completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, parse_json},
+    completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, own_name, parse_json},
     http::{
         error::ApiError,
         response::{self, Completion, CompletionHead, EventSource},
@@ -28,7 +28,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamExt, StreamMap};
-use tonic::Status;
 use weir_engine::summary::LongDocuments;
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::contract::{DocumentLimits, EarlyStopping};
@@ -308,7 +307,7 @@ struct SummaryEvents {
 impl EventSource for SummaryEvents {
     type Message = SummarizeResponse;
 
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SummarizeResponse, Status>>> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SummarizeResponse>>> {
         Pin::new(&mut self.messages).poll_next(cx)
     }
 
@@ -326,8 +325,15 @@ impl EventSource for SummaryEvents {
     }
 }
 
-/// Fields of a summary request whose names in a completion request differ.
-const FIELDS: [(&str, &str); 3] = [("document", "prompt"), ("hypotheses", "n"), ("beam_size", "best_of")];
+/// Returns the name in a completion request of a field or a method of the gRPC API.
+fn completion_name(name: &str) -> &str {
+    match own_name(name) {
+        "document" => "prompt",
+        "hypotheses" => "n",
+        "beam_size" => "best_of",
+        other => other,
+    }
+}
 
 /// Returns the summarizer that a request is for, or none if the request is for a model that completes text, or for an unknown one.
 /// Fails if the request names no model, none completes text, and several summarize.
@@ -348,8 +354,8 @@ pub(crate) async fn complete_by_summaries(
     tenant: &Arc<str>,
 ) -> Result<Response, ApiError> {
     let completion = SummaryCompletion::start(state, client, &request, engine).await;
-    let completion = completion.map_err(|error| error.renamed(&FIELDS))?;
-    response::complete(completion, state, tenant, request, None).await.map_err(|error| error.renamed(&FIELDS))
+    let completion = completion.map_err(|error| ApiError::named(error, completion_name))?;
+    response::complete(completion, state, tenant, request, None).await
 }
 
 #[derive(Default)]
@@ -390,7 +396,7 @@ impl SummaryCompletion {
         client: &ClientContext,
         request: &CompletionRequest,
         engine: &Lease,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self> {
         let name = &engine.card().name;
         let missing = || Error::Internal(format!("{name}: a summarizer without limits"));
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
@@ -417,14 +423,14 @@ impl SummaryCompletion {
 
 impl Completion for SummaryCompletion {
     /// The output of index `n` belongs to prompt `n`.
-    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize, Status>>> {
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<usize>>> {
         loop {
             let Some((index, message)) = ready!(Pin::new(&mut self.streams).poll_next(cx)) else {
                 return Poll::Ready(None);
             };
             let message = match message {
                 Ok(message) => message,
-                Err(status) => return Poll::Ready(Some(Err(status))),
+                Err(error) => return Poll::Ready(Some(Err(error))),
             };
             self.bytes = self.bytes.saturating_add(message.encoded_len().saturating_mul(FORMATTED));
             let Some(prompt) = self.prompts.get_mut(index) else { continue };
@@ -485,8 +491,8 @@ impl Completion for SummaryCompletion {
         &self.head
     }
 
-    fn error(&self, status: Status) -> ApiError {
-        ApiError::from(status).renamed(&FIELDS)
+    fn error(&self, error: Error) -> ApiError {
+        ApiError::named(error, completion_name)
     }
 
     /// Counts of a prompt are known once its summary is complete.

@@ -3,8 +3,8 @@
 
 use crate::{
     call::{Call, Peer, Principal},
-    config::{Keys, LiveCredentials},
-    middleware::layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
+    config::{Credentials, Keys},
+    middleware::layer::{HttpRequest, MiddlewareFuture, Next, NextFrame},
     status::status,
 };
 use http_body::{Body as HttpBody, Frame};
@@ -45,32 +45,18 @@ const HEALTH: &str = WITHOUT_KEY[0];
 /// The service that checks a token by itself.
 const GUARDED: &str = "/weir.v1.Admin/";
 
-/// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
-/// request. Each call is compared with the keys of that moment, and with those that its connection has used.
-pub(super) fn authenticate(credentials: LiveCredentials) -> impl Middleware {
-    move |mut request: HttpRequest, next: Next| {
-        let mut call = Call::of_http(&request);
-        let path = request.uri().path();
-        let keyless = needs_no_key(path);
-        // Its calls carry a token instead, which its own interceptor checks.
-        let guarded = path.starts_with(GUARDED);
-        let credentials = credentials.current();
-        let keys = credentials.keys.as_ref().filter(|_| !keyless && !guarded);
-        let principal = principal(keys, &request);
-        if !guarded {
-            request.headers_mut().remove(AUTHORIZATION);
-        }
-        match principal {
-            Ok(principal) => call.principal = principal,
-            Err(why) => {
-                let refused = status(&Error::Unauthenticated { why }, &call.id).into_http();
-                return Box::pin(std::future::ready(Ok(refused)));
-            }
-        }
-        tracing::Span::current().record("principal", tracing::field::display(&call.principal));
-        request.extensions_mut().insert(call);
-        Box::pin(next.oneshot(request))
+/// Returns the client of a gRPC call: the owner of its key where one is needed. The error says why the key is refused. Removes the key
+/// from the request. Each call is compared with the keys of that moment, and with those that its connection has used.
+pub(super) fn take_principal(credentials: &Credentials, request: &mut HttpRequest) -> Result<Principal, &'static str> {
+    let path = request.uri().path();
+    // Its calls carry a token instead, which its own interceptor checks.
+    let guarded = path.starts_with(GUARDED);
+    let keys = credentials.keys.as_ref().filter(|_| !guarded && !needs_no_key(path));
+    let principal = principal(keys, request);
+    if !guarded {
+        request.headers_mut().remove(AUTHORIZATION);
     }
+    principal
 }
 
 /// True for the paths of health and reflection, which need no key.
@@ -293,34 +279,24 @@ impl HttpBody for EndableBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        config::{Credentials, UsedKeys},
-        middleware::layer::Around,
-    };
+    use crate::config::UsedKeys;
     use std::future::poll_fn;
     use tokio_util::sync::CancellationToken;
-    use tonic::{body::Body, codegen::http::Response};
-    use tower::{Layer, service_fn};
 
     const KEY: &str = "a-key-that-alice-has";
 
-    /// Returns the principal that the services see, or `None` if the call is rejected.
-    async fn principal(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
+    /// Returns the principal of a call, or `None` if the call is rejected.
+    fn principal(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
         let keys = keys.then(|| Keys::parse(&format!("alice:{KEY}")).unwrap());
         let credentials = Credentials { keys, ..Credentials::default() };
-        let service = service_fn(|request: Request<Body>| async move {
-            assert!(request.headers().get(AUTHORIZATION).is_none(), "the key goes on");
-            let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(Call::of_http(&request).principal.to_string());
-            Ok::<_, std::convert::Infallible>(response)
-        });
         let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
         request.extensions_mut().insert(peer);
         if let Some(header) = header {
             request.headers_mut().insert(AUTHORIZATION, header.parse().unwrap());
         }
-        let response = Around(authenticate(credentials.into())).layer(service).oneshot(request).await.unwrap();
-        response.extensions().get().cloned()
+        let principal = take_principal(&credentials, &mut request);
+        assert!(request.headers().get(AUTHORIZATION).is_none(), "the key goes on");
+        principal.ok().map(|principal| principal.to_string())
     }
 
     fn peer(certificate: Option<&str>) -> Peer {
@@ -333,35 +309,35 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_key_wins_over_a_certificate_and_that_over_an_address() {
+    #[test]
+    fn a_key_wins_over_a_certificate_and_that_over_an_address() {
         let bearer = format!("Bearer {KEY}");
         let path = "/weir.v1.Generation/Generate";
         let named = |name: &str| Some(name.to_owned());
-        assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
-        assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
-        assert_eq!(principal(false, path, None, peer(None)).await, named("address:10.1.2.3"));
+        assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))), named("key:alice"));
+        assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))), named("certificate:app"));
+        assert_eq!(principal(false, path, None, peer(None)), named("address:10.1.2.3"));
         let unknown =
             Peer { address: None, certificate: None, used_keys: UsedKeys::default(), close: CancellationToken::new() };
-        assert_eq!(principal(false, path, None, unknown).await, named(""));
+        assert_eq!(principal(false, path, None, unknown), named(""));
     }
 
-    #[tokio::test]
-    async fn a_certificate_is_no_key() {
-        assert_eq!(principal(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))).await, None);
+    #[test]
+    fn a_certificate_is_no_key() {
+        assert_eq!(principal(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))), None);
     }
 
-    #[tokio::test]
-    async fn all_but_health_and_reflection_need_a_key() {
+    #[test]
+    fn all_but_health_and_reflection_need_a_key() {
         for open in WITHOUT_KEY {
-            assert!(principal(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
+            assert!(principal(true, &format!("{open}Any"), None, peer(None)).is_some(), "{open}");
             // A service with a longer name that starts the same way is not open.
             let other = format!("{}s/Any", open.trim_end_matches('/'));
-            assert_eq!(principal(true, &other, None, peer(None)).await, None, "{other}");
+            assert_eq!(principal(true, &other, None, peer(None)), None, "{other}");
         }
         for open in METHODS_WITHOUT_KEY {
-            assert!(principal(true, open, None, peer(None)).await.is_some(), "{open}");
-            assert_eq!(principal(true, &format!("{open}s"), None, peer(None)).await, None);
+            assert!(principal(true, open, None, peer(None)).is_some(), "{open}");
+            assert_eq!(principal(true, &format!("{open}s"), None, peer(None)), None);
         }
         for path in [
             "/inference.GRPCInferenceService/ModelReady",
@@ -370,7 +346,7 @@ mod tests {
             "/",
             "//grpc.health.v1.Health/Check",
         ] {
-            assert_eq!(principal(true, path, None, peer(None)).await, None, "{path}");
+            assert_eq!(principal(true, path, None, peer(None)), None, "{path}");
         }
     }
 

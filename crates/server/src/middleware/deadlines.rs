@@ -4,7 +4,7 @@ use crate::{
     call::{Call, STREAM_INFER},
     middleware::{
         compression::is_streamed,
-        layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
+        layer::{HttpRequest, Middleware, Next, NextFrame},
         limits::{BodyMemory, Reservation},
     },
     status::status,
@@ -32,25 +32,8 @@ use tracing::Instrument;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, quoted};
 
-/// Reads `grpc-timeout` into the call's deadline, and answers DEADLINE_EXCEEDED if the response has not begun by then.
-///
-/// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier.
-pub(super) fn enforce(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
-    Box::pin(async move {
-        let mut call = Call::of_http(&request);
-        let Call { id, arrived, .. } = call.clone();
-        let refuse = |error| Ok(status(&error, &id).into_http());
-        let deadline = match deadline(request.headers(), arrived) {
-            Ok(deadline) => deadline,
-            Err(error) => return refuse(error),
-        };
-        call.deadline = deadline;
-        request.extensions_mut().insert(call);
-        begin_by(deadline, next.oneshot(request)).await.unwrap_or_else(refuse)
-    })
-}
-
-/// Waits for the beginning of a response. Fails with [`Error::Deadline`] if that takes until `deadline`. Timers that are due in the
+/// Waits for the beginning of a response. Fails with [`Error::Deadline`] if that takes until `deadline`. tonic's own timer for
+/// `grpc-timeout` answers CANCELLED; tonic polls it after this one, and never starts it earlier. Timers that are due in the
 /// same tick may fire in any order, so this also reads the clock.
 pub(crate) async fn begin_by<T>(deadline: Option<Instant>, response: impl Future<Output = T>) -> Result<T> {
     let Some(deadline) = deadline else { return Ok(response.await) };
@@ -66,7 +49,7 @@ pub(crate) async fn begin_by<T>(deadline: Option<Instant>, response: impl Future
 }
 
 /// Returns the instant that `grpc-timeout` names, counted from `arrived`.
-fn deadline(headers: &HeaderMap, arrived: Instant) -> Result<Option<Instant>> {
+pub(super) fn deadline(headers: &HeaderMap, arrived: Instant) -> Result<Option<Instant>> {
     const FIELD: &str = "grpc-timeout";
     let Some(value) = headers.get(FIELD) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
@@ -413,10 +396,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::{
-        layer::Around,
-        testing::{Answered, code, respond, seconds_left},
-    };
+    use crate::middleware::layer::Around;
     use tonic::{
         Code,
         codegen::http::{Request, Response},
@@ -434,24 +414,21 @@ mod tests {
         }
     }
 
-    async fn never(_: HttpRequest) -> Answered {
-        std::future::pending().await
-    }
-
     #[tokio::test]
     async fn a_response_that_does_not_begin_in_time_is_abandoned() {
+        let arrived = clock::now();
+        let read = |value: &str| {
+            deadline(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), value.parse().unwrap())]), arrived)
+        };
         for timeout in ["0n", "20m"] {
-            let response = respond(enforce, never, &[("grpc-timeout", timeout)]).await;
-            assert_eq!(code(&response), Code::DeadlineExceeded);
+            let late = begin_by(read(timeout).unwrap(), std::future::pending::<()>()).await;
+            assert!(matches!(late, Err(Error::Deadline { .. })), "{timeout}");
         }
-        let response = respond(enforce, seconds_left, &[("grpc-timeout", "1H")]).await;
-        assert_eq!(response.headers()["left"], "Some(3599)");
-        for headers in [&[][..], &[("grpc-timeout", "99999999H")]] {
-            let response = respond(enforce, seconds_left, headers).await;
-            assert_eq!(code(&response), Code::Ok);
+        assert_eq!(read("1H").unwrap(), Some(arrived + Duration::from_secs(3600)));
+        assert!(matches!(read("soon"), Err(Error::BadOption { field: "grpc-timeout", .. })));
+        for deadline in [None, read("1H").unwrap(), read("99999999H").unwrap()] {
+            assert_eq!(begin_by(deadline, async { 7 }).await.unwrap(), 7);
         }
-        let response = respond(enforce, seconds_left, &[("grpc-timeout", "soon")]).await;
-        assert_eq!(code(&response), Code::InvalidArgument);
     }
 
     const STALL: Duration = Duration::from_secs(10);

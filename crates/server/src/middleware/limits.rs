@@ -374,28 +374,17 @@ impl HttpBody for LimitedBody {
 /// Limits on the calls of health and reflection, which include the streams that watch health.
 const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
 
-/// Rejects calls beyond the limit of `calls`, and those of a caller beyond its share.
-pub(super) fn limit_calls(calls: Arc<CallTable>, config: &TransportConfig) -> impl Middleware {
+/// Limits the calls of health and reflection.
+pub(super) fn limit_keyless_calls(config: &TransportConfig) -> impl Middleware {
     // A connection with a call is busy, so these calls must leave connections that a new one may replace.
     let max_keyless = config.connections.saturating_mul(3) / 4;
     let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());
     let keyless_calls = KeylessCalls::new(max_keyless);
     move |request: HttpRequest, next: Next| {
-        let call = Call::of_http(&request);
         if needs_no_key(request.uri().path()) {
-            return keyless_calls.run(call, request, next);
+            return keyless_calls.run(Call::of_http(&request), request, next);
         }
-        let place = match calls.begin(call.tenant()) {
-            Ok(place) => place,
-            Err(full) => {
-                tracing::debug!(error = %full, "rejected");
-                return Box::pin(std::future::ready(Ok(status(&full, &call.id).into_http())));
-            }
-        };
-        Box::pin(async move {
-            let response = next.oneshot(request).await?;
-            Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))
-        })
+        Box::pin(next.oneshot(request))
     }
 }
 

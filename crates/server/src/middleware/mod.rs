@@ -1,6 +1,6 @@
-//! The middleware around all services. [`stack`] lists the layers in the order in which a call meets them, with the reason for each
-//! position. A gRPC call passes the stack once; [`Calls::begin`](super::calls::Calls::begin) applies what does not concern bytes to
-//! calls of other protocols.
+//! The middleware around all services. [`Admission`] is what every call meets, whichever surface it comes from. [`stack`] lists the
+//! layers that a gRPC call meets before and after it, because it arrives in bytes. Both stand in the order in which a call meets
+//! them, with the reason for each position.
 
 pub(crate) mod auth;
 pub(crate) mod compression;
@@ -8,77 +8,239 @@ pub(crate) mod deadlines;
 pub(crate) mod layer;
 pub(crate) mod limits;
 pub(crate) mod observe;
-#[cfg(test)]
-mod testing;
 
 use crate::{
-    config::TransportConfig,
+    call::{Call, ClientContext, REQUEST_ID, request_id},
+    config::{LiveCredentials, TransportConfig},
+    metrics::Metrics,
     middleware::{
+        auth::{needs_no_key, take_principal},
+        deadlines::begin_by,
         layer::{Around, HttpRequest, Middleware, MiddlewareFuture, Next},
-        limits::{BodyMemory, CallTable},
-        observe::RefusalLog,
+        limits::{BodyMemory, CallPlace, CallTable, GuardedBody},
+        observe::{OpenCall, RefusalLog, catch_panic, log_span},
     },
     registry::Engines,
+    status::{self, status},
     tokenization::TokenizationWorkers,
     traces::Traces,
 };
-use std::sync::Arc;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, codegen::http::StatusCode, service::Routes};
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::http::{HeaderValue, Response, StatusCode},
+    service::Routes,
+};
 use tower::{ServiceBuilder, ServiceExt};
+use tracing::{Instrument, Span};
+use weir_engine::clock;
+use weir_kernels::error::{Error, Result};
 
-/// The parts of the server that the middleware uses.
+/// What every call meets before its handler.
+#[derive(Clone)]
+pub(crate) struct Admission {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Option<Traces>,
+    pub(crate) refusals: RefusalLog,
+    /// The calls in progress.
+    pub(crate) in_progress: Arc<CallTable>,
+}
+
+/// How a call fails: with an error, or over gRPC with a status.
+pub(crate) trait CallError {
+    fn new(error: Error, request_id: &str) -> Self;
+
+    fn status(&self, request_id: &str) -> Status;
+}
+
+impl CallError for Error {
+    fn new(error: Error, _: &str) -> Self {
+        error
+    }
+
+    fn status(&self, request_id: &str) -> Status {
+        status(self, request_id)
+    }
+}
+
+impl CallError for Status {
+    fn new(error: Error, request_id: &str) -> Self {
+        status(&error, request_id)
+    }
+
+    fn status(&self, _: &str) -> Status {
+        self.clone()
+    }
+}
+
+impl Admission {
+    /// Runs `handler` as a call of the method at `path` that came in at `arrived`. The call is in progress until its response is
+    /// dropped.
+    pub(crate) async fn begin<R, E: CallError>(
+        &self,
+        path: &str,
+        arrived: Instant,
+        client: &ClientContext,
+        handler: impl AsyncFnOnce(Call) -> Result<R, E>,
+    ) -> Result<CallResponse<R>, E> {
+        let id = &*client.request_id;
+        let mut call = Call { deadline: client.deadline, ..Call::new(Arc::clone(&client.request_id), arrived) };
+        // Outside everything that answers, so that every call is counted with the status that the client sees.
+        let mut open = OpenCall::begin(&self.metrics, self.traces.as_ref(), path, &client.headers, &mut call);
+        let admitted = async {
+            // Inside the log span, in which it records the principal; outside everything that uses memory or time.
+            match client.principal() {
+                Ok(principal) => {
+                    Span::current().record("principal", tracing::field::display(principal));
+                    call.principal = principal.clone();
+                }
+                Err(_) if needs_no_key(path) => {}
+                Err(refused) => return Err(refused),
+            }
+            // Inside authentication, which sets the tenant. The limit that costs neither memory nor time. Health and reflection have
+            // one of their own.
+            let place = if needs_no_key(path) { None } else { Some(self.in_progress.begin(call.tenant())?) };
+            // Outside the handler, because it may stop waiting for the response. Inside everything else, which should see a panic of
+            // the handler as an ordinary failure.
+            let response = begin_by(call.deadline, catch_panic(handler(call))).await.flatten()?;
+            Ok(response.map(|response| (place, response)))
+        };
+        // Outside everything that can fail, so that every failure is logged within the call's span.
+        let begun = async {
+            let begun = admitted.await.unwrap_or_else(|error| Err(E::new(error, id)));
+            let refused = begun.as_ref().err().map(|error| error.status(id));
+            let code = refused.as_ref().map_or(Code::Ok, Status::code);
+            tracing::debug!(?code, elapsed = ?clock::since(arrived), "response begins");
+            if let Some(refused) = refused {
+                open.code = code;
+                if client.logs_calls {
+                    self.refusals.record_status(&refused);
+                }
+            }
+            begun
+        };
+        let (place, response) = begun.instrument(log_span(path, id)).await?;
+        Ok(CallResponse { response, open, place })
+    }
+}
+
+/// The response to a call, which is in progress until this is dropped.
+pub(crate) struct CallResponse<R> {
+    pub(crate) response: R,
+    open: OpenCall,
+    place: Option<CallPlace>,
+}
+
+impl<R> CallResponse<R> {
+    /// Ends the call, whose response is complete.
+    pub(crate) fn into_complete(mut self) -> R {
+        self.open.code = Code::Ok;
+        self.response
+    }
+}
+
+impl CallResponse<Response<Body>> {
+    /// Returns the response of a gRPC call, which is in progress until the body is dropped.
+    fn into_http(self) -> Response<Body> {
+        let Self { response, open, place } = self;
+        open.watch(response).map(|body| Body::new(GuardedBody::new(body, place)))
+    }
+}
+
+impl<T, R: Stream<Item = Result<T>> + Unpin> Stream for CallResponse<R> {
+    type Item = Result<T>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let message = ready!(Pin::new(&mut self.response).poll_next(cx));
+        match &message {
+            Some(Ok(_)) => {}
+            Some(Err(failure)) => self.open.code = status::code(failure),
+            None if self.open.code == Code::Cancelled => self.open.code = Code::Ok,
+            None => {}
+        }
+        Poll::Ready(message)
+    }
+}
+
+/// The parts of the server that only gRPC calls meet.
 pub(crate) struct Parts<'a> {
     pub(crate) config: &'a TransportConfig,
     /// The memory of requests and of responses that are not read.
     pub(crate) memory: &'a Arc<BodyMemory>,
     pub(crate) engines: &'a Engines,
-    /// The calls in progress.
-    pub(crate) calls: &'a Arc<CallTable>,
     /// Decompress requests.
     pub(crate) workers: &'a TokenizationWorkers,
-    pub(crate) traces: Option<&'a Traces>,
     /// Cancelled when the drain begins.
     pub(crate) draining: &'a CancellationToken,
-    /// The log of refused calls.
-    pub(crate) refusals: &'a RefusalLog,
 }
 
 /// Puts the middleware around the services. A call meets the layers from the first to the last.
-pub(crate) fn stack(routes: Routes, parts: &Parts<'_>) -> Next {
-    let &Parts { config, memory, engines, calls, workers, traces, draining, refusals } = parts;
-    let engines_here = engines.clone();
-    let stall = move || engines_here.stall();
+pub(crate) fn stack(routes: Routes, admission: Admission, parts: &Parts<'_>) -> Next {
+    let &Parts { config, memory, engines, workers, draining } = parts;
+    let engines = engines.clone();
+    let stall = move || engines.stall();
     let services = ServiceBuilder::new()
-        // First, so that every response carries the request's id.
-        .layer(Around(observe::assign))
-        // Outside everything that answers, so that every call is counted with the status that the client sees.
-        .layer(Around(observe::count(Arc::clone(engines.metrics()), traces.cloned())))
         // Outside everything that may answer UNAVAILABLE.
         .layer(Around(http_status(config.late_headers)))
-        // Outside everything that can fail, so that every failure is logged within the call's span.
-        .layer(Around(observe::open_log_span(refusals.clone())))
-        // Inside the log span, in which it records the principal; outside everything that uses memory or time.
-        .layer(Around(auth::authenticate(config.access.credentials.clone())))
+        // Outside everything that uses memory or time.
+        .layer(Around(admit(admission, config.access.credentials.clone())))
         // From here on inside authentication, which sets the tenant. First the limit that costs neither memory nor time.
-        .layer(Around(limits::limit_calls(Arc::clone(calls), config)))
+        .layer(Around(limits::limit_keyless_calls(config)))
         // Outside the services, which encode the responses.
         .layer(Around(deadlines::limit_unread_streams(stall.clone())))
         .layer(Around(deadlines::limit_unread_responses(Arc::clone(memory), stall)))
         // Outside the services, which read the bodies.
         .layer(Around(limits::limit_bodies(Arc::clone(memory), config, workers.clone(), draining.clone())))
-        // Outside the services, because it may stop waiting for their response.
-        .layer(Around(deadlines::enforce))
-        // Inside everything that counts or logs failures, because it adds code and details to those of tonic.
+        // Inside the admission, which counts and logs failures, because it adds code and details to those of tonic.
         .layer(Around(observe::add_details))
         // Inside the limits on bodies, which pass on whole messages; outside the services, which swallow the errors.
         .layer(Around(observe::report))
-        // Inside all other middleware, which should see a panic in a service as an ordinary failure.
-        .layer(Around(observe::catch))
         // Last, because only the services look at how a response may be compressed.
         .layer(Around(compression::mirror))
         .service(routes);
     Next::new(services)
+}
+
+/// Admits a gRPC call, whose handler is the rest of the stack. Every response carries the request's id.
+fn admit(admission: Admission, credentials: LiveCredentials) -> impl Middleware {
+    move |mut request: HttpRequest, next: Next| {
+        // Read here and not in the future: tonic starts its own timer for `grpc-timeout` when this function has returned, and the
+        // call's must not be later than that.
+        let arrived = clock::now();
+        let id = request_id(request.headers());
+        let principal = take_principal(&credentials.current(), &mut request);
+        let deadline = deadlines::deadline(request.headers(), arrived);
+        let client = ClientContext::new(id, request.headers(), principal).logging_calls();
+        let client = client.until(deadline.as_ref().copied().unwrap_or_default());
+        let admission = admission.clone();
+        Box::pin(async move {
+            let path = request.uri().path().to_owned();
+            let handler = async move |call: Call| {
+                // Only an admitted client learns that its deadline is malformed.
+                deadline.map_err(|error| status(&error, &call.id))?;
+                request.extensions_mut().insert(call);
+                let response = next.oneshot(request).await.map_err(Status::from_error)?;
+                match Status::from_header_map(response.headers()).filter(|status| status.code() != Code::Ok) {
+                    Some(refused) => Err(refused),
+                    None => Ok(response),
+                }
+            };
+            let begun = admission.begin(&path, arrived, &client, handler).await;
+            let mut response = begun.map_or_else(Status::into_http, CallResponse::into_http);
+            if let Ok(value) = HeaderValue::from_str(&client.request_id) {
+                response.headers_mut().insert(REQUEST_ID, value);
+            }
+            Ok(response)
+        })
+    }
 }
 
 /// If `enabled`, gives an UNAVAILABLE answer the HTTP status 503, because proxies read no gRPC status.

@@ -2,12 +2,12 @@
 //! errors of ours.
 
 use crate::{
-    call::{Call, REQUEST_ID, request_id},
+    call::Call,
     metrics::Metrics,
     middleware::{
         auth::KEYLESS_MESSAGE_BYTES,
         compression::HEADER,
-        layer::{HttpRequest, Middleware, MiddlewareFuture, Next, NextFrame},
+        layer::{HttpRequest, MiddlewareFuture, Next, NextFrame},
         limits::WatchedBody,
     },
     status::{code_name, rule_and_field, status},
@@ -25,12 +25,13 @@ use std::{
 };
 use tonic::{
     Code, Status,
-    codegen::http::{HeaderMap, HeaderValue},
+    body::Body,
+    codegen::http::{HeaderMap, Response},
 };
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_types::StatusExt;
 use tower::ServiceExt;
-use tracing::{Instrument, Span};
+use tracing::Span;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, clip};
 use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
@@ -72,25 +73,6 @@ const OWN: &str = "weir.v1.";
 
 const OTHER: Method = Method { service: "other", name: "other" };
 
-/// Counts calls in `metrics`, and traces those of our own services. A stream's status is in its trailers, so this watches the body of
-/// the response. A body that is dropped before its end means that the client cancelled the call.
-pub(super) fn count(metrics: Arc<Metrics>, traces: Option<Traces>) -> impl Middleware {
-    move |mut request: HttpRequest, next: Next| {
-        let mut context = Call::of_http(&request);
-        let mut call =
-            OpenCall::begin(&metrics, traces.as_ref(), request.uri().path(), request.headers(), &mut context);
-        request.extensions_mut().insert(context);
-        Box::pin(async move {
-            let response = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
-            // A response without a body has its status in the headers.
-            if response.body().is_end_stream() || response.headers().contains_key(STATUS) {
-                call.set_code(Some(response.headers()));
-            }
-            Ok(response.map(|body| WatchedBody::wrap(body, move |frame| call.observe(frame))))
-        })
-    }
-}
-
 /// Counts a request that its connection refuses, so that it reaches no middleware.
 pub(crate) fn count_refused(metrics: &Metrics, path: &str, code: Code) {
     let Method { service, name } = method(path);
@@ -122,6 +104,16 @@ impl OpenCall {
             span.set_request_id(&call.id);
         }
         Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
+    }
+
+    /// Watches a gRPC response for its status, which a stream has in its trailers. A body that is dropped before its end means that
+    /// the client cancelled the call.
+    pub(super) fn watch(mut self, response: Response<Body>) -> Response<Body> {
+        // A response without a body has its status in the headers.
+        if response.body().is_end_stream() || response.headers().contains_key(STATUS) {
+            self.set_code(Some(response.headers()));
+        }
+        response.map(|body| WatchedBody::wrap(body, move |frame| self.observe(frame)))
     }
 
     /// Takes the status from the end of the response.
@@ -161,14 +153,6 @@ fn method(path: &str) -> Method {
     METHODS.iter().find_map(known).unwrap_or(OTHER)
 }
 
-/// Answers INTERNAL if the service panics before its response begins, so that a panic fails nothing but its call.
-pub(super) fn catch(request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let id = Call::of_http(&request).id;
-    Box::pin(async move {
-        catch_panic(next.oneshot(request)).await.unwrap_or_else(|error| Ok(status(&error, &id).into_http()))
-    })
-}
-
 /// Waits for the beginning of a response. Fails with [`Error::Internal`] if a panic prevents it.
 pub(crate) async fn catch_panic<T>(response: impl Future<Output = T>) -> Result<T> {
     let mut response = pin!(response);
@@ -182,7 +166,7 @@ pub(crate) async fn catch_panic<T>(response: impl Future<Output = T>) -> Result<
     .await
 }
 
-/// Runs `work` on a response that has begun, so that [`catch`] no longer sees its panics. Fails with
+/// Runs `work` on a response that has begun, so that [`catch_panic`] no longer sees its panics. Fails with
 /// [`Error::Internal`] if `work` panics. The caller must then drop all data that `work` was changing.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log shows where".into()))
@@ -474,43 +458,6 @@ fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
 /// Maximum bytes of a path that the log and errors repeat.
 pub(crate) const PATH_BYTES: usize = 128;
 
-/// Stores a new [`Call`] in the request, and adds the id to the response.
-///
-/// Reads the clock here and not in the future that it returns: tonic starts its own timer for `grpc-timeout` when this
-/// function has returned, and ours must not be later than that.
-pub(super) fn assign(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
-    let arrived = clock::now();
-    let id = request_id(request.headers());
-    request.extensions_mut().insert(Call::new(Arc::clone(&id), arrived));
-    Box::pin(async move {
-        let mut response = next.oneshot(request).await?;
-        if let Ok(value) = HeaderValue::from_str(&id) {
-            response.headers_mut().insert(REQUEST_ID, value);
-        }
-        Ok(response)
-    })
-}
-
-/// Runs the call in its log span. Calls that are refused before their response begins go to `refusals`.
-pub(super) fn open_log_span(refusals: RefusalLog) -> impl Middleware {
-    move |request: HttpRequest, next: Next| {
-        let span = log_span(request.uri().path(), &Call::of_http(&request).id);
-        let started = clock::now();
-        let refusals = refusals.clone();
-        let response = async move {
-            let response = next.oneshot(request).await?;
-            let status = Status::from_header_map(response.headers());
-            let code = status.as_ref().map_or(Code::Ok, Status::code);
-            tracing::debug!(?code, elapsed = ?clock::since(started), "response begins");
-            if let Some(status) = status {
-                refusals.record_status(&status);
-            }
-            Ok(response)
-        };
-        Box::pin(response.instrument(span))
-    }
-}
-
 /// Creates the log span of a call. Authentication records its principal.
 pub(crate) fn log_span(path: &str, id: &str) -> Span {
     tracing::info_span!("call", path = clip(path, PATH_BYTES), id, principal = tracing::field::Empty)
@@ -591,13 +538,7 @@ fn field(mut path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        middleware::{
-            layer::Answered,
-            testing::{code, respond},
-        },
-        status::status,
-    };
+    use crate::status::status;
     use prost::Message;
     use std::collections::BTreeSet;
     use tonic::{body::Body, codegen::http::Request};
@@ -628,14 +569,13 @@ mod tests {
         }
     }
 
-    async fn panics(_: HttpRequest) -> Answered {
-        tokio::task::yield_now().await;
-        panic!("no")
-    }
-
     #[tokio::test]
-    async fn a_panic_in_a_service_is_an_answer() {
-        assert_eq!(code(&respond(catch, panics, &[]).await), tonic::Code::Internal);
+    async fn a_panic_in_a_handler_is_an_error() {
+        let panics = async {
+            tokio::task::yield_now().await;
+            panic!("no")
+        };
+        assert!(matches!(catch_panic::<()>(panics).await, Err(Error::Internal(_))));
     }
 
     #[test]

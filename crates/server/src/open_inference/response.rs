@@ -4,14 +4,14 @@ use crate::{
     completion_request::{self, finish_reason},
     open_inference::{
         request::{OutputOptions, VERSION},
-        tensors::{self, OUTPUTS, OutputValue, push_output},
+        tensors::{OUTPUTS, OutputValue, TEXT_INPUT, push_output},
     },
-    status::{code_name, with_names},
+    status::{code_name, status},
 };
 use serde_json::{Map, json};
 use tonic::Status;
 use tonic_types::StatusExt;
-use weir_kernels::error::{Names, Result};
+use weir_kernels::error::{Error, Result};
 use weir_proto::{
     inference::{
         InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
@@ -165,16 +165,20 @@ fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {
     (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
 }
 
-/// The names of this protocol.
-const NAMES: Names = Names {
-    dropped: completion_request::NAMES.dropped,
-    fields: &[&[("prompt", tensors::TEXT_INPUT)], &completion_request::FIELDS],
-    methods: &[("Generate", "ModelInfer")],
-};
+/// Returns this protocol's name of a field or a method of the gRPC API.
+pub(crate) fn own_name(name: &str) -> &str {
+    match name {
+        "prompt" => TEXT_INPUT,
+        "Generate" => "ModelInfer",
+        // This protocol has no such method.
+        "Summarize" => name,
+        _ => completion_request::own_name(name),
+    }
+}
 
-/// Returns the status with the client's names for the field and the method.
-pub(super) fn for_client(status: &Status) -> Status {
-    with_names(status, &NAMES)
+/// Returns the status of an error in the client's names.
+pub(super) fn for_client(error: Error, request_id: &str) -> Status {
+    status(&error.named(own_name), request_id)
 }
 
 /// A request of a stream, or the reason why it cannot be decoded.

@@ -1,8 +1,8 @@
 //! The methods of the Open Inference Protocol, and what it reports about models.
 
 use crate::{
-    call::{Call, Reply},
-    calls::{Calls, ClientContext},
+    call::{Call, ClientContext, Reply},
+    calls::Calls,
     collected::CollectedLimits,
     grpc::generation::Incoming,
     metrics::{CountAndTime, RequestTotals},
@@ -13,7 +13,6 @@ use crate::{
         tensors::{ElementType, INPUTS, OUTPUTS, TEXT_INPUT},
     },
     registry::{Engines, Lease, Monitor, continues_text, summarizes},
-    status::status,
 };
 use prost::Message as _;
 use std::sync::Arc;
@@ -202,31 +201,27 @@ impl InferenceService {
         &self,
         client: &ClientContext,
         request: Incoming<oip::ModelInferRequest>,
-    ) -> Result<oip::ModelInferResponse, Status> {
+    ) -> Result<oip::ModelInferResponse> {
         let Incoming { message, call, memory } = request;
-        let status = status_of(&call);
         let tenant = call.tenant();
-        let parsed = self.parse(&tenant, message, memory).await.map_err(&status)?;
-        let InferRequest { generate, mut output, deadline } = parsed;
+        let InferRequest { generate, mut output, deadline } = self.parse(&tenant, message, memory).await?;
         if output.stream {
-            return Err(status(Error::bad_option("stream", "true", "false (ModelStreamInfer streams)")));
+            return Err(Error::bad_option("stream", "true", "false (ModelStreamInfer streams)"));
         }
         output.empty_final = false;
         let mut response = ResponseBuilder::new(output);
-        let for_client = |status: Status| for_client(&status);
-        let generated = self.calls.generate(&client.clone().until(deadline), generate).await;
-        let mut generated = generated.map_err(for_client)?;
+        let mut generated = self.calls.generate(&client.clone().until(deadline), generate).await?;
         let mut size = self.collected.begin(&tenant, "use ModelStreamInfer with the input stream");
         while let Some(message) = generated.next().await {
-            message.map_err(for_client)?.event.into_iter().for_each(|event| response.push(event));
-            size.grow_to(response.memory_bytes()).map_err(&status)?;
+            message?.event.into_iter().for_each(|event| response.push(event));
+            size.grow_to(response.memory_bytes())?;
         }
         let bytes = response.memory_bytes();
         let built = self.calls.jobs.workers.run(&tenant, bytes, move || {
             let _size = size;
             response.take_message()
         });
-        built.await.map_err(status)
+        built.await
     }
 
     /// Parses a request of this tenant, on a worker if it is long. Holds `memory` until then.
@@ -245,14 +240,9 @@ impl InferenceService {
     }
 
     /// Returns the tensors of a model.
-    pub(crate) fn metadata(
-        &self,
-        call: &Call,
-        name: &str,
-        version: &str,
-    ) -> Result<oip::ModelMetadataResponse, Status> {
+    pub(crate) fn metadata(&self, name: &str, version: &str) -> Result<oip::ModelMetadataResponse> {
         let engine = find_generating(self.monitor.engines(), "ModelMetadata", name, version);
-        engine.map(|engine| model_metadata_response(&engine)).map_err(status_of(call))
+        engine.map(|engine| model_metadata_response(&engine))
     }
 
     /// Returns true if a model takes requests.
@@ -263,9 +253,8 @@ impl InferenceService {
 }
 
 /// Returns a function that converts errors of this call to statuses.
-fn status_of(call: &Call) -> impl Fn(Error) -> Status + use<> {
-    let id = Arc::clone(&call.id);
-    move |error| for_client(&status(&error, &id))
+fn status_of(call: &Call) -> impl Fn(Error) -> Status {
+    |error| for_client(error, &call.id)
 }
 
 #[tonic::async_trait]
@@ -291,7 +280,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_metadata(&self, request: Request<oip::ModelMetadataRequest>) -> Reply<oip::ModelMetadataResponse> {
         let oip::ModelMetadataRequest { name, version } = request.get_ref();
-        self.metadata(&Call::of(&request), name, version).map(Response::new)
+        self.metadata(name, version).map(Response::new).map_err(status_of(&Call::of(&request)))
     }
 
     async fn model_config(&self, request: Request<oip::ModelConfigRequest>) -> Reply<oip::ModelConfigResponse> {
@@ -321,7 +310,8 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
         let client = ClientContext::of(&request);
-        self.infer(&client, Incoming::of(request)).await.map(Response::new)
+        let response = self.infer(&client, Incoming::of(request)).await;
+        response.map(Response::new).map_err(|error| for_client(error, &client.request_id))
     }
 
     /// Never called: `InferenceServer` handles this method with its own codec.

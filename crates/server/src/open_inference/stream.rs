@@ -1,8 +1,8 @@
 //! `ModelStreamInfer`: a stream of requests that are answered concurrently. A request that fails does not end the stream.
 
 use crate::{
-    call::Call,
-    calls::{Calls, ClientContext, Generated},
+    call::{Call, ClientContext},
+    calls::{Calls, Generated},
     collected::CollectedSize,
     middleware::{
         limits::RequestMemory,
@@ -13,7 +13,6 @@ use crate::{
         response::{DecodedRequest, ResponseBuilder, failure_message, for_client},
         service::InferenceService,
     },
-    status::status,
 };
 use std::{
     collections::VecDeque,
@@ -23,11 +22,11 @@ use std::{
 };
 use tokio_stream::{Stream, StreamMap};
 use tonic::{Status, Streaming};
-use weir_kernels::error::Result;
+use weir_kernels::error::{Error, Result};
 use weir_proto::{inference::ModelStreamInferResponse, v1::GenerateResponse};
 
 /// A call without a response yet.
-type PendingCall = Pin<Box<dyn Future<Output = Result<Generated, Status>> + Send>>;
+type PendingCall = Pin<Box<dyn Future<Output = Result<Generated>> + Send>>;
 
 /// One request and its response.
 pub(super) struct StreamedRequest {
@@ -61,28 +60,28 @@ impl StreamedRequest {
     }
 
     /// Answers an invalid request.
-    pub(super) fn rejected(id: &str, status: &Status) -> Self {
+    fn rejected(id: &str, error: Error, request_id: &str) -> Self {
         let response = ResponseBuilder::default();
-        let ready = [failure_message(id, status)].into();
+        let ready = [failure_message(id, &for_client(error, request_id))].into();
         Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
     }
 
     /// Handles the next message of the call, or its end.
-    fn receive(&mut self, message: Option<Result<GenerateResponse, Status>>) {
+    fn receive(&mut self, message: Option<Result<GenerateResponse>>) {
         match message {
             Some(Ok(message)) => {
                 message.event.into_iter().for_each(|event| self.response.push(event));
                 let bytes = self.response.memory_bytes();
                 let counted = self.size.as_mut().map_or(Ok(()), |size| size.grow_to(bytes));
                 if let Err(error) = counted {
-                    self.fail(&status(&error, &self.request_id));
+                    self.fail(error);
                 } else if self.response.has_output() {
                     self.send();
                 }
             }
-            Some(Err(status)) => self.fail(&status),
+            Some(Err(error)) => self.fail(error),
             None if self.response.is_complete() => {}
-            None => self.fail(&Status::internal("the response ended early")),
+            None => self.fail(Error::Internal("the response ended early".into())),
         }
     }
 
@@ -98,10 +97,10 @@ impl StreamedRequest {
         }
     }
 
-    fn fail(&mut self, status: &Status) {
+    fn fail(&mut self, error: Error) {
         self.response = ResponseBuilder::default();
         self.size = None;
-        self.ready.push_back(failure_message(&self.id, &for_client(status)));
+        self.ready.push_back(failure_message(&self.id, &for_client(error, &self.request_id)));
         self.stage = CallStage::Ended;
     }
 }
@@ -118,7 +117,7 @@ impl Stream for StreamedRequest {
                 CallStage::Ended => return Poll::Ready(None),
                 CallStage::Pending(call) => match ready!(call.as_mut().poll(cx)) {
                     Ok(stream) => self.stage = CallStage::Running(stream),
-                    Err(status) => self.fail(&status),
+                    Err(error) => self.fail(error),
                 },
                 CallStage::Running(stream) => {
                     let message = ready!(Pin::new(stream).poll_next(cx));
@@ -160,7 +159,7 @@ struct ParsingRequest {
 impl InferStream {
     /// Handles the requests of one call of `service`.
     pub(super) fn new(service: InferenceService, mut request: tonic::Request<Streaming<DecodedRequest>>) -> Self {
-        let client = ClientContext::of(&request).of_stream();
+        let client = ClientContext::of(&request).logging_calls();
         let tenant = Call::of(&request).tenant();
         let memory = RequestMemory::take(&mut request);
         Self {
@@ -193,7 +192,7 @@ impl InferStream {
                 Poll::Ready(Some(Ok(request))) => self.begin(request),
                 Poll::Ready(Some(Err(failure))) => {
                     // The response has started, so the middleware cannot convert tonic's error any more.
-                    let to_status = |error| for_client(&status(&error, &self.client.request_id));
+                    let to_status = |error| for_client(error, &self.client.request_id);
                     self.failure = Some(unreadable(&failure).map_or(failure, to_status));
                     self.incoming = None;
                 }
@@ -225,10 +224,7 @@ impl InferStream {
                 let size = self.service.collected.begin(&self.tenant, "use the input stream");
                 StreamedRequest::new(self.service.calls.clone(), client, request, size)
             }
-            Err(error) => {
-                let status = status(&error, &client.request_id);
-                StreamedRequest::rejected(&id, &for_client(&status))
-            }
+            Err(error) => StreamedRequest::rejected(&id, error, &client.request_id),
         };
         self.running.insert(self.count, running);
     }

@@ -3,7 +3,10 @@
 use super::*;
 use crate::{
     certificates::{CLIENT_SERIAL, credentials},
-    wire::connections::tried,
+    wire::{
+        connections::tried,
+        editing::{Session, closed, complete, many_splices},
+    },
 };
 use tonic::codegen::http::{self};
 use weir::server::{
@@ -12,7 +15,7 @@ use weir::server::{
 };
 use weir_proto::v1::{
     ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
-    edit_response::Event, model_generation::State,
+    model_generation::State,
 };
 
 const TOKEN: &str = "a-token-for-the-tests";
@@ -142,12 +145,16 @@ impl Exchange {
         panic!("it drains for ever");
     }
 
-    fn generation(&self) -> GenerationClient<Channel> {
-        GenerationClient::new(self.running.channel.clone())
-    }
-
     async fn text(&self, model: &str, seed: u64) -> Result<String, Status> {
         text(self.generation(), model, seed).await
+    }
+}
+
+impl Deref for Exchange {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
     }
 }
 
@@ -210,7 +217,7 @@ async fn an_unloaded_model_serves_its_last_request() {
     fake.hold();
     assert_eq!(server.unload("second").await.unwrap(), 2);
     let status = server.text("second", 1).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
+    assert_refused(&status, Code::NotFound, "UNKNOWN_MODEL");
     assert_eq!(server.unload("second").await.unwrap_err().code(), Code::NotFound);
     let draining = server.list().await.pop().unwrap();
     assert_eq!((draining.number, draining.state()), (2, State::Draining));
@@ -241,20 +248,12 @@ async fn a_cancelled_request_does_not_keep_an_unloaded_model() {
 async fn an_editing_session_does_not_keep_a_model_that_was_loaded_again() {
     let server = Exchange::new().await;
     let fake = server.fake(0);
-    let (requests, receiver) = tokio::sync::mpsc::channel(1);
-    let mut client = EditingClient::new(server.running.channel.clone());
-    let call = client.edit(tokio_stream::wrappers::ReceiverStream::new(receiver)).await.unwrap();
-    let mut responses = call.into_inner();
-    let action = Some(Action::Open(v1::OpenDocument::default()));
-    requests.send(v1::EditRequest { action }).await.unwrap();
-    let mut next = async || responses.message().await.unwrap().and_then(|response| response.event);
-    assert!(matches!(next().await, Some(Event::Applied(_))));
+    let mut session = Session::open(&server, "").await;
     // another model changes nothing
     server.load(Some("second"), None).await.unwrap();
     server.load(Some("first"), None).await.unwrap();
-    let reason = Reason::ModelChanged.into();
-    assert_eq!(next().await, Some(Event::Closed(v1::DocumentClosed { reason })));
-    assert_eq!(next().await, None);
+    assert_eq!(session.next().await, closed(Reason::ModelChanged));
+    assert!(session.responses.message().await.unwrap().is_none());
     server.drained().await;
     eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
 }
@@ -284,10 +283,10 @@ async fn admin_calls_need_the_token() {
     let server = Exchange::new().await;
     let request = || LoadModelRequest { path: Some("second".into()), name: None };
     let status = server.admin().load_model(request()).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"));
+    assert_refused(&status, Code::Unauthenticated, "UNAUTHENTICATED");
     for token in ["another-token-for-tests", "", &TOKEN[..TOKEN.len() - 1], &format!("{TOKEN}x")] {
         let status = server.admin().load_model(with_token(request(), token)).await.unwrap_err();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "PERMISSION_DENIED"));
+        assert_refused(&status, Code::PermissionDenied, "PERMISSION_DENIED");
         let status = server.admin().unload_model(with_token(UnloadModelRequest { name: "first".into() }, token)).await;
         assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
         let status = server.admin().list_generations(with_token(ListGenerationsRequest {}, token)).await;
@@ -317,8 +316,8 @@ async fn a_load_does_not_delay_the_shutdown() {
     eventually("the model is being loaded", || server.fakes.is_loading.load(SeqCst)).await;
     server.running.shut_down();
     let status = load.await.unwrap().unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
-    (&mut server.running.task).await.unwrap().unwrap();
+    assert_refused(&status, Code::Unavailable, "DRAINING");
+    server.running.ended().await;
     assert!(!server.fakes.released.load(SeqCst), "the model is still being loaded");
     server.fakes.released.store(true, SeqCst);
 }
@@ -344,7 +343,7 @@ async fn a_failed_load_changes_nothing() {
     }
     server.load(Some("second"), None).await.unwrap();
     let status = server.load(None, Some("first")).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_MODELS"));
+    assert_refused(&status, Code::ResourceExhausted, "TOO_MANY_MODELS");
     assert_eq!(details(&status).error_info().unwrap().metadata["limit"], "2");
     let states = [("first".into(), 1, State::Serving), ("second".into(), 2, State::Serving)];
     assert_eq!(server.states().await, states);
@@ -460,10 +459,6 @@ impl Watched {
         self.value(&format!("weir_{name}{{model_name=\"fake\"}}")).await
     }
 
-    pub(super) fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
-        GenerationClient::new(self.running.channel.clone())
-    }
-
     async fn health(&self, service: &str) -> ServingStatus {
         let mut client = HealthClient::new(self.running.channel.clone());
         client.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner().status()
@@ -477,6 +472,14 @@ impl Watched {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("{service:?} never became {status:?}");
+    }
+}
+
+impl Deref for Watched {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
     }
 }
 
@@ -518,7 +521,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     for seed in 0..3 {
         let mut request = crate::wire::seeded("abcd", seed);
         request.stopping = long("", 40).stopping;
-        let answer = read(server.generation().generate(request).await.unwrap().into_inner()).await.unwrap();
+        let answer = server.answer(request).await.unwrap();
         let text = answer.text();
         assert_eq!(text.chars().count(), 40);
         before_last += text.chars().take(39).filter(|c| *c == ' ').count();
@@ -526,7 +529,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
     }
     let status = server.generation().generate(prompt("ab?")).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    let status = read(server.generation().generate(prompt("ab!")).await.unwrap().into_inner()).await.unwrap_err();
+    let status = server.answer(prompt("ab!")).await.unwrap_err();
     assert_eq!(status.code(), Code::Internal);
     server.until("weir_request_failure_total{model_name=\"fake\",code=\"INTERNAL\"}", 1.0).await;
 
@@ -561,7 +564,7 @@ async fn requests_are_counted_and_the_warm_up_is_not() {
 async fn cached_characters_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
     for _ in 0..2 {
-        read(server.generation().generate(long("ab cd ee", 3)).await.unwrap().into_inner()).await.unwrap();
+        server.answer(long("ab cd ee", 3)).await.unwrap();
     }
     let hits = server.value("weir_segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
     assert_eq!(hits, 1.0);
@@ -662,7 +665,7 @@ async fn requests_that_reach_no_service_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
     for path in ["/v1/completions", "/weir.v1.Generation/Generate"] {
         let request = http::Request::builder().method("GET").uri(format!("http://weir{path}")).version(Version::HTTP_2);
-        let mut sender = connect(server.running.address, 1 << 16).await.ready().await.unwrap();
+        let mut sender = connect(server.address, 1 << 16).await.ready().await.unwrap();
         let (response, _) = sender.send_request(request.body(()).unwrap(), true).unwrap();
         assert_eq!(response.await.unwrap().status(), 415);
     }
@@ -670,7 +673,7 @@ async fn requests_that_reach_no_service_are_counted() {
     server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 2.0).await;
     let names: Vec<_> = (0..101).map(|index| format!("x-{index}")).collect();
     let headers: Vec<_> = names.iter().map(|name| (name.as_str(), "a")).collect();
-    let sender = connect(server.running.address, 1 << 16).await;
+    let sender = connect(server.address, 1 << 16).await;
     called(sender, "/weir.v1.Generation/Generate", Vec::new(), &headers).await.unwrap();
     let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"INVALID_ARGUMENT\"";
     server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
@@ -679,7 +682,7 @@ async fn requests_that_reach_no_service_are_counted() {
     for (name, value) in headers {
         request = request.header(name, value);
     }
-    let mut sender = connect(server.running.address, 1 << 16).await.ready().await.unwrap();
+    let mut sender = connect(server.address, 1 << 16).await.ready().await.unwrap();
     sender.send_request(request.body(()).unwrap(), true).unwrap().0.await.unwrap();
     let labels = "service=\"other\",method=\"other\",code=\"INVALID_ARGUMENT\"";
     server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 3.0).await;
@@ -688,30 +691,21 @@ async fn requests_that_reach_no_service_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn editing_sessions_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
-    let (requests, receiver) = tokio::sync::mpsc::channel(4);
-    let mut client = EditingClient::new(server.running.channel.clone());
-    let call = client.edit(tokio_stream::wrappers::ReceiverStream::new(receiver)).await.unwrap();
-    let mut responses = call.into_inner();
-    let open = v1::OpenDocument { text: "ab ".into(), ..Default::default() };
-    let splice = v1::SpliceDocument { revision: 1, splices: Vec::new() };
-    let complete = v1::CompleteDocument { id: 1, cursor_byte: 3, max_chars: Some(1), ..Default::default() };
-    for action in [Action::Open(open), Action::Splice(splice), Action::Complete(complete)] {
-        requests.send(v1::EditRequest { action: Some(action) }).await.unwrap();
-        responses.message().await.unwrap().unwrap();
-    }
+    let mut session = Session::open(&server, "ab ").await;
+    session.ask(many_splices(1, 0)).await;
+    session.completed(complete(1, 3, 1)).await;
     assert_eq!(server.of_model("edit_sessions").await, 1.0);
     for (event, count) in [("splice", 1.0), ("completion", 1.0), ("score", 0.0), ("stale", 0.0)] {
         let series = format!("weir_edit_events_total{{model_name=\"fake\",event=\"{event}\"}}");
         assert_eq!(server.value(&series).await, count, "{event}");
     }
+    let Session { requests, mut responses } = session;
     drop(requests);
     assert!(responses.message().await.unwrap().is_none());
     server.until("weir_edit_sessions{model_name=\"fake\"}", 0.0).await;
     let labels = "service=\"weir.v1.Editing\",method=\"Edit\",code=\"OK\"";
     server.until(&format!("weir_grpc_calls_total{{{labels}}}"), 1.0).await;
 }
-
-const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
 
 /// A year that has passed, and one that has not.
 const PAST: i32 = 2025;
@@ -731,7 +725,7 @@ fn using(live: &LiveCredentials) -> TransportConfig {
 #[tokio::test]
 async fn a_removed_key_works_only_where_it_was_used() {
     let live: LiveCredentials = keys("alice:a-key-that-alice-has").into();
-    let server = Server::with(Limits::default(), using(&live), &MODELS).await;
+    let server = Server::within(using(&live)).await;
     let ask = async |key: &str| {
         let request = bearing(v1::ListModelsRequest {}, &[key]);
         server.models().list_models(request).await.map_or_else(|status| status.code(), |_| Code::Ok)
@@ -739,7 +733,7 @@ async fn a_removed_key_works_only_where_it_was_used() {
     assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Ok, Code::Unauthenticated]);
     server.model.hold();
     let stream = server.generation().generate(bearing(long("a", 9), &[ALICE])).await.unwrap().into_inner();
-    let other = plain(server.running.address).connect().await.unwrap();
+    let other = plain(server.address).connect().await.unwrap();
     let elsewhere = async |key: &str| {
         let request = bearing(v1::ListModelsRequest {}, &[key]);
         ModelsClient::new(other.clone()).list_models(request).await.map_or_else(|status| status.code(), |_| Code::Ok)
@@ -755,7 +749,7 @@ async fn a_removed_key_works_only_where_it_was_used() {
 #[tokio::test]
 async fn reloaded_keys_count_over_http_too() {
     let live: LiveCredentials = keys("alice:a-key-that-alice-has").into();
-    let server = Both::with(Limits::default(), using(&live)).await;
+    let server = Server::within(using(&live)).await;
     let post = async |key: &str| {
         let header = format!("authorization: {key}");
         crate::wire::http::exchange(server.port, "POST", "/v1/completions", &[&header], "{\"prompt\":\"a\"}").await.0
@@ -771,8 +765,8 @@ async fn a_replaced_certificate_serves_new_connections() {
     let after = Certificates::new();
     let live = LiveCredentials::from(credentials(&before.files(false)));
     let reach = |address| before.reach(address, None);
-    let server = Server::reached_by(Limits::default(), using(&live), &MODELS, reach).await;
-    let address = server.running.address;
+    let server = Server::reached_by(using(&live), reach).await;
+    let address = server.address;
     tried(after.reach(address, None)).await.expect_err("the certificate is not replaced yet");
     server.model.hold();
     let stream = server.generate(long("a", 9)).await.unwrap();
@@ -798,8 +792,8 @@ async fn a_certificate_revoked_by_a_reload_is_refused() {
     };
     let live = LiveCredentials::from(reload(&certificates.revocation_list(&[], FUTURE)));
     let reach = |address| certificates.reach(address, Some(&certificates));
-    let server = Server::reached_by(Limits::default(), using(&live), &MODELS, reach).await;
-    let endpoint = reach(server.running.address);
+    let server = Server::reached_by(using(&live), reach).await;
+    let endpoint = reach(server.address);
     tried(endpoint.clone()).await.unwrap();
     live.replace(reload(&certificates.revocation_list(&[CLIENT_SERIAL], FUTURE)));
     tried(endpoint.clone()).await.expect_err("the certificate is revoked");

@@ -65,10 +65,6 @@ pub(super) async fn freed(engine: &Handle) {
     }
 }
 
-pub(super) fn reason(status: &Status) -> String {
-    status.get_details_error_info().unwrap().reason
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_come_back_and_damaged_data_do_not() {
     let (running, engine) = served(&converted("whitespaces")).await;
@@ -86,15 +82,15 @@ async fn texts_come_back_and_damaged_data_do_not() {
         flipped
     }] {
         let status = decompress(&mut client, damaged).await.unwrap_err();
-        assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "DAMAGED".into()), "{status:?}");
+        assert_refused(&status, Code::InvalidArgument, "DAMAGED");
     }
     let mut foreign = data.clone();
     foreign[12] ^= 1;
     let status = decompress(&mut client, &foreign).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::FailedPrecondition, "COMPRESSED_WITH".into()));
+    assert_refused(&status, Code::FailedPrecondition, "COMPRESSED_WITH");
     let wrong_length = CompressOptions { text_bytes: Some(1), ..options };
     let status = compress(&mut client, wrong_length, &text).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "BAD_OPTION".into()));
+    assert_refused(&status, Code::InvalidArgument, "BAD_OPTION");
     freed(&engine).await;
 }
 
@@ -116,7 +112,7 @@ async fn calls_that_cannot_succeed_are_refused() {
     assert!(["UNKNOWN_SYMBOL", "NEEDS_NORMALISER"].contains(&&*reason(&status)), "{status:?}");
     let (running, _) = served(&pyramidion_converted("pyramidion")).await;
     let status = compress(&mut codec_client(&running), CompressOptions::default(), TEXT).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL".into()));
+    assert_refused(&status, Code::FailedPrecondition, "WRONG_KIND_OF_MODEL");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,7 +187,7 @@ async fn served_with(limits: Limits, config: TransportConfig) -> (Running, Handl
 
 /// Starts generations that their client does not read, until the queue has no room for another one.
 async fn fill_queue(running: &Running) -> Vec<Streaming<GenerateResponse>> {
-    let mut client = GenerationClient::new(running.channel.clone());
+    let mut client = running.generation();
     let mut unread = Vec::new();
     loop {
         match client.generate(long("a", 8000)).await {
@@ -221,7 +217,7 @@ async fn later_blocks_wait_for_the_queue() {
     // The call has a block behind it. Others fill the row and the queue.
     let others = fill_queue(&running).await;
     let status = compress(&mut codec_client(&running), block(100), &text).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()), "a first block waits");
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     send_all(rest);
     drop(sender);
     let ended = timeout(Duration::from_millis(500), stream.next()).await;
@@ -240,7 +236,7 @@ async fn a_request_that_stops_arriving_ends_after_the_stall_limit() {
         Ok(response) => read(response.into_inner()).await.unwrap_err(),
         Err(status) => status,
     };
-    assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "DEADLINE".into()), "{status:?}");
+    assert_refused(&status, Code::DeadlineExceeded, "DEADLINE");
     assert!(status.message().contains("while the request came in"), "{status:?}");
     freed(&engine).await;
 }
@@ -251,7 +247,7 @@ async fn a_request_without_options_ends_after_the_upload_limit() {
     let (running, _engine) = served_with(Limits::default(), config).await;
     let call = codec_client(&running).compress(tokio_stream::pending()).await;
     let status = call.map(|_| ()).unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::DeadlineExceeded, "INCOMPLETE".into()), "{status:?}");
+    assert_refused(&status, Code::DeadlineExceeded, "INCOMPLETE");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,7 +276,7 @@ async fn a_text_that_is_not_read_ends_after_the_stall_limit() {
         }
     };
     assert!(bytes < text.len(), "{bytes} bytes of a response that was dropped");
-    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "STALLED".into()), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
 /// Input that never completes a block counts, however slowly it arrives.
@@ -301,7 +297,7 @@ async fn input_without_a_complete_block_counts_in_the_memory_of_requests() {
         }
         assert!(held.len() < 10, "no call was refused");
     };
-    assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "QUEUE_FULL".into()), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     drop(held);
     let options = CompressOptions { block_chars: Some(100), ..Default::default() };
     let (_, summary) = compress(&mut client, options, &text).await.unwrap();
@@ -319,7 +315,7 @@ async fn blocks_count_in_the_memory_of_requests() {
     let text = TEXT.repeat(150);
     // one block takes 20 KB
     let status = compress(&mut client, with_blocks(5000), &text).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status)), (Code::OutOfRange, "OVERSIZED".into()), "{status:?}");
+    assert_refused(&status, Code::OutOfRange, "OVERSIZED");
     // with 700, a block and its input take nearly all
     for block_chars in [500, 700] {
         let compressed = compress(&mut client, with_blocks(block_chars), &text).await;

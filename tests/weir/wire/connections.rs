@@ -25,10 +25,6 @@ const ALL: usize = 1024;
 /// Clients that come while the connections are held.
 const OTHERS: usize = 20;
 
-async fn within(config: TransportConfig) -> Server {
-    Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await
-}
-
 /// Connects from 127.0.0.`host`.
 pub(super) async fn connect_from(host: u8, address: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
@@ -68,8 +64,8 @@ async fn silent_and_idle_connections_make_room_for_others() {
         let access = if encrypted { certificates.access(false) } else { Default::default() };
         let reach = |address| if encrypted { certificates.reach(address, None) } else { plain(address) };
         let config = TransportConfig { access, ..TransportConfig::default() };
-        let server = Server::reached_by(Limits::default(), config, &[("fake", Kind::Pooled)], reach).await;
-        let address = server.running.address;
+        let server = Server::reached_by(config, reach).await;
+        let address = server.address;
         // Silent; with half a handshake; and after the preface of HTTP/2, without a call.
         for bytes in [&b""[..], b"\x16\x03\x01\x02\x00\x01", &beginning()] {
             let held = hold_all(address, bytes).await;
@@ -83,8 +79,9 @@ async fn silent_and_idle_connections_make_room_for_others() {
 #[tokio::test]
 async fn one_address_leaves_connections_to_others() {
     let server =
-        within(TransportConfig { connections: 8, connections_per_address: 4, ..TransportConfig::default() }).await;
-    let address = server.running.address;
+        Server::within(TransportConfig { connections: 8, connections_per_address: 4, ..TransportConfig::default() })
+            .await;
+    let address = server.address;
     // The streams must run until the end of the test.
     server.model.slow(Duration::from_millis(20));
     let mut busy = Vec::new();
@@ -108,8 +105,9 @@ async fn one_address_leaves_connections_to_others() {
 #[tokio::test]
 async fn unfinished_health_checks_make_room_for_others() {
     let server =
-        within(TransportConfig { connections: 4, connections_per_address: 4, ..TransportConfig::default() }).await;
-    let address = server.running.address;
+        Server::within(TransportConfig { connections: 4, connections_per_address: 4, ..TransportConfig::default() })
+            .await;
+    let address = server.address;
     server.model.slow(Duration::from_millis(20));
     let mut busy = Vec::new();
     for host in 1..=4 {
@@ -152,8 +150,8 @@ async fn idle_and_old_connections_get_a_goaway() {
         ..TransportConfig::default()
     };
     for config in [idle, old] {
-        let server = within(config).await;
-        let mut connection = sent(server.running.address, &beginning()).await;
+        let server = Server::within(config).await;
+        let mut connection = sent(server.address, &beginning()).await;
         let received = timeout(SOON, until_closed(&mut connection)).await.expect("closed");
         assert!(frames(&received).iter().any(|(kind, ..)| *kind == GOAWAY), "{received:?}");
         // Clients connect again by themselves.
@@ -163,9 +161,11 @@ async fn idle_and_old_connections_get_a_goaway() {
 
 #[tokio::test]
 async fn a_call_in_progress_keeps_its_connection() {
-    let server =
-        within(TransportConfig { connection_idle: Some(Duration::from_millis(50)), ..TransportConfig::default() })
-            .await;
+    let server = Server::within(TransportConfig {
+        connection_idle: Some(Duration::from_millis(50)),
+        ..TransportConfig::default()
+    })
+    .await;
     server.model.slow(Duration::from_millis(10));
     let mut answer = server.generate(long("a", 60)).await.unwrap();
     let began = Instant::now();
@@ -175,7 +175,7 @@ async fn a_call_in_progress_keeps_its_connection() {
 
 /// Returns a client that compresses with `way` and accepts both encodings.
 fn compressing(server: &Server, way: CompressionEncoding) -> GenerationClient<Channel> {
-    let client = GenerationClient::new(server.channel.clone()).send_compressed(way);
+    let client = server.generation().send_compressed(way);
     client.accept_compressed(Deflate).accept_compressed(Gzip)
 }
 
@@ -202,7 +202,7 @@ async fn compressed_requests_get_the_same_answers() {
         assert_eq!(way(answer.metadata()), Some(name), "the encoding of the request");
         assert_eq!(answer.get_ref().segments, segments.get_ref().segments);
         // A client that does not accept compression gets a plain answer.
-        let mut plain_reader = GenerationClient::new(server.channel.clone()).send_compressed(sent);
+        let mut plain_reader = server.generation().send_compressed(sent);
         assert_eq!(way(plain_reader.segment(text("ab")).await.unwrap().metadata()), None);
     }
     // A client that accepts compression but sends plain requests gets plain answers.
@@ -215,14 +215,14 @@ async fn every_service_accepts_compression() {
     let server = Server::new().await;
     let mut health = HealthClient::new(server.channel.clone()).send_compressed(Gzip);
     health.check(HealthCheckRequest::default()).await.unwrap();
-    let mut other = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
+    let mut other = server.inference().send_compressed(Gzip);
     assert!(other.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
 }
 
 #[tokio::test]
 async fn limits_apply_to_the_decompressed_size() {
     let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::within(config).await;
     for sent in [Gzip, Deflate] {
         let mut client = compressing(&server, sent);
         let refused =
@@ -232,7 +232,7 @@ async fn limits_apply_to_the_decompressed_size() {
         // These messages are a few kilobytes on the wire.
         for bytes in [64 << 10, 3 << 20] {
             let status = refused(bytes).await;
-            assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
+            assert_refused(&status, Code::OutOfRange, "OVERSIZED");
             assert!(status.message().contains("expected at most 65536 bytes, found more"), "{status:?}");
         }
         client.segment(text("ab")).await.unwrap();
@@ -258,7 +258,7 @@ async fn unfinished(
     incomplete: &[u8],
     wait: Duration,
 ) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
-    let sender = connect(server.running.address, 1 << 16).await;
+    let sender = connect(server.address, 1 << 16).await;
     let request = Request::post(format!("http://weir{path}")).header("te", "trailers");
     let request = request.header("content-type", "application/grpc").header("grpc-encoding", encoding);
     let request = request.version(tonic::codegen::http::Version::HTTP_2).body(()).unwrap();
@@ -302,7 +302,7 @@ async fn the_maximum_decompressed_size_is_reserved() {
         (STREAM, "deflate", &plain[..], false),
     ];
     for (path, encoding, sent, full) in cases {
-        let server = Server::with(Limits::default(), config.clone(), &[("fake", Kind::Pooled)]).await;
+        let server = Server::within(config.clone()).await;
         let mut held = Vec::new();
         for _ in 0..3 {
             let (sending, answer) = unfinished(&server, path, encoding, sent, OPEN).await;
@@ -326,12 +326,12 @@ async fn the_maximum_decompressed_size_is_reserved() {
 #[tokio::test]
 async fn a_stream_fails_with_the_same_status() {
     let config = TransportConfig { message_bytes: 64 << 10, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
+    let server = Server::within(config).await;
+    let mut client = server.inference().send_compressed(Gzip);
     let long = ModelInferRequest { model_name: "a".repeat(3 << 20), ..Default::default() };
     let mut answers = client.model_stream_infer(tokio_stream::iter([long])).await.unwrap().into_inner();
     let status = answers.message().await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
+    assert_refused(&status, Code::OutOfRange, "OVERSIZED");
 }
 
 #[tokio::test]
@@ -341,7 +341,7 @@ async fn wrong_encodings_are_reported() {
     for encoding in ["gzip", "deflate"] {
         let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete, ANSWERED).await;
         let status = answer.await.expect("an answer");
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
+        assert_refused(&status, Code::InvalidArgument, "UNREADABLE");
         assert!(status.message().contains("compressed"), "{status:?}");
     }
     let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete, ANSWERED).await;
@@ -392,7 +392,7 @@ async fn raw_segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &
 async fn a_missed_deadline_has_error_details() {
     let server = Server::new().await;
     server.model.slow(Duration::from_millis(30));
-    let sender = connect(server.running.address, 1 << 16).await;
+    let sender = connect(server.address, 1 << 16).await;
     let text = "a ".repeat(900);
     for round in 0..40 {
         let mut calls = JoinSet::new();
@@ -416,12 +416,12 @@ async fn a_missed_deadline_has_error_details() {
 #[tokio::test]
 async fn a_unary_call_ends_at_its_deadline() {
     let server = Server::new().await;
-    let sender = connect(server.running.address, 1 << 16).await;
+    let sender = connect(server.address, 1 << 16).await;
     for _ in 0..20 {
         server.model.hold();
         let answer = raw_segment(sender.clone(), &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
         let status = Status::from_header_map(answer.headers()).unwrap();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+        assert_refused(&status, Code::DeadlineExceeded, "DEADLINE");
         server.model.release();
         server.at_rest().await;
         // The running step finishes; the seven others do not start. On a busy machine the call may end before its first step.
@@ -438,10 +438,10 @@ async fn a_unary_call_ends_at_its_deadline() {
 #[tokio::test]
 async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     let mut server = Server::new().await;
-    let sender = connect(server.running.address, 256).await;
+    let sender = connect(server.address, 256).await;
     let mut body = raw_segment(sender, &"ab ".repeat(600), &[]).await.into_body();
     server.at_rest().await;
-    server.running.shut_down();
+    server.shut_down();
     // The pause is longer than the idle timeout of connections.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!server.running.task.is_finished(), "cut off");
@@ -454,14 +454,14 @@ async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
     assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
     // With nothing left to send, the shutdown does not wait for the drain limit of 30 s.
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
 }
 
 #[tokio::test]
 async fn incomplete_requests_time_out() {
     let config = TransportConfig { upload: Duration::from_millis(300), ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
-    let sender = connect(server.running.address, 1 << 20).await;
+    let server = Server::within(config).await;
+    let sender = connect(server.address, 1 << 20).await;
     let request = Request::post("http://weir/weir.v1.Generation/Segment").version(Version::HTTP_2);
     let request = request.header("te", "trailers").header("content-type", "application/grpc").body(()).unwrap();
     let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
@@ -469,7 +469,7 @@ async fn incomplete_requests_time_out() {
     sending.send_data(incomplete.into(), false).unwrap();
     let response = tokio::time::timeout(Duration::from_secs(20), response).await.expect("an answer").unwrap();
     let status = Status::from_header_map(response.headers()).unwrap();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    assert_refused(&status, Code::DeadlineExceeded, "DEADLINE");
     assert!(status.message().contains("while the request came in"), "{status:?}");
     server.at_rest().await;
 }
@@ -478,7 +478,7 @@ async fn incomplete_requests_time_out() {
 /// own answer.
 #[tokio::test]
 async fn requests_that_are_no_grpc_calls_get_a_readable_answer() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     for (method, path) in [("GET", "/v1/completions"), ("POST", "/v1/completions"), ("GET", "/"), ("HEAD", "/")] {
         let request = Request::builder().method(method).uri(format!("http://weir{path}")).version(Version::HTTP_2);
         let mut sender = connect(server.address, 1 << 16).await.ready().await.unwrap();
@@ -586,38 +586,33 @@ pub(super) fn frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn headers_come_with_the_first_characters() {
     let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::within(config).await;
     server.model.hold();
     let mut client = server.generation();
     let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
-    eventually("it runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!call.is_finished());
     server.model.release();
     let answer = read(call.await.unwrap().unwrap().into_inner()).await.unwrap();
     assert_eq!(answer.text(), Server::new().await.answer(long("a", 20)).await.unwrap().text());
     let request = v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
-    let mut scored = server.generation().score(request).await.unwrap().into_inner();
-    let mut summary = None;
-    while let Some(message) = scored.message().await.unwrap() {
-        summary = message.event;
-    }
-    assert!(matches!(summary, Some(v1::score_response::Event::Summary(_))), "{summary:?}");
+    server.score(request).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_early_failure_is_the_status_of_the_call() {
     let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
-    let mut server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let mut server = Server::within(config).await;
     let status = server.generate(prompt("ab!")).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+    assert_refused(&status, Code::Internal, "INTERNAL");
     server.model.hold();
     let mut client = server.generation();
     let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
-    eventually("it runs", || server.engine.load().running == 1).await;
-    server.running.shut_down();
+    server.until_running(1).await;
+    server.shut_down();
     let status = call.await.unwrap().map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    assert_refused(&status, Code::Unavailable, "DRAINING");
     server.model.release();
     server.at_rest().await;
 }
@@ -626,11 +621,11 @@ async fn an_early_failure_is_the_status_of_the_call() {
 #[tokio::test]
 async fn choices_over_http_start_together() {
     let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
-    let server = Both::with(Limits::default(), config).await;
+    let server = Server::within(config).await;
     server.model.hold();
     let body = json!({ "prompt": "a", "max_tokens": 9, "n": 3, "seed": 1, "stream": true }).to_string();
     let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("all choices run", || server.engine.load().running == 3).await;
+    server.until_running(3).await;
     let mut answer = String::new();
     let early = tokio::time::timeout(Duration::from_millis(100), client.read_to_string(&mut answer)).await;
     assert!(early.is_err() && answer.is_empty(), "{answer}");
@@ -643,11 +638,11 @@ async fn choices_over_http_start_together() {
 #[tokio::test]
 async fn an_early_failure_over_http_is_the_status_of_the_request() {
     let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
-    let mut server = Both::with(Limits::default(), config).await;
+    let mut server = Server::within(config).await;
     server.model.hold();
     let body = json!({ "prompt": "a", "max_tokens": 9, "n": 2, "seed": 1, "stream": true }).to_string();
     let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("all choices run", || server.engine.load().running == 2).await;
+    server.until_running(2).await;
     server.shut_down();
     let mut answer = String::new();
     client.read_to_string(&mut answer).await.unwrap();
@@ -656,8 +651,6 @@ async fn an_early_failure_over_http_is_the_status_of_the_request() {
     server.ended().await;
 }
 
-const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
-
 /// The header of the tenant alice, and that of bob.
 pub(super) const ALICE: &str = "Bearer a-key-that-alice-has";
 
@@ -665,7 +658,7 @@ pub(super) const BOB: &str = "Bearer another-key-that-bob-has";
 
 async fn behind(access: Access, certificates: &Certificates, shown: Option<&Certificates>) -> Server {
     let config = TransportConfig { access, ..TransportConfig::default() };
-    Server::reached_by(Limits::default(), config, &MODELS, |address| certificates.reach(address, shown)).await
+    Server::reached_by(config, |address| certificates.reach(address, shown)).await
 }
 
 /// Calls a method on a connection that may fail.
@@ -680,7 +673,7 @@ async fn connections_can_use_tls() {
     let certificates = Certificates::new();
     let server = behind(certificates.access(false), &certificates, None).await;
     assert_eq!(server.answer(long("ab", 9)).await.unwrap().text().chars().count(), 9);
-    let address = server.running.address;
+    let address = server.address;
     tried(plain(address)).await.expect_err("it is not encrypted");
     tried(Certificates::new().reach(address, None))
         .await
@@ -711,16 +704,16 @@ async fn unfinished_handshakes_let_others_pass() {
         ..TransportConfig::default()
     };
     let reach = |address| certificates.reach(address, None);
-    let server = Server::reached_by(Limits::default(), config, &MODELS, reach).await;
+    let server = Server::reached_by(config, reach).await;
     let mut silent = Vec::new();
     for _ in 0..3 {
-        let mut client = TcpStream::connect(server.running.address).await.unwrap();
+        let mut client = TcpStream::connect(server.address).await.unwrap();
         client.write_all(&client_hello()).await.unwrap();
         // The server has answered, and waits for the client.
         client.read_u8().await.unwrap();
         silent.push(client);
     }
-    tried(certificates.reach(server.running.address, None)).await.unwrap();
+    tried(certificates.reach(server.address, None)).await.unwrap();
 }
 
 #[tokio::test]
@@ -729,7 +722,7 @@ async fn client_certificates_can_be_required() {
     let others = Certificates::new();
     let server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
     server.answer(prompt("ab")).await.unwrap();
-    let address = server.running.address;
+    let address = server.address;
     tried(certificates.reach(address, None)).await.expect_err("no certificate");
     tried(certificates.reach(address, Some(&others))).await.expect_err("a certificate of another authority");
     tried(certificates.reach(address, Some(&certificates))).await.unwrap();
@@ -742,13 +735,13 @@ async fn encrypted_streams_finish_while_the_server_drains() {
     server.model.slow(Duration::from_millis(2));
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    server.running.shut_down();
+    server.shut_down();
     let mut last = None;
     while let Some(message) = stream.next().await {
         last = message.unwrap().event;
     }
     assert!(matches!(last, Some(Event::Finished(_))), "cut off: {last:?}");
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
     server.at_rest().await;
 }
 
@@ -805,7 +798,7 @@ pub(super) fn alice_and_bob() -> Access {
 
 pub(super) async fn with_keys(limits: Limits) -> Server {
     let config = TransportConfig { access: alice_and_bob(), ..TransportConfig::default() };
-    Server::with(limits, config, &MODELS).await
+    Server::with(limits, config).await
 }
 
 /// Returns a request with these `authorization` values.
@@ -833,7 +826,7 @@ async fn api_keys_can_be_required() {
     ];
     for values in wrong {
         let status = server.generation().generate(bearing(prompt("a"), values)).await.map(drop).unwrap_err();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"), "{values:?}");
+        assert_refused(&status, Code::Unauthenticated, "UNAUTHENTICATED");
         assert!(!details(&status).request_info().unwrap().request_id.is_empty());
         assert!(!format!("{status:?}").contains("alice"), "{status:?}");
         let status = server.models().list_models(bearing(v1::ListModelsRequest {}, values)).await.unwrap_err();
@@ -867,12 +860,12 @@ async fn each_key_owner_is_a_tenant() {
         async move { client.generate(request).await }
     };
     let mut taken = vec![call(ALICE).await.unwrap()];
-    eventually("it runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     for _ in 0..4 {
         taken.push(call(ALICE).await.unwrap());
     }
     let status = call(ALICE).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     taken.push(call(BOB).await.unwrap());
     server.model.release();
     for stream in taken {

@@ -13,20 +13,20 @@ use tungstenite::{
 use weir::server::config::EditingConfig;
 use weir_proto::v1::{EditRequest, EditResponse, Until, edit_response::Event};
 
-struct Session {
-    requests: mpsc::Sender<EditRequest>,
-    responses: Streaming<EditResponse>,
+pub(super) struct Session {
+    pub(super) requests: mpsc::Sender<EditRequest>,
+    pub(super) responses: Streaming<EditResponse>,
 }
 
 impl Session {
-    async fn begin(server: &Server) -> Result<Self, tonic::Status> {
+    async fn begin(server: &Running) -> Result<Self, tonic::Status> {
         let (requests, receiver) = mpsc::channel(64);
         let mut client = EditingClient::new(server.channel.clone());
         let responses = client.edit(ReceiverStream::new(receiver)).await?.into_inner();
         Ok(Self { requests, responses })
     }
 
-    async fn open(server: &Server, text: &str) -> Self {
+    pub(super) async fn open(server: &Running, text: &str) -> Self {
         let mut session = Self::begin(server).await.unwrap();
         let open = v1::OpenDocument { text: text.into(), ..Default::default() };
         assert_eq!(session.ask(Action::Open(open)).await, applied(0, text.len()));
@@ -37,24 +37,24 @@ impl Session {
         self.requests.send(EditRequest { action: Some(action) }).await.unwrap();
     }
 
-    async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> Event {
         self.responses.message().await.unwrap().unwrap().event.unwrap()
     }
 
-    async fn ask(&mut self, action: Action) -> Event {
+    pub(super) async fn ask(&mut self, action: Action) -> Event {
         self.send(action).await;
         self.next().await
     }
 
     /// Returns the failure that a message gets.
-    async fn refused(&mut self, action: Action) -> v1::EditFailure {
+    pub(super) async fn refused(&mut self, action: Action) -> v1::EditFailure {
         match self.ask(action).await {
             Event::Failed(failure) => failure,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn completed(&mut self, action: Action) -> v1::DocumentCompletions {
+    pub(super) async fn completed(&mut self, action: Action) -> v1::DocumentCompletions {
         match self.ask(action).await {
             Event::Completions(completions) => completions,
             other => panic!("{other:?}"),
@@ -71,11 +71,11 @@ fn splice(revision: u64, start: u64, end: u64, text: &str) -> Action {
     Action::Splice(v1::SpliceDocument { revision, splices })
 }
 
-fn many_splices(revision: u64, count: usize) -> Action {
+pub(super) fn many_splices(revision: u64, count: usize) -> Action {
     Action::Splice(v1::SpliceDocument { revision, splices: vec![v1::TextSplice::default(); count] })
 }
 
-fn complete(id: u64, cursor_byte: u64, count: u32) -> Action {
+pub(super) fn complete(id: u64, cursor_byte: u64, count: u32) -> Action {
     let until = Some(Until::MaxChars.into());
     Action::Complete(v1::CompleteDocument { id, cursor_byte, count: Some(count), until, max_chars: Some(2) })
 }
@@ -90,7 +90,7 @@ fn cached() -> Limits {
 
 async fn editing_server(editing: EditingConfig) -> Server {
     let config = TransportConfig { editing, ..TransportConfig::default() };
-    Server::with(cached(), config, &[("fake", Kind::Pooled)]).await
+    Server::with(cached(), config).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +119,7 @@ async fn a_document_is_completed_and_scored_while_it_changes() {
     assert!(session.responses.message().await.unwrap().is_none());
 }
 
-fn closed(reason: Reason) -> Event {
+pub(super) fn closed(reason: Reason) -> Event {
     Event::Closed(v1::DocumentClosed { reason: reason.into() })
 }
 
@@ -130,7 +130,7 @@ async fn a_splice_ends_the_work_that_it_overtakes() {
     server.model.hold();
     session.send(complete(7, 3, 2)).await;
     session.send(score(5, 0, 3)).await;
-    eventually("both requests run", || server.engine.load().running + server.engine.load().queued == 2).await;
+    server.until_taken(2).await;
     // a splice that is refused, long or short, ends nothing
     for text in ["a", &"a".repeat(100_000)] {
         assert_eq!(session.refused(splice(0, 0, 1, text)).await.field.as_deref(), Some("splice.revision"));
@@ -152,7 +152,7 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
     // the second server has no memory for distributions
     let small = TransportConfig { message_bytes: 1 << 16, request_memory: 1 << 18, ..TransportConfig::default() };
     for (config, reuses) in [(TransportConfig::default(), true), (small, false)] {
-        let server = Server::with(cached(), config, &[("fake", Kind::Pooled)]).await;
+        let server = Server::with(cached(), config).await;
         let mut session = Session::open(&server, "ab cd ").await;
         let first = session.completed(complete(1, 6, 3)).await;
         assert!(first.distributions > 0 && first.reused_distributions == 0);
@@ -172,7 +172,7 @@ async fn a_keystroke_reuses_what_the_last_search_computed() {
 async fn kept_distributions_make_room_for_requests() {
     let limit = (1 << 18) + (1 << 15) + (1 << 16);
     let config = TransportConfig { message_bytes: 1 << 14, request_memory: 2 * limit, ..TransportConfig::default() };
-    let server = Server::with(cached(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::with(cached(), config).await;
     let mut session = Session::open(&server, &"ab cd ea".repeat(200)).await;
     // the memory has room for the distributions, or for a completion at the end
     let first = session.completed(complete(1, 6, 3)).await;
@@ -236,7 +236,7 @@ async fn wrong_messages_leave_the_session_open() {
 
 #[tokio::test]
 async fn normalised_texts_keep_the_offsets_of_the_client() {
-    let server = Server::with(cached(), TransportConfig::default(), &[("fake", Kind::Text8)]).await;
+    let server = Server::of(&[("fake", Kind::Text8)], cached(), TransportConfig::default()).await;
     let mut session = Session::begin(&server).await.unwrap();
     let normalized = |revision, text_bytes, normalized_chars| {
         Event::Applied(v1::DocumentApplied { revision, text_bytes, normalized_chars })
@@ -285,7 +285,7 @@ async fn sessions_are_limited_and_closed_with_a_reason() {
     let mut session = Session::open(&server, "ab ").await;
     // one caller has half of the sessions
     let status = Session::begin(&server).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY"));
+    assert_refused(&status, Code::ResourceExhausted, "TOO_MANY");
     // 20 splices may come at once, and four more take a fifth of a second, also in one message
     let began = std::time::Instant::now();
     for revision in 1..=20 {
@@ -306,7 +306,7 @@ async fn sessions_are_limited_and_closed_with_a_reason() {
         }
     };
     session.ask(Action::Open(v1::OpenDocument::default())).await;
-    server.running.shut_down();
+    server.shut_down();
     assert_eq!(session.next().await, closed(Reason::Draining));
 }
 
@@ -316,7 +316,7 @@ async fn a_half_closed_session_answers_what_is_in_progress() {
     let session = Session::open(&server, "ab ").await;
     server.model.hold();
     session.send(complete(1, 3, 1)).await;
-    eventually("the request runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     let Session { requests, mut responses } = session;
     drop(requests);
     server.model.release();
@@ -329,7 +329,7 @@ async fn a_half_closed_session_answers_what_is_in_progress() {
 #[tokio::test]
 async fn models_without_the_means_are_refused() {
     let limits = Limits::default();
-    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
+    let server = Server::limited(limits).await;
     let mut session = Session::begin(&server).await.unwrap();
     let failure = session.refused(Action::Open(v1::OpenDocument::default())).await;
     assert_eq!((failure.code.as_str(), failure.reason.as_str()), ("FAILED_PRECONDITION", "WRONG_KIND_OF_MODEL"));
@@ -372,7 +372,7 @@ impl Client {
         block_in_place(handshake)
     }
 
-    pub(super) fn open(server: &Both, text: &str) -> Self {
+    pub(super) fn open(server: &Server, text: &str) -> Self {
         let (mut client, _) = Self::connect(server.port, &[]).unwrap();
         let opened = client.ask(&json!({ "open": { "text": text } }));
         assert_eq!(opened, socket_applied(0, text.len()));
@@ -423,11 +423,11 @@ impl Client {
     }
 }
 
-pub(super) async fn within(config: TransportConfig) -> Both {
-    Both::with(Limits { cache_bytes: 1 << 20, ..Limits::default() }, config).await
+pub(super) async fn within(config: TransportConfig) -> Server {
+    Server::with(Limits { cache_bytes: 1 << 20, ..Limits::default() }, config).await
 }
 
-async fn of_access(access: Access) -> Both {
+async fn of_access(access: Access) -> Server {
     within(TransportConfig { access, ..TransportConfig::default() }).await
 }
 
@@ -452,17 +452,8 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     assert!(completions["duration_ns"].as_u64() > Some(0) && completions["distributions"].as_u64() > Some(0));
     assert_eq!(completions["reused_distributions"], 0);
     // A session over gRPC has the same completions.
-    let (requests, receiver) = mpsc::channel(4);
-    let mut grpc = EditingClient::new(server.channel.clone());
-    let mut responses = grpc.edit(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-    let open = v1::OpenDocument { text: "ab cd ".into(), ..Default::default() };
-    let until = Some(v1::Until::MaxChars.into());
-    let asked = v1::CompleteDocument { id: 1, cursor_byte: 6, count: Some(3), until, max_chars: Some(2) };
-    for action in [Action::Open(open), Action::Complete(asked)] {
-        requests.send(EditRequest { action: Some(action) }).await.unwrap();
-    }
-    responses.message().await.unwrap().unwrap();
-    let Some(Event::Completions(expected)) = responses.message().await.unwrap().unwrap().event else { panic!() };
+    let mut session = Session::open(&server, "ab cd ").await;
+    let expected = session.completed(self::complete(1, 6, 3)).await;
     let items = completions["items"].as_array().unwrap();
     assert_eq!((items.len(), expected.items.len()), (3, 3));
     for (item, expected) in items.iter().zip(&expected.items) {
@@ -487,7 +478,7 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     server.model.release();
     assert_eq!(client.ask(&json!({ "close": {} })), json!({ "closed": { "reason": "client" } }));
     assert_eq!(client.closed(), CloseCode::Normal);
-    drop((requests, responses));
+    drop(session);
     server.at_rest().await;
 }
 
@@ -519,7 +510,7 @@ async fn wrong_messages_over_a_websocket_leave_the_session_open() {
     drop(client);
     server.at_rest().await;
     // Other requests are answered with the way to do it.
-    let plain = exchange(server.port, "GET", "/v1/edit", &[], "").await;
+    let plain = server.get("/v1/edit").await;
     assert_eq!(plain.0, 426);
     assert!(
         plain.1.contains("\nupgrade: websocket")
@@ -591,8 +582,7 @@ async fn pages_of_other_origins_open_no_session() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_key_of_a_session_is_checked_before_it_begins() {
-    let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
-    let server = of_access(Access::from(Credentials { keys: Some(keys), ..Credentials::default() })).await;
+    let server = of_access(alice_and_bob()).await;
     let bearer = format!("Bearer {KEY}");
     let protocols = |key: &str| format!("weir.v1.edit, {key}");
     let own = protocols(KEY_PROTOCOL);
@@ -646,7 +636,7 @@ async fn sessions_over_websockets_are_limited_with_those_over_grpc() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_websocket_holds_the_place_of_its_connection() {
     let server = within(TransportConfig { connections: 1, ..TransportConfig::default() }).await;
-    let models = || exchange(server.port, "GET", "/v1/models", &[], "");
+    let models = || server.get("/v1/models");
     let client = Client::open(&server, "a");
     assert_eq!(models().await.0, 503);
     drop(client);

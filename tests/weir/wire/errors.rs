@@ -3,14 +3,53 @@
 use super::*;
 use crate::wire::connections::{self};
 
-/// Returns the field of a refusal. Checks that message and details agree.
-fn field(status: &Status) -> String {
+/// A request of a call that refuses it before its response.
+#[derive(Debug, Clone)]
+enum Asked {
+    Generate(GenerateRequest),
+    Score(v1::ScoreRequest),
+    Segment(SegmentRequest),
+    Model(v1::GetModelRequest),
+}
+
+impl Asked {
+    /// Returns the status of the call.
+    async fn refused(self, server: &Server) -> Status {
+        let mut client = server.generation();
+        let answered = match self {
+            Self::Generate(request) => client.generate(request).await.map(drop),
+            Self::Score(request) => client.score(request).await.map(drop),
+            Self::Segment(request) => client.segment(request).await.map(drop),
+            Self::Model(request) => server.models().get_model(request).await.map(drop),
+        };
+        answered.expect_err("a refusal")
+    }
+}
+
+/// Expected code, reason and field of a refusal.
+type Expected = (Code, &'static str, &'static str);
+
+const BAD: Code = Code::InvalidArgument;
+
+/// Returns code, reason and field of a refusal. Checks that message and details agree.
+fn refusal(status: &Status) -> (Code, String, String) {
     let details = details(status);
-    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
-    assert!(!details.request_info().unwrap().request_id.is_empty());
-    let violation = &details.bad_request().unwrap().field_violations[0];
-    assert_eq!(violation.description, status.message());
-    violation.field.clone()
+    assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
+    assert!(status.message().len() < 1100, "{} bytes", status.message().len());
+    for violation in details.bad_request().into_iter().flat_map(|bad| &bad.field_violations) {
+        assert!(status.message().starts_with(violation.description.trim_end_matches('…')), "{status:?}");
+    }
+    (status.code(), reason(status), field(status))
+}
+
+/// Checks that each request is refused, and that the server continues.
+async fn check_refusals(server: &Server, wrong: Vec<(Asked, Expected)>) {
+    for (asked, (code, reason, field)) in wrong {
+        let shown: String = format!("{asked:?}").chars().take(200).collect();
+        assert_eq!(refusal(&asked.refused(server).await), (code, reason.to_owned(), field.to_owned()), "{shown}");
+    }
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
 }
 
 fn sampling(change: impl FnOnce(&mut v1::Sampling)) -> GenerateRequest {
@@ -43,7 +82,7 @@ fn text(text: &str) -> Option<Symbol> {
     Some(Symbol::Text(text.into()))
 }
 
-/// Returns requests with one option out of bounds, and the field that the refusal names.
+/// Returns requests of `Generate` with one option out of bounds, and the field that the refusal names.
 fn past_the_bounds() -> Vec<(&'static str, GenerateRequest)> {
     let mut all = vec![
         ("prompt", prompt("")),
@@ -124,8 +163,8 @@ fn at_the_bounds() -> Vec<GenerateRequest> {
 async fn an_option_out_of_bounds_is_named() {
     let server = Server::new().await;
     for (name, request) in past_the_bounds() {
-        let status = server.generate(request.clone()).await.map(drop).expect_err(name);
-        assert_eq!(field(&status), name, "{request:?}");
+        let (code, _, field) = refusal(&Asked::Generate(request.clone()).refused(&server).await);
+        assert_eq!((code, field.as_str()), (BAD, name), "{request:?}");
     }
     server.at_rest().await;
 }
@@ -139,79 +178,264 @@ async fn an_option_at_its_bounds_is_accepted() {
     server.at_rest().await;
 }
 
+/// The wording of errors, by the rule that a request breaks. Other tests compare codes, fields and values.
 #[tokio::test]
-async fn an_unknown_symbol_has_an_offset() {
-    let server = Server::new().await;
-    let status = server.generate(prompt("éa\u{1f600}b")).await.map(drop).unwrap_err();
-    assert_eq!((field(&status).as_str(), reason(&status).as_str()), ("prompt", "UNKNOWN_SYMBOL"));
-    assert_eq!(details(&status).error_info().unwrap().metadata["offset"], "2");
-    let request = v1::ScoreRequest { text: "aaZ".into(), ..Default::default() };
-    let status = server.generation().score(request).await.map(drop).unwrap_err();
-    assert_eq!(field(&status), "text");
-    let request = v1::SegmentRequest { text: "aaZ".into(), ..Default::default() };
-    let status = server.generation().segment(request).await.map(drop).unwrap_err();
-    assert_eq!(details(&status).error_info().unwrap().metadata["offset"], "2");
-}
-
-#[tokio::test]
-async fn length_errors_name_length_and_limit() {
-    let server = Server::new().await;
-    let request = v1::ScoreRequest { text: "a".repeat(MAX_SYMBOLS + 3), ..Default::default() };
-    let status = server.generation().score(request).await.map(drop).unwrap_err();
-    assert_eq!((field(&status).as_str(), reason(&status).as_str()), ("text", "TOO_LONG"));
-    let info = details(&status).error_info().unwrap().metadata.clone();
-    assert_eq!(
-        (info["length"].as_str(), info["limit"].as_str(), info["unit"].as_str()),
-        ("2003", "2000", "characters")
-    );
-    for empty in ["", " "] {
-        let request = v1::ScoreRequest { text: empty.into(), top_logprobs: Some(21), ..Default::default() };
-        let status = server.generation().score(request).await.map(drop).unwrap_err();
-        assert_eq!(field(&status), if empty.is_empty() { "text" } else { "top_logprobs" });
+async fn errors_are_worded_by_their_rule() {
+    let kinds = [("fake", Kind::Pooled), ("flat", Kind::Vanilla)];
+    let server = Server::of(&kinds, Limits::default(), TransportConfig::default()).await;
+    let named = |model: &str, request| Asked::Generate(GenerateRequest { model: Some(model.into()), ..request });
+    let fake = |request| named("fake", request);
+    let score = |text: &str, change: &dyn Fn(&mut v1::ScoreRequest)| {
+        let mut request = v1::ScoreRequest { model: Some("fake".into()), text: text.into(), ..Default::default() };
+        change(&mut request);
+        Asked::Score(request)
+    };
+    let windows = |length, stride| score("a", &|score| score.windows = Some(v1::Windows { length, stride }));
+    let segment = |model: &str| {
+        Asked::Segment(SegmentRequest { model: Some(model.into()), text: "a".into(), ..Default::default() })
+    };
+    let model = |name: Option<&str>| Asked::Model(v1::GetModelRequest { name: name.map(Into::into) });
+    let per_segment = |coalesce_chars| GenerateRequest {
+        stream: Some(v1::Streaming { coalesce_chars, per_segment: Some(true) }),
+        ..prompt("a")
+    };
+    let resumed = |text: &str| GenerateRequest { resume_text: text.into(), ..long("ab", 3) };
+    let no_text: &dyn Fn(&mut v1::ScoreRequest) = &|score| score.top_logprobs = Some(21);
+    let too_long = "a".repeat(MAX_SYMBOLS + 3);
+    let mut found = Vec::new();
+    for (asked, expected, message, values) in [
+        (
+            fake(prompt("éa\u{1f600}b")),
+            (BAD, "UNKNOWN_SYMBOL", "prompt"),
+            "prompt: expected symbols of the model's vocabulary, found '\u{1f600}' at character 2",
+            &[("offset", "2")][..],
+        ),
+        (
+            score(&too_long, &|_| {}),
+            (BAD, "TOO_LONG", "text"),
+            "text: expected at most 2000 characters, found 2003",
+            &[("length", "2003"), ("limit", "2000"), ("unit", "characters")],
+        ),
+        (score("", no_text), (BAD, "BAD_OPTION", "text"), "text: expected at least one symbol, found \"\"", &[]),
+        (
+            score(" ", no_text),
+            (BAD, "BAD_OPTION", "top_logprobs"),
+            "top_logprobs: expected at most 20, found 21",
+            &[("bound", "at most 20"), ("value", "21")],
+        ),
+        (
+            named("three", prompt("a")),
+            (Code::NotFound, "UNKNOWN_MODEL", ""),
+            "model: expected one of fake, flat, found \"three\"",
+            &[("known", "fake, flat")],
+        ),
+        (
+            Asked::Generate(prompt("a")),
+            (BAD, "BAD_OPTION", "model"),
+            "model: expected one of fake, flat, found no name",
+            &[],
+        ),
+        (model(None), (BAD, "BAD_OPTION", "name"), "name: expected one of fake, flat, found no name", &[]),
+        (
+            model(Some("three")),
+            (Code::NotFound, "UNKNOWN_MODEL", ""),
+            "model: expected one of fake, flat, found \"three\"",
+            &[],
+        ),
+        (
+            named("flat", per_segment(None)),
+            (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL", ""),
+            "stream.per_segment: expected a model that pools its input, found \"flat\", a model without pooling: Vanilla",
+            &[],
+        ),
+        (
+            named("flat", stopping(|s| s.max_segments = Some(3))),
+            (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL", ""),
+            "stopping.max_segments: expected a model that pools its input, found \"flat\", a model without pooling: Vanilla",
+            &[("call", "stopping.max_segments")],
+        ),
+        (
+            segment("flat"),
+            (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL", ""),
+            "model: expected one that pools its input (for Segment), found \"flat\", a model without pooling: Vanilla",
+            &[("found", "a model without pooling: Vanilla")],
+        ),
+        (
+            fake(per_segment(Some(1))),
+            (BAD, "EXCLUSIVE_OPTIONS", "stream.coalesce_chars"),
+            "stream.coalesce_chars and stream.per_segment exclude each other: give one",
+            &[],
+        ),
+        (
+            fake(stopping(|s| s.min_chars = Some(2))),
+            (BAD, "BAD_OPTION", "stopping.min_chars"),
+            "stopping.min_chars: expected 0 to 1 (the value of max_chars), found 2",
+            &[("value", "2")],
+        ),
+        (
+            fake(GenerateRequest { priority: Some(8), ..prompt("a") }),
+            (BAD, "BAD_OPTION", "priority"),
+            "priority: expected -8 to 7, found 8",
+            &[],
+        ),
+        (
+            fake(GenerateRequest { speculate: Some("on".into()), ..prompt("a") }),
+            (BAD, "BAD_OPTION", "speculate"),
+            "speculate: expected \"auto\", \"off\" or a whole number from 1 to 16, found \"on\"",
+            &[],
+        ),
+        (
+            windows(2001, 1),
+            (BAD, "BAD_OPTION", "windows.length"),
+            "windows.length: expected 1 to 2000, found 2001",
+            &[("bound", "1 to 2000")],
+        ),
+        (
+            windows(10, 11),
+            (BAD, "BAD_OPTION", "windows.stride"),
+            "windows.stride: expected 1 to 10 (the length of a window), found 11",
+            &[],
+        ),
+        (
+            fake(GenerateRequest { sampling: None, ..resumed("a") }),
+            (BAD, "BAD_OPTION", "sampling.seed"),
+            "sampling.seed: expected the seed of the stream that is resumed, found nothing",
+            &[],
+        ),
+        (
+            fake(resumed("abab")),
+            (BAD, "BAD_OPTION", "resume_text"),
+            "resume_text: expected at most 3 characters (max_chars, and the room after the prompt), found 4 characters",
+            &[],
+        ),
+        (
+            fake(GenerateRequest { resume_ids: vec![1], ..resumed("a") }),
+            (BAD, "EXCLUSIVE_OPTIONS", "resume_text"),
+            "resume_text and resume_ids exclude each other: give one",
+            &[],
+        ),
+    ] {
+        let status = asked.clone().refused(&server).await;
+        let (code, reason, field) = expected;
+        assert_eq!(refusal(&status), (code, reason.to_owned(), field.to_owned()), "{asked:?}");
+        found.push((status.message().to_owned(), message));
+        let info = details(&status).error_info().unwrap().metadata.clone();
+        for (key, value) in values {
+            assert_eq!(info[*key], *value, "{asked:?}");
+        }
     }
+    assert_worded(&found);
+    server.at_rest().await;
 }
 
+/// A name of a million letters is shortened in the answer, since headers are limited.
 #[tokio::test]
-async fn models_are_selected_by_name() {
-    let kinds = [("one", Kind::Pooled), ("two", Kind::Vanilla)];
-    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
-    let named = |name: &str| GenerateRequest { model: Some(name.into()), ..prompt("a") };
-    let status = server.generate(named("three")).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
-    assert_eq!(details(&status).error_info().unwrap().metadata["known"], "one, two");
-    // A name of a million letters is shortened in the answer, since headers are limited.
-    let status = server.generate(named(&"x".repeat(1 << 20))).await.map(drop).unwrap_err();
-    assert_eq!(status.code(), Code::NotFound);
-    assert!(status.message().contains("one, two"));
-    let status = server.generate(prompt("a")).await.map(drop).unwrap_err();
-    assert_eq!(field(&status), "model");
-    let request = v1::GetModelRequest { name: Some("three".into()) };
-    assert_eq!(server.models().get_model(request).await.unwrap_err().code(), Code::NotFound);
-    let request = v1::GetModelRequest { name: None };
-    assert_eq!(field(&server.models().get_model(request).await.unwrap_err()), "name");
-}
-
-#[tokio::test]
-async fn pooled_options_need_a_pooled_model() {
-    let server = Server::with(Limits::default(), TransportConfig::default(), &[("flat", Kind::Vanilla)]).await;
-    let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
-    let requests = [GenerateRequest { stream, ..prompt("a") }, stopping(|s| s.max_segments = Some(3))];
-    for request in requests {
-        let status = server.generate(request).await.map(drop).unwrap_err();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL"));
+async fn texts_names_and_modes_are_checked_by_every_call() {
+    type Build = fn(String, Option<String>, Option<String>) -> Asked;
+    let calls: [(&'static str, Build); 3] = [
+        ("prompt", |prompt, model, boundary_mode| {
+            Asked::Generate(GenerateRequest { prompt, model, boundary_mode, ..Default::default() })
+        }),
+        ("text", |text, model, boundary_mode| {
+            Asked::Score(v1::ScoreRequest { text, model, boundary_mode, ..Default::default() })
+        }),
+        ("text", |text, model, boundary_mode| {
+            Asked::Segment(SegmentRequest { text, model, boundary_mode, ..Default::default() })
+        }),
+    ];
+    let million = || "x".repeat(1 << 20);
+    let names = || ["nothing".into(), "fake ".into(), "../fake".into(), "\0".into(), million()];
+    let mut wrong = Vec::new();
+    for (field, build) in calls {
+        for (text, reason) in [
+            (String::new(), "BAD_OPTION"),
+            ("aX".into(), "UNKNOWN_SYMBOL"),
+            ("a\0".into(), "UNKNOWN_SYMBOL"),
+            ("\u{202e}\u{feff}".into(), "UNKNOWN_SYMBOL"),
+            ("a".repeat(MAX_SYMBOLS + 1), "TOO_LONG"),
+            ("é".repeat(1 << 20), "TOO_LONG"),
+            ("\u{10ffff}".repeat(1 << 19), "UNKNOWN_SYMBOL"),
+        ] {
+            wrong.push((build(text, None, None), (BAD, reason, field)));
+        }
+        for mode in ["often".into(), "given".into(), "THRESHOLD".into(), " threshold".into(), "\0".into(), million()] {
+            wrong.push((build("ab c".into(), None, Some(mode)), (BAD, "BAD_OPTION", "boundary_mode")));
+        }
+        for name in names() {
+            wrong.push((build("ab c".into(), Some(name), None), (Code::NotFound, "UNKNOWN_MODEL", "")));
+        }
     }
-    let request = v1::SegmentRequest { text: "a".into(), ..Default::default() };
-    let status = server.generation().segment(request).await.unwrap_err();
-    assert_eq!(status.code(), Code::FailedPrecondition);
-    assert_eq!(details(&status).error_info().unwrap().metadata["found"], "a model without pooling: Vanilla");
+    for name in names() {
+        wrong.push((Asked::Model(v1::GetModelRequest { name: Some(name) }), (Code::NotFound, "UNKNOWN_MODEL", "")));
+    }
+    for (stop, reason) in
+        [("a".repeat(257), "BAD_OPTION"), ("é".repeat(1 << 20), "TOO_LONG"), (String::new(), "BAD_OPTION")]
+    {
+        let request = stopping(|stopping| stopping.stop = vec![stop]);
+        wrong.push((Asked::Generate(request), (BAD, reason, "stopping.stop[0]")));
+    }
+    for top_logprobs in [21, u32::MAX] {
+        let request = v1::ScoreRequest { text: "ab c".into(), top_logprobs: Some(top_logprobs), ..Default::default() };
+        wrong.push((Asked::Score(request), (BAD, "BAD_OPTION", "top_logprobs")));
+    }
+    for (length, stride, field) in
+        [(0, 0, "windows.length"), (u32::MAX, u32::MAX, "windows.length"), (10, 0, "windows.stride")]
+    {
+        let windows = Some(v1::Windows { length, stride });
+        let request = v1::ScoreRequest { text: "a".into(), windows, ..Default::default() };
+        wrong.push((Asked::Score(request), (BAD, "BAD_OPTION", field)));
+    }
+    let text = || "a b".to_owned();
+    let priority = Some(8);
+    wrong.push((
+        Asked::Score(v1::ScoreRequest { text: text(), priority, ..Default::default() }),
+        (BAD, "BAD_OPTION", "priority"),
+    ));
+    wrong.push((
+        Asked::Segment(SegmentRequest { text: text(), priority, ..Default::default() }),
+        (BAD, "BAD_OPTION", "priority"),
+    ));
+    for speculate in ["0", "17", "-1", "auto "] {
+        let request = GenerateRequest { speculate: Some(speculate.into()), ..prompt("ab") };
+        wrong.push((Asked::Generate(request), (BAD, "BAD_OPTION", "speculate")));
+    }
+    let ids = |resume_ids| Asked::Generate(GenerateRequest { resume_ids, ..long("ab", 3) });
+    wrong.push((ids(vec![1000]), (BAD, "UNKNOWN_SYMBOL", "resume_ids")));
+    wrong.push((ids(vec![1; 4]), (BAD, "BAD_OPTION", "resume_ids")));
+    let resumed = GenerateRequest { resume_text: "a?".into(), ..long("ab", 3) };
+    wrong.push((Asked::Generate(resumed), (BAD, "UNKNOWN_SYMBOL", "resume_text")));
+    check_refusals(&Server::new().await, wrong).await;
 }
 
 #[tokio::test]
-async fn exclusive_options_are_refused() {
+async fn extreme_values_are_accepted() {
+    let server = Server::new().await;
+    let text = || "ab c".to_owned();
+    for (top_logprobs, seed) in [(0, 0), (20, u64::MAX)] {
+        let request = v1::ScoreRequest {
+            text: text(),
+            top_logprobs: Some(top_logprobs),
+            seed: Some(seed),
+            priority: Some(-8),
+            ..Default::default()
+        };
+        let mut stream = server.generation().score(request).await.unwrap().into_inner();
+        while stream.message().await.unwrap().is_some() {}
+    }
+    for priority in [-8, 7] {
+        let request =
+            SegmentRequest { text: text(), seed: Some(u64::MAX), priority: Some(priority), ..Default::default() };
+        server.generation().segment(request).await.unwrap();
+        server.answer(GenerateRequest { priority: Some(priority), ..prompt("a") }).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn exclusive_options_are_both_named() {
     let server = Server::new().await;
     let stream = Some(v1::Streaming { coalesce_chars: Some(1), per_segment: Some(true) });
     let status = server.generate(GenerateRequest { stream, ..prompt("a") }).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "EXCLUSIVE_OPTIONS"));
     let fields = details(&status).bad_request().unwrap().field_violations.clone();
     assert_eq!(
         fields.iter().map(|v| v.field.as_str()).collect::<Vec<_>>(),
@@ -221,14 +445,9 @@ async fn exclusive_options_are_refused() {
 
 #[tokio::test]
 async fn an_oversized_message_is_refused() {
-    let server = Server::with(
-        Limits::default(),
-        TransportConfig { message_bytes: 4096, ..TransportConfig::default() },
-        &[("m", Kind::Pooled)],
-    )
-    .await;
+    let server = Server::within(TransportConfig { message_bytes: 4096, ..TransportConfig::default() }).await;
     let status = server.generate(prompt(&"a".repeat(5000))).await.map(drop).unwrap_err();
-    assert_eq!(status.code(), Code::OutOfRange);
+    assert_refused(&status, Code::OutOfRange, "OVERSIZED");
     server.answer(prompt("a")).await.unwrap();
 }
 
@@ -239,134 +458,8 @@ async fn an_invalid_timeout_is_refused() {
         let mut request = tonic::Request::new(prompt("a"));
         request.metadata_mut().insert("grpc-timeout", wrong.parse().unwrap());
         let status = server.generation().generate(request).await.map(drop).unwrap_err();
-        assert_eq!(field(&status), "grpc-timeout", "{wrong}");
+        assert_eq!(refusal(&status), (BAD, "BAD_OPTION".into(), "grpc-timeout".into()), "{wrong}");
     }
-}
-
-/// Expected code, reason and field of a refusal.
-type Expected = (Code, &'static str, &'static str);
-
-const BAD: Code = Code::InvalidArgument;
-
-fn refusal(status: &Status) -> (Code, String, String) {
-    let details = details(status);
-    let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
-    let field = violations.first().map(|violation| violation.field.clone()).unwrap_or_default();
-    assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
-    assert!(status.message().len() < 1100, "{} bytes", status.message().len());
-    (status.code(), reason(status), field)
-}
-
-fn check_refusal(status: &Status, expected: Expected, what: &dyn std::fmt::Debug) {
-    let (code, reason, field) = expected;
-    let what = format!("{what:?}").chars().take(200).collect::<String>();
-    assert_eq!(refusal(status), (code, reason.to_owned(), field.to_owned()), "{what}");
-}
-
-/// Returns texts that a model cannot accept, with the expected refusals.
-fn wrong_texts(field: &'static str) -> Vec<(String, Expected)> {
-    vec![
-        (String::new(), (BAD, "BAD_OPTION", field)),
-        ("aX".into(), (BAD, "UNKNOWN_SYMBOL", field)),
-        ("a\0".into(), (BAD, "UNKNOWN_SYMBOL", field)),
-        ("\u{202e}\u{feff}".into(), (BAD, "UNKNOWN_SYMBOL", field)),
-        ("a".repeat(MAX_SYMBOLS + 1), (BAD, "TOO_LONG", field)),
-        ("é".repeat(1 << 20), (BAD, "TOO_LONG", field)),
-        ("\u{10ffff}".repeat(1 << 19), (BAD, "UNKNOWN_SYMBOL", field)),
-    ]
-}
-
-fn wrong_modes() -> Vec<(String, Expected)> {
-    ["often", "given", "THRESHOLD", " threshold", "\0"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(["x".repeat(1 << 20)])
-        .map(|mode| (mode, (BAD, "BAD_OPTION", "boundary_mode")))
-        .collect()
-}
-
-fn wrong_names() -> Vec<(String, Expected)> {
-    ["nothing".into(), "fake ".into(), "../fake".into(), "\0".into(), "x".repeat(1 << 20)]
-        .map(|name| (name, (Code::NotFound, "UNKNOWN_MODEL", "")))
-        .into()
-}
-
-#[tokio::test]
-async fn generate_refuses_invalid_texts() {
-    let server = Server::new().await;
-    for (text, expected) in wrong_texts("prompt") {
-        let status = server.generate(prompt(&text)).await.map(drop).unwrap_err();
-        check_refusal(&status, expected, &text);
-    }
-    for (name, expected) in wrong_names() {
-        let request = v1::GenerateRequest { model: Some(name.clone()), ..prompt("a") };
-        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &name);
-    }
-    for (mode, expected) in wrong_modes() {
-        let request = v1::GenerateRequest { boundary_mode: Some(mode.clone()), ..prompt("a") };
-        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
-    }
-    for stop in ["a".repeat(257), "é".repeat(1 << 20), String::new()] {
-        let stopping = Some(v1::Stopping { stop: vec![stop.clone()], ..Default::default() });
-        let status = server.generate(v1::GenerateRequest { stopping, ..prompt("a") }).await.map(drop).unwrap_err();
-        let (code, _, field) = refusal(&status);
-        assert_eq!((code, field.as_str()), (BAD, "stopping.stop[0]"), "{} bytes", stop.len());
-    }
-    server.at_rest().await;
-    server.answer(prompt("a")).await.unwrap();
-}
-
-#[tokio::test]
-async fn score_refuses_invalid_fields() {
-    let server = Server::new().await;
-    let right = || v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
-    let mut wrong: Vec<(v1::ScoreRequest, Expected)> = Vec::new();
-    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::ScoreRequest { text, ..right() }, what)));
-    let named = |(name, what)| (v1::ScoreRequest { model: Some(name), ..right() }, what);
-    wrong.extend(wrong_names().into_iter().map(named));
-    let decided = |(mode, what)| (v1::ScoreRequest { boundary_mode: Some(mode), ..right() }, what);
-    wrong.extend(wrong_modes().into_iter().map(decided));
-    for top in [21, u32::MAX] {
-        let request = v1::ScoreRequest { top_logprobs: Some(top), ..right() };
-        wrong.push((request, (BAD, "BAD_OPTION", "top_logprobs")));
-    }
-    for (request, expected) in wrong {
-        check_refusal(&server.generation().score(request.clone()).await.map(drop).unwrap_err(), expected, &request);
-    }
-    for (top, seed) in [(0, 0), (20, u64::MAX)] {
-        let request = v1::ScoreRequest { top_logprobs: Some(top), seed: Some(seed), ..right() };
-        let mut stream = server.generation().score(request).await.unwrap().into_inner();
-        while stream.message().await.unwrap().is_some() {}
-    }
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn segment_refuses_invalid_fields() {
-    let server = Server::new().await;
-    let right = || v1::SegmentRequest { text: "ab c".into(), ..Default::default() };
-    let mut wrong: Vec<(v1::SegmentRequest, Expected)> = Vec::new();
-    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::SegmentRequest { text, ..right() }, what)));
-    let named = |(name, what)| (v1::SegmentRequest { model: Some(name), ..right() }, what);
-    wrong.extend(wrong_names().into_iter().map(named));
-    let decided = |(mode, what)| (v1::SegmentRequest { boundary_mode: Some(mode), ..right() }, what);
-    wrong.extend(wrong_modes().into_iter().map(decided));
-    for (request, expected) in wrong {
-        check_refusal(&server.generation().segment(request.clone()).await.unwrap_err(), expected, &request);
-    }
-    let request = v1::SegmentRequest { seed: Some(u64::MAX), ..right() };
-    server.generation().segment(request).await.unwrap();
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn get_model_refuses_invalid_names() {
-    let server = Server::new().await;
-    for (name, expected) in wrong_names() {
-        let status = server.models().get_model(v1::GetModelRequest { name: Some(name.clone()) }).await.unwrap_err();
-        check_refusal(&status, expected, &name);
-    }
-    server.models().get_model(v1::GetModelRequest { name: Some("fake".into()) }).await.unwrap();
 }
 
 /// Returns a Protobuf field. `kind` is the wire type: 0 varint, 2 length-delimited, 5 four bytes.
@@ -428,7 +521,7 @@ async fn invalid_utf8_is_reported_with_its_field() {
     for (path, way, name) in STRINGS {
         for bytes in bytes {
             let message = way.iter().rev().fold(bytes.to_vec(), |inner, number| hostile_field(*number, 2, &inner));
-            let status = status_of_call(server.running.address, path, connections::framed(&message), &[]).await;
+            let status = status_of_call(server.address, path, connections::framed(&message), &[]).await;
             let (code, reason, field) = refusal(&status);
             assert_eq!((code, reason.as_str()), (BAD, "UNREADABLE"), "{path} {name} {bytes:?}: {status:?}");
             assert!(field.contains(name) && status.message().contains("UTF-8"), "{path} {field}: {status:?}");
@@ -460,7 +553,7 @@ fn all_string_fields_are_listed() {
 #[tokio::test]
 async fn invalid_frames_are_refused() {
     let config = TransportConfig { message_bytes: 4096, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::within(config).await;
     let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
     let framed = connections::framed(&right);
     let table: [(&str, Vec<u8>, &[Code]); 10] = [
@@ -476,15 +569,12 @@ async fn invalid_frames_are_refused() {
         ("text that is longer than the message", connections::framed(&[0x12, 0xff, 0xff, 0x03]), &[BAD]),
     ];
     for (what, body, codes) in table {
-        let status = status_of_call(server.running.address, SEGMENT, body, &[]).await;
+        let status = status_of_call(server.address, SEGMENT, body, &[]).await;
         assert!(codes.contains(&status.code()), "{what}: {status:?}");
     }
     // Unknown fields may come from a newer client.
     let unknown = [right, hostile_field(15, 2, b"new"), hostile_field(14, 0, &[1])].concat();
-    assert_eq!(
-        status_of_call(server.running.address, SEGMENT, connections::framed(&unknown), &[]).await.code(),
-        Code::Ok
-    );
+    assert_eq!(status_of_call(server.address, SEGMENT, connections::framed(&unknown), &[]).await.code(), Code::Ok);
     server.at_rest().await;
     server.answer(prompt("a")).await.unwrap();
 }
@@ -494,12 +584,12 @@ async fn unknown_methods_are_refused() {
     let server = Server::new().await;
     let body = || connections::framed(&[]);
     for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
-        let status = status_of_call(server.running.address, path, body(), &[]).await;
+        let status = status_of_call(server.address, path, body(), &[]).await;
         assert_eq!(refusal(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
         assert!(status.message().contains(&format!("{path:?}")), "{status:?}");
     }
     let headers = [("grpc-encoding", "nonsense")];
-    assert_eq!(status_of_call(server.running.address, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
+    assert_eq!(status_of_call(server.address, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
     server.answer(prompt("a")).await.unwrap();
 }
 
@@ -507,7 +597,7 @@ async fn unknown_methods_are_refused() {
 #[tokio::test]
 async fn messages_that_decode_to_far_more_are_refused() {
     let server = Server::new().await;
-    let address = server.running.address;
+    let address = server.address;
     let refused = async |path: &str, body: Vec<u8>, code: Code| {
         let status = status_of_call(address, path, body, &[]).await;
         assert_eq!(refusal(&status).0, code, "{path}: {status:?}");

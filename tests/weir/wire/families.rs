@@ -4,86 +4,47 @@ use super::*;
 use crate::{
     support::hnet_golden,
     wire::{
+        editing::Session,
         open_inference as inference,
         open_inference::{next, words},
     },
 };
 use weir::models::contract::levels;
-use weir_proto::v1::score_response::Event;
-use weir_proto::{inference::ModelConfigRequest, v1::edit_response};
+use weir_proto::inference::ModelConfigRequest;
 
 const PROMPT: &str = "Chunks of bytes: été.";
 
-/// A server of one golden checkpoint, with gRPC and HTTP ports.
-pub(super) struct Served {
-    model: Arc<dyn Model>,
-    pub(super) engine: Handle,
-    running: Running,
-    port: SocketAddr,
-}
+/// A server of one golden checkpoint.
+type Served = Server<dyn Model>;
 
 impl Served {
-    async fn start(model: Arc<dyn Model>, limits: Limits, config: TransportConfig) -> Self {
-        let engine = Handle::start(Arc::clone(&model), limits).unwrap();
-        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = http.local_addr().unwrap();
-        let parts = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine.clone()]).unwrap().into() };
-        let running = Running::offering(parts, config).await;
-        Self { model, engine, running, port }
+    async fn loaded(folder: &Path, settings: Settings, limits: Limits) -> Self {
+        let model = load(folder, &settings).unwrap();
+        Self::hosting(Arc::clone(&model), model, limits, TransportConfig::default()).await
     }
 
     async fn hnet(case: &str) -> Self {
-        Self::hnet_with(case, settings(), Limits::default()).await
+        Self::loaded(&hnet_converted(case), settings(), Limits::default()).await
     }
 
-    async fn hnet_with(case: &str, settings: Settings, limits: Limits) -> Self {
-        Self::start(load(&hnet_converted(case), &settings).unwrap(), limits, TransportConfig::default()).await
+    async fn lslm(case: &str) -> Self {
+        let model = lslm_in(case, Dtype::F32);
+        Self::hosting(Arc::clone(&model), model, Limits::default(), TransportConfig::default()).await
     }
 
     /// Starts a server of a Hugging Face model whose segment cache is empty, so that all memory is that of requests.
     async fn hugging_face(model_type: &str) -> Self {
-        let limits = Limits { cache_bytes: 0, ..Limits::default() };
-        Self::hugging_face_with(model_type, settings(), limits, TransportConfig::default()).await
+        Self::hugging_face_with(model_type, settings(), Limits { cache_bytes: 0, ..Limits::default() }).await
     }
 
     /// Starts a server of a Hugging Face model. Models of 256 positions get more.
-    pub(super) async fn hugging_face_with(
-        model_type: &str,
-        settings: Settings,
-        limits: Limits,
-        config: TransportConfig,
-    ) -> Self {
+    async fn hugging_face_with(model_type: &str, settings: Settings, limits: Limits) -> Self {
         let folder = hugging_face::copied(model_type);
         if model_type == "llama" {
             let key = "\"max_position_embeddings\": ";
             hugging_face::edit(&folder.path().join("config.json"), &format!("{key}256"), &format!("{key}16384"));
         }
-        Self::start(load(folder.path(), &settings).unwrap(), limits, config).await
-    }
-
-    pub(super) fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
-        GenerationClient::new(self.running.channel.clone())
-    }
-
-    fn inference(&self) -> GrpcInferenceServiceClient<tonic::transport::Channel> {
-        GrpcInferenceServiceClient::new(self.running.channel.clone())
-    }
-
-    async fn answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
-        read(self.generation().generate(request).await?.into_inner()).await
-    }
-
-    async fn post(&self, body: &Value) -> Reply {
-        exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await
-    }
-
-    /// Waits until no request is queued or running, and the model's memory is free.
-    pub(super) async fn at_rest(&self) {
-        eventually("rows and memory are free", || {
-            let load = self.engine.load();
-            (load.queued, load.running, load.bytes, self.model.memory().in_use) == (0, 0, 0, 0)
-        })
-        .await;
+        Self::loaded(folder.path(), settings, limits).await
     }
 
     fn decisions(&self, symbols: &[u32]) -> Vec<SymbolBoundary> {
@@ -152,14 +113,8 @@ async fn nested_chunks_are_reported_by_every_call() {
         let symbols = served.encoded(PROMPT);
         let expected = served.decisions(&symbols);
         let score = v1::ScoreRequest { text: PROMPT.into(), ..Default::default() };
-        let mut stream = served.generation().score(score).await.unwrap().into_inner();
-        let mut scored = Vec::new();
-        while let Some(message) = stream.next().await {
-            match message.unwrap().event.unwrap() {
-                Event::Chunk(chunk) => scored.extend(chunk.characters),
-                Event::Summary(summary) => check_levels(&summary.levels, &depths(&expected), summary.timing.unwrap()),
-            }
-        }
+        let (scored, summary) = served.score(score).await.unwrap();
+        check_levels(&summary.levels, &depths(&expected), summary.timing.unwrap());
         assert!(scored.iter().map(|character| character.chunk_depth).eq(depths(&expected)), "{case}");
         assert!(scored.iter().map(|character| character.id).eq(symbols), "{case}");
         // segment
@@ -239,15 +194,13 @@ async fn other_protocols_have_the_same_text_and_levels() {
         };
         assert_eq!(chunks(&choice["weir"]["levels"]), chunks(&json!(levels)), "{case}");
         assert_eq!(choice["weir"].get("levels").is_some(), !levels.is_empty(), "{case}");
-        let mut streamed = body.clone();
-        streamed["stream"] = true.into();
+        let streamed = changed(&body, "stream", true);
         let events = served.post(&streamed).await.events();
         let parts = events.iter().filter_map(|event| event["choices"][0]["text"].as_str());
         assert_eq!(parts.collect::<String>(), text, "{case}");
         let sampling = r#"{"max_tokens": 40, "seed": 5, "temperature": 1.5, "ignore_eos": true}"#;
         let inputs = [inference::text("text_input", PROMPT), inference::text("sampling_parameters", sampling)];
-        let mut client = GrpcInferenceServiceClient::new(served.running.channel.clone());
-        let answer = client.model_infer(inference::request("", &inputs)).await.unwrap().into_inner();
+        let answer = served.inference().model_infer(inference::request("", &inputs)).await.unwrap().into_inner();
         assert_eq!(words(&answer, "text_output"), text, "{case}");
     }
 }
@@ -279,23 +232,13 @@ fn check_offsets(logprobs: &Value, prompt: &[u32], text: &str, case: &str) {
 /// A chunk begins with a character, so no completion can end after the last one of a chunk.
 #[tokio::test]
 async fn editing_refuses_completions_up_to_a_segment() {
-    let served = Served::hnet_with("two_stage", settings(), Limits { cache_bytes: 1 << 20, ..Limits::default() }).await;
-    let (requests, receiver) = mpsc::channel(4);
-    let mut client = EditingClient::new(served.running.channel.clone());
-    let mut responses = client.edit(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-    let open = v1::OpenDocument { text: "ab".into(), ..Default::default() };
+    let limits = Limits { cache_bytes: 1 << 20, ..Limits::default() };
+    let served = Served::loaded(&hnet_converted("two_stage"), settings(), limits).await;
+    let mut session = Session::open(&served, "ab").await;
     let until = Some(v1::Until::Segment.into());
     let complete = v1::CompleteDocument { id: 1, cursor_byte: 1, until, max_chars: Some(1), ..Default::default() };
-    for action in [Action::Open(open), Action::Complete(complete)] {
-        requests.send(v1::EditRequest { action: Some(action) }).await.unwrap();
-    }
-    responses.message().await.unwrap();
-    match responses.message().await.unwrap().unwrap().event.unwrap() {
-        edit_response::Event::Failed(failure) => {
-            assert_eq!((failure.id, failure.reason.as_str()), (Some(1), "WRONG_KIND_OF_MODEL"));
-        }
-        other => panic!("{other:?}"),
-    }
+    let failure = session.refused(Action::Complete(complete)).await;
+    assert_eq!((failure.id, failure.reason.as_str()), (Some(1), "WRONG_KIND_OF_MODEL"));
 }
 
 /// A model with keys and values, and one with a recurrent state.
@@ -367,7 +310,7 @@ async fn memory_is_limited() {
         let bytes = free.model.bytes_for(260) + free.model.bytes_for(64) / 2;
         let limits = Limits { rows: 4, cache_bytes: 0, ..Limits::default() };
         let tight = Settings { memory_bytes: bytes, ..settings() };
-        let server = Served::hugging_face_with(model_type, tight, limits, TransportConfig::default()).await;
+        let server = Served::hugging_face_with(model_type, tight, limits).await;
         let prompts: Vec<String> = (0..4).map(|number| TOKEN_PROMPT[number * 3..].repeat(2)).collect();
         let mut calls = Vec::new();
         for prompt in &prompts {
@@ -393,9 +336,9 @@ async fn memory_is_limited() {
 #[tokio::test]
 async fn the_playground_lists_a_model_and_streams_it() {
     let server = Served::hugging_face("gemma2").await;
-    let page = exchange(server.port, "GET", "/", &[], "").await;
+    let page = server.get("/").await;
     assert!(page.0 == 200 && page.body().contains("model-a"), "{}", page.0);
-    let listed = exchange(server.port, "GET", "/v1/models", &[], "").await.json();
+    let listed = server.get("/v1/models").await.json();
     let model = &listed["data"][0];
     let name = &server.model.card().name;
     assert_eq!(model["id"], json!(name));
@@ -451,12 +394,6 @@ async fn usage_counts_tokens_and_characters() {
     assert_eq!(counts(&events.last().unwrap()["usage"]), once);
 }
 
-async fn served(case: &str) -> (Arc<dyn Model>, Running) {
-    let model = lslm_in(case, Dtype::F32);
-    let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
-    (model, Running::start(vec![engine], TransportConfig::default()).await)
-}
-
 fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {
     v1::GenerateRequest {
         prompt,
@@ -471,8 +408,9 @@ fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {
 async fn both_drivers_write_the_golden_texts() {
     for case in LSLM_CASES {
         let golden = Golden::open(&lslm_golden(case));
-        let (model, running) = served(case).await;
-        let mut client = GenerationClient::new(running.channel.clone());
+        let server = Served::lslm(case).await;
+        let model = Arc::clone(&server.model);
+        let mut client = server.generation();
         let vocabulary = &model.card().vocabulary;
         let specials = vocabulary.specials().unwrap();
         let mut compared = 0;
@@ -520,8 +458,9 @@ async fn both_drivers_write_the_golden_texts() {
 /// Chinese and Japanese prompts of a byte-level model.
 #[tokio::test]
 async fn bytes_come_as_whole_code_points() {
-    let (model, running) = served("byte_vocab").await;
-    let mut client = GenerationClient::new(running.channel.clone());
+    let server = Served::lslm("byte_vocab").await;
+    let model = Arc::clone(&server.model);
+    let mut client = server.generation();
     for (seed, prompt) in ["東京の川が流れる。", "河水流过山谷", ""].iter().cycle().take(12).enumerate()
     {
         let details = v1::Details { boundaries: Some(true), ..Default::default() };
@@ -553,31 +492,22 @@ async fn bytes_come_as_whole_code_points() {
 #[tokio::test]
 async fn scores_and_cards_contain_special_symbols() {
     for case in ["dp", "byte_vocab"] {
-        let (model, running) = served(case).await;
+        let server = Served::lslm(case).await;
+        let model = Arc::clone(&server.model);
         let vocabulary = &model.card().vocabulary;
-        let mut client = GenerationClient::new(running.channel.clone());
+        let mut client = server.generation();
         let text = "the server reads ";
         let request = v1::ScoreRequest { text: text.into(), ..Default::default() };
-        let mut stream = client.score(request).await.unwrap().into_inner();
-        let mut characters = Vec::new();
-        let mut summary = None;
-        while let Some(message) = stream.next().await {
-            match message.unwrap().event.unwrap() {
-                Event::Chunk(chunk) => characters.extend(chunk.characters),
-                Event::Summary(last) => summary = Some(last),
-            }
-        }
+        let (characters, summary) = server.score(request).await.unwrap();
         let symbols = vocabulary.encode("text", text, usize::MAX).unwrap();
         let (_, marks) = full(&*model, &symbols, &BoundaryOptions::default());
         assert!(characters.iter().map(|c| c.nxt_logprob).eq(marks.iter().map(|mark| mark.end_logprob)), "{case}");
         assert!(characters.iter().all(|c| c.logprob.is_some()), "{case}: the first character too");
-        let summary = summary.unwrap();
         assert_eq!(summary.scored_chars as usize, symbols.len());
         let nats: f64 = marks.iter().filter_map(|mark| mark.end_logprob).map(f64::from).sum();
         let bits = -nats / std::f64::consts::LN_2 / symbols.len() as f64;
         assert!((summary.nxt_bits_per_char.unwrap() - bits).abs() < 1e-9 && bits > 0.0, "{case}");
-        let mut models = ModelsClient::new(running.channel.clone());
-        let card = models.get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+        let card = server.model().await;
         assert_eq!((card.family.as_str(), &card.boundary_modes[..]), ("lslm", &["nxt".into(), "predictor".into()][..]));
         let listed = card.vocabulary.unwrap();
         assert_eq!((listed.marks["segment_end"], listed.marks.len()), (vocabulary.specials().unwrap().segment_end, 5));
@@ -594,17 +524,13 @@ async fn scores_and_cards_contain_special_symbols() {
 /// A model with a start mark continues an empty text, also if a request over HTTP has no prompt at all.
 #[tokio::test]
 async fn requests_without_a_prompt_are_answered() {
-    let engine = Handle::start(lslm_in(LSLM_CASES[0], Dtype::F32), Limits::default()).unwrap();
-    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = http.local_addr().unwrap();
-    let offer = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine]).unwrap().into() };
-    let _running = Running::offering(offer, TransportConfig::default()).await;
+    let server = Served::lslm(LSLM_CASES[0]).await;
     let mut texts = Vec::new();
     for prompt in [json!({}), json!({ "prompt": null }), json!({ "prompt": [] }), json!({ "prompt": "" })] {
         let mut body = prompt.clone();
         body["max_tokens"] = 5.into();
         body["seed"] = 1.into();
-        let answer = exchange(port, "POST", "/v1/completions", &[], &body.to_string()).await;
+        let answer = server.post(&body).await;
         assert_eq!(answer.0, 200, "{prompt}: {}", answer.body());
         texts.push(answer.json()["choices"][0]["text"].clone());
     }

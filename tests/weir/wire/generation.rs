@@ -3,10 +3,7 @@
 use super::*;
 use crate::wire::{fake_model::SYMBOLS, http_refusals::header};
 use weir::engine::speculation::Speculation;
-use weir_proto::{
-    inference::InferTensorContents,
-    v1::score_response::{Event as Scored, Event},
-};
+use weir_proto::inference::InferTensorContents;
 
 #[tokio::test]
 async fn the_same_seed_gives_the_same_text() {
@@ -145,20 +142,7 @@ async fn a_text_is_scored() {
     let server = Server::new().await;
     let text = "ab ca é".repeat(200);
     let request = v1::ScoreRequest { text: text.clone(), top_logprobs: Some(2), ..Default::default() };
-    let mut stream = server.generation().score(request).await.unwrap().into_inner();
-    let mut characters = Vec::new();
-    let mut summary = None;
-    while let Some(message) = stream.next().await {
-        assert!(summary.is_none(), "the summary is last");
-        match message.unwrap().event.unwrap() {
-            Scored::Chunk(chunk) => {
-                assert!((1..=512).contains(&chunk.characters.len()));
-                characters.extend(chunk.characters);
-            }
-            Scored::Summary(last) => summary = Some(last),
-        }
-    }
-    let summary = summary.unwrap();
+    let (characters, summary) = server.score(request).await.unwrap();
     assert_eq!(characters.iter().map(|character| character.text.as_str()).collect::<String>(), text);
     assert!(characters.iter().all(|character| character.boundary == Some(character.text == " ")));
     let logprobs: Vec<_> = characters.iter().filter_map(|character| character.logprob).collect();
@@ -199,7 +183,7 @@ async fn a_text_is_cut_into_segments() {
 
 #[tokio::test]
 async fn a_model_of_bytes_streams_whole_code_points() {
-    let server = Server::with(Limits::default(), TransportConfig::default(), &[("bytes", Kind::Bytes)]).await;
+    let server = Server::of(&[("bytes", Kind::Bytes)], Limits::default(), TransportConfig::default()).await;
     let details = Some(v1::Details { echo: Some(true), logprobs: Some(true), ..Default::default() });
     let answer = server.answer(v1::GenerateRequest { details, ..seeded("a€", 2) }).await.unwrap();
     let complete: String = answer.pieces.iter().map(|piece| piece.text.as_str()).collect();
@@ -212,7 +196,7 @@ async fn a_model_of_bytes_streams_whole_code_points() {
 #[tokio::test]
 async fn models_are_described() {
     let kinds = [("b", Kind::Pooled), ("a", Kind::Vanilla), ("c", Kind::Bytes)];
-    let server = Server::with(Limits::default(), TransportConfig::default(), &kinds).await;
+    let server = Server::of(&kinds, Limits::default(), TransportConfig::default()).await;
     let models = server.models().list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
     assert_eq!(models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
     let get = |name: &str| v1::GetModelRequest { name: Some(name.into()) };
@@ -255,23 +239,18 @@ fn large() -> Value {
     json!({ "prompt": "a", "n": 4, "max_tokens": 1000, "echo": true, "logprobs": 5 })
 }
 
-fn changed(mut body: Value, field: &str, value: Value) -> Value {
-    body[field] = value;
-    body
-}
-
 #[tokio::test]
 async fn a_large_completion_has_to_be_streamed() {
-    let server = Both::with(Limits::default(), small()).await;
+    let server = Server::within(small()).await;
     let reply = server.post(&large()).await;
     assert_eq!(reply.refused(), (400, "invalid_request_error".into(), "stream".into()));
     let limit = format!("{RESPONSE_BYTES} bytes of a response that is not streamed");
     assert!(reply.body().contains(&limit) && reply.body().contains("set stream to true"), "{}", reply.body());
     server.at_rest().await;
-    let reply = server.post(&changed(large(), "stream", true.into())).await;
+    let reply = server.post(&changed(&large(), "stream", true)).await;
     assert!(reply.events().len() > 4);
     // Without details the characters take little memory.
-    let reply = server.post(&changed(large(), "logprobs", Value::Null)).await;
+    let reply = server.post(&changed(&large(), "logprobs", Value::Null)).await;
     assert_eq!(reply.json()["choices"].as_array().unwrap().len(), 4);
     server.at_rest().await;
 }
@@ -285,12 +264,12 @@ async fn the_memory_of_collected_responses_is_shared_and_released() {
         message_bytes: 64 << 10,
         ..TransportConfig::default()
     };
-    let server = Both::with(Limits::default(), config).await;
+    let server = Server::within(config).await;
     for _ in 0..4 {
         let reply = server.post(&large()).await;
         assert_eq!((reply.0, reply.json()["error"]["code"].as_str()), (429, Some("queue_full")), "{}", reply.body());
         // A tenth fits, and only if the memory of the refused one was released.
-        let reply = server.post(&changed(large(), "max_tokens", 100.into())).await;
+        let reply = server.post(&changed(&large(), "max_tokens", 100)).await;
         assert_eq!(reply.0, 200, "{}", reply.body());
     }
     server.at_rest().await;
@@ -320,10 +299,10 @@ pub(super) fn inference(tokens: i64) -> ModelInferRequest {
 #[tokio::test]
 async fn a_large_inference_has_to_be_streamed() {
     let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let server = Server::within(config).await;
+    let mut client = server.inference();
     let status = client.model_infer(inference(1000)).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_LONG"), "{status:?}");
+    assert_refused(&status, Code::InvalidArgument, "TOO_LONG");
     assert!(status.message().contains("use ModelStreamInfer"), "{status}");
     assert_eq!(client.model_infer(inference(100)).await.unwrap().into_inner().outputs.len(), 2);
     server.at_rest().await;
@@ -333,8 +312,8 @@ async fn a_large_inference_has_to_be_streamed() {
 #[tokio::test]
 async fn a_large_inference_on_a_stream_fails_alone() {
     let config = TransportConfig { response_bytes: INFER_RESPONSE_BYTES, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let server = Server::within(config).await;
+    let mut client = server.inference();
     let requests = [1000, 100].map(inference);
     let mut messages = client.model_stream_infer(tokio_stream::iter(requests)).await.unwrap().into_inner();
     let mut failures = Vec::new();
@@ -353,12 +332,12 @@ async fn a_large_inference_on_a_stream_fails_alone() {
 #[tokio::test]
 async fn a_stream_that_is_cut_ends_with_an_error() {
     let config = TransportConfig { drain: Duration::from_millis(100), ..TransportConfig::default() };
-    let mut server = Both::with(Limits::default(), config).await;
+    let mut server = Server::within(config).await;
     server.model.slow(Duration::from_millis(20));
     let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": true }).to_string();
     let port = server.port;
     let stream = tokio::spawn(async move { exchange(port, "POST", "/v1/completions", &[], &body).await });
-    eventually("the request runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     server.shut_down();
     let events = stream.await.unwrap().all_events();
     assert!(!events.iter().any(|event| event == "[DONE]"), "{events:?}");
@@ -376,7 +355,7 @@ fn stopped_by(stop: &[&str]) -> GenerateRequest {
 #[tokio::test]
 async fn a_stop_string_that_cannot_be_generated_never_matches() {
     for kind in [Kind::Pooled, Kind::Text8] {
-        let server = Server::with(Limits::default(), TransportConfig::default(), &[("fake", kind)]).await;
+        let server = Server::of_kind(kind).await;
         let whole = server.answer(stopped_by(&[])).await.unwrap();
         assert!(whole.text().contains(' '), "a line break would match a space");
         let answer = server.answer(stopped_by(&["\n\n", "x", "日本", "."])).await.unwrap();
@@ -392,7 +371,7 @@ async fn a_stop_string_that_cannot_be_generated_never_matches() {
 
 #[tokio::test]
 async fn a_stop_string_is_normalised_like_the_prompt() {
-    let server = Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Text8)]).await;
+    let server = Server::of_kind(Kind::Text8).await;
     let whole = server.answer(stopped_by(&[])).await.unwrap().text();
     let stop = whole[20..23].to_ascii_uppercase();
     let answer = server.answer(stopped_by(&[&stop])).await.unwrap();
@@ -402,7 +381,7 @@ async fn a_stop_string_is_normalised_like_the_prompt() {
 
 #[tokio::test]
 async fn completions_take_stop_strings_of_other_models() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let ask = async |stop: Value| {
         let body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stop": stop });
         server.post(&body).await.json()["choices"][0].clone()
@@ -444,7 +423,7 @@ fn loglikelihoods() -> Value {
 
 #[tokio::test]
 async fn lm_eval_reads_loglikelihoods() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let answer = server.post(&loglikelihoods()).await.json();
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
@@ -474,7 +453,7 @@ async fn lm_eval_reads_loglikelihoods() {
 
 #[tokio::test]
 async fn lm_eval_generates_until_a_stop_string() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let body = json!({
         "model": "fake", "prompt": [ids("ab c")], "max_tokens": 30, "temperature": 0.0, "seed": 1234,
         "stop": ["\n\n", "Question:", "</s>"],
@@ -492,42 +471,22 @@ const LEAD: u32 = 0xc3;
 
 const END: u32 = 3;
 
-struct Served {
-    running: Running,
-    port: SocketAddr,
+/// Starts a server of the checkpoint in `folder`.
+async fn served(folder: &Path) -> Running {
+    Running::of(load(folder, &settings()).unwrap(), Limits::default(), TransportConfig::default()).await
 }
 
-impl Served {
-    async fn new() -> Self {
-        Self::of(hourglass::folder("ended-ngrams")).await
-    }
+/// Starts a server of a model with an end byte.
+async fn ended() -> Running {
+    served(hourglass::folder("ended-ngrams")).await
+}
 
-    async fn of(folder: &Path) -> Self {
-        let engine = Handle::start(load(folder, &settings()).unwrap(), Limits::default()).unwrap();
-        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = http.local_addr().unwrap();
-        let parts = ServerParts { http: Some(http.into()), ..Engines::new(vec![engine]).unwrap().into() };
-        Self { running: Running::offering(parts, TransportConfig::default()).await, port }
-    }
+async fn complete(server: &Running, body: &Value) -> Value {
+    server.post(body).await.json()["choices"][0].clone()
+}
 
-    async fn answer(&self, request: GenerateRequest) -> GeneratedResponse {
-        self.try_answer(request).await.unwrap()
-    }
-
-    async fn try_answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
-        let mut client = GenerationClient::new(self.running.channel.clone());
-        read(client.generate(request).await?.into_inner()).await
-    }
-
-    async fn complete(&self, body: &Value) -> Value {
-        exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await.json()["choices"][0].clone()
-    }
-
-    async fn marks(&self) -> Vec<(String, u32)> {
-        let mut client = ModelsClient::new(self.running.channel.clone());
-        let model = client.get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
-        model.vocabulary.unwrap().marks.into_iter().collect()
-    }
+async fn marks(server: &Running) -> Vec<(String, u32)> {
+    server.model().await.vocabulary.unwrap().marks.into_iter().collect()
 }
 
 /// Returns the folder of a decoder over bytes with an end byte.
@@ -570,19 +529,19 @@ fn end_byte_ids(answer: &GeneratedResponse) -> Vec<u32> {
 async fn a_generation_ends_at_the_end_byte() {
     let root = TempDir::new().unwrap();
     for folder in [hourglass::folder("ended-ngrams"), &decoder(root.path())] {
-        let served = Served::of(folder).await;
-        let ended = served.answer(request("The ", &[END], v1::Stopping::default())).await;
+        let served = served(folder).await;
+        let ended = served.answer(request("The ", &[END], v1::Stopping::default())).await.unwrap();
         assert_eq!((ended.finished.reason(), ended.text()), (FinishReason::EndOfText, String::new()));
         assert_eq!((end_byte_ids(&ended), ended.finished.usage.unwrap().generated_chars), (vec![END], 0));
         let end = &ended.pieces[0].characters[0];
         assert_eq!((end.id, end.text.as_str(), end.ends_text, end.logprob.is_some()), (END, "", true, true));
 
         let later = v1::Stopping { min_chars: Some(5), ..Default::default() };
-        let later = served.answer(request("The ", &[u32::from(b'x'), END], later)).await;
+        let later = served.answer(request("The ", &[u32::from(b'x'), END], later)).await.unwrap();
         assert_eq!((later.finished.reason(), later.text()), (FinishReason::EndOfText, "xxxxx".into()));
 
         let ignored = v1::Stopping { ignore_eos: Some(true), ..Default::default() };
-        let ignored = served.answer(request("The ", &[END], ignored)).await;
+        let ignored = served.answer(request("The ", &[END], ignored)).await.unwrap();
         assert_eq!((ignored.finished.reason(), end_byte_ids(&ignored).len()), (FinishReason::MaxChars, 8));
         assert!(!end_byte_ids(&ignored).contains(&END));
     }
@@ -591,23 +550,23 @@ async fn a_generation_ends_at_the_end_byte() {
 /// The start of a stop string is held back until the next character, here the end.
 #[tokio::test]
 async fn a_held_stop_string_is_sent_before_the_end_byte() {
-    let served = Served::new().await;
+    let served = ended().await;
     let stopping = v1::Stopping { min_chars: Some(1), stop: vec!["xy".into()], ..Default::default() };
-    let answer = served.answer(request("The ", &[u32::from(b'x'), END], stopping)).await;
+    let answer = served.answer(request("The ", &[u32::from(b'x'), END], stopping)).await.unwrap();
     assert_eq!((answer.finished.reason(), answer.text()), (FinishReason::EndOfText, "x".into()));
     assert_eq!(answer.finished.matched_stop, None);
 }
 
 #[tokio::test]
 async fn an_unfinished_code_point_before_the_end_byte_is_replaced() {
-    let served = Served::new().await;
+    let served = ended().await;
     let one = v1::Stopping { min_chars: Some(1), ..Default::default() };
     let whole = request("The ", &[LEAD, END], one);
-    let answer = served.answer(whole.clone()).await;
+    let answer = served.answer(whole.clone()).await.unwrap();
     assert_eq!((answer.text(), end_byte_ids(&answer)), ("\u{fffd}".into(), vec![LEAD, END]));
     // the stream broke before the event `finished`
     let resumed = GenerateRequest { resume_ids: end_byte_ids(&answer), ..whole };
-    let rest = served.answer(resumed).await;
+    let rest = served.answer(resumed).await.unwrap();
     assert_eq!(
         (rest.finished.reason(), rest.text(), end_byte_ids(&rest)),
         (FinishReason::EndOfText, String::new(), vec![])
@@ -619,18 +578,18 @@ async fn an_unfinished_code_point_before_the_end_byte_is_replaced() {
 
 #[tokio::test]
 async fn a_resumed_text_ends_only_where_its_stream_may_end() {
-    let served = Served::new().await;
+    let served = ended().await;
     let resumed = |min_chars, ignore_eos| GenerateRequest {
         resume_ids: vec![u32::from(b'x'), END],
         ..request("The ", &[], v1::Stopping { min_chars: Some(min_chars), ignore_eos, ..Default::default() })
     };
-    let rest = served.answer(resumed(1, None)).await;
+    let rest = served.answer(resumed(1, None)).await.unwrap();
     assert_eq!((rest.finished.reason(), rest.text()), (FinishReason::EndOfText, String::new()));
     for (refused, message) in [
         (resumed(2, None), "resume_ids: expected at least 2 ids before the end of the text (min_chars), found 1"),
         (resumed(1, Some(true)), "resume_ids: expected no id that ends the text (ignore_eos), found one at the end"),
     ] {
-        let status = served.try_answer(refused).await.unwrap_err();
+        let status = served.answer(refused).await.unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::InvalidArgument, message));
     }
 }
@@ -638,11 +597,12 @@ async fn a_resumed_text_ends_only_where_its_stream_may_end() {
 /// The end byte of the prompt is guessed again after the same characters.
 #[tokio::test]
 async fn a_guessed_end_byte_ends_the_text() {
-    let served = Served::new().await;
+    let served = ended().await;
     let one = v1::Stopping { min_chars: Some(1), ..Default::default() };
     let whole = request("One.\u{3}Two One", &[u32::from(b'.'), END], one);
     for speculate in ["off", "4", "4"] {
-        let answer = served.answer(GenerateRequest { speculate: Some(speculate.into()), ..whole.clone() }).await;
+        let answer =
+            served.answer(GenerateRequest { speculate: Some(speculate.into()), ..whole.clone() }).await.unwrap();
         assert_eq!((answer.text(), end_byte_ids(&answer)), (".".into(), vec![u32::from(b'.'), END]), "{speculate}");
         assert_eq!(answer.finished.reason(), FinishReason::EndOfText);
     }
@@ -650,11 +610,11 @@ async fn a_guessed_end_byte_ends_the_text() {
 
 #[tokio::test]
 async fn a_prompt_may_contain_the_end_byte() {
-    let served = Served::new().await;
-    assert_eq!(served.marks().await, [("end".to_owned(), END)]);
+    let served = ended().await;
+    assert_eq!(marks(&served).await, [("end".to_owned(), END)]);
     let mut request = request("One.\u{3}Two", &[], v1::Stopping::default());
     request.details.as_mut().unwrap().echo = Some(true);
-    let answer = served.answer(request).await;
+    let answer = served.answer(request).await.unwrap();
     let echoed: String = answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).collect();
     assert_eq!((echoed.as_str(), answer.started.prompt_chars), ("One.\u{3}Two", 8));
     let mut characters = answer.pieces.iter().filter(|piece| piece.prompt).flat_map(|piece| &piece.characters);
@@ -663,26 +623,26 @@ async fn a_prompt_may_contain_the_end_byte() {
 
 #[tokio::test]
 async fn completions_over_http_end_at_the_end_byte() {
-    let served = Served::new().await;
+    let served = ended().await;
     let mut body = json!({
         "prompt": "The ", "max_tokens": 8, "seed": 1, "logit_bias": { "3": 100 }, "temperature": 0, "logprobs": 0,
     });
-    let ended = served.complete(&body).await;
+    let ended = complete(&served, &body).await;
     assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("stop"), &json!("")));
     assert_eq!(ended["logprobs"]["tokens"], json!([""]));
     body["ignore_eos"] = json!(true);
-    assert_eq!(served.complete(&body).await["finish_reason"], "length");
+    assert_eq!(complete(&served, &body).await["finish_reason"], "length");
 }
 
 #[tokio::test]
 async fn the_default_model_has_an_end_byte() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
-    assert_eq!(Served::of(&folder).await.marks().await, [("end".to_owned(), END)]);
+    assert_eq!(marks(&served(&folder).await).await, [("end".to_owned(), END)]);
 }
 
 #[tokio::test]
 async fn grpc_reports_how_many_characters_normalising_changed() {
-    let server = Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Text8)]).await;
+    let server = Server::of_kind(Kind::Text8).await;
     for (prompt, changed) in [("ab c", 0), ("A, b  é", 5)] {
         let request = long(prompt, 3);
         let answer = server.answer(request).await;
@@ -691,14 +651,8 @@ async fn grpc_reports_how_many_characters_normalising_changed() {
         assert_eq!(answer.started.normalized_chars, Some(changed), "{prompt:?}");
         assert_eq!(answer.finished.usage.unwrap().normalized_chars, Some(changed), "{prompt:?}");
         let request = v1::ScoreRequest { text: prompt.into(), ..Default::default() };
-        let mut stream = server.generation().score(request).await.unwrap().into_inner();
-        let mut reported = None;
-        while let Some(message) = stream.message().await.unwrap() {
-            if let Some(Event::Summary(summary)) = message.event {
-                reported = summary.usage.unwrap().normalized_chars;
-            }
-        }
-        assert_eq!(reported, Some(changed), "{prompt:?}");
+        let (_, summary) = server.score(request).await.unwrap();
+        assert_eq!(summary.usage.unwrap().normalized_chars, Some(changed), "{prompt:?}");
         let request = v1::SegmentRequest { text: prompt.into(), ..Default::default() };
         let segmented = server.generation().segment(request).await.unwrap().into_inner();
         assert_eq!(segmented.usage.unwrap().normalized_chars, Some(changed), "{prompt:?}");
@@ -708,7 +662,7 @@ async fn grpc_reports_how_many_characters_normalising_changed() {
 
 #[tokio::test]
 async fn http_counts_a_prompt_once() {
-    let server = Both::of(Kind::Text8, Limits::default(), TransportConfig::default()).await;
+    let server = Server::of_kind(Kind::Text8).await;
     let body = json!({ "prompt": ["A b", "ab"], "n": 2, "max_tokens": 3, "seed": 1 });
     let answer = server.post(&body).await;
     assert_eq!(answer.json()["usage"]["normalized_chars"], 1);
@@ -733,7 +687,7 @@ async fn responses(default: Speculation, settings: &[Option<&str>]) -> Vec<Gener
     let limits = Limits { speculation: default, ..Limits::default() };
     let engine = Handle::start(model, limits).unwrap();
     let running = Running::start(vec![engine], TransportConfig::default()).await;
-    let mut client = GenerationClient::new(running.channel.clone());
+    let mut client = running.generation();
     let mut all = Vec::new();
     for setting in settings {
         let request = GenerateRequest {
@@ -779,19 +733,10 @@ async fn responses_differ_in_their_usage_only() {
 }
 
 #[tokio::test]
-async fn a_wrong_setting_is_refused_by_name() {
+async fn a_model_that_does_not_speculate_ignores_the_setting() {
     let server = Server::new().await;
-    for wrong in ["on", "0", "17", "-1", "auto "] {
-        let request = GenerateRequest { speculate: Some(wrong.into()), ..prompt("ab") };
-        let status = server.answer(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument);
-        let expected = format!("speculate: expected \"auto\", \"off\" or a whole number from 1 to 16, found {wrong:?}");
-        assert_eq!(status.message(), expected);
-    }
-    // a model that does not speculate ignores it
     let request = GenerateRequest { speculate: Some("8".into()), ..prompt("ab") };
     assert_eq!(server.answer(request).await.unwrap().finished.usage.unwrap().drafted_chars, 0);
-    let server = Both::new().await;
     let body = json!({ "prompt": "ab", "speculate": 17 });
     let reply = server.post(&body).await;
     assert_eq!((reply.0, &reply.json()["error"]["param"]), (400, &json!("speculate")));
@@ -802,16 +747,13 @@ async fn a_wrong_setting_is_refused_by_name() {
     }
 }
 
-/// Starts a server of a summarizer and of these models. Returns the address of its HTTP port.
-async fn server(writers: &[(&str, Kind)]) -> (Running, SocketAddr) {
+/// Starts a server of a summarizer and of these models.
+async fn server(writers: &[(&str, Kind)]) -> Running {
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
     let models = writers.iter().map(|&(name, kind)| Fake::new(name, kind) as Arc<dyn Model>);
     let models = models.chain([DocumentModel::new() as Arc<dyn Model>]);
     let engines = models.map(|model| Handle::start(model, limits).unwrap()).collect();
-    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = http.local_addr().unwrap();
-    let offer = ServerParts { http: Some(http.into()), ..Engines::new(engines).unwrap().into() };
-    (Running::offering(offer, TransportConfig::default()).await, port)
+    Running::start(engines, TransportConfig::default()).await
 }
 
 fn summarize() -> impl tokio_stream::Stream<Item = SummarizeRequest> {
@@ -822,23 +764,21 @@ fn summarize() -> impl tokio_stream::Stream<Item = SummarizeRequest> {
 
 #[tokio::test]
 async fn a_call_without_a_name_goes_to_the_only_model_that_can_answer_it() {
-    let (server, port) = server(&[("writer", Kind::Pooled)]).await;
-    let mut generation = GenerationClient::new(server.channel.clone());
+    let server = server(&[("writer", Kind::Pooled)]).await;
+    let mut generation = server.generation();
     generation.generate(prompt("a")).await.unwrap();
     generation.score(v1::ScoreRequest { text: "ab".into(), ..Default::default() }).await.unwrap();
-    SummarizationClient::new(server.channel.clone()).summarize(summarize()).await.unwrap();
-    let body = json!({ "prompt": "a", "max_tokens": 1 }).to_string();
-    let completion = exchange(port, "POST", "/v1/completions", &[], &body).await;
+    server.summarization().summarize(summarize()).await.unwrap();
+    let completion = server.post(&json!({ "prompt": "a", "max_tokens": 1 })).await;
     assert_eq!((completion.0, &completion.json()["model"]), (200, &json!("writer")));
-    let body = json!({ "document": "a document", "max_tokens": 3 }).to_string();
-    let summary = exchange(port, "POST", "/v1/summaries", &[], &body).await;
+    let summary = server.post_to("/v1/summaries", &json!({ "document": "a document", "max_tokens": 3 })).await;
     assert_eq!(summary.0, 200, "{}", summary.body());
 }
 
 #[tokio::test]
 async fn a_call_that_several_models_can_answer_needs_a_name() {
-    let (server, port) = server(&[("one", Kind::Pooled), ("other", Kind::Vanilla)]).await;
-    let mut generation = GenerationClient::new(server.channel.clone());
+    let server = server(&[("one", Kind::Pooled), ("other", Kind::Vanilla)]).await;
+    let mut generation = server.generation();
     let refused = generation.generate(prompt("a")).await.unwrap_err();
     assert_eq!(reason(&refused), "BAD_OPTION");
     let violation = details(&refused).bad_request().unwrap().field_violations[0].clone();
@@ -846,15 +786,15 @@ async fn a_call_that_several_models_can_answer_needs_a_name() {
     assert!(refused.message().ends_with("expected one of one, other, found no name"), "{}", refused.message());
     // Only one of the two splits texts into segments.
     generation.segment(SegmentRequest { text: "a b".into(), ..Default::default() }).await.unwrap();
-    SummarizationClient::new(server.channel.clone()).summarize(summarize()).await.unwrap();
-    let refused = exchange(port, "POST", "/v1/completions", &[], r#"{"prompt": "a"}"#).await;
+    server.summarization().summarize(summarize()).await.unwrap();
+    let refused = server.post(&json!({ "prompt": "a" })).await;
     assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "model".into()));
 }
 
 /// The error says what the model lacks, not that its name is missing.
 #[tokio::test]
 async fn a_call_that_the_only_model_cannot_answer_says_why() {
-    let (server, _) = server(&[]).await;
-    let mut generation = GenerationClient::new(server.channel.clone());
+    let server = server(&[]).await;
+    let mut generation = server.generation();
     assert_eq!(reason(&generation.generate(prompt("a")).await.unwrap_err()), "WRONG_KIND_OF_MODEL");
 }

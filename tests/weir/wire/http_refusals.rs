@@ -3,9 +3,18 @@
 use super::*;
 use crate::wire::http::send_request;
 
+/// Sends these bytes, and returns what the server answers until it closes the connection.
+async fn answered(port: SocketAddr, head: &str) -> String {
+    let mut stream = TcpStream::connect(port).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
 #[tokio::test]
 async fn invalid_requests_are_refused_with_the_field() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let invalid = "invalid_request_error";
     for (body, status, kind, field) in [
         (json!({ "prompt": "a", "temperature": -1 }), 400, invalid, "temperature"),
@@ -26,17 +35,13 @@ async fn invalid_requests_are_refused_with_the_field() {
         let refused = server.post(&body).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
         // A stream is refused in the same way.
-        let mut streamed = body.clone();
-        streamed["stream"] = true.into();
+        let streamed = changed(&body, "stream", true);
         assert_eq!(server.post(&streamed).await.refused(), refused);
     }
     // The server rejects the request by its head, before it reads the body.
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
                 content-length: 9000000\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    let answer = answered(server.port, head).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     let refused = exchange(server.port, "POST", "/v1/completions", &["content-encoding: gzip"], "{}").await;
     assert_eq!(refused.refused(), (415, invalid.into(), String::new()));
@@ -44,20 +49,107 @@ async fn invalid_requests_are_refused_with_the_field() {
     let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
     assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
     // The chunked encoding is invalid.
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
          transfer-encoding: chunked\r\n\r\nmany\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    let answer = answered(server.port, head).await;
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body is incomplete or malformed"), "{answer}");
-    assert_eq!(exchange(server.port, "GET", "/v1/nothing", &[], "").await.refused().0, 404);
+    assert_eq!(server.get("/v1/nothing").await.refused().0, 404);
     server.at_rest().await;
+}
+
+/// The wording of errors in the names of this API. Other tests compare the status, the type and the field.
+#[tokio::test]
+async fn errors_are_worded_in_the_names_of_this_api() {
+    let server = Server::new().await;
+    let completions = "/v1/completions";
+    let mut found = Vec::new();
+    for (path, body, code, message) in [
+        (
+            completions,
+            json!({ "prompt": "a", "max_tokens": 1_000_000_000 }),
+            "bad_option",
+            "max_tokens: expected 0 to 2000, found 1000000000",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a", "max_tokens": 1, "min_tokens": 2 }),
+            "bad_option",
+            "min_tokens: expected 0 to 1 (the value of max_tokens), found 2",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a", "stop": ["a", ""] }),
+            "bad_option",
+            "stop: expected 1 to 256 characters, found 0",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a?" }),
+            "unknown_symbol",
+            "prompt: expected symbols of the model's vocabulary, found '?' at character 1",
+        ),
+        (
+            completions,
+            json!({ "prompt": [1, 8] }),
+            "unknown_symbol",
+            "prompt: expected symbols of the model's vocabulary, found id 8 (the vocabulary has 8 symbols) at index 1",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a", "n": 1.5 }),
+            "unreadable",
+            "n: expected a whole number of at least 0, found 1.5 (line 1 column 21)",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a", "n": 2, "best_of": 3 }),
+            "bad_option",
+            "best_of: expected 2 (the value of n), found 3",
+        ),
+        (
+            completions,
+            json!({ "prompt": "a", "model": "nobody" }),
+            "unknown_model",
+            "model: expected one of fake, found \"nobody\"",
+        ),
+        (
+            "/v1/summaries",
+            json!({ "document": "a" }),
+            "wrong_kind_of_model",
+            "model: expected one that reads documents (for /v1/summaries), found \"fake\", a \
+             model that continues text (use /v1/completions): Pooled",
+        ),
+        (
+            "/v1/summaries",
+            json!({ "document": "a", "document_id": "b" }),
+            "exclusive_options",
+            "document and document_id exclude each other: give one",
+        ),
+    ] {
+        let error = server.post_to(path, &body).await.json()["error"].clone();
+        assert_eq!(error["code"], code, "{error}");
+        found.push((error["message"].as_str().unwrap().to_owned(), message));
+    }
+    let summarizer = Summarizer::summarizing().await;
+    for (body, code, message) in [
+        (json!({ "prompt": "" }), "bad_option", "prompt: expected text of at least one token, found none"),
+        (json!({ "prompt": "a", "n": 65 }), "bad_option", "n: expected 1 to 64, found 65"),
+        (
+            json!({ "prompt": "a", "stop": ["."] }),
+            "bad_option",
+            "stop: expected no value (this model summarizes the prompt), found \".\"",
+        ),
+    ] {
+        let error = summarizer.post(&body).await.json()["error"].clone();
+        assert_eq!(error["code"], code, "{error}");
+        found.push((error["message"].as_str().unwrap().to_owned(), message));
+    }
+    assert_worded(&found);
 }
 
 #[tokio::test]
 async fn a_wrong_method_is_refused_with_those_of_the_path() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     for (method, path, allowed) in [
         ("GET", "/v1/completions", "OPTIONS, POST"),
         ("HEAD", "/v1/completions", "OPTIONS, POST"),
@@ -86,7 +178,7 @@ async fn a_wrong_method_is_refused_with_those_of_the_path() {
 /// Clients may send the biases of other models.
 #[tokio::test]
 async fn biases_of_unknown_ids_have_no_effect() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let text = async |biases| {
         let body = json!({ "prompt": "a", "max_tokens": 20, "seed": 1, "temperature": 1, "logit_bias": biases });
         let answer = server.post(&body).await;
@@ -104,7 +196,7 @@ async fn biases_of_unknown_ids_have_no_effect() {
 async fn hyper_1_12_0_answers_malformed_heads_itself() {
     let pinned = "\"hyper\"\nversion = \"1.12.0\"\n";
     assert!(include_str!("../../../Cargo.lock").contains(pinned), "the version of hyper changed: {pinned}");
-    let server = Both::new().await;
+    let server = Server::new().await;
     let long = "y".repeat(20_000);
     let too_many_fields: Vec<_> = (0..101).map(|index| format!("x-{index}: a")).collect();
     let too_many_fields: Vec<_> = too_many_fields.iter().map(String::as_str).collect();
@@ -123,17 +215,11 @@ async fn hyper_1_12_0_answers_malformed_heads_itself() {
 
 #[tokio::test]
 async fn an_incomplete_body_times_out() {
-    let server = Both::with(
-        Limits::default(),
-        TransportConfig { upload: Duration::from_millis(200), ..TransportConfig::default() },
-    )
-    .await;
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let server =
+        Server::within(TransportConfig { upload: Duration::from_millis(200), ..TransportConfig::default() }).await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: 20\r\n\r\n{\"prompt\":";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    let answer = answered(server.port, head).await;
     assert!(
         answer.starts_with("HTTP/1.1 408 ") && answer.contains("the body did not arrive completely within 200ms"),
         "{answer}"
@@ -146,7 +232,7 @@ async fn an_incomplete_body_times_out() {
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
-    let server = Both::with(limits, TransportConfig::default()).await;
+    let server = Server::limited(limits).await;
     // The body exceeds the system's buffers for a client with a small receive buffer.
     let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
     let socket = TcpSocket::new_v4().unwrap();
@@ -167,17 +253,13 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
 #[tokio::test]
 async fn a_full_queue_sends_a_retry_delay() {
     let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
-    let server = Both::with(limits, TransportConfig::default()).await;
+    let server = Server::limited(limits).await;
     server.model.hold();
     let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
     let mut waiting = Vec::new();
     for there in 1..=2 {
         waiting.push(connect_and_send(server.port, "POST", "/v1/completions", &[], &ask).await);
-        eventually("the request is admitted", || {
-            let load = server.engine.load();
-            load.queued + load.running == there
-        })
-        .await;
+        server.until_taken(there).await;
     }
     let reply = loop {
         let stream = exchange(server.port, "POST", "/v1/completions", &[], &ask);
@@ -197,8 +279,8 @@ async fn a_full_queue_sends_a_retry_delay() {
 
 #[tokio::test]
 async fn a_malformed_path_is_refused_in_the_form_of_its_protocol() {
-    let server = Both::new().await;
-    let refused = exchange(server.port, "GET", "/v1/models/%FF", &[], "").await;
+    let server = Server::new().await;
+    let refused = server.get("/v1/models/%FF").await;
     assert!(refused.0 == 400 && refused.1.contains("x-request-id: "), "{}", refused.1);
     assert_eq!(refused.json()["error"]["code"], "malformed_path");
     for (method, path) in [("GET", "/v2/models/%FF"), ("GET", "/v2/models/%FF/ready"), ("POST", "/v2/models/%FF/infer")]
@@ -211,20 +293,19 @@ async fn a_malformed_path_is_refused_in_the_form_of_its_protocol() {
 
 const ALICE: &str = "authorization: Bearer a-key-that-alice-has";
 
-const BOB: &str = "authorization: Bearer a-key-that-bob-has-too";
+const BOB: &str = "authorization: Bearer another-key-that-bob-has";
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server with two keys and `request_memory` bytes for arriving bodies.
-async fn with_keys(request_memory: usize) -> Both {
-    let keys = Keys::parse("alice:a-key-that-alice-has\nbob:a-key-that-bob-has-too").unwrap();
-    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
+async fn with_keys(request_memory: usize) -> Server {
+    let access = alice_and_bob();
     let config = TransportConfig { access, request_memory, message_bytes: 1 << 20, ..TransportConfig::default() };
-    Both::with(Limits::default(), config).await
+    Server::within(config).await
 }
 
 /// Sends the head of a request with a body of 1 MiB, and the first `sent` bytes of that body.
-async fn begin_body(server: &Both, key: &str, sent: usize) -> TcpStream {
+async fn begin_body(server: &Server, key: &str, sent: usize) -> TcpStream {
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let length = 1 << 20;
     let head = format!(
@@ -291,7 +372,7 @@ async fn one_caller_leaves_memory_for_others() {
 
 #[tokio::test]
 async fn long_lists_are_refused_while_they_are_parsed() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let many = |element: &str, count: usize| vec![element; count].join(",");
     let biases: Vec<_> = (0..200_000).map(|id| format!("\"{id}\":1")).collect();
     for (body, field) in [
@@ -307,18 +388,18 @@ async fn long_lists_are_refused_while_they_are_parsed() {
 }
 
 /// Posts a completion with these headers.
-async fn completion(server: &Both, headers: &[&str]) -> Reply {
+async fn completion(server: &Server, headers: &[&str]) -> Reply {
     let body = json!({ "prompt": "a", "max_tokens": 1 }).to_string();
     exchange(server.port, "POST", "/v1/completions", headers, &body).await
 }
 
-async fn with_access(access: Access) -> Both {
-    Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await
+async fn with_access(access: Access) -> Server {
+    Server::within(TransportConfig { access, ..TransportConfig::default() }).await
 }
 
 #[tokio::test]
 async fn a_page_of_another_origin_cannot_use_the_server() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let host = format!("host: {}", server.port);
     for origin in ["https://evil.example.com", "null", "http://127.0.0.1", "http://localhost:1"] {
         let refused = completion(&server, &[&host, &format!("origin: {origin}")]).await;
@@ -337,7 +418,7 @@ async fn a_page_of_another_origin_cannot_use_the_server() {
 
 #[tokio::test]
 async fn a_rebound_name_reads_nothing() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     // The page's origin is that of its host, so only the host shows the attack.
     let headers = ["host: rebound.example.com:8000", "origin: http://rebound.example.com:8000"];
     for (method, path) in [("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/"), ("GET", "/health")] {
@@ -373,19 +454,17 @@ async fn listed_hosts_and_origins_are_allowed() {
 /// A rebound page has no key, and a server with keys may have any name.
 #[tokio::test]
 async fn keys_protect_from_rebound_names() {
-    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let server = with_access(Access::from(Credentials { keys: Some(keys), ..Credentials::default() })).await;
-    let key = "authorization: Bearer a-key-that-alice-has";
+    let server = with_access(alice_and_bob()).await;
     let host = "host: weir.example.com";
-    assert_eq!(completion(&server, &[host, key]).await.0, 200);
+    assert_eq!(completion(&server, &[host, ALICE]).await.0, 200);
     assert_eq!(completion(&server, &[host]).await.0, 401);
-    assert_eq!(completion(&server, &[host, key, "origin: https://evil.example.com"]).await.0, 403);
+    assert_eq!(completion(&server, &[host, ALICE, "origin: https://evil.example.com"]).await.0, 403);
 }
 
 /// A browser sends other types for a page of any origin without asking the server first.
 #[tokio::test]
 async fn only_json_is_accepted() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
         let refused = completion(&server, &[&format!("content-type: {kind}")]).await;
         assert_eq!(refused.refused(), (415, "invalid_request_error".into(), String::new()), "{kind}");
@@ -398,13 +477,12 @@ async fn only_json_is_accepted() {
 
 const APP: &str = "https://app.example.com";
 
-async fn server(origins: &[&str], keys: Option<Keys>) -> Both {
+async fn server(origins: &[&str], access: Access) -> Server {
     let mut checks = Checks::default();
     let origins: Vec<_> = origins.iter().map(|&origin| origin.to_owned()).collect();
     let cors = Arc::new(checks.cors_origins(&origins));
     checks.finish().unwrap();
-    let access = Access { cors, ..Access::from(Credentials { keys, ..Credentials::default() }) };
-    Both::with(Limits::default(), TransportConfig { access, ..TransportConfig::default() }).await
+    with_access(Access { cors, ..access }).await
 }
 
 /// Returns the value of a response's header.
@@ -420,7 +498,7 @@ fn preflight(origin: &str) -> [String; 3] {
     ]
 }
 
-async fn ask_first(server: &Both, origin: &str, more: &[&str]) -> Reply {
+async fn ask_first(server: &Server, origin: &str, more: &[&str]) -> Reply {
     let headers = preflight(origin);
     let headers: Vec<&str> = headers.iter().map(String::as_str).chain(more.iter().copied()).collect();
     exchange(server.port, "OPTIONS", "/v1/completions", &headers, "").await
@@ -428,8 +506,7 @@ async fn ask_first(server: &Both, origin: &str, more: &[&str]) -> Reply {
 
 #[tokio::test]
 async fn pages_of_listed_origins_read_responses() {
-    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let server = server(&[APP, "http://localhost:3000"], Some(keys)).await;
+    let server = server(&[APP, "http://localhost:3000"], alice_and_bob()).await;
     // A browser sends a preflight without the key.
     let answer = ask_first(&server, APP, &[]).await;
     assert_eq!((answer.0, answer.body()), (204, ""));
@@ -437,9 +514,8 @@ async fn pages_of_listed_origins_read_responses() {
     assert_eq!(header(&answer, "access-control-allow-headers"), Some("authorization,content-type,x-stainless-os"));
     assert!(header(&answer, "access-control-allow-methods").unwrap().contains("POST"));
     assert_eq!(header(&answer, "access-control-allow-credentials"), None);
-    let key = "authorization: Bearer a-key-that-alice-has";
     let origin = format!("origin: {APP}");
-    let answer = completion(&server, &[&origin, key]).await;
+    let answer = completion(&server, &[&origin, ALICE]).await;
     assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (200, Some(APP)));
     assert_eq!(header(&answer, "vary"), Some("origin"));
     assert!(header(&answer, "access-control-expose-headers").unwrap().contains("x-request-id"));
@@ -447,13 +523,13 @@ async fn pages_of_listed_origins_read_responses() {
     let refused = completion(&server, &[&origin]).await;
     assert_eq!((refused.0, header(&refused, "access-control-allow-origin")), (401, Some(APP)));
     // Programs send no origin.
-    let answer = completion(&server, &[key]).await;
+    let answer = completion(&server, &[ALICE]).await;
     assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (200, None));
 }
 
 #[tokio::test]
 async fn pages_of_other_origins_stay_refused() {
-    let server = server(&[APP], None).await;
+    let server = server(&[APP], Access::default()).await;
     for origin in ["https://evil.example.com", "http://app.example.com", "null"] {
         for refused in
             [ask_first(&server, origin, &[]).await, completion(&server, &[&format!("origin: {origin}")]).await]
@@ -469,7 +545,7 @@ async fn pages_of_other_origins_stay_refused() {
 
 #[tokio::test]
 async fn every_origin_may_be_allowed() {
-    let server = server(&["*"], None).await;
+    let server = server(&["*"], Access::default()).await;
     let answer = ask_first(&server, "https://any.example.com", &[]).await;
     assert_eq!((answer.0, header(&answer, "access-control-allow-origin")), (204, Some("*")));
     let answer = completion(&server, &["origin: https://any.example.com"]).await;
@@ -480,7 +556,7 @@ async fn every_origin_may_be_allowed() {
 
 #[tokio::test]
 async fn options_list_the_methods_of_a_path() {
-    let server = server(&[], None).await;
+    let server = server(&[], Access::default()).await;
     for (path, methods) in [
         ("/v1/completions", "OPTIONS, POST"),
         ("/v1/chat/completions", "OPTIONS, POST"),
@@ -498,12 +574,12 @@ async fn options_list_the_methods_of_a_path() {
 
 #[tokio::test]
 async fn streams_finish_while_the_server_drains() {
-    let mut server = Both::new().await;
-    let complete = server.grpc(long("a", 30)).await.text();
+    let mut server = Server::new().await;
+    let complete = server.answer(long("a", 30)).await.unwrap().text();
     server.model.hold();
     let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
     let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("the request runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     server.shut_down();
     let refused = loop {
         let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
@@ -514,7 +590,7 @@ async fn streams_finish_while_the_server_drains() {
     };
     assert_eq!(refused.refused().0, 503);
     assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
-    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 503);
+    assert_eq!(server.get("/health").await.0, 503);
     server.model.release();
     let mut answer = String::new();
     running.read_to_string(&mut answer).await.unwrap();
@@ -530,7 +606,7 @@ async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
         connection_age_grace: Duration::from_millis(100),
         ..TransportConfig::default()
     };
-    let server = Both::with(Limits::default(), config).await;
+    let server = Server::within(config).await;
     server.model.slow(Duration::from_millis(20));
     let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
     let events = reply.all_events();
@@ -543,7 +619,7 @@ async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
 /// The rest of the body never arrives. If the server waited for it, it would not shut down.
 #[tokio::test]
 async fn an_incomplete_body_is_refused_when_the_server_drains() {
-    let mut server = Both::new().await;
+    let mut server = Server::new().await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n{";
@@ -562,7 +638,7 @@ async fn an_incomplete_body_is_refused_when_the_server_drains() {
 #[tokio::test]
 async fn an_incomplete_head_times_out() {
     let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
-    let server = Both::with(Limits::default(), config).await;
+    let server = Server::within(config).await;
     for before in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.port).await.unwrap();
         stream.write_all(before.as_bytes()).await.unwrap();
@@ -582,7 +658,7 @@ async fn an_incomplete_head_times_out() {
 #[tokio::test]
 async fn an_idle_connection_is_kept() {
     let config = TransportConfig { handshake: Duration::from_millis(600), ..TransportConfig::default() };
-    let server = Both::with(Limits::default(), config).await;
+    let server = Server::within(config).await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     for _ in 0..2 {
         stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

@@ -13,51 +13,25 @@ use tonic::{
     Response,
     transport::{self, server::TcpIncoming},
 };
-use weir::{engine::Load, server::Traces};
+use weir::server::Traces;
 
 const STEP: Duration = Duration::from_millis(2);
 
-async fn with_limits(limits: Limits) -> Server {
-    Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await
-}
-
 async fn draining_within(drain: Duration) -> Server {
-    Server::with(Limits::default(), TransportConfig { drain, ..TransportConfig::default() }, &[("fake", Kind::Pooled)])
-        .await
-}
-
-fn loaded(server: &Server, queued: usize, running: usize) -> bool {
-    let Load { queued: q, running: r, .. } = server.engine.load();
-    (q, r) == (queued, running)
-}
-
-#[tokio::test]
-async fn a_full_queue_sends_a_retry_delay() {
-    let server = with_limits(Limits { rows: 1, queue: 1, ..Limits::default() }).await;
-    server.model.hold();
-    let running = server.generate(long("a", 5)).await.unwrap();
-    eventually("the first runs", || loaded(&server, 0, 1)).await;
-    let waiting = server.generate(long("a", 5)).await.unwrap();
-    let status = server.generate(long("a", 5)).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
-    assert!(details(&status).retry_info().unwrap().retry_delay.unwrap() > Duration::ZERO);
-    server.model.release();
-    assert_eq!(read(running).await.unwrap().text(), read(waiting).await.unwrap().text());
-    server.at_rest().await;
-    server.answer(long("a", 5)).await.unwrap();
+    Server::within(TransportConfig { drain, ..TransportConfig::default() }).await
 }
 
 #[tokio::test]
 async fn a_deadline_passes_in_the_queue() {
-    let server = with_limits(Limits { rows: 1, ..Limits::default() }).await;
+    let server = Server::limited(Limits { rows: 1, ..Limits::default() }).await;
     server.model.slow(STEP);
     let running = server.generate(long("a", 1500)).await.unwrap();
-    eventually("the first runs", || loaded(&server, 0, 1)).await;
+    server.until_running(1).await;
     let mut request = Request::new(prompt("a"));
     request.set_timeout(Duration::from_secs(1));
     let mut waiting = server.generation().generate(request).await.unwrap().into_inner();
     let status = waiting.next().await.unwrap().unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    assert_refused(&status, Code::DeadlineExceeded, "DEADLINE");
     drop(running);
     server.at_rest().await;
 }
@@ -81,29 +55,13 @@ async fn text_before_the_deadline_is_sent() {
 }
 
 #[tokio::test]
-async fn a_cancelled_request_frees_its_row() {
-    let server = Server::new().await;
-    server.model.slow(STEP);
-    let mut stream = server.generate(long("a", 1900)).await.unwrap();
-    for _ in 0..3 {
-        stream.next().await.unwrap().unwrap();
-    }
-    assert!(loaded(&server, 0, 1));
-    drop(stream);
-    // The request ends far sooner than after the requested 1900 steps.
-    let started = Instant::now();
-    server.at_rest().await;
-    assert!(started.elapsed() < STEP * 950, "{:?}", started.elapsed());
-}
-
-#[tokio::test]
 async fn a_cancelled_unary_call_frees_its_row() {
     let server = Server::new().await;
     server.model.slow(Duration::from_millis(50));
     let mut client = server.generation();
     let request = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() };
     let call = tokio::spawn(async move { client.segment(request).await });
-    eventually("the call runs", || loaded(&server, 0, 1)).await;
+    server.until_running(1).await;
     call.abort();
     server.at_rest().await;
 }
@@ -113,7 +71,7 @@ fn request_for(model: &str, text: &str, max_chars: u32) -> v1::GenerateRequest {
 }
 
 async fn two_models(limits: Limits) -> Server {
-    Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled), ("other", Kind::Pooled)]).await
+    Server::of(&[("fake", Kind::Pooled), ("other", Kind::Pooled)], limits, TransportConfig::default()).await
 }
 
 /// A panic ends the requests that take part in its step. Requests in the queue and those of other models are served.
@@ -132,7 +90,7 @@ async fn a_panic_fails_the_requests_of_its_step_only() {
     server.model.release();
     for failed in [failing, partner] {
         let status = read(failed).await.unwrap_err();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+        assert_refused(&status, Code::Internal, "INTERNAL");
         assert!(!details(&status).request_info().unwrap().request_id.is_empty());
     }
     assert_eq!(read(queued).await.unwrap().text(), queued_alone);
@@ -154,12 +112,12 @@ async fn a_worker_that_panics_starts_over() {
         for _ in 0..4 {
             failing.push(server.generate(request_for("fake", "a", 900)).await.unwrap());
         }
-        eventually("two run, two wait", || server.model.steps() > steps && loaded(&server, 2, 2)).await;
+        eventually("two run, two wait", || server.model.steps() > steps && server.load() == (2, 2)).await;
         server.model.panic_while_planning(1);
         server.model.release();
         for failed in failing {
             let status = read(failed).await.unwrap_err();
-            assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+            assert_refused(&status, Code::Internal, "INTERNAL");
         }
         server.at_rest().await;
         assert_eq!((server.engine.phase(), server.engine.counters().restarts), (Phase::Open, restarts));
@@ -191,7 +149,7 @@ async fn a_broken_worker_is_neither_ready_nor_alive() {
     }
     eventually("the engine is broken", || server.engine.phase() == Phase::Broken).await;
     let status = server.answer(request_for("fake", "a", 5)).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "BROKEN"));
+    assert_refused(&status, Code::Unavailable, "BROKEN");
     server.at_rest().await;
     // Other models continue until the server is restarted.
     assert_eq!(server.answer(request_for("other", "a", 5)).await.unwrap().text().chars().count(), 5);
@@ -205,32 +163,14 @@ async fn a_worker_that_hangs_does_not_keep_the_server() {
     server.model.hold();
     let stuck = server.generate(long("a", 5)).await.unwrap();
     eventually("its step hangs", || server.model.steps() > 0).await;
-    server.running.shut_down();
+    server.shut_down();
     let status = read(stuck).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    assert_refused(&status, Code::Unavailable, "DRAINING");
+    server.ended().await;
     let error = engines.stop(Duration::from_millis(100)).await.unwrap_err();
     assert!(error.to_string().contains("the worker of \"fake\""), "{error}");
     server.model.release();
     engines.stop(Duration::from_secs(10)).await.unwrap();
-}
-
-#[tokio::test]
-async fn concurrent_requests_get_the_same_texts_as_alone() {
-    let server = Server::new().await;
-    let request = |seed: u64| crate::wire::seeded(["a", "ab c", "é", "dd"][seed as usize % 4], seed);
-    let mut alone = Vec::new();
-    for seed in 0..40 {
-        alone.push(server.answer(request(seed)).await.unwrap().text());
-    }
-    let mut streams = Vec::new();
-    for seed in 0..40 {
-        streams.push(server.generate(request(seed)).await.unwrap());
-    }
-    for (stream, alone) in streams.into_iter().zip(alone) {
-        assert_eq!(read(stream).await.unwrap().text(), alone);
-    }
-    server.at_rest().await;
 }
 
 #[tokio::test]
@@ -250,14 +190,14 @@ async fn streams_finish_while_the_server_drains() {
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
     server.model.hold();
-    server.running.shut_down();
+    server.shut_down();
     for watched in &mut watched {
         assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     }
     let request = HealthCheckRequest { service: "weir.v1.Models".into() };
     assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::NotServing);
     let status = server.generate(prompt("a")).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    assert_refused(&status, Code::Unavailable, "DRAINING");
     assert!(details(&status).retry_info().is_some());
 
     server.model.release();
@@ -268,7 +208,7 @@ async fn streams_finish_while_the_server_drains() {
     let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
     assert_eq!(finished.usage.unwrap().generated_chars, 100);
     // Watchers do not delay the shutdown.
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
     server.at_rest().await;
 }
 
@@ -278,15 +218,15 @@ async fn streams_that_outlast_the_drain_are_ended() {
     server.model.slow(STEP);
     let mut stream = server.generate(long("a", 1900)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    server.running.shut_down();
+    server.shut_down();
     let status = loop {
         match stream.next().await.expect("a status ends it") {
             Ok(message) => assert!(!matches!(message.event, Some(Event::Finished(_)))),
             Err(status) => break status,
         }
     };
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
-    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    assert_refused(&status, Code::Unavailable, "DRAINING");
+    server.ended().await;
     server.at_rest().await;
 }
 
@@ -330,7 +270,7 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
         let name = format!("{}, {mode}", model.card().name);
         let engine = Handle::start(Arc::clone(&model), Limits { chunk: 16, ..Limits::default() }).unwrap();
         let running = Running::start(vec![engine], TransportConfig::default()).await;
-        let mut client = GenerationClient::new(running.channel.clone());
+        let mut client = running.generation();
         let details = v1::Details {
             logprobs: Some(true),
             boundaries: Some(true),
@@ -408,31 +348,8 @@ async fn limits_and_stop_strings_count_the_resumed_text() {
 }
 
 #[tokio::test]
-async fn a_text_that_cannot_be_resumed_is_refused() {
-    let server = Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
-    let request = |text: &str| GenerateRequest { resume_text: text.into(), ..long("ab", 3) };
-    let unseeded = GenerateRequest { sampling: None, ..request("a") };
-    let both = GenerateRequest { resume_ids: vec![1], ..request("a") };
-    let ids = GenerateRequest { resume_ids: vec![1000], ..long("ab", 3) };
-    let long_ids = GenerateRequest { resume_ids: vec![1; 4], ..long("ab", 3) };
-    for (request, expected, named) in [
-        (unseeded, "BAD_OPTION", "sampling.seed"),
-        (both, "EXCLUSIVE_OPTIONS", "resume_text"),
-        (ids, "UNKNOWN_SYMBOL", "resume_ids"),
-        (request("a?"), "UNKNOWN_SYMBOL", "resume_text"),
-        (request("abab"), "BAD_OPTION", "resume_text"),
-        (long_ids, "BAD_OPTION", "resume_ids"),
-    ] {
-        let status = server.answer(request).await.unwrap_err();
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, expected), "{status}");
-        assert!(status.message().contains(named), "{status}");
-    }
-    server.at_rest().await;
-}
-
-#[tokio::test]
 async fn http_resumes_by_text() {
-    let server = Both::new().await;
+    let server = Server::new().await;
     let body = json!({ "prompt": "ab", "max_tokens": 30, "seed": 4 });
     let whole = server.post(&body).await.json();
     let text = whole["choices"][0]["text"].as_str().unwrap();
@@ -505,14 +422,14 @@ async fn a_call_and_its_phases_reach_the_collector() {
     let collector = transport::Server::builder().add_service(TraceServiceServer::new(Collector(sender)));
     let collector = tokio::spawn(collector.serve_with_incoming(TcpIncoming::from(listener)));
     let mut server = traced(&endpoint).await;
-    let mut client = GenerationClient::new(server.channel.clone());
+    let mut client = server.generation();
     let mut request = Request::new(long(PROMPT, 20));
     request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
     request.metadata_mut().insert("x-request-id", "mine".parse().unwrap());
     let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
     let status = client.generate(prompt("ab?")).await.unwrap_err();
     server.shut_down();
-    tokio::time::timeout(Duration::from_secs(20), &mut server.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
     collector.abort();
 
     let mut all = Vec::new();
@@ -554,9 +471,9 @@ async fn a_missing_collector_does_not_affect_the_server() {
     let endpoint = format!("http://{}", unused.local_addr().unwrap());
     drop(unused);
     let mut server = traced(&endpoint).await;
-    let mut client = GenerationClient::new(server.channel.clone());
+    let mut client = server.generation();
     let answer = read(client.generate(long(PROMPT, 20)).await.unwrap().into_inner()).await.unwrap();
     assert_eq!(answer.text().chars().count(), 20);
     server.shut_down();
-    tokio::time::timeout(Duration::from_secs(20), &mut server.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
 }

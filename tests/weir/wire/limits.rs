@@ -1,22 +1,15 @@
 //! Limits on requests, calls and memory, which the server frees afterwards.
 
 use super::*;
-use crate::wire::connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed};
-use weir_proto::v1::{
-    ScoreResponse, compress_request::Part, compress_response::Event as Compressed, score_response::Event as ScoreEvent,
+use crate::wire::{
+    codec::compress,
+    connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed},
 };
+use weir_proto::v1::ScoreResponse;
 
 const SOON: Duration = Duration::from_secs(10);
 
 const GENERATE: &str = "/weir.v1.Generation/Generate";
-
-async fn within(config: TransportConfig) -> Server {
-    Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await
-}
-
-fn running(server: &Server, count: usize) -> bool {
-    server.engine.load().running == count
-}
 
 /// Returns the frames of a complete call.
 fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
@@ -33,8 +26,8 @@ async fn limits_are_reported() {
         tokenization_workers: 3,
         ..TransportConfig::default()
     };
-    let server = within(config).await;
-    let model = server.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+    let server = Server::within(config).await;
+    let model = server.model().await;
     let limits = model.limits.unwrap();
     assert_eq!((limits.header_bytes, limits.pending_resets, limits.keepalive_interval_ns), (5000, 7, 0));
     assert_eq!(limits.keepalive_timeout_ns, 20_000_000_000);
@@ -49,7 +42,7 @@ async fn limits_are_reported() {
 #[tokio::test]
 async fn calls_have_a_limited_number_of_headers() {
     let server = Server::new().await;
-    let sender = connections::connect(server.running.address, 1 << 16).await;
+    let sender = connections::connect(server.address, 1 << 16).await;
     let names: Vec<_> = (0..440).map(|index| format!("h{index}")).collect();
     let body = connections::framed(&v1::SegmentRequest { text: "a".into(), ..Default::default() }.encode_to_vec());
     // Two headers belong to the call itself.
@@ -79,21 +72,21 @@ async fn handshakes_time_out() {
             ..TransportConfig::default()
         };
         let reach = |address| if encrypted { certificates.reach(address, None) } else { plain(address) };
-        let server = Server::reached_by(Limits::default(), config, &[("fake", Kind::Pooled)], reach).await;
+        let server = Server::reached_by(config, reach).await;
         // One permit is left, and each of these connections returns it. The first two never complete the preface; the
         // last
         // does not speak HTTP/2 and is closed at once.
         for words in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n"] {
-            let mut stream = sent(server.running.address, words).await;
+            let mut stream = sent(server.address, words).await;
             timeout(SOON, until_closed(&mut stream)).await.expect("closed");
             // The server may release the permit a moment later.
-            let mut again = reach(server.running.address).connect().await;
+            let mut again = reach(server.address).connect().await;
             for _ in 0..1000 {
                 if again.is_ok() {
                     break;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                again = reach(server.running.address).connect().await;
+                again = reach(server.address).connect().await;
             }
             again.expect("the permit is released");
         }
@@ -104,7 +97,7 @@ async fn handshakes_time_out() {
 
 #[tokio::test]
 async fn headers_have_a_limit() {
-    let server = within(TransportConfig { header_bytes: 4096, ..TransportConfig::default() }).await;
+    let server = Server::within(TransportConfig { header_bytes: 4096, ..TransportConfig::default() }).await;
     let with = |bytes: usize| {
         let mut request = Request::new(v1::SegmentRequest { text: "a".into(), ..Default::default() });
         request.metadata_mut().insert("x-long", MetadataValue::try_from("x".repeat(bytes)).unwrap());
@@ -120,7 +113,7 @@ async fn headers_have_a_limit() {
 
 #[tokio::test]
 async fn calls_of_a_connection_have_a_limit() {
-    let server = within(TransportConfig { concurrent_streams: 2, ..TransportConfig::default() }).await;
+    let server = Server::within(TransportConfig { concurrent_streams: 2, ..TransportConfig::default() }).await;
     server.model.hold();
     let first = server.generate(long("a", 5)).await.unwrap();
     let _second = server.generate(long("a", 5)).await.unwrap();
@@ -142,7 +135,7 @@ async fn calls_of_a_connection_have_a_limit() {
 /// Opening and cancelling calls at once is the rapid reset attack (CVE-2023-44487).
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
-    let server = within(TransportConfig { pending_resets: 10, ..TransportConfig::default() }).await;
+    let server = Server::within(TransportConfig { pending_resets: 10, ..TransportConfig::default() }).await;
     let cancelled = |count: u32| {
         let mut bytes = connections::beginning();
         for stream in (1..).step_by(2).take(count as usize) {
@@ -151,13 +144,13 @@ async fn rapid_resets_end_the_connection() {
         }
         bytes
     };
-    let mut stream = sent(server.running.address, &cancelled(2000)).await;
+    let mut stream = sent(server.address, &cancelled(2000)).await;
     let received = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
     let away = frames(&received).into_iter().find(|(kind, ..)| *kind == GOAWAY).expect("a GOAWAY frame");
     // Error code 11 is ENHANCE_YOUR_CALM.
     assert_eq!(away.2[4..8], 11_u32.to_be_bytes());
     // A few resets are normal, and other clients are not affected.
-    let mut few = sent(server.running.address, &cancelled(5)).await;
+    let mut few = sent(server.address, &cancelled(5)).await;
     assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
@@ -172,9 +165,9 @@ async fn frequent_changes_of_settings_end_the_connection() {
         let changes = (0..count).flat_map(|number| frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, number % 2]));
         [connections::beginning(), changes.collect()].concat()
     };
-    let mut stream = sent(server.running.address, &changes(200)).await;
+    let mut stream = sent(server.address, &changes(200)).await;
     timeout(SOON, until_closed(&mut stream)).await.expect("closed");
-    let mut few = sent(server.running.address, &changes(50)).await;
+    let mut few = sent(server.address, &changes(50)).await;
     assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
@@ -189,11 +182,11 @@ async fn a_silent_disconnect_frees_its_row() {
         keepalive_timeout: Duration::from_millis(200),
         ..TransportConfig::default()
     };
-    let server = within(config).await;
+    let server = Server::within(config).await;
     server.model.slow(Duration::from_millis(2));
     let bytes = [connections::beginning(), by_hand(1, &long("a", 1900))].concat();
-    let mut gone = sent(server.running.address, &bytes).await;
-    eventually("the request runs", || running(&server, 1)).await;
+    let mut gone = sent(server.address, &bytes).await;
+    server.until_running(1).await;
     timeout(SOON, until_closed(&mut gone)).await.expect("closed");
     server.at_rest().await;
     assert!(server.model.steps() < 1900, "it ran to its end");
@@ -205,13 +198,13 @@ async fn a_silent_disconnect_frees_its_row() {
 /// Covers streaming and unary calls.
 #[tokio::test]
 async fn a_connection_that_closes_frees_its_rows() {
-    let server = within(TransportConfig::default()).await;
+    let server = Server::within(TransportConfig::default()).await;
     server.model.slow(Duration::from_millis(20));
     let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
     let data = frame(DATA, END_STREAM, 3, &connections::framed(&segment));
     let calls = [by_hand(1, &long("a", 1900)), connections::call(3, "/weir.v1.Generation/Segment"), data].concat();
-    let mut stream = sent(server.running.address, &[connections::beginning(), calls].concat()).await;
-    eventually("both run", || running(&server, 2)).await;
+    let mut stream = sent(server.address, &[connections::beginning(), calls].concat()).await;
+    server.until_running(2).await;
     stream.shutdown().await.unwrap();
     drop(stream);
     let steps = server.model.steps();
@@ -221,12 +214,13 @@ async fn a_connection_that_closes_frees_its_rows() {
 
 #[tokio::test]
 async fn idle_connections_do_not_block_others() {
-    let server = within(TransportConfig { handshake: Duration::from_secs(60), ..TransportConfig::default() }).await;
+    let server =
+        Server::within(TransportConfig { handshake: Duration::from_secs(60), ..TransportConfig::default() }).await;
     let mut silent = Vec::new();
     for _ in 0..100 {
-        silent.push(TcpStream::connect(server.running.address).await.unwrap());
+        silent.push(TcpStream::connect(server.address).await.unwrap());
     }
-    let channel = timeout(SOON, plain(server.running.address).connect()).await.unwrap().unwrap();
+    let channel = timeout(SOON, plain(server.address).connect()).await.unwrap().unwrap();
     let mut client = ModelsClient::new(channel);
     timeout(SOON, client.list_models(v1::ListModelsRequest {})).await.unwrap().unwrap();
 }
@@ -238,8 +232,8 @@ const PER_CONNECTION: u32 = 250;
 
 #[tokio::test]
 async fn a_caller_leaves_half_of_the_calls_to_others() {
-    let server = within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
-    let address = server.running.address;
+    let server = Server::within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
+    let address = server.address;
     // The streams must run until they are dropped.
     server.model.slow(Duration::from_millis(20));
     let mut held = Vec::new();
@@ -247,20 +241,20 @@ async fn a_caller_leaves_half_of_the_calls_to_others() {
         held.push(server.generate(long("a", 1900)).await.unwrap());
     }
     let status = segment(server.channel.clone()).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY"), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "TOO_MANY");
     assert!(is_healthy(&plain(address)).await);
     let mut other = GenerationClient::new(channel_from(2, address).await);
     let stream = other.generate(long("a", 1900)).await.unwrap();
     drop((held, stream));
-    eventually("the calls end", || server.engine.load().running == 0).await;
+    server.until_running(0).await;
     segment(server.channel.clone()).await.unwrap();
 }
 
 /// Each of these calls announces a message, or not even that, and waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_without_a_message_leave_calls_to_others() {
-    let server = within(TransportConfig::default()).await;
-    let address = server.running.address;
+    let server = Server::within(TransportConfig::default()).await;
+    let address = server.address;
     let mut held = Vec::new();
     // Three times the share of one caller, and all places of the streams that watch health.
     for path in [GENERATE, WATCH] {
@@ -286,8 +280,8 @@ async fn calls_without_a_message_leave_calls_to_others() {
 /// More callers than it takes to hold all places of such calls, if each may hold half of what the others leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_of_many_callers_leave_room_for_checks() {
-    let server = within(TransportConfig::default()).await;
-    let address = server.running.address;
+    let server = Server::within(TransportConfig::default()).await;
+    let address = server.address;
     let mut watcher = HealthClient::new(channel_from(2, address).await);
     let mut watched = watcher.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     watched.message().await.unwrap().unwrap();
@@ -319,8 +313,8 @@ async fn watches_of_many_callers_leave_room_for_checks() {
 /// Each connection has a stream that watches health, for which its client needs no key.
 #[tokio::test]
 async fn watches_on_all_connections_leave_some_to_others() {
-    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
-    let address = server.running.address;
+    let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.address;
     let watch = [
         connections::beginning(),
         connections::call(1, WATCH),
@@ -340,8 +334,8 @@ async fn watches_on_all_connections_leave_some_to_others() {
 /// Each connection has an unread health check, and a closed one is opened again. Other clients connect and are served all the while.
 #[tokio::test]
 async fn checks_that_are_not_read_leave_connections_to_others() {
-    let server = within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
-    let address = server.running.address;
+    let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let address = server.address;
     let initial_window_size = [0, 4, 0, 0, 0, 0];
     let check = [
         connections::beginning(),
@@ -366,9 +360,12 @@ async fn checks_that_are_not_read_leave_connections_to_others() {
 /// Incomplete requests of all connections share `request_memory`.
 #[tokio::test]
 async fn incomplete_requests_share_the_request_memory() {
-    let server =
-        within(TransportConfig { message_bytes: 64 << 10, request_memory: 100 << 10, ..TransportConfig::default() })
-            .await;
+    let server = Server::within(TransportConfig {
+        message_bytes: 64 << 10,
+        request_memory: 100 << 10,
+        ..TransportConfig::default()
+    })
+    .await;
     // Each text exceeds the model's limit, which is reported once the message is read.
     let large = || server.generate(prompt(&"a".repeat(60 << 10)));
     assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
@@ -377,7 +374,7 @@ async fn incomplete_requests_share_the_request_memory() {
     for _ in 0..5 {
         bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
     }
-    let unfinished = sent(server.running.address, &bytes).await;
+    let unfinished = sent(server.address, &bytes).await;
     let mut refused = large().await.map(drop).unwrap_err();
     for _ in 0..1000 {
         if refused.code() == Code::ResourceExhausted {
@@ -386,7 +383,7 @@ async fn incomplete_requests_share_the_request_memory() {
         tokio::time::sleep(Duration::from_millis(5)).await;
         refused = large().await.map(drop).unwrap_err();
     }
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
     assert!(details(&refused).retry_info().is_some());
     // Requests that fit are served, and all requests once the memory is released.
     server.answer(prompt("a")).await.unwrap();
@@ -406,8 +403,8 @@ async fn incomplete_requests_share_the_request_memory() {
 #[tokio::test]
 async fn incomplete_requests_leave_memory_to_the_next_caller() {
     let config = TransportConfig { message_bytes: 16 << 10, request_memory: 128 << 10, ..TransportConfig::default() };
-    let server = within(config).await;
-    let address = server.running.address;
+    let server = Server::within(config).await;
+    let address = server.address;
     // Each text exceeds the model's limit, which is reported once the message is read.
     let large = async |channel: Channel| {
         let request = prompt(&"a".repeat(12 << 10));
@@ -459,7 +456,7 @@ async fn start_score(channel: &Channel) -> Result<Streaming<ScoreResponse>, toni
 #[tokio::test]
 async fn symbols_count_until_the_response_ends() {
     let config = TransportConfig { message_bytes: 16 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
-    let server = within(config).await;
+    let server = Server::within(config).await;
     server.model.hold();
     // Half of 448 KiB holds five such lists of symbols, and not six.
     let mut running = Vec::new();
@@ -467,12 +464,12 @@ async fn symbols_count_until_the_response_ends() {
         running.push(start_score(&server.channel).await.unwrap());
     }
     let refused = start_score(&server.channel).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
     assert!(refused.message().contains("one caller's requests"), "{refused:?}");
     assert!(details(&refused).retry_info().is_some());
     // Small requests of this caller, and those of others, have room.
     let small = server.generate(prompt("a")).await.unwrap();
-    let other = channel_from(2, server.running.address).await;
+    let other = channel_from(2, server.address).await;
     let of_other = GenerationClient::new(other).generate(prompt(&"a".repeat(1900))).await.unwrap();
     running.clear();
     drop((small, of_other));
@@ -497,27 +494,19 @@ struct Answers {
     compressed: Vec<u8>,
 }
 
-async fn answers(channel: Channel, text: &str) -> Answers {
-    let mut client = GenerationClient::new(channel.clone());
+async fn answers(host: u8, server: &Running, text: &str) -> Answers {
+    let channel = channel_from(host, server.address).await;
     let request = v1::GenerateRequest {
-        prompt: text.into(),
-        sampling: Some(v1::Sampling { seed: Some(3), ..Default::default() }),
-        stopping: Some(v1::Stopping { max_chars: Some(40), ..Default::default() }),
         details: Some(v1::Details {
             top_logprobs: Some(5),
             logprobs: Some(true),
             echo: Some(true),
             ..Default::default()
         }),
-        ..Default::default()
+        ..long(text, 40)
     };
-    let mut stream = client.generate(request).await.unwrap().into_inner();
-    let mut generated = Vec::new();
-    while let Some(message) = stream.next().await {
-        if let Some(Event::Piece(piece)) = message.unwrap().event {
-            generated.extend(piece.characters);
-        }
-    }
+    let mut client = GenerationClient::new(channel.clone());
+    let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
     let request = v1::ScoreRequest { text: text.into(), seed: Some(3), ..Default::default() };
     let mut stream = client.score(request).await.unwrap().into_inner();
     let mut characters = Vec::new();
@@ -528,15 +517,8 @@ async fn answers(channel: Channel, text: &str) -> Answers {
     }
     let request = v1::SegmentRequest { text: text.into(), seed: Some(3), ..Default::default() };
     let segments = client.segment(request).await.unwrap().into_inner().segments;
-    let parts = [Part::Options(v1::CompressOptions::default()), Part::Text(text.into())];
-    let parts = parts.map(|part| v1::CompressRequest { part: Some(part) });
-    let mut stream = CodecClient::new(channel).compress(tokio_stream::iter(parts)).await.unwrap().into_inner();
-    let mut compressed = Vec::new();
-    while let Some(message) = stream.next().await {
-        if let Some(Compressed::Data(data)) = message.unwrap().event {
-            compressed.extend(data);
-        }
-    }
+    let (compressed, _) = compress(&mut CodecClient::new(channel), Default::default(), text).await.unwrap();
+    let generated = answer.pieces.into_iter().flat_map(|piece| piece.characters).collect();
     Answers { generated, characters, segments, compressed }
 }
 
@@ -556,11 +538,11 @@ async fn pages_of_another_tenant_hold_nothing_readable() {
         let (used, server) = serve(case).await;
         let (_, fresh) = serve(case).await;
         let secret = "the password is swordfish and nobody else knows it ".repeat(3);
-        let alice = answers(channel_from(2, server.address).await, &secret).await;
+        let alice = answers(2, &server, &secret).await;
         assert_eq!(used.memory().in_use, 0, "{case}: the pages are free");
         let text = "a quite different text that another tenant sends later ".repeat(2);
-        let bob = answers(channel_from(3, server.address).await, &text).await;
-        let expected = answers(channel_from(3, fresh.address).await, &text).await;
+        let bob = answers(3, &server, &text).await;
+        let expected = answers(3, &fresh, &text).await;
         assert!(bob == expected, "{case}: {bob:?}, not {expected:?}");
         assert!(bob != alice && !bob.generated.is_empty() && !bob.characters.is_empty(), "{case}");
         assert!(!bob.segments.is_empty() && !bob.compressed.is_empty(), "{case}");

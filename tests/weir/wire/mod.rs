@@ -21,15 +21,21 @@ use crate::{
     support::settings,
     wire::{
         connections::{
-            ALICE, BOB, DATA, RST_STREAM, bearing, called, channel_from, connect, frame, is_healthy, segment, sent,
+            ALICE, BOB, DATA, RST_STREAM, alice_and_bob, bearing, called, channel_from, connect, frame, is_healthy,
+            segment, sent, with_keys,
         },
         fake_model::{Fake, Kind, MAX_SYMBOLS},
-        http::{Both, Reply, connect_and_send, exchange},
+        http::{Reply, connect_and_send, exchange},
     },
     *,
 };
 use h2::{RecvStream, client::SendRequest};
-use std::{collections::HashMap, f64::consts::LN_2, sync::atomic::AtomicBool};
+use std::{
+    collections::HashMap,
+    f64::consts::LN_2,
+    ops::{Deref, DerefMut},
+    sync::atomic::AtomicBool,
+};
 use tokio::{net::TcpSocket, sync::oneshot, task::JoinHandle, time::sleep};
 use tonic::{
     codegen::{
@@ -56,12 +62,16 @@ use weir_proto::{
     v1::{
         DocumentChunk, FinishReason, SegmentRequest, admin_client::AdminClient, codec_client::CodecClient,
         document_closed::Reason, edit_request::Action, editing_client::EditingClient, logit_bias::Symbol,
+        score_response::Event as ScoreEvent,
     },
 };
 
-/// A server on a free port with a connected client channel. Aborted on drop.
+/// A server with gRPC and HTTP ports on free addresses, and a client of the first. Aborted on drop.
 struct Running {
+    /// The gRPC port.
     address: SocketAddr,
+    /// The HTTP port.
+    port: SocketAddr,
     channel: Channel,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<()>>,
@@ -69,10 +79,15 @@ struct Running {
 
 impl Running {
     async fn start(engines: Vec<Handle>, config: TransportConfig) -> Self {
-        Self::reached_by(Engines::new(engines).unwrap(), config, plain).await
+        Self::offering(Engines::new(engines).unwrap(), config).await
     }
 
-    /// Starts a server with admin, trace or HTTP parts.
+    /// Starts a server of one model.
+    async fn of(model: Arc<dyn Model>, limits: Limits, config: TransportConfig) -> Self {
+        Self::start(vec![Handle::start(model, limits).unwrap()], config).await
+    }
+
+    /// Starts a server with admin or trace parts.
     async fn offering(offer: impl Into<ServerParts>, config: TransportConfig) -> Self {
         Self::reached_by(offer, config, plain).await
     }
@@ -83,19 +98,99 @@ impl Running {
         config: TransportConfig,
         how: impl FnOnce(SocketAddr) -> Endpoint,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = grpc.local_addr().unwrap();
+        let port = http.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(run(listener, offer.into(), shutdown, config));
+        let parts = ServerParts { http: Some(http.into()), ..offer.into() };
+        let task = tokio::spawn(run(grpc, parts, shutdown, config));
         let channel = how(address).connect().await.unwrap();
-        Self { address, channel, stop: Some(stop), task }
+        Self { address, port, channel, stop: Some(stop), task }
     }
 
     fn shut_down(&mut self) {
         let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+
+    /// Waits until the server has ended.
+    async fn ended(&mut self) {
+        timeout(Duration::from_secs(20), &mut self.task).await.expect("the server runs on").unwrap().unwrap();
+    }
+
+    fn generation(&self) -> GenerationClient<Channel> {
+        GenerationClient::new(self.channel.clone())
+    }
+
+    fn models(&self) -> ModelsClient<Channel> {
+        ModelsClient::new(self.channel.clone())
+    }
+
+    fn summarization(&self) -> SummarizationClient<Channel> {
+        SummarizationClient::new(self.channel.clone())
+    }
+
+    fn inference(&self) -> GrpcInferenceServiceClient<Channel> {
+        GrpcInferenceServiceClient::new(self.channel.clone())
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<Streaming<GenerateResponse>, Status> {
+        self.generation().generate(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// Returns the complete answer.
+    async fn answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
+        read(self.generate(request).await?).await
+    }
+
+    /// Returns the characters and the summary of a score.
+    async fn score(&self, request: v1::ScoreRequest) -> Result<(Vec<v1::Character>, v1::ScoreSummary), Status> {
+        let mut characters = Vec::new();
+        let summary = self.score_in_chunks(request, |chunk| characters.extend_from_slice(chunk)).await?;
+        Ok((characters, summary))
+    }
+
+    /// Returns the summary of a score, which is last, and calls `each` with the characters of each chunk.
+    async fn score_in_chunks(
+        &self,
+        request: v1::ScoreRequest,
+        mut each: impl FnMut(&[v1::Character]),
+    ) -> Result<v1::ScoreSummary, Status> {
+        let mut stream = self.generation().score(request).await?.into_inner();
+        while let Some(message) = stream.next().await {
+            match message?.event.unwrap() {
+                ScoreEvent::Chunk(chunk) => {
+                    assert!((1..=512).contains(&chunk.characters.len()), "{} characters", chunk.characters.len());
+                    each(&chunk.characters);
+                }
+                ScoreEvent::Summary(summary) => {
+                    assert!(stream.next().await.is_none(), "the summary is last");
+                    return Ok(summary);
+                }
+            }
+        }
+        panic!("no summary");
+    }
+
+    /// Describes the only model.
+    async fn model(&self) -> v1::Model {
+        self.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner()
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        exchange(self.port, "GET", path, &[], "").await
+    }
+
+    async fn post_to(&self, path: &str, body: &Value) -> Reply {
+        exchange(self.port, "POST", path, &[], &body.to_string()).await
+    }
+
+    /// Sends a completion request.
+    async fn post(&self, body: &Value) -> Reply {
+        self.post_to("/v1/completions", body).await
     }
 }
 
@@ -110,55 +205,131 @@ fn plain(address: SocketAddr) -> Endpoint {
     Endpoint::from_shared(format!("http://{address}")).unwrap()
 }
 
-/// A server of fake models. Stops on drop.
-struct Server {
-    model: Arc<Fake>,
+/// A model that a test holds next to its server.
+trait Hosted {
+    /// Lets all that is held go on: dropping the last handle of an engine joins its worker.
+    fn release_all(&self) {}
+
+    /// Returns true if the model holds nothing but `documents` cached ones.
+    fn is_free(&self, documents: usize) -> bool;
+}
+
+impl Hosted for Fake {
+    fn release_all(&self) {
+        self.release();
+        self.release_submissions();
+    }
+
+    fn is_free(&self, _: usize) -> bool {
+        true
+    }
+}
+
+impl Hosted for DocumentModel {
+    fn release_all(&self) {
+        self.release();
+    }
+
+    fn is_free(&self, documents: usize) -> bool {
+        self.alive() == documents
+    }
+}
+
+impl Hosted for dyn Model {
+    fn is_free(&self, _: usize) -> bool {
+        self.memory().in_use == 0
+    }
+}
+
+/// A server and its first model. Stops on drop.
+struct Server<M: Hosted + ?Sized = Fake> {
+    model: Arc<M>,
     engine: Handle,
-    channel: Channel,
+    engines: Engines,
     running: Running,
 }
 
 impl Server {
     /// Starts one pooled model with default limits.
     async fn new() -> Self {
-        Self::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled)]).await
+        Self::with(Limits::default(), TransportConfig::default()).await
     }
 
-    /// Starts the given models. The fields refer to the first.
-    async fn with(limits: Limits, config: TransportConfig, models: &[(&str, Kind)]) -> Self {
-        Self::reached_by(limits, config, models, plain).await
+    async fn limited(limits: Limits) -> Self {
+        Self::with(limits, TransportConfig::default()).await
     }
 
-    /// Starts a server, and connects to the endpoint that `how` returns.
-    async fn reached_by(
+    async fn within(config: TransportConfig) -> Self {
+        Self::with(Limits::default(), config).await
+    }
+
+    async fn with(limits: Limits, config: TransportConfig) -> Self {
+        Self::of(&[("fake", Kind::Pooled)], limits, config).await
+    }
+
+    /// Starts these models.
+    async fn of(models: &[(&str, Kind)], limits: Limits, config: TransportConfig) -> Self {
+        Self::start(models, limits, config, plain).await
+    }
+
+    /// Starts a model of another kind with default limits.
+    async fn of_kind(kind: Kind) -> Self {
+        Self::of(&[("fake", kind)], Limits::default(), TransportConfig::default()).await
+    }
+
+    /// Starts one model with default limits, and connects to the endpoint that `how` returns.
+    async fn reached_by(config: TransportConfig, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
+        Self::start(&[("fake", Kind::Pooled)], Limits::default(), config, how).await
+    }
+
+    async fn start(
+        models: &[(&str, Kind)],
         limits: Limits,
         config: TransportConfig,
-        models: &[(&str, Kind)],
         how: impl FnOnce(SocketAddr) -> Endpoint,
     ) -> Self {
         let models: Vec<_> = models.iter().map(|&(name, kind)| Fake::new(name, kind)).collect();
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
-        let engines: Vec<_> = models.iter().map(start).collect();
-        let engine = engines[0].clone();
-        let running = Running::reached_by(Engines::new(engines).unwrap(), config, how).await;
-        Self { model: Arc::clone(&models[0]), engine, channel: running.channel.clone(), running }
+        let handles: Vec<_> = models.iter().map(start).collect();
+        let engine = handles[0].clone();
+        let engines = Engines::new(handles).unwrap();
+        let running = Running::reached_by(engines.clone(), config, how).await;
+        Self { model: Arc::clone(&models[0]), engine, engines, running }
+    }
+}
+
+impl<M: Hosted + ?Sized> Server<M> {
+    /// Starts a server of one model, which is given twice: as the test and as the engine see it.
+    async fn hosting(model: Arc<M>, hosted: Arc<dyn Model>, limits: Limits, config: TransportConfig) -> Self {
+        let engine = Handle::start(hosted, limits).unwrap();
+        let engines = Engines::new(vec![engine.clone()]).unwrap();
+        let running = Running::offering(engines.clone(), config).await;
+        Self { model, engine, engines, running }
     }
 
-    fn generation(&self) -> GenerationClient<Channel> {
-        GenerationClient::new(self.channel.clone())
+    /// Returns the metrics as OpenMetrics text.
+    fn metrics(&self) -> String {
+        self.engines.render_metrics().unwrap()
     }
 
-    fn models(&self) -> ModelsClient<Channel> {
-        ModelsClient::new(self.channel.clone())
+    /// Returns the numbers of queued and of running requests.
+    fn load(&self) -> (usize, usize) {
+        let load = self.engine.load();
+        (load.queued, load.running)
     }
 
-    async fn generate(&self, request: GenerateRequest) -> Result<Streaming<GenerateResponse>, Status> {
-        self.generation().generate(request).await.map(tonic::Response::into_inner)
+    /// Waits until `count` requests run.
+    async fn until_running(&self, count: usize) {
+        eventually("the requests run", || self.engine.load().running == count).await;
     }
 
-    /// Returns the complete answer.
-    async fn answer(&self, request: GenerateRequest) -> Result<GeneratedResponse, Status> {
-        read(self.generate(request).await?).await
+    /// Waits until `count` requests are queued or run.
+    async fn until_taken(&self, count: usize) {
+        eventually("the requests are taken", || {
+            let (queued, running) = self.load();
+            queued + running == count
+        })
+        .await;
     }
 
     /// Waits until nothing is queued, running or in memory.
@@ -166,15 +337,45 @@ impl Server {
         eventually("all resources are released", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes) == (0, 0, 0)
+                && self.model.is_free(self.engine.document_cache_usage().entries)
         })
         .await;
     }
 }
 
-impl Drop for Server {
+/// A server of a model that summarizes.
+type Summarizer = Server<DocumentModel>;
+
+impl Summarizer {
+    /// Starts a summarizer that keeps documents.
+    async fn summarizing() -> Self {
+        Self::summarizing_with(Limits { document_bytes: 1 << 20, ..Limits::default() }, TransportConfig::default())
+            .await
+    }
+
+    async fn summarizing_with(limits: Limits, config: TransportConfig) -> Self {
+        let model = DocumentModel::new();
+        Self::hosting(Arc::clone(&model), model, limits, config).await
+    }
+}
+
+impl<M: Hosted + ?Sized> Deref for Server<M> {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
+    }
+}
+
+impl<M: Hosted + ?Sized> DerefMut for Server<M> {
+    fn deref_mut(&mut self) -> &mut Running {
+        &mut self.running
+    }
+}
+
+impl<M: Hosted + ?Sized> Drop for Server<M> {
     fn drop(&mut self) {
-        // Dropping the last handle joins the worker, which must not be blocked then.
-        self.model.release();
+        self.model.release_all();
     }
 }
 
@@ -227,6 +428,13 @@ fn long(text: &str, max_chars: u32) -> GenerateRequest {
     GenerateRequest { stopping, ..seeded(text, 1) }
 }
 
+/// Returns a request in JSON with another value of a field.
+fn changed(body: &Value, field: &str, value: impl Into<Value>) -> Value {
+    let mut body = body.clone();
+    body[field] = value.into();
+    body
+}
+
 fn details(status: &Status) -> ErrorDetails {
     status.get_error_details()
 }
@@ -234,6 +442,25 @@ fn details(status: &Status) -> ErrorDetails {
 /// Returns the machine-readable reason of a status.
 fn reason(status: &Status) -> String {
     details(status).error_info().map(|info| info.reason.clone()).unwrap_or_default()
+}
+
+/// Returns the field that a status names, or an empty text.
+fn field(status: &Status) -> String {
+    let violations = details(status).bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
+    violations.first().map(|violation| violation.field.clone()).unwrap_or_default()
+}
+
+/// Checks code and reason of a status.
+#[track_caller]
+fn assert_refused(status: &Status, code: Code, why: &str) {
+    assert_eq!((status.code(), reason(status).as_str()), (code, why), "{status:?}");
+}
+
+/// Compares messages with the expected ones. Fails with all that differ.
+#[track_caller]
+fn assert_worded(messages: &[(String, &str)]) {
+    let wrong: Vec<_> = messages.iter().filter(|(found, expected)| found != expected).collect();
+    assert!(wrong.is_empty(), "found and expected: {wrong:#?}");
 }
 
 /// Waits up to 20 s until `holds` returns true.

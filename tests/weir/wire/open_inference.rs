@@ -7,12 +7,6 @@ use tonic::{
 };
 use weir_proto::inference as oip;
 
-type Client = GrpcInferenceServiceClient<Channel>;
-
-fn client(server: &Server) -> Client {
-    Client::new(server.channel.clone())
-}
-
 /// Returns a request with raw inputs: name, datatype and bytes.
 pub(super) fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
     let tensor = |(name, datatype, _): &(&str, &str, Vec<u8>)| InferInputTensor {
@@ -108,9 +102,9 @@ impl Codec for RawCodec {
 #[tokio::test]
 async fn server_and_model_queries_are_answered() {
     let server =
-        Server::with(Limits::default(), TransportConfig::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)])
+        Server::of(&[("fake", Kind::Pooled), ("other", Kind::Bytes)], Limits::default(), TransportConfig::default())
             .await;
-    let mut client = client(&server);
+    let mut client = server.inference();
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
     let metadata = client.server_metadata(oip::ServerMetadataRequest {}).await.unwrap().into_inner();
@@ -154,7 +148,7 @@ async fn statistics_count_request_outcomes() {
     let launched = tokio::task::spawn_blocking(move || own.add(own.launch(model, Limits::default(), None).unwrap()));
     launched.await.unwrap().unwrap();
     let running = Running::offering(engines, TransportConfig::default()).await;
-    let mut client = Client::new(running.channel.clone());
+    let mut client = running.inference();
     let mut statistics = async || {
         let response = client.model_statistics(oip::ModelStatisticsRequest::default()).await.unwrap().into_inner();
         let [model] = &response.model_stats[..] else { panic!("{response:?}") };
@@ -162,7 +156,7 @@ async fn statistics_count_request_outcomes() {
     };
     let before = statistics().await;
     assert_eq!((before.inference_count, before.last_inference, before.execution_count), (0, 0, 0));
-    let mut generation = GenerationClient::new(running.channel.clone());
+    let mut generation = running.generation();
     read(generation.generate(prompt("ab")).await.unwrap().into_inner()).await.unwrap();
     let after = statistics().await;
     let stats = after.inference_stats.unwrap();
@@ -179,7 +173,7 @@ async fn an_answer_equals_that_of_the_own_api() {
     let expected = server.answer(long("ab c", 40)).await.unwrap();
     let sampling = text("sampling_parameters", r#"{"max_tokens": "40", "seed": 1}"#);
     let infer_request = request("seven", &[text("text_input", "ab c"), sampling.clone()]);
-    let answer = client(&server).model_infer(infer_request).await.unwrap().into_inner();
+    let answer = server.inference().model_infer(infer_request).await.unwrap().into_inner();
     assert_eq!((answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()), ("seven", "fake", "1"));
     // by default the text is the only output, and begins with the prompt
     assert_eq!((words(&answer, "text_output"), answer.outputs.len()), (format!("ab c{}", expected.text()), 1));
@@ -188,7 +182,7 @@ async fn an_answer_equals_that_of_the_own_api() {
     let mut inputs = vec![text("text_input", "ab c"), flag("exclude_input_in_output", true), sampling];
     let flags = returns.map(|name| format!("return_{name}"));
     inputs.extend(flags.iter().map(|name| (name.as_str(), "BOOL", vec![1])));
-    let answer = client(&server).model_infer(request("", &inputs)).await.unwrap().into_inner();
+    let answer = server.inference().model_infer(request("", &inputs)).await.unwrap().into_inner();
     assert_eq!((words(&answer, "text_output"), words(&answer, "finish_reason")), (expected.text(), "length".into()));
     assert_eq!((count(&answer, "num_input_tokens"), count(&answer, "num_output_tokens")), (4, 40));
     let logprobs: Vec<HashMap<String, serde_json::Value>> = serde_json::from_str(&words(&answer, "logprobs")).unwrap();
@@ -201,32 +195,8 @@ async fn an_answer_equals_that_of_the_own_api() {
     // only the listed outputs are sent
     let mut listed = request("", &[text("text_input", "ab c")]);
     listed.outputs = vec![InferRequestedOutputTensor { name: "finish_reason".into(), ..Default::default() }];
-    let answer = client(&server).model_infer(listed).await.unwrap().into_inner();
+    let answer = server.inference().model_infer(listed).await.unwrap().into_inner();
     assert_eq!((answer.outputs.len(), words(&answer, "finish_reason")), (1, "length".into()));
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_single_request_fails_with_a_status() {
-    let server = Server::new().await;
-    let sampling = text("sampling_parameters", r#"{"max_tokens": 999999999}"#);
-    let cases = [
-        (request("", &[text("text_input", "a"), sampling]), Code::InvalidArgument, "max_tokens"),
-        (request("", &[text("text_input", "?")]), Code::InvalidArgument, "text_input"),
-        (streamed("", "a", 1), Code::InvalidArgument, "stream"),
-        (request(&"i".repeat(300), &[text("text_input", "a")]), Code::InvalidArgument, "id"),
-    ];
-    for (request, code, field) in cases {
-        let status = client(&server).model_infer(request).await.unwrap_err();
-        assert_eq!(status.code(), code, "{status:?}");
-        assert_eq!(status.get_error_details().bad_request().unwrap().field_violations[0].field, field);
-        assert!(status.message().starts_with(field), "{}", status.message());
-    }
-    let unknown = ModelInferRequest { model_name: "nobody".into(), ..request("", &[text("text_input", "a")]) };
-    let status = client(&server).model_infer(unknown).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
-    let version = ModelInferRequest { model_version: "2".into(), ..request("", &[text("text_input", "a")]) };
-    assert!(client(&server).model_infer(version).await.unwrap_err().message().starts_with("model_version: expected "));
     server.at_rest().await;
 }
 
@@ -238,7 +208,7 @@ async fn the_only_model_that_continues_text_needs_no_name() {
     let engines = models.map(|model| Handle::start(model, Limits::default()).unwrap());
     let engines = Engines::new(engines.to_vec()).unwrap();
     let running = Running::offering(engines, TransportConfig::default()).await;
-    let mut client = Client::new(running.channel.clone());
+    let mut client = running.inference();
     let asked = request("", &[text("text_input", "a")]);
     assert_eq!(client.model_infer(asked.clone()).await.unwrap().into_inner().model_name, "fake");
     let (mut first, mut streamed) = (asked.clone(), asked);
@@ -259,11 +229,8 @@ async fn the_only_model_that_continues_text_needs_no_name() {
 
 #[tokio::test]
 async fn keys_and_request_ids_work_as_in_all_calls() {
-    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
-    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
-    let config = TransportConfig { access, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
-    let mut client = client(&server);
+    let server = with_keys(Limits::default()).await;
+    let mut client = server.inference();
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live, "probes have no key");
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
     let infer_request = || request("", &[text("text_input", "a")]);
@@ -286,39 +253,10 @@ async fn keys_and_request_ids_work_as_in_all_calls() {
     server.at_rest().await;
 }
 
-/// Each list is refused by its length, before its elements are copied or parsed.
-#[tokio::test]
-async fn oversized_lists_are_refused() {
-    let server = Server::new().await;
-    let valid = || request("", &[text("text_input", "a")]);
-    let text_parameter = |text: String| oip::InferParameter {
-        parameter_choice: Some(oip::infer_parameter::ParameterChoice::StringParam(text)),
-    };
-    let output = InferRequestedOutputTensor { name: "text_output".into(), ..Default::default() };
-    let outputs = ModelInferRequest { outputs: vec![output; 1000], ..valid() };
-    let names = (0..1000).map(|name| (name.to_string(), text_parameter(String::new())));
-    let parameters = ModelInferRequest { parameters: names.collect(), ..valid() };
-    let long = [("stop".to_owned(), text_parameter("[".repeat(1 << 20)))].into();
-    let long_parameter = ModelInferRequest { parameters: long, ..valid() };
-    let lists = format!("{{\"x\": [{}[]]}}", "[],".repeat(300_000));
-    let tensor = request("", &[text("text_input", "a"), text("sampling_parameters", &lists)]);
-    for (request, start) in [
-        (outputs, "outputs: expected at most 6, found 1000"),
-        (parameters, "parameters: expected at most 64, found 1000"),
-        (long_parameter, "parameters: expected at most "),
-        (tensor, "sampling_parameters: expected at most "),
-    ] {
-        let status = client(&server).model_infer(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument);
-        assert!(status.message().starts_with(start), "{status}");
-    }
-    server.at_rest().await;
-}
-
 /// Opens a stream, which stays open until its sender is dropped.
 async fn stream(server: &Server) -> (mpsc::Sender<ModelInferRequest>, Streaming<ModelStreamInferResponse>) {
     let (send, requests) = mpsc::channel(16);
-    let answers = client(server).model_stream_infer(ReceiverStream::new(requests)).await.unwrap();
+    let answers = server.inference().model_stream_infer(ReceiverStream::new(requests)).await.unwrap();
     (send, answers.into_inner())
 }
 
@@ -420,45 +358,108 @@ async fn requests_of_one_stream_run_concurrently() {
     server.at_rest().await;
 }
 
+/// Returns wrong requests, with the code and the message that both methods answer with. Lists are refused by their length, before
+/// their elements are copied or parsed.
+fn wrong_requests() -> Vec<(ModelInferRequest, Code, &'static str)> {
+    let valid = || request("", &[text("text_input", "a")]);
+    let sampled = |parameters: &str| request("", &[text("text_input", "a"), text("sampling_parameters", parameters)]);
+    let text_parameter = |text: String| InferParameter { parameter_choice: Some(ParameterChoice::StringParam(text)) };
+    let mut shaped = valid();
+    shaped.inputs[0].shape = vec![2, 1];
+    let mut typed = valid();
+    typed.inputs[0].datatype = "FP32".into();
+    let output = |name: &str| InferRequestedOutputTensor { name: name.into(), ..Default::default() };
+    let names = (0..1000).map(|name| (name.to_string(), text_parameter(String::new())));
+    let long = [("stop".to_owned(), text_parameter("[".repeat(1 << 20)))].into();
+    let wrong = vec![
+        (ModelInferRequest { model_name: "nobody".into(), ..valid() }, "model: expected one of fake, found \"nobody\""),
+        (
+            ModelInferRequest { model_version: "2".into(), ..valid() },
+            "model_version: expected \"1\" or empty, found \"2\"",
+        ),
+        (request(&"i".repeat(300), &[text("text_input", "a")]), "id: expected at most 256 bytes, found 300"),
+        (shaped, "text_input: expected the shape [1] or [1, 1], found [2, 1]"),
+        (typed, "text_input: expected the datatype BYTES, found \"FP32\""),
+        (
+            ModelInferRequest { outputs: vec![output("logits")], ..valid() },
+            "outputs: expected one of text_output, finish_reason, cumulative_logprob, \
+             logprobs, num_input_tokens, num_output_tokens, found \"logits\"",
+        ),
+        (
+            ModelInferRequest { outputs: vec![output("text_output"); 1000], ..valid() },
+            "outputs: expected at most 6, found 1000",
+        ),
+        (ModelInferRequest { parameters: names.collect(), ..valid() }, "parameters: expected at most 64, found 1000"),
+        (ModelInferRequest { parameters: long, ..valid() }, "parameters: expected at most 262144 bytes, found 1048584"),
+        (
+            sampled(&format!("{{\"x\": [{}[]]}}", "[],".repeat(300_000))),
+            "sampling_parameters: expected at most 262144 bytes, found 900011",
+        ),
+        (
+            sampled("{"),
+            "sampling_parameters: expected valid JSON, found a syntax error (EOF while \
+             parsing an object at line 1 column 1)",
+        ),
+        (sampled(r#"{"top_p": 3}"#), "top_p: expected a number above 0 and at most 1, found 3"),
+        (sampled(r#"{"max_tokens": 999999999}"#), "max_tokens: expected 0 to 2000, found 999999999"),
+        (
+            sampled(r#"{"min_tokens": 3, "max_tokens": 2}"#),
+            "min_tokens: expected 0 to 2 (the value of max_tokens), found 3",
+        ),
+        (sampled("[1]"), "sampling_parameters: expected an object, found a list (line 1 column 0)"),
+        (sampled(r#"{"n": 2}"#), "n: expected 1 (each request has one response), found 2"),
+        (sampled(r#"{"temperature": "hot"}"#), "temperature: expected a number, found \"hot\""),
+        (sampled(r#"{"frequency_penalty": 1}"#), "frequency_penalty: expected 0 (the only supported value), found 1"),
+        (
+            request("", &[text("text_input", "a?")]),
+            "text_input: expected symbols of the model's vocabulary, found '?' at character 1",
+        ),
+        (
+            request("", &[text("image", "")]),
+            "inputs: expected one of text_input, stream, sampling_parameters, \
+             exclude_input_in_output, return_finish_reason, return_cumulative_logprob, return_logprobs, \
+             return_num_input_tokens, return_num_output_tokens, found \"image\"",
+        ),
+        (ModelInferRequest::default(), "inputs: expected one named text_input, found none"),
+    ];
+    let code = |message: &str| if message.starts_with("model: ") { Code::NotFound } else { Code::InvalidArgument };
+    wrong.into_iter().map(|(request, message)| (request, code(message), message)).collect()
+}
+
+#[tokio::test]
+async fn a_single_request_fails_with_a_status() {
+    let server = Server::new().await;
+    let mut found = Vec::new();
+    for (request, code, message) in wrong_requests() {
+        let status = server.inference().model_infer(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status:?}");
+        found.push((status.message().to_owned(), message));
+        let named = if code == Code::NotFound { "" } else { message.split(':').next().unwrap() };
+        assert_eq!(field(&status), named);
+    }
+    assert_worded(&found);
+    let status = server.inference().model_infer(streamed("", "a", 1)).await.unwrap_err();
+    assert_eq!(status.message(), "stream: expected false (ModelStreamInfer streams), found true");
+    server.at_rest().await;
+}
+
 #[tokio::test]
 async fn errors_are_sent_within_the_stream() {
     let server = Server::new().await;
     let (send, mut answers) = stream(&server).await;
-    let no_such = ModelInferRequest { model_name: "nobody".into(), ..streamed("", "a", 1) };
-    let mut shaped = streamed("", "a", 1);
-    shaped.inputs[0].shape = vec![2, 1];
-    let mut typed = streamed("", "a", 1);
-    typed.inputs[0].datatype = "FP32".into();
-    let mut listed = streamed("", "a", 1);
-    listed.outputs = vec![InferRequestedOutputTensor { name: "logits".into(), ..Default::default() }];
-    let sampled = |text_of: &str| {
-        request("", &[text("text_input", "a"), flag("stream", true), text("sampling_parameters", text_of)])
-    };
-    let cases = [
-        (no_such, "NOT_FOUND", "model: expected one of "),
-        (shaped, "INVALID_ARGUMENT", "text_input: expected the shape [1] or [1, 1], found [2, 1]"),
-        (typed, "INVALID_ARGUMENT", "text_input: expected the datatype BYTES, found \"FP32\""),
-        (listed, "INVALID_ARGUMENT", "outputs: expected one of text_output"),
-        (sampled("{"), "INVALID_ARGUMENT", "sampling_parameters: "),
-        (sampled(r#"{"top_p": 3}"#), "INVALID_ARGUMENT", "top_p: expected a number above 0 and at most 1, found 3"),
-        (sampled(r#"{"max_tokens": 999999999}"#), "INVALID_ARGUMENT", "max_tokens: expected 0 to "),
-        (
-            request("", &[text("text_input", "a?")]),
-            "INVALID_ARGUMENT",
-            "text_input: expected symbols of the model's vocabulary, found '?' at character 1",
-        ),
-        (request("", &[text("image", "")]), "INVALID_ARGUMENT", "inputs: expected one of text_input"),
-        (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: expected one named text_input, found none"),
-    ];
     let full_text = server.answer(long("a", 20)).await.unwrap().text();
-    for (number, (mut bad, code, expected)) in cases.into_iter().enumerate() {
-        bad.id = number.to_string();
+    let mut found = Vec::new();
+    for (number, (mut bad, code, expected)) in wrong_requests().into_iter().enumerate() {
+        if bad.id.is_empty() {
+            bad.id = number.to_string();
+        }
+        let id: String = bad.id.chars().take(256).collect();
         send.send(bad).await.unwrap();
         let message = answers.next().await.unwrap().unwrap();
-        assert!(message.error_message.starts_with(expected), "{}", message.error_message);
+        found.push((message.error_message, expected));
         let answer = message.infer_response.unwrap();
-        assert!(is_last(&answer) && answer.id == number.to_string());
-        let code = ParameterChoice::StringParam(code.into());
+        assert!(is_last(&answer) && answer.id.starts_with(&id), "{}", answer.id);
+        let code = ParameterChoice::StringParam(weir_proto::CODE_NAMES[code as usize].into());
         assert_eq!(answer.parameters["code"].parameter_choice, Some(code), "{expected}");
         // the stream continues
         send.send(streamed("good", "a", 20)).await.unwrap();
@@ -472,6 +473,7 @@ async fn errors_are_sent_within_the_stream() {
         }
         assert_eq!(text, full_text);
     }
+    assert_worded(&found);
     server.at_rest().await;
 }
 
@@ -520,11 +522,7 @@ async fn a_closed_stream_frees_all_rows() {
     for name in ["a", "b", "c"] {
         send.send(streamed(name, name, 1900)).await.unwrap();
     }
-    eventually("all requests are admitted", || {
-        let load = server.engine.load();
-        load.queued + load.running == 3
-    })
-    .await;
+    server.until_taken(3).await;
     drop((send, answers));
     server.model.release();
     server.at_rest().await;
@@ -558,17 +556,13 @@ async fn a_request_of_a_stream_has_its_own_timeout() {
 #[tokio::test]
 async fn a_stream_limits_its_concurrent_requests() {
     let config = TransportConfig { concurrent_streams: 2, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::within(config).await;
     let (send, mut answers) = stream(&server).await;
     server.model.hold();
     for name in 0..8 {
         send.send(streamed(&name.to_string(), "a", 20)).await.unwrap();
     }
-    eventually("two requests are admitted", || {
-        let load = server.engine.load();
-        load.queued + load.running == 2
-    })
-    .await;
+    server.until_taken(2).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let load = server.engine.load();
     assert_eq!(load.queued + load.running, 2);
@@ -583,7 +577,7 @@ async fn a_stream_limits_its_concurrent_requests() {
 #[tokio::test]
 async fn an_idle_stream_does_not_time_out() {
     let config = TransportConfig { upload: Duration::from_millis(200), ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config, &[("fake", Kind::Pooled)]).await;
+    let server = Server::within(config).await;
     let (send, mut answers) = stream(&server).await;
     for _ in 0..3 {
         send.send(streamed("a", "a", 5)).await.unwrap();
@@ -602,8 +596,8 @@ async fn an_open_stream_does_not_delay_the_shutdown() {
     let (send, mut answers) = stream(&server).await;
     server.model.hold();
     send.send(streamed("a", "a", 30)).await.unwrap();
-    eventually("the request runs", || server.engine.load().running == 1).await;
-    server.running.shut_down();
+    server.until_running(1).await;
+    server.shut_down();
     server.model.release();
     let mut streamed = String::new();
     loop {
@@ -615,7 +609,7 @@ async fn an_open_stream_does_not_delay_the_shutdown() {
     }
     assert_eq!(streamed, full_text);
     assert_eq!(answers.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
-    tokio::time::timeout(Duration::from_secs(20), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.ended().await;
     drop(send);
 }
 
@@ -630,7 +624,7 @@ async fn a_stream_that_is_not_read_leaves_room_for_other_calls() {
     eventually("requests run", || server.engine.load().running > 0).await;
     // by now the client has filled the stream's window
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let mut other = client(&server);
+    let mut other = server.inference();
     let live = other.server_live(oip::ServerLiveRequest {});
     let live = tokio::time::timeout(Duration::from_secs(20), live).await.expect("the connection is blocked");
     assert!(live.unwrap().into_inner().live);

@@ -5,14 +5,13 @@ use crate::{support::golden, wire::fake_model::HELD_SYMBOLS};
 use tokio::time::Instant;
 use tonic::codec::CompressionEncoding;
 use weir::engine::score::{WindowScore, score_window, windows};
-use weir_proto::v1::score_response::Event;
 
 /// Time in which a request that is not held would be answered.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-async fn with_workers(tokenization_workers: usize) -> Both {
+async fn with_workers(tokenization_workers: usize) -> Server {
     let config = TransportConfig { tokenization_workers, ..TransportConfig::default() };
-    Both::of(Kind::Text8, Limits::default(), config).await
+    Server::of(&[("fake", Kind::Text8)], Limits::default(), config).await
 }
 
 /// Returns a text of many bytes whose symbols fit the model: accents are dropped.
@@ -99,11 +98,11 @@ async fn long_bodies_are_parsed_by_workers() {
     let port = server.port;
     let post = tokio::spawn(async move { exchange(port, "POST", "/v1/completions", &[], &malformed).await.0 });
     let unknown = InferInputTensor { name: "x".repeat(20_000), ..Default::default() };
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let mut client = server.inference();
     let request = ModelInferRequest { inputs: vec![unknown], ..Default::default() };
     let streamed = request.clone();
     let infer = tokio::spawn(async move { client.model_infer(request).await.map(drop) });
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let mut client = server.inference();
     let stream = tokio::spawn(async move {
         let mut stream = client.model_stream_infer(tokio_stream::once(streamed)).await?.into_inner();
         stream.message().await
@@ -129,7 +128,7 @@ async fn long_messages_are_decompressed_by_workers() {
     eventually("the worker is busy", || server.model.held_submissions() == 1).await;
     let mut waiting = Vec::new();
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
-        let mut client = GenerationClient::new(server.channel.clone()).send_compressed(encoding);
+        let mut client = server.generation().send_compressed(encoding);
         let short = v1::SegmentRequest { text: "a".into(), ..Default::default() };
         assert_eq!(client.segment(short).await.unwrap().into_inner().segments.len(), 1);
         let long = v1::SegmentRequest { model: Some("a".repeat(1 << 20)), ..Default::default() };
@@ -155,45 +154,20 @@ async fn texts_are_refused_by_bytes() {
     for text in ["\u{301}", "\u{fdfa}"] {
         let prompt = format!("a{}", text.repeat(1 << 20));
         let request = v1::GenerateRequest { prompt, stopping: stopping(), ..Default::default() };
-        let status = GenerationClient::new(server.channel.clone()).generate(request).await.unwrap_err();
+        let status = server.generation().generate(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert_eq!(status.message(), "prompt: expected at most 64000 bytes, found more");
     }
     let stop = v1::Stopping { stop: vec!["a".repeat(1 << 20)], ..Default::default() };
     let request = v1::GenerateRequest { prompt: "a".into(), stopping: Some(stop), ..Default::default() };
-    let status = GenerationClient::new(server.channel.clone()).generate(request).await.unwrap_err();
+    let status = server.generation().generate(request).await.unwrap_err();
     assert!(status.message().starts_with("stopping.stop[0]: expected at most "), "{status}");
     server.at_rest().await;
 }
 
-/// Maximum characters of a chunk, as documented in the proto file.
-const CHUNK: usize = 512;
-
 fn request(text: &str, of: WindowOptions) -> v1::ScoreRequest {
     let windows = v1::Windows { length: of.length as u32, stride: of.stride as u32 };
     v1::ScoreRequest { text: text.into(), windows: Some(windows), ..Default::default() }
-}
-
-/// Returns the summary of a score, and calls `each` with the characters of each chunk.
-async fn score(
-    channel: Channel,
-    request: v1::ScoreRequest,
-    mut each: impl FnMut(&[v1::Character]),
-) -> v1::ScoreSummary {
-    let mut stream = GenerationClient::new(channel).score(request).await.unwrap().into_inner();
-    while let Some(message) = stream.next().await {
-        match message.unwrap().event.unwrap() {
-            Event::Chunk(chunk) => {
-                assert!((1..=CHUNK).contains(&chunk.characters.len()));
-                each(&chunk.characters);
-            }
-            Event::Summary(summary) => {
-                assert!(stream.next().await.is_none());
-                return summary;
-            }
-        }
-    }
-    panic!("no summary");
 }
 
 /// Runs the evaluation of the command line, and returns its sum and its number of segments.
@@ -235,12 +209,14 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
     let mut scored_text = String::new();
     let mut max_bytes = 0;
     let mut nats = 0.0;
-    let summary = score(server.channel.clone(), request(&text, options), |characters| {
-        scored_text.extend(characters.iter().map(|character| character.text.as_str()));
-        nats -= characters.iter().filter_map(|character| character.logprob).map(f64::from).sum::<f64>();
-        max_bytes = max_bytes.max(server.engine.load().bytes);
-    })
-    .await;
+    let summary = server
+        .score_in_chunks(request(&text, options), |characters| {
+            scored_text.extend(characters.iter().map(|character| character.text.as_str()));
+            nats -= characters.iter().filter_map(|character| character.logprob).map(f64::from).sum::<f64>();
+            max_bytes = max_bytes.max(server.engine.load().bytes);
+        })
+        .await
+        .unwrap();
     assert!(scored_text == text, "the characters are those of the text, in its order");
     assert!((1..=options.length).contains(&max_bytes), "{max_bytes} bytes, one per character");
     let symbols = server.engine.card().vocabulary.encode("text", &text, usize::MAX).unwrap();
@@ -275,10 +251,12 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
             let mode = Some(mode.name().to_owned());
             let request = v1::ScoreRequest { boundary_mode: mode, seed: Some(9), ..request(&text, of) };
             let mut marks = Vec::new();
-            let summary = score(running.channel.clone(), request, |characters| {
-                marks.extend(characters.iter().map(|character| character.boundary));
-            })
-            .await;
+            let summary = running
+                .score_in_chunks(request, |characters| {
+                    marks.extend(characters.iter().map(|character| character.boundary));
+                })
+                .await
+                .unwrap();
             assert!(
                 marks.pop() == Some(None) && marks.iter().all(Option::is_some),
                 "all boundaries except the last are reported"
@@ -293,28 +271,11 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
 }
 
 #[tokio::test]
-async fn invalid_windows_are_refused() {
+async fn a_window_may_be_as_long_as_a_text() {
     let server = Server::new().await;
-    let max = MAX_SYMBOLS as u32;
-    let wrong = [
-        (0, 0, "windows.length", "1 to 2000"),
-        (max + 1, 1, "windows.length", "1 to 2000"),
-        (u32::MAX, u32::MAX, "windows.length", "1 to 2000"),
-        (10, 0, "windows.stride", "1 to 10 (the length of a window)"),
-        (10, 11, "windows.stride", "1 to 10 (the length of a window)"),
-    ];
-    for (length, stride, field, bound) in wrong {
-        let request =
-            v1::ScoreRequest { text: "a".into(), windows: Some(v1::Windows { length, stride }), ..Default::default() };
-        let status = server.generation().score(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument);
-        let details = details(&status);
-        assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
-        assert!(status.message().contains(bound), "{status:?}");
-    }
     let single_window = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
     for text in ["a", "ab"] {
-        let summary = score(server.channel.clone(), request(text, single_window), |_| ()).await;
+        let (_, summary) = server.score(request(text, single_window)).await.unwrap();
         assert_eq!(summary.scored_chars, text.len() as u64 - 1);
     }
     let status = server.generation().score(request("", single_window)).await.unwrap_err();
@@ -329,7 +290,7 @@ async fn windows_have_bounded_work() {
     let text = "ab ".repeat(100_000);
     let overlapping = WindowOptions { length: MAX_SYMBOLS, stride: 1 };
     let status = server.generation().score(request(&text, overlapping)).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_MUCH_WORK"));
+    assert_refused(&status, Code::InvalidArgument, "TOO_MUCH_WORK");
     let details = details(&status);
     assert_eq!(details.bad_request().unwrap().field_violations[0].field, "windows.stride");
     let metadata = &details.error_info().unwrap().metadata;
@@ -340,7 +301,7 @@ async fn windows_have_bounded_work() {
     let text = "ab ".repeat(((4 << 20) - 64) / 3);
     let single = WindowOptions { length: MAX_SYMBOLS, stride: MAX_SYMBOLS };
     let mut stream = server.generation().score(request(&text, single)).await.unwrap().into_inner();
-    assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(Event::Chunk(_))));
+    assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(ScoreEvent::Chunk(_))));
     drop(stream);
     server.at_rest().await;
 }
@@ -490,19 +451,6 @@ fn log_probability(logits: &[f32], symbol: u32) -> f64 {
     f64::from(logits[symbol as usize]) - max_logit - total.ln()
 }
 
-async fn scored(running: &Running, request: v1::ScoreRequest) -> (Vec<v1::Character>, v1::ScoreSummary) {
-    let mut client = GenerationClient::new(running.channel.clone());
-    let mut stream = client.score(request).await.unwrap().into_inner();
-    let mut characters = Vec::new();
-    while let Some(message) = stream.next().await {
-        match message.unwrap().event.unwrap() {
-            Event::Chunk(chunk) => characters.extend(chunk.characters),
-            Event::Summary(summary) => return (characters, summary),
-        }
-    }
-    panic!("no summary");
-}
-
 /// Starts one server of all fixtures.
 async fn all() -> (Vec<Arc<dyn Model>>, Running) {
     let models: Vec<_> = CASES.iter().map(|case| fixture(case)).collect();
@@ -528,7 +476,7 @@ async fn scores_equal_the_forward_pass() {
                 seed: Some(9),
                 ..Default::default()
             };
-            let (characters, summary) = scored(&running, request).await;
+            let (characters, summary) = running.score(request).await.unwrap();
             assert_eq!(characters.iter().map(|c| c.id).collect::<Vec<_>>(), symbols, "{case}");
             let marked = marks.iter().map(|mark| Some(mark.boundary));
             assert!(characters.iter().map(|c| c.boundary).eq(marked), "{case}");
@@ -551,7 +499,7 @@ async fn scores_equal_the_forward_pass() {
 #[tokio::test]
 async fn generated_text_equals_the_forward_pass() {
     let (models, running) = all().await;
-    let mut client = GenerationClient::new(running.channel.clone());
+    let mut client = running.generation();
     for (case, model) in CASES.iter().zip(&models) {
         let request = v1::GenerateRequest {
             model: Some((*case).to_owned()),
@@ -577,7 +525,7 @@ async fn generated_text_equals_the_forward_pass() {
 #[tokio::test]
 async fn segments_equal_the_forward_pass() {
     let (models, running) = all().await;
-    let mut client = GenerationClient::new(running.channel.clone());
+    let mut client = running.generation();
     for (case, model) in CASES.iter().zip(&models).filter(|(_, model)| model.card().pooled) {
         let text = text(case);
         let request = v1::SegmentRequest { model: Some((*case).to_owned()), text: text.clone(), ..Default::default() };
@@ -636,20 +584,14 @@ async fn bits(running: &Running, entry: &Value) -> f64 {
     let number = |key: &str| u32::try_from(entry[key].as_u64().unwrap()).unwrap();
     let windows = Some(v1::Windows { length: number("length"), stride: number("stride") });
     let request = v1::ScoreRequest { text: named(entry, "text"), windows, ..Default::default() };
-    let mut stream = GenerationClient::new(running.channel.clone()).score(request).await.unwrap().into_inner();
-    while let Some(message) = stream.next().await {
-        if let v1::score_response::Event::Summary(summary) = message.unwrap().event.unwrap() {
-            return summary.bits_per_char.unwrap();
-        }
-    }
-    panic!("no summary");
+    running.score(request).await.unwrap().1.bits_per_char.unwrap()
 }
 
 /// Returns the best summary of a document with the checkpoint's default options.
 async fn summary(running: &Running, document: String) -> v1::Hypothesis {
     let parts = [Part::Options(SummarizeOptions::default()), Part::Chunk(DocumentChunk { text: document })];
     let requests = parts.map(|part| SummarizeRequest { part: Some(part) });
-    let call = SummarizationClient::new(running.channel.clone()).summarize(tokio_stream::iter(requests)).await;
+    let call = running.summarization().summarize(tokio_stream::iter(requests)).await;
     let mut stream = call.unwrap().into_inner();
     while let Some(message) = stream.next().await {
         if let v1::summarize_response::Event::Finished(finished) = message.unwrap().event.unwrap() {
@@ -665,8 +607,7 @@ async fn shipped_models_answer_as_in_their_cards() {
         let name = card["name"].as_str().unwrap();
         assert!(folder.ends_with(name), "{name} lies in {}", folder.display());
         let running = served(&folder).await;
-        let model = ModelsClient::new(running.channel.clone()).get_model(v1::GetModelRequest::default()).await;
-        let model = model.unwrap().into_inner();
+        let model = running.model().await;
         assert_eq!(
             (card["sha256"].as_str(), card["family"].as_str()),
             (Some(&*model.sha256), Some(&*model.family)),

@@ -1,11 +1,7 @@
 //! Overload: refusals, fairness between tenants, latency classes, and responses that no client reads.
 
 use super::*;
-use crate::wire::{
-    admin::Watched,
-    connections::{self, with_keys},
-    generation::inference,
-};
+use crate::wire::{admin::Watched, connections, generation::inference};
 use std::future::Future;
 use weir_proto::v1::{
     GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, latency_client::LatencyClient,
@@ -25,7 +21,7 @@ fn request(number: u64) -> GenerateRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_recovers_from_ten_times_the_queue() {
     let limits = Limits { rows: ROWS, queue: QUEUE, ..Limits::default() };
-    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
+    let server = Server::limited(limits).await;
     let mut alone = HashMap::new();
     for number in 0..10 * QUEUE as u64 {
         alone.insert(number, server.answer(request(number)).await.unwrap().text());
@@ -46,9 +42,9 @@ async fn the_server_recovers_from_ten_times_the_queue() {
     let capacity = ROWS + QUEUE / 2;
     let mut refused = 0;
     while refused < 10 * QUEUE - capacity {
-        let (number, answer) = calls.join_next().await.unwrap().unwrap();
+        let (_, answer) = calls.join_next().await.unwrap().unwrap();
         let status = answer.expect_err("nothing can be answered yet");
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{number}");
+        assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
         assert!(details(&status).retry_info().unwrap().retry_delay.unwrap() > Duration::ZERO);
         refused += 1;
     }
@@ -84,10 +80,7 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     const AT_ONCE: u64 = 20;
     let server = Watched::new(Duration::from_secs(60)).await;
     server.fake.slow(Duration::from_micros(200));
-    let text = async |number| {
-        crate::wire::read(server.generation().generate(request(number)).await.unwrap().into_inner()).await
-    };
-    let before = text(3).await.unwrap().text();
+    let before = server.answer(request(3)).await.unwrap().text();
     let mut clients = JoinSet::new();
     for client in 0..AT_ONCE {
         let generation = server.generation();
@@ -107,54 +100,22 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_ratio"] {
         server.until(&format!("weir_{gauge}{{model_name=\"fake\"}}"), 0.0).await;
     }
-    assert_eq!(text(3).await.unwrap().text(), before);
-}
-
-fn of_priority(priority: i32) -> GenerateRequest {
-    GenerateRequest { priority: Some(priority), ..prompt("a") }
-}
-
-#[tokio::test]
-async fn a_priority_outside_its_bounds_is_refused_by_every_call() {
-    let server = Server::new().await;
-    let text = String::from("a b");
-    let priority = Some(8);
-    let score = v1::ScoreRequest { text: text.clone(), priority, ..Default::default() };
-    let segment = v1::SegmentRequest { text, priority, ..Default::default() };
-    let refused = [
-        server.answer(of_priority(8)).await.map(drop),
-        server.generation().score(score.clone()).await.map(drop),
-        server.generation().segment(segment.clone()).await.map(drop),
-    ];
-    for status in refused.map(Result::unwrap_err) {
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "BAD_OPTION"));
-        let violations = details(&status).bad_request().unwrap().field_violations.clone();
-        assert_eq!(violations[0].field, "priority");
-        assert!(violations[0].description.contains("-8 to 7"), "{violations:?}");
-    }
-    for priority in [-8, 7] {
-        server.answer(of_priority(priority)).await.unwrap();
-        let priority = Some(priority);
-        server.generation().score(v1::ScoreRequest { priority, ..score.clone() }).await.unwrap();
-        server.generation().segment(v1::SegmentRequest { priority, ..segment.clone() }).await.unwrap();
-    }
-    server.at_rest().await;
+    assert_eq!(server.answer(request(3)).await.unwrap().text(), before);
 }
 
 #[tokio::test]
 async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let limits = Limits { rows: 1, queued_symbols: 20, ..Limits::default() };
-    let server =
-        Server::with(limits, TransportConfig::default(), &[("fake", crate::wire::fake_model::Kind::Pooled)]).await;
+    let server = Server::limited(limits).await;
     server.model.hold();
     let first = server.generate(long("a", 5)).await.unwrap();
-    eventually("it runs", || server.engine.load().running == 1).await;
+    server.until_running(1).await;
     let second = server.generate(prompt("a b c d e")).await.unwrap();
     let status = server.generate(prompt("a b c d e f")).await.map(drop);
     // An unknown symbol is reported before the full queue.
     assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
     let status = server.generate(prompt("a b c d e a b c d e")).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     let details = details(&status);
     assert_eq!(details.error_info().unwrap().metadata["what"], "prompt characters");
     assert!(details.retry_info().unwrap().retry_delay.is_some());
@@ -168,10 +129,9 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
 async fn a_client_that_does_not_read_is_cut_off() {
     let stall = Duration::from_secs(2);
     let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
-    let server =
-        Server::with(limits, TransportConfig::default(), &[("fake", crate::wire::fake_model::Kind::Pooled)]).await;
+    let server = Server::limited(limits).await;
     // The client has a window of one kilobyte.
-    let address = format!("http://{}", server.running.address);
+    let address = format!("http://{}", server.address);
     let narrow = Channel::from_shared(address).unwrap().initial_stream_window_size(1024).connect().await.unwrap();
     let mut request = long("a", 1900);
     request.details = Some(v1::Details { top_logprobs: Some(7), ..Default::default() });
@@ -187,7 +147,7 @@ async fn a_client_that_does_not_read_is_cut_off() {
             Err(status) => break status,
         }
     };
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"));
+    assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
 /// Lets one tenant fill all rows and the queue with `request`, a long one, and checks that a short request of another tenant
@@ -457,7 +417,7 @@ async fn levels_are_reported_and_counted() {
         for seed in [1, 2] {
             let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
             let request = GenerateRequest { sampling, ..long("Chunks of bytes", 40) };
-            let stream = GenerationClient::new(running.channel.clone()).generate(request).await.unwrap().into_inner();
+            let stream = running.generation().generate(request).await.unwrap().into_inner();
             let answer = crate::wire::read(stream).await.unwrap();
             let usage = answer.finished.usage.unwrap();
             symbols += usage.prompt_chars + usage.generated_chars;
@@ -505,7 +465,7 @@ fn unread_request() -> SegmentRequest {
 
 async fn with_stall(stall: Duration) -> Server {
     let config = TransportConfig { message_bytes: 16 << 10, request_memory: 896 << 10, ..TransportConfig::default() };
-    Server::with(Limits { stall, ..Limits::default() }, config, &[("fake", Kind::Pooled)]).await
+    Server::with(Limits { stall, ..Limits::default() }, config).await
 }
 
 /// Calls `Segment`. The client reads the headers only, until it releases capacity.
@@ -558,7 +518,7 @@ async fn read(mut response: Response<RecvStream>) -> (Vec<u8>, Status) {
 async fn responses_that_are_not_read_leave_memory_to_others() {
     let server = with_stall(Duration::from_secs(600)).await;
     for window in [0, 256] {
-        let sender = connections::connect(server.running.address, window).await;
+        let sender = connections::connect(server.address, window).await;
         let mut held = Vec::new();
         let refused = loop {
             let response = unread(&sender).await;
@@ -568,12 +528,12 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
             held.push(response);
             assert!(held.len() < 50, "unread responses take no memory");
         };
-        assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
+        assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
         assert!(details(&refused).retry_info().is_some());
         assert!(held.len() > 4, "only {} fit", held.len());
         // Small responses to this caller, and large ones to another, have room.
         segment(server.channel.clone()).await.unwrap();
-        let other = channel_from(2, server.running.address).await;
+        let other = channel_from(2, server.address).await;
         assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
         drop((held, sender));
         memory_is_free(&server.channel).await;
@@ -583,9 +543,9 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
 #[tokio::test]
 async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
     let server = with_stall(Duration::from_secs(2)).await;
-    let (whole, status) = read(unread(&connections::connect(server.running.address, 1 << 16).await).await).await;
+    let (whole, status) = read(unread(&connections::connect(server.address, 1 << 16).await).await).await;
     assert_eq!(status.code(), Code::Ok);
-    let sender = connections::connect(server.running.address, 256).await;
+    let sender = connections::connect(server.address, 256).await;
     let mut held = Vec::new();
     loop {
         let response = unread(&sender).await;
@@ -599,40 +559,40 @@ async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
     // What the connection had taken arrives, and then the reason.
     let (bytes, status) = read(held.remove(0)).await;
     assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
 /// A score that its client does not read holds little: the engine pauses it, and ends it after the stall limit.
 #[tokio::test]
 async fn a_score_that_is_not_read_does_not_finish() {
     let server = with_stall(Duration::from_secs(2)).await;
-    let sender = connections::connect(server.running.address, 256).await;
+    let sender = connections::connect(server.address, 256).await;
     let detailed = ScoreRequest { text: "a ".repeat(900), top_logprobs: Some(4), ..Default::default() };
     let response = call(&sender, "/weir.v1.Generation/Score", &detailed).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.engine.load().running, 1, "the response waits in memory as a whole");
-    eventually("the stall limit ends the request", || server.engine.load().running == 0).await;
+    server.until_running(0).await;
     let (_, status) = read(response).await;
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
 /// Complete responses on streams of requests.
 #[tokio::test]
 async fn inferences_that_are_not_read_leave_memory_to_others() {
     let server = with_stall(Duration::from_secs(600)).await;
-    let sender = connections::connect(server.running.address, 0).await;
+    let sender = connections::connect(server.address, 0).await;
     let mut held = Vec::new();
     let refused = loop {
         held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
-        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
-        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        server.until_taken(0).await;
+        let mut client = server.inference();
         if let Err(refused) = client.model_infer(inference(1900)).await {
             break refused;
         }
         assert!(held.len() < 50, "unread responses take no memory");
     };
-    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{refused:?}");
-    let other = channel_from(2, server.running.address).await;
+    assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
+    let other = channel_from(2, server.address).await;
     assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
     drop((held, sender));
     memory_is_free(&server.channel).await;
@@ -641,23 +601,23 @@ async fn inferences_that_are_not_read_leave_memory_to_others() {
 #[tokio::test]
 async fn inferences_that_are_not_read_end_after_the_stall_limit() {
     let server = with_stall(Duration::from_secs(6)).await;
-    let sender = connections::connect(server.running.address, 256).await;
+    let sender = connections::connect(server.address, 256).await;
     let mut held = Vec::new();
     loop {
         held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
-        eventually("the request ends", || server.engine.load().running + server.engine.load().queued == 0).await;
-        let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+        server.until_taken(0).await;
+        let mut client = server.inference();
         if let Err(refused) = client.model_infer(inference(1900)).await {
             assert_eq!(reason(&refused), "QUEUE_FULL", "{refused:?}");
             break;
         }
         assert!(held.len() < 50, "unread responses take no memory");
     }
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let mut client = server.inference();
     let answered = async { while client.model_infer(inference(1900)).await.is_err() {} };
     timeout(Duration::from_secs(40), answered).await.expect("the memory is released");
     let (_, status) = read(held.remove(0)).await;
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "STALLED"), "{status:?}");
+    assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
 /// Any time may pass between two requests.
@@ -665,7 +625,7 @@ async fn inferences_that_are_not_read_end_after_the_stall_limit() {
 async fn a_stream_without_requests_does_not_stall() {
     let server = with_stall(Duration::from_millis(200)).await;
     let (requests, incoming) = tokio::sync::mpsc::channel(1);
-    let mut client = GrpcInferenceServiceClient::new(server.channel.clone());
+    let mut client = server.inference();
     let answers = client.model_stream_infer(tokio_stream::wrappers::ReceiverStream::new(incoming));
     let mut answers = answers.await.unwrap().into_inner();
     for _ in 0..2 {
@@ -680,8 +640,8 @@ async fn a_stream_without_requests_does_not_stall() {
 #[tokio::test]
 async fn a_slow_client_gets_its_whole_response() {
     let limits = Limits { stall: Duration::from_secs(2), ..Limits::default() };
-    let server = Server::with(limits, TransportConfig::default(), &[("fake", Kind::Pooled)]).await;
-    let sender = connections::connect(server.running.address, 8 << 10).await;
+    let server = Server::limited(limits).await;
+    let sender = connections::connect(server.address, 8 << 10).await;
     let read_slowly = async |path: &str| {
         let began = Instant::now();
         let mut response = call(&sender, path, &inference(1900)).await;

@@ -10,48 +10,15 @@ use tonic::IntoStreamingRequest;
 use weir::engine::beam::{BeamSearch, RowMove, SearchStep};
 use weir_proto::v1::{LongDocuments, SummarizeResponse, summarize_response::Event};
 
-struct Server {
-    model: Arc<DocumentModel>,
-    engine: Handle,
-    running: Running,
-}
-
-impl Server {
-    async fn new() -> Self {
-        let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
-        Self::with(limits, TransportConfig::default()).await
-    }
-
-    async fn with(limits: Limits, config: TransportConfig) -> Self {
-        let model = DocumentModel::new();
-        let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
-        let running = Running::start(vec![engine.clone()], config).await;
-        Self { model, engine, running }
-    }
-
-    fn client(&self) -> SummarizationClient<Channel> {
-        SummarizationClient::new(self.running.channel.clone())
-    }
-
+impl Running {
     /// Sends a document in these chunks and returns the complete answer.
-    async fn answer(&self, options: SummarizeOptions, chunks: &[&str]) -> Result<SummaryResponse, Status> {
+    pub(super) async fn summarize(
+        &self,
+        options: SummarizeOptions,
+        chunks: &[&str],
+    ) -> Result<SummaryResponse, Status> {
         let parts = parts(options, chunks);
-        read(self.client().summarize(tokio_stream::iter(parts)).await?.into_inner()).await
-    }
-
-    async fn at_rest(&self) {
-        eventually("all resources are released", || {
-            let load = self.engine.load();
-            let kept = self.engine.document_cache_usage().entries;
-            (load.queued, load.running, load.bytes, self.model.alive() - kept) == (0, 0, 0, 0)
-        })
-        .await;
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.model.release();
+        read(self.summarization().summarize(tokio_stream::iter(parts)).await?.into_inner()).await
     }
 }
 
@@ -68,18 +35,18 @@ fn parts(request_options: SummarizeOptions, chunks: &[&str]) -> Vec<SummarizeReq
 }
 
 #[derive(Debug, Default)]
-struct SummaryResponse {
+pub(super) struct SummaryResponse {
     started: v1::SummaryStarted,
     progress: Vec<v1::Progress>,
-    selected: Vec<v1::Selected>,
+    pub(super) selected: Vec<v1::Selected>,
     parts: Vec<v1::SummaryPart>,
-    text: String,
+    pub(super) text: String,
     finished: v1::SummaryFinished,
 }
 
 /// Sends a request that fails, at once or while its response is read. Returns the status.
-async fn failed(server: &Server, request: impl IntoStreamingRequest<Message = SummarizeRequest>) -> Status {
-    match server.client().summarize(request).await {
+async fn failed(server: &Summarizer, request: impl IntoStreamingRequest<Message = SummarizeRequest>) -> Status {
+    match server.summarization().summarize(request).await {
         Ok(stream) => read(stream.into_inner()).await.unwrap_err(),
         Err(status) => status,
     }
@@ -138,12 +105,12 @@ fn best(text: &str, request: &Summarize, model: &DocumentModel) -> (Vec<u32>, f3
 
 #[tokio::test]
 async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let text = "A café in Köln, and what it pools: größe! ".repeat(5);
     // chunks of seven characters
     let signs: Vec<String> = text.chars().collect::<Vec<_>>().chunks(7).map(|signs| signs.iter().collect()).collect();
     let chunks: Vec<&str> = signs.iter().map(String::as_str).collect();
-    let answer = server.answer(SummarizeOptions::default(), &chunks).await.unwrap();
+    let answer = server.summarize(SummarizeOptions::default(), &chunks).await.unwrap();
     let (ids, score) = best(&text, &Summarize::default(), &server.model);
     let v1::SummaryFinished { hypotheses, usage, timing, document_id, reason, parts } = answer.finished;
     assert_eq!((hypotheses.len(), &hypotheses[0].ids, hypotheses[0].score), (1, &ids, score));
@@ -182,9 +149,9 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
 #[tokio::test]
 async fn another_request_reuses_the_document() {
     let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_secs(3), ..Limits::default() };
-    let server = Server::with(limits, TransportConfig::default()).await;
+    let server = Server::summarizing_with(limits, TransportConfig::default()).await;
     let text = "what is known once ".repeat(8);
-    let first = server.answer(SummarizeOptions::default(), &[&text]).await.unwrap();
+    let first = server.summarize(SummarizeOptions::default(), &[&text]).await.unwrap();
     let document_id = first.finished.document_id.clone();
     let blocks = server.model.blocks();
     let other = SummarizeOptions {
@@ -193,15 +160,15 @@ async fn another_request_reuses_the_document() {
         hypotheses: Some(3),
         ..Default::default()
     };
-    let second = server.answer(other.clone(), &[]).await.unwrap();
+    let second = server.summarize(other.clone(), &[]).await.unwrap();
     assert_eq!(server.model.blocks(), blocks, "the document was encoded again");
     let request = Summarize { beam: Some(3), ..Default::default() };
     assert_eq!(second.finished.hypotheses[0].ids, best(&text, &request, &server.model).0);
     assert_eq!((second.finished.hypotheses.len(), second.started.cached_tokens), (3, text.len() as u64 + 1));
     assert_eq!((second.selected, second.finished.document_id), (first.selected, document_id));
     let refused = async |request_options: SummarizeOptions, chunks: &[&str]| {
-        let status = server.answer(request_options, chunks).await.unwrap_err();
-        (status.code(), details(&status).bad_request().unwrap().field_violations[0].field.clone())
+        let status = server.summarize(request_options, chunks).await.unwrap_err();
+        refusal(&status)
     };
     let hard = SummarizeOptions { hard_topk: Some(true), ..other.clone() };
     assert_eq!(
@@ -211,53 +178,52 @@ async fn another_request_reuses_the_document() {
     );
     assert_eq!(refused(other.clone(), &["more"]).await, (Code::InvalidArgument, "chunk".into()));
     let unknown = SummarizeOptions { document_id: Some("f".repeat(500)), ..Default::default() };
-    let status = server.answer(unknown, &[]).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
+    let status = server.summarize(unknown, &[]).await.unwrap_err();
+    assert_refused(&status, Code::NotFound, "UNKNOWN_DOCUMENT");
     // the error does not wait for the end of the upload
     let unknown = SummarizeOptions { document_id: Some("none".into()), ..Default::default() };
     let (sender, receiver) = mpsc::channel(1);
     sender.send(options(unknown)).await.unwrap();
-    let mut client = server.client();
+    let mut client = server.summarization();
     let call = tokio::time::timeout(Duration::from_secs(10), client.summarize(ReceiverStream::new(receiver)));
     assert_eq!(call.await.expect("at once").unwrap_err().code(), Code::NotFound);
     drop(sender);
     let hard = SummarizeOptions { hard_topk: Some(true), ..Default::default() };
-    let read_hard = server.answer(hard, &[&text]).await.unwrap();
+    let read_hard = server.summarize(hard, &[&text]).await.unwrap();
     let again = SummarizeOptions { document_id: read_hard.finished.document_id.clone(), ..Default::default() };
-    let again = server.answer(again, &[]).await.unwrap();
+    let again = server.summarize(again, &[]).await.unwrap();
     assert_eq!(again.finished.hypotheses, read_hard.finished.hypotheses, "with the document's pooling");
     assert_ne!(again.finished.hypotheses, first.finished.hypotheses);
     // the document expires
     eventually("the cache is empty", || server.model.alive() == 0).await;
-    let status = server.answer(other, &[]).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
+    let status = server.summarize(other, &[]).await.unwrap_err();
+    assert_refused(&status, Code::NotFound, "UNKNOWN_DOCUMENT");
     server.at_rest().await;
 }
 
 /// Sends a document with an API key and returns the complete answer.
 async fn answer_to(
     key: &str,
-    server: &Server,
+    server: &Summarizer,
     request_options: SummarizeOptions,
     chunks: &[&str],
 ) -> Result<SummaryResponse, Status> {
     let mut request = Request::new(tokio_stream::iter(parts(request_options, chunks)));
     request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
-    read(server.client().summarize(request).await?.into_inner()).await
+    read(server.summarization().summarize(request).await?.into_inner()).await
 }
 
 #[tokio::test]
 async fn a_document_belongs_to_its_sender() {
-    let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
-    let access = Access::from(Credentials { keys: Some(keys), ..Credentials::default() });
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
-    let server = Server::with(limits, TransportConfig { access, ..TransportConfig::default() }).await;
+    let access = alice_and_bob();
+    let server = Server::summarizing_with(limits, TransportConfig { access, ..TransportConfig::default() }).await;
     let alice = "a-key-that-alice-has";
     let bob = "another-key-that-bob-has";
     let first = answer_to(alice, &server, SummarizeOptions::default(), &["hers alone"]).await.unwrap();
     let again = SummarizeOptions { document_id: first.finished.document_id, ..Default::default() };
     let status = answer_to(bob, &server, again.clone(), &[]).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
+    assert_refused(&status, Code::NotFound, "UNKNOWN_DOCUMENT");
     let second = answer_to(alice, &server, again, &[]).await.unwrap();
     assert_eq!(second.finished.hypotheses, first.finished.hypotheses);
     server.at_rest().await;
@@ -265,13 +231,13 @@ async fn a_document_belongs_to_its_sender() {
 
 #[tokio::test]
 async fn a_document_that_is_too_long_is_refused_or_cut() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let long = "0123456789".repeat(1 << 16);
     // a hundred megabytes, of which the server reads only the beginning
     for cut in [false, true] {
         let (sender, receiver) = mpsc::channel(1);
         let request_options = SummarizeOptions { cut: Some(cut), ..Default::default() };
-        let mut client = server.client();
+        let mut client = server.summarization();
         let sent = tokio::spawn({
             let long = long.clone();
             async move {
@@ -305,23 +271,22 @@ async fn a_document_that_is_too_long_is_refused_or_cut() {
             assert!(answer.selected[0].spans.iter().all(|span| span.byte_end < TOKENS as u64));
         } else {
             let status = answer.unwrap_err();
-            assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "TOO_LONG"));
+            assert_refused(&status, Code::InvalidArgument, "TOO_LONG");
             assert_eq!(details(&status).error_info().unwrap().metadata["limit"], (TOKENS - 1).to_string());
         }
         server.at_rest().await;
     }
     // the longest document that fits
-    let fits = server.answer(SummarizeOptions::default(), &[&long[..TOKENS - 1]]).await.unwrap();
+    let fits = server.summarize(SummarizeOptions::default(), &[&long[..TOKENS - 1]]).await.unwrap();
     assert!(!fits.finished.usage.unwrap().cut);
 }
 
 #[tokio::test]
 async fn invalid_requests_are_refused_with_the_field() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let refused = async |parts: Vec<SummarizeRequest>| {
         let status = failed(&server, tokio_stream::iter(parts)).await;
-        let field = details(&status).bad_request().map(|bad| bad.field_violations[0].field.clone());
-        (status.code(), field.unwrap_or_default())
+        refusal(&status)
     };
     let plain = SummarizeOptions::default;
     let bad = |field: &str| (Code::InvalidArgument, field.to_owned());
@@ -343,41 +308,39 @@ async fn invalid_requests_are_refused_with_the_field() {
     let bytes = wire::connections::framed(b"\x12\x03\x0a\x01\xff");
     let first = wire::connections::framed(&options(plain()).encode_to_vec());
     for body in [bytes.clone(), [first, bytes].concat()] {
-        let status = status_of_call(server.running.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
-        let field = details(&status).bad_request().unwrap().field_violations[0].field.clone();
-        assert_eq!((status.code(), reason(&status).as_str(), field), (bad("").0, "UNREADABLE", "chunk.text".into()));
+        let status = status_of_call(server.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
+        assert_eq!((refusal(&status), reason(&status).as_str()), (bad("chunk.text"), "UNREADABLE"));
     }
     let panics = char::from(PANIC as u8).to_string();
     assert_eq!(refused(parts(plain(), &[&panics])).await.0, Code::Internal);
     server.at_rest().await;
-    server.answer(plain(), &["the server continues"]).await.unwrap();
+    server.summarize(plain(), &["the server continues"]).await.unwrap();
 }
 
 #[tokio::test]
 async fn wrong_kinds_of_models_are_refused_both_ways() {
-    let server = Server::new().await;
-    let mut generation = GenerationClient::new(server.running.channel.clone());
+    let server = Server::summarizing().await;
+    let mut generation = server.generation();
     let status = generation.generate(wire::prompt("a")).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL"));
+    assert_refused(&status, Code::FailedPrecondition, "WRONG_KIND_OF_MODEL");
     let score = v1::ScoreRequest { text: "a".into(), ..Default::default() };
     assert_eq!(generation.score(score).await.unwrap_err().code(), Code::FailedPrecondition);
-    let other = wire::Server::new().await;
+    let other = Server::new().await;
     let mut client = SummarizationClient::new(other.channel.clone());
     let status = client.summarize(tokio_stream::iter(parts(Default::default(), &["a"]))).await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::FailedPrecondition, "WRONG_KIND_OF_MODEL"));
-    let mut models = ModelsClient::new(server.running.channel.clone());
-    let model = models.get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+    assert_refused(&status, Code::FailedPrecondition, "WRONG_KIND_OF_MODEL");
+    let model = server.model().await;
     let documents = model.documents.unwrap();
     assert_eq!((documents.max_tokens, documents.max_summary_tokens, documents.beam_size), (TOKENS as u64 - 1, 59, 2));
     assert_eq!(documents.poolings.len(), 1);
     assert_eq!(model.limits.unwrap().document_bytes, 1 << 20);
-    let model = other.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+    let model = other.model().await;
     assert!(model.documents.is_none());
 }
 
 #[tokio::test]
 async fn cancelled_and_late_requests_release_everything() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     // during the upload: with a reset frame, and without
     for reset in [true, false] {
         let blocks = server.model.blocks();
@@ -385,7 +348,7 @@ async fn cancelled_and_late_requests_release_everything() {
         let data: Vec<u8> = messages.iter().flat_map(|part| wire::connections::framed(&part.encode_to_vec())).collect();
         let call = wire::connections::call(1, "/weir.v1.Summarization/Summarize");
         let bytes = [wire::connections::beginning(), call, frame(DATA, 0, 1, &data)].concat();
-        let mut client = sent(server.running.address, &bytes).await;
+        let mut client = sent(server.address, &bytes).await;
         eventually("the document is read", || server.model.blocks() >= blocks + 6).await;
         assert_eq!(server.engine.load().running, 1);
         if reset {
@@ -403,22 +366,22 @@ async fn cancelled_and_late_requests_release_everything() {
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     server.model.release();
     server.at_rest().await;
-    server.answer(SummarizeOptions::default(), &["the server continues"]).await.unwrap();
+    server.summarize(SummarizeOptions::default(), &["the server continues"]).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_full_queue_refuses_summaries() {
     let limits = Limits { rows: 2, queue: 2, ..Limits::default() };
-    let server = Server::with(limits, TransportConfig::default()).await;
+    let server = Server::summarizing_with(limits, TransportConfig::default()).await;
     server.model.hold();
     let mut calls = Vec::new();
     let mut refused = 0;
     for _ in 0..8 {
         let parts = parts(SummarizeOptions::default(), &["one of many"]);
-        match server.client().summarize(tokio_stream::iter(parts)).await {
+        match server.summarization().summarize(tokio_stream::iter(parts)).await {
             Ok(stream) => calls.push(stream.into_inner()),
             Err(status) => {
-                assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+                assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
                 refused += 1;
             }
         }
@@ -433,13 +396,13 @@ async fn a_full_queue_refuses_summaries() {
 
 #[tokio::test]
 async fn draining_lets_summaries_finish() {
-    let mut server = Server::new().await;
+    let mut server = Server::summarizing().await;
     let (sender, receiver) = mpsc::channel(8);
     sender.send(options(SummarizeOptions::default())).await.unwrap();
     sender.send(chunk("the first half, ")).await.unwrap();
-    let stream = server.client().summarize(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let stream = server.summarization().summarize(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     eventually("the document is read", || server.model.blocks() >= 2).await;
-    server.running.shut_down();
+    server.shut_down();
     // longer than the drain waits for queued requests
     tokio::time::sleep(Duration::from_millis(1300)).await;
     sender.send(chunk("and the second")).await.unwrap();
@@ -467,16 +430,15 @@ fn sentences(count: usize) -> String {
 
 /// Returns the code and the field of a refusal.
 fn refusal(status: &Status) -> (Code, String) {
-    let field = details(status).bad_request().map(|bad| bad.field_violations[0].field.clone());
-    (status.code(), field.unwrap_or_default())
+    (status.code(), field(status))
 }
 
-async fn refused(server: &Server, messages: Vec<SummarizeRequest>) -> Status {
+async fn refused(server: &Summarizer, messages: Vec<SummarizeRequest>) -> Status {
     failed(server, tokio_stream::iter(messages)).await
 }
 
 /// Checks parts of one round against the summaries of their texts.
-async fn check_round(server: &Server, text: &str, round: &[&v1::SummaryPart]) {
+async fn check_round(server: &Summarizer, text: &str, round: &[&v1::SummaryPart]) {
     let mut covered = 0;
     for (index, part) in round.iter().enumerate() {
         assert_eq!((part.part as usize, part.round_bytes), (index + 1, text.len() as u64));
@@ -484,7 +446,7 @@ async fn check_round(server: &Server, text: &str, round: &[&v1::SummaryPart]) {
         assert!(start <= covered && end > covered, "{start} {end} {covered}");
         covered = end;
         let cut = SummarizeOptions { cut: Some(true), ..plain() };
-        let alone = server.answer(cut, &[&text[start..]]).await.unwrap();
+        let alone = server.summarize(cut, &[&text[start..]]).await.unwrap();
         let usage = alone.finished.usage.unwrap();
         assert_eq!(part.summary, alone.text);
         assert_eq!((part.document_tokens, part.summary_tokens), (usage.document_tokens, usage.summary_tokens));
@@ -501,10 +463,10 @@ async fn check_round(server: &Server, text: &str, round: &[&v1::SummaryPart]) {
 
 #[tokio::test]
 async fn parts_are_summarized_until_one_is_left() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let text = sentences(60);
     let chunks: Vec<&str> = [&text[..700], &text[700..1100], &text[1100..]].into();
-    let answer = server.answer(in_parts(), &chunks).await.unwrap();
+    let answer = server.summarize(in_parts(), &chunks).await.unwrap();
     let SummaryResponse { parts, finished, text: summary, .. } = answer;
     let first: Vec<_> = parts.iter().filter(|part| part.round == 1).collect();
     assert!(first.len() > 4);
@@ -513,7 +475,7 @@ async fn parts_are_summarized_until_one_is_left() {
     // the last round reads the summaries of the one before
     let rounds = parts.last().unwrap().round;
     let last: Vec<&str> = parts.iter().filter(|part| part.round == rounds).map(|part| &*part.summary).collect();
-    let alone = server.answer(plain(), &[&last.join("\n")]).await.unwrap();
+    let alone = server.summarize(plain(), &[&last.join("\n")]).await.unwrap();
     assert_eq!((&summary, &finished.hypotheses), (&alone.text, &alone.finished.hypotheses));
     // the last message repeats the parts without their spans, and sums their tokens
     let without_spans: Vec<_> =
@@ -533,23 +495,23 @@ async fn parts_are_summarized_until_one_is_left() {
 
 #[tokio::test]
 async fn a_document_that_fits_is_summarized_at_once() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let text = sentences(8);
     let several = SummarizeOptions { beam_size: Some(3), hypotheses: Some(3), ..in_parts() };
-    let answer = server.answer(several.clone(), &[&text]).await.unwrap();
-    let alone = server.answer(SummarizeOptions { long_documents: None, ..several }, &[&text]).await.unwrap();
+    let answer = server.summarize(several.clone(), &[&text]).await.unwrap();
+    let alone = server.summarize(SummarizeOptions { long_documents: None, ..several }, &[&text]).await.unwrap();
     assert!(answer.parts.is_empty() && answer.finished.parts.is_empty());
     assert_eq!((answer.text, answer.selected), (alone.text, alone.selected));
     assert_eq!((answer.finished.hypotheses.len(), answer.finished.hypotheses), (3, alone.finished.hypotheses));
     assert_eq!(answer.finished.usage, alone.finished.usage);
     let again = SummarizeOptions { document_id: answer.finished.document_id, ..plain() };
-    assert_eq!(server.answer(again, &[]).await.unwrap().started.cached_tokens, text.len() as u64 + 1);
+    assert_eq!(server.summarize(again, &[]).await.unwrap().started.cached_tokens, text.len() as u64 + 1);
     server.at_rest().await;
 }
 
 #[tokio::test]
 async fn contradictions_and_unsupported_requests_are_refused() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let choice = |choice: i32, cut: Option<bool>| SummarizeOptions { long_documents: Some(choice), cut, ..plain() };
     let contradictions = [
         choice(LongDocuments::Refuse.into(), Some(true)),
@@ -566,7 +528,7 @@ async fn contradictions_and_unsupported_requests_are_refused() {
     let refuse = choice(LongDocuments::Refuse.into(), Some(false));
     assert_eq!(reason(&refused(&server, parts(refuse, &[&long])).await), "TOO_LONG");
     for cut in [None, Some(true)] {
-        let answer = server.answer(choice(LongDocuments::Cut.into(), cut), &[&long]).await.unwrap();
+        let answer = server.summarize(choice(LongDocuments::Cut.into(), cut), &[&long]).await.unwrap();
         assert!(answer.finished.usage.unwrap().cut);
     }
     // options are checked before the document is read
@@ -584,7 +546,7 @@ async fn contradictions_and_unsupported_requests_are_refused() {
 
 #[tokio::test]
 async fn documents_with_too_many_parts_or_bytes_are_refused() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let blocks = server.model.blocks();
     let long = "a".repeat(65 * TOKENS);
     let status = refused(&server, parts(in_parts(), &[&long])).await;
@@ -608,14 +570,14 @@ async fn documents_with_too_many_parts_or_bytes_are_refused() {
 #[tokio::test]
 async fn the_text_of_a_document_counts_as_request_memory() {
     let config = TransportConfig { message_bytes: 4 << 10, request_memory: 32 << 10, ..TransportConfig::default() };
-    let server = Server::with(Limits::default(), config).await;
+    let server = Server::summarizing_with(Limits::default(), config).await;
     let text = sentences(400);
     let chunks: Vec<&str> = text.as_bytes().chunks(2000).map(|bytes| std::str::from_utf8(bytes).unwrap()).collect();
     // A caller may hold 16 KiB. Many times, so that memory that is not released would be missed.
     for _ in 0..4 {
         let status = refused(&server, parts(in_parts(), &chunks)).await;
         assert!(matches!(status.code(), Code::ResourceExhausted | Code::OutOfRange), "{status:?}");
-        let answer = server.answer(in_parts(), &chunks[..2]).await.unwrap();
+        let answer = server.summarize(in_parts(), &chunks[..2]).await.unwrap();
         assert!(answer.parts.len() > 4);
     }
     server.at_rest().await;
@@ -623,12 +585,12 @@ async fn the_text_of_a_document_counts_as_request_memory() {
 
 #[tokio::test]
 async fn the_end_of_the_call_ends_its_part() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     let text = sentences(100);
     server.model.slow(Duration::from_millis(2));
     // the client leaves after the first part
     let messages = parts(in_parts(), &[&text]);
-    let mut stream = server.client().summarize(tokio_stream::iter(messages.clone())).await.unwrap().into_inner();
+    let mut stream = server.summarization().summarize(tokio_stream::iter(messages.clone())).await.unwrap().into_inner();
     while !matches!(stream.message().await.unwrap().unwrap().event, Some(Event::Part(_))) {}
     drop(stream);
     server.at_rest().await;
@@ -643,28 +605,28 @@ async fn the_end_of_the_call_ends_its_part() {
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     server.model.release();
     server.at_rest().await;
-    server.answer(plain(), &["the server continues"]).await.unwrap();
+    server.summarize(plain(), &["the server continues"]).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_full_queue_refuses_the_first_part() {
     let limits = Limits { rows: 2, queue: 1, ..Limits::default() };
-    let server = Server::with(limits, TransportConfig::default()).await;
+    let server = Server::summarizing_with(limits, TransportConfig::default()).await;
     server.model.hold();
     let mut calls = Vec::new();
     for _ in 0..3 {
         let messages = parts(plain(), &["one of many"]);
-        if let Ok(stream) = server.client().summarize(tokio_stream::iter(messages)).await {
+        if let Ok(stream) = server.summarization().summarize(tokio_stream::iter(messages)).await {
             calls.push(stream.into_inner());
         }
     }
     let status = refused(&server, parts(in_parts(), &[&sentences(60)])).await;
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     server.model.release();
     for call in calls {
         read(call).await.unwrap();
     }
-    assert!(server.answer(in_parts(), &[&sentences(60)]).await.unwrap().parts.len() > 4);
+    assert!(server.summarize(in_parts(), &[&sentences(60)]).await.unwrap().parts.len() > 4);
     server.at_rest().await;
 }
 
@@ -674,37 +636,10 @@ const SCORES: f32 = 1e-5;
 /// Tolerance of gate values.
 const GATES: f32 = 2e-4;
 
-/// A server of one checkpoint, with gRPC and HTTP ports.
-struct T5Server {
-    running: Running,
-    http: SocketAddr,
-}
-
-impl T5Server {
-    async fn new(folder: &Path) -> Self {
-        let limits = Limits { document_bytes: 1 << 22, ..Limits::default() };
-        let engine = Handle::start(load(folder, &settings()).unwrap(), limits).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let http = listener.local_addr().unwrap();
-        let offer = ServerParts { http: Some(listener.into()), ..Engines::new(vec![engine]).unwrap().into() };
-        Self { running: Running::offering(offer, TransportConfig::default()).await, http }
-    }
-
-    async fn answer(&self, options: SummarizeOptions, chunks: &[&str]) -> Result<SummaryResponse, Status> {
-        let mut client = SummarizationClient::new(self.running.channel.clone());
-        read(client.summarize(tokio_stream::iter(parts(options, chunks))).await?.into_inner()).await
-    }
-
-    /// Returns status code, reason and field of a refused call.
-    async fn refused(&self, options: SummarizeOptions, chunks: &[&str]) -> (Code, String, String) {
-        let status = self.answer(options, chunks).await.unwrap_err();
-        let field = details(&status).bad_request().map(|bad| bad.field_violations[0].field.clone());
-        (status.code(), reason(&status), field.unwrap_or_default())
-    }
-
-    async fn post(&self, path: &str, body: &Value) -> wire::http::Reply {
-        exchange(self.http, "POST", path, &[], &body.to_string()).await
-    }
+/// Starts a server of one checkpoint.
+async fn t5(folder: &Path) -> Running {
+    let limits = Limits { document_bytes: 1 << 22, ..Limits::default() };
+    Running::of(load(folder, &settings()).unwrap(), limits, TransportConfig::default()).await
 }
 
 /// A fixture: its description and its golden tensors.
@@ -771,7 +706,7 @@ fn search(settings: &Value) -> SummarizeOptions {
 async fn texts_and_scores_are_those_of_transformers() {
     for case in ["t5_v10", "byt5", "mrt5"] {
         let fixture = Fixture::open(case);
-        let server = T5Server::new(&t5_golden(case)).await;
+        let server = t5(&t5_golden(case)).await;
         let mut compared = BTreeMap::new();
         for source in ["s0", "s1"] {
             let text = fixture.text(source);
@@ -786,7 +721,7 @@ async fn texts_and_scores_are_those_of_transformers() {
                 let chunks: Vec<&str> = chunks.iter().map(String::as_str).collect();
                 let uploads = document_id.is_none();
                 let options = SummarizeOptions { document_id: document_id.clone(), ..search(values) };
-                let answer = server.answer(options, if uploads { &chunks } else { &[] }).await.unwrap();
+                let answer = server.summarize(options, if uploads { &chunks } else { &[] }).await.unwrap();
                 fixture.check(source, setting, &answer);
                 let usage = answer.finished.usage.unwrap();
                 assert_eq!((usage.document_tokens, usage.cut), (tokens, false), "{case} {source}");
@@ -808,13 +743,13 @@ async fn texts_and_scores_are_those_of_transformers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn kept_bytes_of_mrt5_are_spans_with_gate_values() {
     let fixture = Fixture::open("mrt5");
-    let server = T5Server::new(&t5_golden("mrt5")).await;
+    let server = t5(&t5_golden("mrt5")).await;
     for source in ["s0", "s1", "s2"] {
         let text = fixture.text(source);
         let kept = fixture.golden.ids(&format!("{source}.gate.kept"));
         let values = fixture.golden.get(&format!("{source}.gate.values"));
         let options = SummarizeOptions { max_tokens: Some(3), ..Default::default() };
-        let answer = server.answer(options, &[&text]).await.unwrap();
+        let answer = server.summarize(options, &[&text]).await.unwrap();
         let [selected] = &answer.selected[..] else { panic!("{:?}", answer.selected) };
         // the gate is before layer 3; a byte is a token, and the end mark has no bytes
         assert_eq!((selected.layer, selected.tokens), (3, kept.len() as u64), "{source}");
@@ -845,11 +780,14 @@ async fn kept_bytes_of_mrt5_are_spans_with_gate_values() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_documents_and_options_are_refused_with_the_field() {
     let folder = t5_shortened(24);
-    let server = T5Server::new(folder.path()).await;
-    let invalid = |field: &str| (Code::InvalidArgument, "BAD_OPTION".to_owned(), field.to_owned());
+    let server = t5(folder.path()).await;
     let short = || SummarizeOptions { max_tokens: Some(6), min_tokens: Some(0), ..Default::default() };
     for chunks in [&[][..], &[""], &["", ""]] {
-        assert_eq!(server.refused(short(), chunks).await, invalid("chunk.text"), "{chunks:?}");
+        let status = server.summarize(short(), chunks).await.unwrap_err();
+        assert_eq!(
+            (refusal(&status), reason(&status).as_str()),
+            ((Code::InvalidArgument, "chunk.text".into()), "BAD_OPTION")
+        );
     }
     for (options, field) in [
         (SummarizeOptions { early_stopping: Some("sometimes".into()), ..short() }, "options.early_stopping"),
@@ -864,21 +802,20 @@ async fn bad_documents_and_options_are_refused_with_the_field() {
         (SummarizeOptions { max_tokens: Some(0), ..short() }, "options.max_tokens"),
         (SummarizeOptions { hard_topk: Some(true), ..short() }, ""),
     ] {
-        let (code, _, found) = server.refused(options.clone(), &["a river"]).await;
-        let expected = if field.is_empty() { Code::FailedPrecondition } else { Code::InvalidArgument };
-        assert_eq!((code, found.as_str()), (expected, field), "{options:?}");
+        let status = server.summarize(options.clone(), &["a river"]).await.unwrap_err();
+        let code = if field.is_empty() { Code::FailedPrecondition } else { Code::InvalidArgument };
+        assert_eq!(refusal(&status), (code, field.into()), "{options:?}");
     }
     // longer than the model takes: refused, or cut
     let long = "the river goes on and on and on past the old mill, and the lake, and the hills";
-    let (code, reason, _) = server.refused(short(), &[long]).await;
-    assert_eq!((code, reason.as_str()), (Code::InvalidArgument, "TOO_LONG"));
+    assert_refused(&server.summarize(short(), &[long]).await.unwrap_err(), Code::InvalidArgument, "TOO_LONG");
     let cut = SummarizeOptions { cut: Some(true), ..short() };
-    let cut = server.answer(cut, &[long]).await.unwrap().finished;
+    let cut = server.summarize(cut, &[long]).await.unwrap().finished;
     let usage = cut.usage.unwrap();
     assert_eq!((usage.cut, usage.document_tokens), (true, 24));
     let read = usage.document_bytes.unwrap() as usize;
     assert!(read > 0 && read < long.len(), "{read}");
-    let same = server.answer(short(), &[&long[..read]]).await.unwrap().finished;
+    let same = server.summarize(short(), &[&long[..read]]).await.unwrap().finished;
     assert_eq!((same.hypotheses, same.usage.unwrap().cut), (cut.hypotheses, false));
     // the prefix alone is longer than the model takes
     let folder = t5_shortened(4);
@@ -888,9 +825,8 @@ async fn bad_documents_and_options_are_refused_with_the_field() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn defaults_of_the_checkpoint_are_described() {
-    let server = T5Server::new(&t5_golden("t5_v10")).await;
-    let mut models = ModelsClient::new(server.running.channel.clone());
-    let model = models.get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+    let server = t5(&t5_golden("t5_v10")).await;
+    let model = server.model().await;
     let documents = model.documents.unwrap();
     assert_eq!((model.family.as_str(), documents.beam_size, documents.no_repeat_ngram), ("t5", 4, 3));
     assert_eq!((documents.search_rules.as_str(), documents.early_stopping.as_str()), ("transformers", "true"));
@@ -900,10 +836,10 @@ async fn defaults_of_the_checkpoint_are_described() {
 #[tokio::test(flavor = "multi_thread")]
 async fn http_gives_the_same_summaries_under_both_names() {
     let fixture = Fixture::open("t5_v10");
-    let server = T5Server::new(&t5_golden("t5_v10")).await;
+    let server = t5(&t5_golden("t5_v10")).await;
     let text = fixture.text("s1");
     let options = search(&fixture.about["settings"]["beam4_es_never"]);
-    let expected = server.answer(options, &[&text]).await.unwrap();
+    let expected = server.summarize(options, &[&text]).await.unwrap();
     fixture.check("s1", "beam4_es_never", &expected);
     let texts: Vec<&str> = expected.finished.hypotheses.iter().map(|other| other.text.as_str()).collect();
     let search = json!({ "max_new_tokens": 30, "min_new_tokens": 6, "length_penalty": 2.0, "no_repeat_ngram_size": 3,
@@ -913,7 +849,7 @@ async fn http_gives_the_same_summaries_under_both_names() {
         Value::Object(all.collect())
     };
     let body = with(json!({ "document": text, "num_beams": 4, "hypotheses": 4 }));
-    let answer = server.post("/v1/summaries", &body).await.json();
+    let answer = server.post_to("/v1/summaries", &body).await.json();
     assert_eq!(answer["text"], texts[0]);
     let timing = &answer["timing"];
     assert!(timing["kept_share"] == 1.0 && timing["encode_ns"].as_u64() > Some(0), "{timing}");
@@ -924,7 +860,7 @@ async fn http_gives_the_same_summaries_under_both_names() {
     let names = json!({ "max_tokens": 30, "min_tokens": 6, "prompt": text, "n": 4, "best_of": 4, "temperature": 0 });
     let mut body = with(names);
     ["max_new_tokens", "min_new_tokens"].iter().for_each(|name| drop(body.as_object_mut().unwrap().remove(*name)));
-    let answer = server.post("/v1/completions", &body).await.json();
+    let answer = server.post(&body).await.json();
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect::<Vec<_>>(), texts);
     for (rank, (choice, hypothesis)) in choices.iter().zip(&expected.finished.hypotheses).enumerate() {
@@ -941,7 +877,7 @@ async fn http_gives_the_same_summaries_under_both_names() {
     // a stream
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
-    let mut events = server.post("/v1/completions", &body).await.events();
+    let mut events = server.post(&body).await.events();
     let last = events.pop().unwrap();
     assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &answer["usage"]));
     let mut streamed = vec![String::new(); 4];
@@ -953,22 +889,22 @@ async fn http_gives_the_same_summaries_under_both_names() {
     assert!(events[0]["choices"][0]["finish_reason"].is_null(), "{}", events[0]);
     // a prompt without options takes the checkpoint's defaults; a list is answered in its order
     let both = json!({ "prompt": [text, "also known"], "max_tokens": 12, "min_tokens": 0 });
-    let answer = server.post("/v1/completions", &both).await.json();
+    let answer = server.post(&both).await.json();
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!((choices.len(), &choices[1]["index"]), (2, &json!(1)));
     let alone = json!({ "document": "also known", "max_tokens": 12, "min_tokens": 0 });
-    let alone = server.post("/v1/summaries", &alone).await.json();
+    let alone = server.post_to("/v1/summaries", &alone).await.json();
     assert_eq!(choices[1]["text"], alone["text"]);
     // sampling
     let drawn = json!({ "prompt": text, "max_tokens": 8, "min_tokens": 0, "temperature": 1.5, "seed": 3 });
-    let [first, second] = [server.post("/v1/completions", &drawn).await, server.post("/v1/completions", &drawn).await];
+    let [first, second] = [server.post(&drawn).await, server.post(&drawn).await];
     assert_eq!(first.json()["choices"][0]["text"], second.json()["choices"][0]["text"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_by_summaries_are_refused_with_the_field() {
     let folder = t5_shortened(24);
-    let server = T5Server::new(folder.path()).await;
+    let server = t5(folder.path()).await;
     let invalid = "invalid_request_error";
     for (own, status, kind, field) in [
         (json!({ "prompt": "" }), 400, invalid, "prompt"),
@@ -984,35 +920,34 @@ async fn completions_by_summaries_are_refused_with_the_field() {
         (json!({ "prompt": "a", "stop": ["."] }), 400, invalid, "stop"),
         (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", "model"),
     ] {
-        let refused = server.post("/v1/completions", &own).await.refused();
+        let refused = server.post(&own).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{own}");
     }
     // an error of the document in a stream, and the message's field
     let long = json!({ "prompt": "on and on ".repeat(30), "stream": true });
-    let answer = server.post("/v1/completions", &long).await;
+    let answer = server.post(&long).await;
     assert!(answer.body().contains("\"param\":\"prompt\"") && !answer.body().contains("[DONE]"), "{}", answer.body());
-    let message = server.post("/v1/completions", &json!({ "prompt": "" })).await.json()["error"]["message"].clone();
+    let message = server.post(&json!({ "prompt": "" })).await.json()["error"]["message"].clone();
     assert!(message.as_str().unwrap().starts_with("prompt: "), "{message}");
     let answer = json!({ "prompt": "on and on ".repeat(30), "cut": true, "max_tokens": 4, "min_tokens": 0 });
-    let answer = server.post("/v1/completions", &answer).await.json();
+    let answer = server.post(&answer).await.json();
     assert_eq!(answer["choices"][0]["weir"]["usage"]["cut"], true, "{answer}");
 }
 
 /// fairseq's search has neither option.
 #[tokio::test]
 async fn options_of_transformers_are_refused_for_fairseq() {
-    let server = Server::new().await;
+    let server = Server::summarizing().await;
     for (options, field) in [
         (SummarizeOptions { early_stopping: Some("true".into()), ..Default::default() }, "options.early_stopping"),
         (SummarizeOptions { repetition_penalty: Some(1.5), ..Default::default() }, "options.repetition_penalty"),
     ] {
-        let status = server.answer(options, &["text"]).await.unwrap_err();
-        let found = details(&status).bad_request().unwrap().field_violations[0].field.clone();
-        assert_eq!((status.code(), found.as_str()), (Code::InvalidArgument, field));
+        let status = server.summarize(options, &["text"]).await.unwrap_err();
+        assert_eq!(refusal(&status), (Code::InvalidArgument, field.into()));
         assert!(status.message().contains("follows fairseq"), "{}", status.message());
     }
     let sampling = Some(v1::Sampling { temperature: Some(1.0), seed: Some(3), ..Default::default() });
     let sampled = SummarizeOptions { sampling, repetition_penalty: Some(1.5), ..Default::default() };
-    server.answer(sampled, &["text"]).await.unwrap();
+    server.summarize(sampled, &["text"]).await.unwrap();
     server.at_rest().await;
 }

@@ -113,6 +113,7 @@ mod operations;
 mod process;
 mod pull;
 mod pyramidion;
+mod request_path;
 mod settings;
 mod summaries;
 mod support;

@@ -1,4 +1,4 @@
-//! Dependencies between the modules of the packages, read off the sources' paths, and the files that a request passes.
+//! Dependencies between the modules of the packages, read off the sources' paths.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -131,18 +131,18 @@ fn a_ring_is_found() {
 }
 
 /// One source file.
-struct Module {
+pub(crate) struct Module {
     /// Path from its package: `["weir_engine", "cache", "segment"]`.
-    path: Vec<String>,
+    pub(crate) path: Vec<String>,
     /// The file, relative to the repository.
-    file: String,
-    text: String,
+    pub(crate) file: String,
+    pub(crate) text: String,
 }
 
 /// All modules of the packages.
-struct Sources {
+pub(crate) struct Sources {
     /// Modules by file.
-    modules: BTreeMap<String, Module>,
+    pub(crate) modules: BTreeMap<String, Module>,
     paths: BTreeSet<Vec<String>>,
     /// Names that a module re-exports, with the full path of what they name.
     exports: BTreeMap<Vec<String>, BTreeMap<String, Vec<String>>>,
@@ -150,7 +150,7 @@ struct Sources {
 
 impl Sources {
     /// Reads every `.rs` file of the packages. Modules that exist for tests only are left out.
-    fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut modules = BTreeMap::new();
         for (package, folder, _) in PACKAGES {

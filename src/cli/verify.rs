@@ -60,7 +60,10 @@ pub fn run(args: Args) -> Result<()> {
     if args.json {
         output::json(&as_json(&report, &*model)?)?;
     } else {
-        output::write(&as_text(&report, &*model)?)?;
+        let mut text = String::new();
+        // Never fails: the writer is a `String`.
+        let _ = write_text(&mut text, &report, &*model);
+        output::write(&text)?;
     }
     match report.first_difference {
         None => Ok(()),
@@ -80,13 +83,8 @@ impl Args {
         }
         let card = model.card();
         if self.target_ids.is_some() {
-            let found = card.shape.clone();
-            return Err(Error::WrongKind {
-                call: "--target-ids",
-                model: card.name.clone(),
-                wanted: "reads documents",
-                found,
-            });
+            let (model, found) = (card.name.clone(), card.shape.clone());
+            return Err(Error::WrongKind { call: "--target-ids", model, wanted: "reads documents", found });
         }
         let symbols = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
             Some(symbols) => symbols,
@@ -147,12 +145,6 @@ fn as_json(report: &Report, model: &dyn Model) -> Result<serde_json::Value> {
         object.extend(report);
     }
     Ok(object)
-}
-
-fn as_text(report: &Report, model: &dyn Model) -> Result<String> {
-    let mut out = String::new();
-    write_text(&mut out, report, model).map_err(|error| Error::Internal(error.to_string()))?;
-    Ok(out)
 }
 
 fn write_text(out: &mut String, report: &Report, model: &dyn Model) -> std::fmt::Result {

@@ -83,8 +83,8 @@ impl Reference for Decoder {
         let Architecture { shape, tied, .. } = &self.architecture;
         let x = self.run(&input.symbols, |_| ())?; // (len, D)
         let x = self.tensors.layer_norm("norm", &x, shape.layer_norm_eps)?;
-        let logits = self.tensors.matrix(if *tied { "embedding.weight" } else { "head.weight" }, &x)?; // (len, V)
-        Ok(Outputs { logits: logits.flatten_all()?.to_vec1()?, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        let head = if *tied { "embedding.weight" } else { "head.weight" };
+        Outputs::of_logits(&self.tensors.matrix(head, &x)?) // (len, V)
     }
 }
 

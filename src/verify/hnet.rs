@@ -4,7 +4,7 @@
 use crate::verify::{
     Checkpoint, Given, Input, NearTie, Outputs, Reference,
     decoder::{Reach, rotate},
-    tensors::{Tensors, head_of, indices, mask, products, softmax, softplus},
+    tensors::{Tensors, convolve, head_of, indices, mask, products, softmax, softplus},
 };
 use candle_core::{D, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
@@ -81,12 +81,10 @@ impl Reference for Hnet {
         let head = if self.architecture.tied { "embedding.weight" } else { "head.weight" };
         let logits = self.tensors.matrix(head, &x)?; // (len, V)
         Ok(Outputs {
-            logits: logits.flatten_all()?.to_vec1()?,
             boundaries: pass.outermost,
             margins: pass.margins,
             near_ties: pass.near_ties,
-            smallest_gap: f64::INFINITY,
-            ..Outputs::default()
+            ..Outputs::of_logits(&logits)?
         })
     }
 }
@@ -182,7 +180,9 @@ impl Hnet {
         let channels = inner + 2 * state_dim;
         let gate = tensors.matrix(&format!("{name}.gate.weight"), x)?; // (len, E)
         let projected = tensors.matrix(&format!("{name}.input.weight"), x)?; // (len, E + 2·N + H)
-        let mixed = self.convolve(&name, &projected.narrow(1, 0, channels)?)?.silu()?; // (len, E + 2·N)
+        let taps = tensors.get(&format!("{name}.convolution.weight"))?; // (W, E + 2·N)
+        let mixed = convolve(&projected.narrow(1, 0, channels)?, taps)?; // (len, E + 2·N)
+        let mixed = mixed.broadcast_add(tensors.get(&format!("{name}.convolution.bias"))?)?.silu()?;
         let inputs = mixed.narrow(1, inner, state_dim)?.contiguous()?; // B: (len, N)
         let outputs = mixed.narrow(1, inner + state_dim, state_dim)?.contiguous()?; // C: (len, N)
         let similarities = products(&outputs, &inputs)?; // (len, len)
@@ -201,19 +201,6 @@ impl Hnet {
         let gated = (Tensor::cat(&all, 1)? * gate.silu()?)?; // (len, E)
         let normed = tensors.rms_norm(&format!("{name}.norm"), &gated, self.architecture.norm_eps)?;
         tensors.matrix(&format!("{name}.output.weight"), &normed) // (len, D)
-    }
-
-    /// Convolves each channel with its taps; the last tap belongs to the current position: (len, channels) → (len, channels).
-    fn convolve(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
-        let taps = self.tensors.get(&format!("{name}.convolution.weight"))?; // (W, channels)
-        let width = taps.dim(0)?;
-        let len = x.dim(0)?;
-        let padded = x.pad_with_zeros(0, width - 1, 0)?; // (W − 1 + len, channels)
-        let mut sum = x.zeros_like()?.broadcast_add(self.tensors.get(&format!("{name}.convolution.bias"))?)?;
-        for tap in 0..width {
-            sum = (sum + padded.narrow(0, tap, len)?.broadcast_mul(&taps.narrow(0, tap, 1)?)?)?;
-        }
-        Ok(sum)
     }
 
     /// Causal attention whose first `rotary_dim` numbers of each query and key are rotated: (len, D) → (len, D).

@@ -43,10 +43,20 @@ struct Layers {
 #[serde(tag = "kind", rename_all = "kebab-case")]
 enum Source {
     None,
-    Fixed { every: usize },
-    Whitespace { symbol: String },
-    Learned { threshold: f64 },
-    EntropySpikes { window: usize, companion: String },
+    Fixed {
+        every: usize,
+    },
+    Whitespace {
+        symbol: String,
+    },
+    Learned {
+        threshold: f64,
+    },
+    EntropySpikes {
+        window: usize,
+        #[serde(rename = "companion")]
+        entropy_model: String,
+    },
 }
 
 struct Hourglass {
@@ -69,8 +79,8 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     };
     let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
     let entropy_model = match &architecture.boundaries {
-        Source::EntropySpikes { companion, .. } => {
-            Some((checkpoint.load)(&checkpoint.source.entropy_model(companion)?)?)
+        Source::EntropySpikes { entropy_model, .. } => {
+            Some((checkpoint.load)(&checkpoint.source.entropy_model(entropy_model)?)?)
         }
         _ => None,
     };
@@ -84,7 +94,7 @@ impl Reference for Hourglass {
         let embedded = self.embed(&input.symbols)?; // (len, D)
         let hidden = self.stack("pre", layers.pre, *window).forward(&embedded)?; // (len, D)
         let (Some(middle), Some(post), Some(pooling)) = (layers.middle, layers.post, *pooling) else {
-            return Ok(Outputs { logits: self.logits(&hidden)?, smallest_gap: f64::INFINITY, ..Outputs::default() });
+            return Outputs::of_logits(&self.tensors.linear("head", &hidden)?); // (len, V)
         };
         let decisions = self.decide(&input.symbols, &hidden)?;
         let own: Vec<bool> = decisions.boundaries.iter().map(|decision| decision.boundary).collect();
@@ -105,7 +115,8 @@ impl Reference for Hourglass {
             .collect();
         let upsampled = groups.index_select(&indices(&seen)?, 0)?; // (len, D)
         let x = self.stack("post", post, *window).forward(&(upsampled + hidden)?)?; // (len, D)
-        Ok(Outputs { logits: self.logits(&x)?, smallest_gap: f64::INFINITY, ..decisions })
+        let Outputs { logits, .. } = Outputs::of_logits(&self.tensors.linear("head", &x)?)?; // (len, V)
+        Ok(Outputs { logits, ..decisions })
     }
 }
 
@@ -130,11 +141,6 @@ impl Hourglass {
     fn stack<'a>(&'a self, name: &'a str, layers: usize, reach: Reach) -> CausalStack<'a> {
         let shape = &self.architecture.shape;
         CausalStack { tensors: &self.tensors, name, layers, shape, reach, norms: Norms::AfterSublayers }
-    }
-
-    /// Returns the logits (len, V), row-major.
-    fn logits(&self, x: &Tensor) -> CandleResult<Vec<f64>> {
-        self.tensors.linear("head", x)?.flatten_all()?.to_vec1()
     }
 
     /// Decides for each symbol whether a segment ends with it; returns boundaries and margins. `hidden` is the pre stack's output.

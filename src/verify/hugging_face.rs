@@ -2,9 +2,9 @@
 
 use crate::verify::{
     Checkpoint, Given, Input, LengthLimit, Outputs, Reference, ReferenceReader,
-    tensors::{Nonlinearity, Tensors, softplus},
+    tensors::{Tensors, convolve, softplus},
 };
-use candle_core::{D, DType, Device, Result as CandleResult, Tensor};
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{
     bigcode, llama as llama_models,
@@ -214,12 +214,11 @@ fn limit_of_window(window: Option<usize>) -> LengthLimit {
 //
 // candle-transformers computes it only with 16 states and 4 taps, and rounds small time steps.
 
-/// D = hidden width, I = inner width, N = `state_size`, R = rank of the time step, K = `conv_kernel`.
+/// D = hidden width, I = inner width, N = `state_size`, R = rank of the time step, K = taps of the convolution.
 #[derive(Deserialize)]
 struct Keys {
     num_hidden_layers: usize,
     state_size: usize,
-    conv_kernel: usize,
     layer_norm_epsilon: f64,
     hidden_act: Option<String>,
     tie_word_embeddings: Option<bool>,
@@ -231,21 +230,13 @@ struct Keys {
 struct Mamba {
     tensors: Tensors,
     keys: Keys,
-    activation: Nonlinearity,
+    activation: Activation,
 }
 
 /// Reads the model. Fails if a file cannot be read.
 fn mamba(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let keys: Keys = checkpoint.architecture()?;
-    let activation = match keys.hidden_act.as_deref().unwrap_or("silu") {
-        "silu" | "swish" => Nonlinearity::Silu,
-        "gelu" => Nonlinearity::Gelu,
-        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Nonlinearity::GeluTanh,
-        "relu" => Nonlinearity::Relu,
-        other => {
-            return Err(checkpoint.error("hidden_act", "silu, gelu, gelu_pytorch_tanh or relu".into(), other.into()));
-        }
-    };
+    let activation = activation(&checkpoint, "hidden_act", keys.hidden_act.as_deref().unwrap_or("silu"))?;
     Ok(Box::new(Mamba { tensors: checkpoint.tensors()?, keys, activation }))
 }
 
@@ -268,7 +259,7 @@ impl Reference for Mamba {
         let tied = self.keys.tie_word_embeddings.unwrap_or(true);
         let head = if tied { "backbone.embeddings.weight" } else { "lm_head.weight" };
         let logits = self.tensors.matrix(head, &x)?; // (len, V)
-        Ok(Outputs { logits: logits.flatten_all()?.to_vec1()?, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        Outputs::of_logits(&logits)
     }
 }
 
@@ -278,8 +269,13 @@ impl Mamba {
         let states = self.keys.state_size;
         let projected = self.project(&format!("{name}.in_proj"), x)?; // (len, 2·I)
         let inner = projected.dim(1)? / 2;
-        let gate = self.activation.apply(&projected.narrow(1, inner, inner)?.contiguous()?)?;
-        let channels = self.activation.apply(&self.convolve(name, &projected.narrow(1, 0, inner)?)?)?; // (len, I)
+        let gate = self.activation.forward(&projected.narrow(1, inner, inner)?.contiguous()?)?;
+        let taps = self.tensors.get(&format!("{name}.conv1d.weight"))?.squeeze(1)?.t()?; // (K, I)
+        let mut channels = convolve(&projected.narrow(1, 0, inner)?, &taps)?; // (len, I)
+        if self.keys.use_conv_bias.unwrap_or(true) {
+            channels = channels.broadcast_add(self.tensors.get(&format!("{name}.conv1d.bias"))?)?;
+        }
+        let channels = self.activation.forward(&channels)?;
         let parameters = self.tensors.matrix(&format!("{name}.x_proj.weight"), &channels)?; // (len, R + 2·N)
         let rank = parameters.dim(1)? - 2 * states;
         let steps = self.tensors.linear(&format!("{name}.dt_proj"), &parameters.narrow(1, 0, rank)?)?; // (len, I)
@@ -311,21 +307,6 @@ impl Mamba {
         match self.keys.use_bias {
             true => self.tensors.linear(name, x),
             false => self.tensors.matrix(&format!("{name}.weight"), x),
-        }
-    }
-
-    /// Convolves each channel with its taps; the last tap belongs to the current position: (len, I) → (len, I).
-    fn convolve(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
-        let taps = self.tensors.get(&format!("{name}.conv1d.weight"))?.squeeze(1)?; // (I, K)
-        let width = self.keys.conv_kernel;
-        let padded = x.pad_with_zeros(0, width - 1, 0)?; // (K − 1 + len, I)
-        let windows: Vec<Tensor> =
-            (0..width).map(|tap| padded.narrow(0, tap, x.dim(0)?)).collect::<CandleResult<_>>()?;
-        let windows = Tensor::stack(&windows, D::Minus1)?; // (len, I, K)
-        let sum = windows.broadcast_mul(&taps)?.sum(D::Minus1)?;
-        match self.keys.use_conv_bias.unwrap_or(true) {
-            true => sum.broadcast_add(self.tensors.get(&format!("{name}.conv1d.bias"))?),
-            false => Ok(sum),
         }
     }
 }
@@ -372,7 +353,7 @@ impl Reference for Transformer {
             let row = step(&token, position)?.flatten_all()?; // (V)
             logits.extend(row.to_vec1::<f32>()?.into_iter().map(f64::from));
         }
-        Ok(Outputs { logits, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        Ok(Outputs { logits, ..Outputs::default() })
     }
 }
 

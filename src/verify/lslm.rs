@@ -104,7 +104,7 @@ impl Reference for Lslm {
                 own[positions.end - 2].end_logprob = Some(logprob as f32);
             }
         }
-        Ok(Outputs { logits, boundaries: own, margins, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        Ok(Outputs { logits, boundaries: own, margins, ..Outputs::default() })
     }
 }
 

@@ -103,10 +103,17 @@ pub struct Outputs {
     pub margins: Vec<f64>,
     /// The vectors that each top-k pooling or gate kept.
     pub choices: Vec<PoolingChoice>,
-    /// The smallest difference between two scores that are neighbours in the order of a top-k pooling. Infinite without one.
-    pub smallest_gap: f64,
+    /// The smallest difference between two scores that are neighbours in the order of a top-k pooling.
+    pub smallest_gap: Option<f64>,
     /// All near ties.
     pub near_ties: Vec<NearTie>,
+}
+
+impl Outputs {
+    /// Returns outputs without decisions, with these logits: (rows, V).
+    fn of_logits(logits: &Tensor) -> candle_core::Result<Self> {
+        Ok(Self { logits: logits.flatten_all()?.to_vec1()?, ..Self::default() })
+    }
 }
 
 /// Reads a checkpoint whose configuration was read.
@@ -167,7 +174,7 @@ pub fn model_outputs(model: &dyn Model, input: &Input, boundaries: BoundaryOptio
     if let Some(encoder) = model.document_encoder() {
         return document_outputs(model, encoder, input);
     }
-    let mut outputs = Outputs { smallest_gap: f64::INFINITY, ..Outputs::default() };
+    let mut outputs = Outputs::default();
     let card = model.card();
     let mut push = |logits: &[f32]| outputs.logits.extend(logits.iter().map(|&logit| f64::from(logit)));
     card.first_logits.iter().for_each(|logits| push(logits));
@@ -190,7 +197,6 @@ fn document_outputs(model: &dyn Model, encoder: &dyn DocumentEncoder, input: &In
     Ok(Outputs {
         logits: logits.into_iter().map(f64::from).collect(),
         choices: document.choices().to_vec(),
-        smallest_gap: f64::INFINITY,
         ..Outputs::default()
     })
 }
@@ -391,7 +397,7 @@ impl Report {
             first_boundary_difference: decisions.first_unequal,
             max_abs_decision: decisions.max_abs,
             mean_abs_decision: (decisions.count > 0).then(|| decisions.sum / decisions.count as f64),
-            smallest_gap: reference.smallest_gap.is_finite().then_some(reference.smallest_gap),
+            smallest_gap: reference.smallest_gap,
             swapped: 0,
             bits_per_char: bits(weir),
             bits_per_char_reference: bits(reference),
@@ -439,7 +445,7 @@ impl Decisions {
         for (a, b) in weir.choices.iter().zip(&reference.choices) {
             // Gates have a margin for each token.
             match reference.margins.is_empty() {
-                true => all.kept(a, b, exceeds(reference.smallest_gap, 2.0 * tolerance)),
+                true => all.kept(a, b, reference.smallest_gap.is_none_or(|gap| exceeds(gap, 2.0 * tolerance))),
                 false => all.gated(a, b, &reference.margins),
             }
         }

@@ -69,7 +69,7 @@ struct EncodedVectors {
     /// (k, D)
     x: Tensor,
     choices: Vec<PoolingChoice>,
-    smallest_gap: f64,
+    smallest_gap: Option<f64>,
     near_ties: Vec<NearTie>,
 }
 
@@ -97,7 +97,7 @@ impl Reference for Pyramidion {
         let x = self.final_norm("decoder", x)?;
         let logits = self.tensors.matrix("encoder.embed_tokens.weight", &x)?; // (len, V)
         let EncodedVectors { choices, smallest_gap, near_ties, .. } = encoded;
-        Ok(Outputs { logits: logits.flatten_all()?.to_vec1()?, choices, smallest_gap, near_ties, ..Outputs::default() })
+        Ok(Outputs { choices, smallest_gap, near_ties, ..Outputs::of_logits(&logits)? })
     }
 }
 
@@ -123,7 +123,7 @@ impl Pyramidion {
         let padded: Vec<u32> = (0..length).map(|position| tokens.get(position).copied().unwrap_or(PAD)).collect();
         let mut v = Vectors { x: self.embed_document(&padded)?, origins: (0..length).collect(), mass: Vec::new() };
         // Vanilla encoders mask padding; all others treat it as tokens.
-        let masks = a.block.is_none() && matches!(a.pooling, LayerPooling::None);
+        let masks = a.block.is_none() && a.pooling.kind == PoolingKind::None;
         let hide = |&token: &u32| if token == PAD { f64::NEG_INFINITY } else { 0.0 };
         let hidden = Tensor::new(padded.iter().map(hide).collect::<Vec<f64>>(), &Device::Cpu)?;
         let hidden = (masks && padded.contains(&PAD)).then_some(hidden);
@@ -156,8 +156,8 @@ impl Pyramidion {
             longest = kept;
             factors *= factor;
         }
-        let x = match (unpooled, &a.pooling) {
-            (Some(unpooled), LayerPooling::Funnel { .. }) => {
+        let x = match (unpooled, a.pooling.kind) {
+            (Some(unpooled), PoolingKind::Funnel) => {
                 let windows: Vec<u32> = (0..unpooled.dim(0)?).map(|position| (position / factors) as u32).collect();
                 (unpooled + v.x.index_select(&Tensor::new(windows, &Device::Cpu)?, 0)?)? // (n, D)
             }
@@ -229,11 +229,13 @@ impl Pyramidion {
             };
             outputs.push(match head.checked_sub(local) {
                 None => blocks(&inputs, block, hidden, mass)?,
-                Some(global) if hashes => {
-                    let rotations = self.tensors.get(&format!("{prefix}.self_attn.rotations"))?.get(global)?;
-                    attention.global_head(&inputs, Some(&rotations))?
-                }
-                Some(_) => attention.global_head(&inputs, None)?,
+                Some(global) => match attention {
+                    DocumentAttention::Lsh { chunk, hashes, .. } => {
+                        let rotations = self.tensors.get(&format!("{prefix}.self_attn.rotations"))?.get(global)?;
+                        hashed(&inputs, &rotations, chunk, hashes)?
+                    }
+                    _ => efficient(&inputs)?,
+                },
             });
         }
         self.tensors.linear(&format!("{prefix}.self_attn.out_proj"), &Tensor::cat(&outputs, 1)?)
@@ -337,31 +339,28 @@ const NEAR: f64 = 1e-5;
 
 /// `pooling` of a checkpoint.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-enum LayerPooling {
+struct LayerPooling {
+    kind: PoolingKind,
+    #[serde(default)]
+    lengths: BTreeMap<String, usize>,
+    #[serde(default)]
+    flip_right: bool,
+    #[serde(default)]
+    sort_back: bool,
+    /// Used by the kinds that compare scores.
+    #[serde(default)]
+    scorer: ScoreSource,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PoolingKind {
     None,
-    SuccessiveHalving {
-        lengths: BTreeMap<String, usize>,
-        flip_right: bool,
-        sort_back: bool,
-        #[serde(default)]
-        scorer: ScoreSource,
-    },
-    HardTopK {
-        lengths: BTreeMap<String, usize>,
-        sort_back: bool,
-        #[serde(default)]
-        scorer: ScoreSource,
-    },
-    Mean {
-        lengths: BTreeMap<String, usize>,
-    },
-    Max {
-        lengths: BTreeMap<String, usize>,
-    },
-    Funnel {
-        lengths: BTreeMap<String, usize>,
-    },
+    SuccessiveHalving,
+    HardTopK,
+    Mean,
+    Max,
+    Funnel,
 }
 
 /// `scorer`: the source of the scores.
@@ -400,13 +399,13 @@ struct ScoreOrder<'a> {
     /// Number of the current pooling.
     pooling: usize,
     /// The smallest difference between neighbours that are no ties.
-    smallest_gap: f64,
+    smallest_gap: Option<f64>,
     near_ties: Vec<NearTie>,
 }
 
 impl<'a> ScoreOrder<'a> {
     fn new(swapped: &'a [NearTie]) -> Self {
-        Self { swapped, pooling: 0, smallest_gap: f64::INFINITY, near_ties: Vec::new() }
+        Self { swapped, pooling: 0, smallest_gap: None, near_ties: Vec::new() }
     }
 
     /// Returns the positions from the highest score to the lowest. Scores are f32 by definition; of equal scores the one at the
@@ -417,7 +416,7 @@ impl<'a> ScoreOrder<'a> {
         for (rank, pair) in order.windows(2).enumerate() {
             let gap = (scores[pair[0]] - scores[pair[1]]).abs();
             if gap > TIE {
-                self.smallest_gap = self.smallest_gap.min(gap);
+                self.smallest_gap = Some(self.smallest_gap.map_or(gap, |smallest| smallest.min(gap)));
                 if gap < NEAR {
                     self.near_ties.push(NearTie { pooling: self.pooling, round, rank });
                 }
@@ -432,21 +431,11 @@ impl<'a> ScoreOrder<'a> {
 impl LayerPooling {
     /// Returns the vectors that are left after `layer`, if a pooling follows it.
     fn length_after(&self, layer: usize) -> Option<usize> {
-        match self {
-            Self::None => None,
-            Self::SuccessiveHalving { lengths, .. }
-            | Self::HardTopK { lengths, .. }
-            | Self::Mean { lengths }
-            | Self::Max { lengths }
-            | Self::Funnel { lengths } => lengths.get(&layer.to_string()).copied(),
-        }
+        self.lengths.get(&layer.to_string()).copied()
     }
 
     fn scorer(&self) -> Option<ScoreSource> {
-        match self {
-            Self::SuccessiveHalving { scorer, .. } | Self::HardTopK { scorer, .. } => Some(*scorer),
-            _ => None,
-        }
+        matches!(self.kind, PoolingKind::SuccessiveHalving | PoolingKind::HardTopK).then_some(self.scorer)
     }
 
     /// Pools (n, D) to (`from` / `factor`, D). Vectors that are missing to `from` are zero. Without a scorer there are no winners.
@@ -458,8 +447,9 @@ impl LayerPooling {
         factor: usize,
         order: &mut ScoreOrder<'_>,
     ) -> CandleResult<Scored> {
-        match *self {
-            Self::SuccessiveHalving { flip_right, sort_back, .. } => {
+        let Self { flip_right, sort_back, .. } = *self;
+        match self.kind {
+            PoolingKind::SuccessiveHalving => {
                 let missing = from - x.dim(0)?;
                 let zeros = Tensor::zeros((missing, x.dim(1)?), DType::F64, &Device::Cpu)?;
                 let mut scored = Scored {
@@ -475,7 +465,7 @@ impl LayerPooling {
                 }
                 Ok(scored)
             }
-            Self::HardTopK { sort_back, .. } => {
+            PoolingKind::HardTopK => {
                 let mut winners = order.sort(0, &scores);
                 winners.truncate(from / factor);
                 if sort_back {
@@ -484,9 +474,9 @@ impl LayerPooling {
                 let scores = winners.iter().map(|&winner| scores[winner]).collect();
                 Ok(Scored { x: select(x, &winners)?, scores, winners })
             }
-            Self::Mean { .. } | Self::Funnel { .. } => windows(x, from, factor, false),
-            Self::Max { .. } => windows(x, from, factor, true),
-            Self::None => bail!("no pooling"),
+            PoolingKind::Mean | PoolingKind::Funnel => windows(x, from, factor, false),
+            PoolingKind::Max => windows(x, from, factor, true),
+            PoolingKind::None => bail!("no pooling"),
         }
     }
 }
@@ -571,15 +561,6 @@ impl DocumentAttention {
             Self::Efficient { local_heads } | Self::Lsh { local_heads, .. } => local_heads,
         }
     }
-
-    /// Returns the output of a head that attends across the document, (n, head_dim). `rotations` are its random rotations,
-    /// (hashes, head_dim, buckets / 2), if it hashes.
-    fn global_head(self, head: &HeadInputs, rotations: Option<&Tensor>) -> CandleResult<Tensor> {
-        match (self, rotations) {
-            (Self::Lsh { chunk, hashes, .. }, Some(rotations)) => hashed(head, rotations, chunk, hashes),
-            _ => efficient(head),
-        }
-    }
 }
 
 /// softmax(Q, over its columns)·(softmax(K, over its rows)ᵀ·V) (Shen et al. 2021, §3.2). Neither is scaled.
@@ -610,7 +591,7 @@ fn blocks(head: &HeadInputs, block: usize, mask: Option<&Tensor>, mass: &mut [f6
     Tensor::cat(&outputs, 0)
 }
 
-/// Attention by hashing (Kitaev et al. 2020, §2). Each round sorts the vectors by bucket and cuts the order into chunks. A vector
+/// Attention by hashing (Kitaev et al. 2020, §2). `rotations` are random: (hashes, head_dim, buckets / 2). Each round sorts the vectors by bucket and cuts the order into chunks. A vector
 /// attends to its own chunk and the one before. A key that several rounds select counts that often, and a vector attends to itself
 /// only if no other key is selected.
 fn hashed(head: &HeadInputs, rotations: &Tensor, chunk: usize, hashes: usize) -> CandleResult<Tensor> {

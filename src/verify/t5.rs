@@ -127,8 +127,7 @@ impl Reference for T5 {
         let head = if self.architecture.tied_head { "shared.weight" } else { "lm_head.weight" };
         let logits = self.tensors.matrix(head, &(x * scale)?)?; // (len, V)
         let Encoded { choices, margins, .. } = encoded;
-        let logits = logits.flatten_all()?.to_vec1()?;
-        Ok(Outputs { logits, choices, margins, smallest_gap: f64::INFINITY, ..Outputs::default() })
+        Ok(Outputs { choices, margins, ..Outputs::of_logits(&logits)? })
     }
 }
 

@@ -193,6 +193,18 @@ pub(super) fn softplus(x: &Tensor) -> CandleResult<Tensor> {
     x.relu()? + x.abs()?.neg()?.exp()?.affine(1.0, 1.0)?.log()?
 }
 
+/// Convolves each channel with its taps, (taps, channels); the last tap belongs to the current position: (len, channels) → the same.
+pub(super) fn convolve(x: &Tensor, taps: &Tensor) -> CandleResult<Tensor> {
+    let width = taps.dim(0)?;
+    let len = x.dim(0)?;
+    let padded = x.pad_with_zeros(0, width - 1, 0)?; // (taps − 1 + len, channels)
+    let mut sum = x.zeros_like()?;
+    for tap in 0..width {
+        sum = (sum + padded.narrow(0, tap, len)?.broadcast_mul(&taps.narrow(0, tap, 1)?)?)?;
+    }
+    Ok(sum)
+}
+
 /// Returns ln Σ e^x.
 pub(super) fn log_sum_exp(x: &[f64]) -> f64 {
     let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -1,7 +1,6 @@
 //! Benchmark of two models in turns on one machine, so that other load on the machine affects both.
 
 use crate::report::{
-    check_range,
     decode::{DecodeBench, DecodeMeasurement, DecodePlan, DecodeRun},
     machine::Machine,
     ratios,
@@ -34,11 +33,6 @@ pub struct DecodeComparison {
     pub ratio: Quantiles,
 }
 
-/// Checks the number of pairs. Fails unless `pairs` is in the range 1 to [`MAX_PAIRS`].
-pub fn check(pairs: usize) -> Result<()> {
-    check_range("--pairs", pairs, 1, MAX_PAIRS)
-}
-
 /// Runs the plan with both models in turns (A B A B …), each time on the same text from the same context. How far a row
 /// advances in a run depends on how often it waits. `progress` receives the number of finished pairs.
 /// Fails if the plan exceeds a limit of a model, or if a step fails.
@@ -49,7 +43,6 @@ pub fn compare(
     machine: &Machine,
     progress: &mut dyn FnMut(usize),
 ) -> Result<DecodeComparison> {
-    check(pairs)?;
     let [text_a, text_b] = [a, b].map(|model| Sample::new(&model.card().vocabulary));
     let mut a = DecodeBench::start(a, &text_a, plan)?;
     let mut b = DecodeBench::start(b, &text_b, plan)?;

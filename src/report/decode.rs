@@ -5,7 +5,7 @@
 //! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
 use crate::report::{
-    check_length, check_range,
+    check_length,
     machine::{Machine, MeasuredModel},
     quantiles,
     sample::Sample,
@@ -50,9 +50,6 @@ pub struct DecodePlan {
 impl DecodePlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        check_range("--batch", self.batch, 1, MAX_BATCH)?;
-        check_range("--steps", self.steps, 1, MAX_STEPS)?;
-        check_range("--boundary-wait", self.boundary_wait, 0, contract::MAX_BOUNDARY_WAIT)?;
         // at least one step has to fit after the context
         check_length("--context", self.context, card.max_symbols.saturating_sub(1))?;
         check_length("--context and --steps together", self.context + self.steps, card.max_symbols)

@@ -108,7 +108,6 @@ pub(crate) fn compare(
     progress: &mut dyn FnMut(usize),
 ) -> Result<DocumentComparison> {
     check_range("documents", documents.len(), 1, MAX_DOCUMENTS)?;
-    check_range("--pairs", plan.pairs, 1, MAX_PAIRS)?;
     for model in [a, b] {
         check_range("--tokens", plan.tokens, 2, reader(model)?.limits().targets)?;
     }

@@ -4,8 +4,7 @@
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
 use crate::report::{
-    check_length, check_range, machine::MeasuredModel, prefill::MAX_RUNS, quantiles, ratios, sample::Sample,
-    stream::StreamRun,
+    check_length, check_range, machine::MeasuredModel, quantiles, ratios, sample::Sample, stream::StreamRun,
 };
 use serde::Serialize;
 use weir_kernels::error::{Error, Result};
@@ -29,7 +28,6 @@ impl ResumePlan {
         // the generated character needs a position, too
         let limit = card.max_symbols.saturating_sub(1);
         check_range("--more", self.more, 1, limit)?;
-        check_range("--runs", self.runs, 1, MAX_RUNS)?;
         if self.context < 2 * NUMBER {
             let bound = format!("at least {}, of which {NUMBER} distinguish the pairs", 2 * NUMBER);
             return Err(Error::BadOption { field: "--context", found: self.context.to_string(), bound });

@@ -6,8 +6,7 @@
 
 use crate::report::{
     check_length, check_range,
-    compare::MAX_PAIRS,
-    decode::{MAX_BATCH, feed_context},
+    decode::feed_context,
     machine::{Machine, MeasuredModel},
     quantiles, ratios,
     sample::Sample,
@@ -52,18 +51,11 @@ impl SpeculatePlan {
     /// does not speculate.
     pub(crate) fn check(&self, card: &Card) -> Result<()> {
         if !card.speculates {
-            let found = format!("family {}", card.family);
-            return Err(Error::WrongKind {
-                call: "bench speculate",
-                model: card.name.clone(),
-                wanted: "speculates",
-                found,
-            });
+            let (model, found) = (card.name.clone(), format!("family {}", card.family));
+            return Err(Error::WrongKind { call: "bench speculate", model, wanted: "speculates", found });
         }
-        check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--context", self.context, 1, card.max_symbols)?;
         check_range("--chars", self.chars, 1, card.max_symbols)?;
-        check_range("--pairs", self.pairs, 1, MAX_PAIRS)?;
         check_length("--context and --chars together", self.context + self.chars, card.max_symbols)
     }
 

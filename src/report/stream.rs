@@ -3,7 +3,7 @@
 //!
 //! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
-use crate::report::{check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles, sample::Sample};
+use crate::report::{check_length, check_range, machine::MeasuredModel, quantiles, sample::Sample};
 use serde::{Deserialize, Serialize};
 use weir_engine::options::{Details, Generate, Sampling, Stopping};
 use weir_kernels::error::{Error, Result};
@@ -36,10 +36,8 @@ impl StreamPlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub(crate) fn check(&self, card: &Card) -> Result<()> {
         let limit = card.max_symbols;
-        check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--context", self.context, 1, limit)?;
         check_range("--chars", self.chars, 1, limit)?;
-        check_range("--pairs", self.pairs, 1, MAX_PAIRS)?;
         check_length("--context and --chars together", self.context + self.chars, limit)
     }
 

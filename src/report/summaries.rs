@@ -38,10 +38,8 @@ impl SummaryBenchPlan {
     /// Checks that the model reads documents, and the plan against its limits. The error names the option and its limit.
     pub(crate) fn check(&self, model: &dyn Model) -> Result<()> {
         let limits = reader(model)?.limits();
-        check_range("--batch", self.batch, 1, MAX)?;
         check_range("--source", self.source, 2, limits.tokens)?;
-        check_range("--tokens", self.tokens, 2, limits.targets)?;
-        check_range("--pairs", self.pairs, 1, MAX)
+        check_range("--tokens", self.tokens, 2, limits.targets)
     }
 }
 

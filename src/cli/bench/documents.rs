@@ -2,18 +2,23 @@
 
 use crate::{
     cli::{
-        bench::{setup::TableBenchArgs, table},
-        model::{ModelArgument, count},
+        bench::{setup::BenchArgs, table},
+        document::json_lines,
+        model::{checkpoint, count, unreadable},
         output::Progress,
     },
-    report::documents::{self, BenchDocument, DocumentBenchPlan, MAX_DOCUMENTS, MAX_PAIRS},
+    report::documents::{self, BenchDocument, DocumentBenchPlan, MAX_PAIRS},
 };
 use serde::Deserialize;
 use std::{
+    fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
 use weir_kernels::error::{Error, Result};
+
+/// The name of the arguments that are files.
+const FILE: &str = "FILE";
 
 /// Maximum bytes of a file.
 const MAX_FILE: u64 = 64 << 20;
@@ -31,15 +36,13 @@ pub(super) struct DocumentsArgs {
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
     /// Tokens decoded for each document.
-    #[arg(long, value_name = "N", default_value_t = 64,
-        value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count(2..=1 << 24))]
     tokens: usize,
     /// Timed runs of each model on each document, in alternating order, after one warm-up run of each.
-    #[arg(long, value_name = "N", default_value_t = 5,
-        value_parser = count(1..=MAX_PAIRS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count(1..=MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 /// A line of a file with several documents.
@@ -55,11 +58,14 @@ pub(super) fn run(args: &DocumentsArgs) -> Result<()> {
         read(file, &mut all)?;
     }
     let plan = DocumentBenchPlan { tokens: *tokens, pairs: *pairs };
-    let argument = |name, value| ModelArgument { name, value: Some(value) };
+    let model = checkpoint("DIR", Some(model))?;
+    let baseline = baseline.as_deref().map(|folder| checkpoint("--baseline", Some(folder))).transpose()?;
     let mut entries = Vec::new();
     for setup in bench.compute.setups() {
-        let baseline = baseline.as_deref().map(|folder| argument("--baseline", folder));
-        let ([a, b], machine) = setup.load_with_baseline(argument("DIR", model), baseline)?;
+        let ([a, b], machine) = match &baseline {
+            Some(baseline) => setup.load([&model, baseline])?,
+            None => setup.load_with_unpooled(&model)?,
+        };
         let mut progress = Progress::measurements();
         let total = plan.pairs as u64 + 1;
         progress.update(0, total);
@@ -71,34 +77,19 @@ pub(super) fn run(args: &DocumentsArgs) -> Result<()> {
 
 fn read(file: &Path, all: &mut Vec<BenchDocument>) -> Result<()> {
     let shown = file.display();
+    if file.extension().is_some_and(|extension| extension == "jsonl") {
+        let lines: Vec<(u64, Line)> = json_lines(FILE, file, "an object with `document`")?;
+        let document =
+            |(number, line): (u64, Line)| BenchDocument { name: format!("{shown}:{number}"), text: line.document };
+        all.extend(lines.into_iter().map(document));
+        return Ok(());
+    }
     let mut text = String::new();
-    let opened = std::fs::File::open(file).map_err(Error::io(file))?;
-    opened.take(MAX_FILE + 1).read_to_string(&mut text).map_err(Error::io(file))?;
-    let wrong = |key: String, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
+    let opened = File::open(file).map_err(unreadable(FILE, file))?;
+    opened.take(MAX_FILE + 1).read_to_string(&mut text).map_err(unreadable(FILE, file))?;
     if text.len() as u64 > MAX_FILE {
-        return wrong("the file".into(), format!("at most {MAX_FILE} bytes"), "more".into());
+        return Err(Error::checkpoint(file, "the file", format!("at most {MAX_FILE} bytes"), "more"));
     }
-    let mut add = |name: String, text: String| match all.len() < MAX_DOCUMENTS {
-        true => {
-            all.push(BenchDocument { name, text });
-            Ok(())
-        }
-        false => wrong("the file".into(), format!("at most {MAX_DOCUMENTS} documents"), "more".into()),
-    };
-    if file.extension().is_none_or(|extension| extension != "jsonl") {
-        return add(shown.to_string(), text);
-    }
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let number = index + 1;
-        // serde would accept a list as the fields in order
-        let parsed = match line.trim_start().starts_with('[') {
-            true => Err("a list".to_owned()),
-            false => serde_json::from_str::<Line>(line).map_err(|error| error.to_string()),
-        };
-        match parsed {
-            Ok(Line { document }) => add(format!("{shown}:{number}"), document)?,
-            Err(found) => return wrong(format!("line {number}"), "an object with `document`".into(), found),
-        }
-    }
+    all.push(BenchDocument { name: shown.to_string(), text });
     Ok(())
 }

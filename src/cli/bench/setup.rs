@@ -3,18 +3,20 @@
 use crate::{
     cli::{
         bench::picture::Picture,
-        model::{self, CheckpointArgs, ComputeArgs, ModelArgument},
+        model::{self, CheckpointArgs, ComputeArgs},
         output::{self, Progress},
     },
     report::{machine::Machine, plot::MeasurementFile},
 };
 use serde::Serialize;
+use serde_json::Value;
 use std::{path::PathBuf, sync::Arc};
 use weir_kernels::{
     Compute, Dtype, Isa,
     error::{Error, Result},
 };
 use weir_models::{
+    checkpoint::CheckpointSource,
     contract::{Card, Model, unpooled_name},
     load::{DeviceChoice, Settings, load_as},
 };
@@ -24,42 +26,64 @@ use weir_models::{
 pub(super) struct BenchArgs {
     #[command(flatten)]
     pub(super) compute: BenchCompute,
-    #[command(flatten)]
-    pub(super) output: BenchOutput,
-}
-
-/// Flags of the benchmarks without a picture.
-#[derive(Debug, clap::Args)]
-pub(super) struct TableBenchArgs {
-    #[command(flatten)]
-    pub(super) compute: BenchCompute,
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-impl TableBenchArgs {
+/// Flags of the benchmarks with a picture.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlottedBenchArgs {
+    #[command(flatten)]
+    bench: BenchArgs,
+    /// Also draw the measurements to this SVG file.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+impl BenchArgs {
     pub(super) fn print<T: Serialize>(&self, entries: &[T], table: impl Fn(&[T]) -> String) -> Result<()> {
-        BenchOutput { json: self.json, plot: None }.print(None, entries, table)
+        if self.json { output::json(&values(entries)?.into()) } else { output::write(&table(entries)) }
     }
+}
+
+impl PlottedBenchArgs {
+    /// Prints and, if requested, draws what `measure` returns. Opens the picture's file before the first measurement.
+    pub(super) fn run<T: Serialize>(
+        &self,
+        table: impl Fn(&[T]) -> String,
+        measure: impl FnOnce(&BenchCompute) -> Result<Vec<T>>,
+    ) -> Result<()> {
+        let picture = self.plot.as_deref().map(Picture::open).transpose()?;
+        let entries = measure(&self.bench.compute)?;
+        // Printed first, so that the measurements are not lost if the picture cannot be drawn.
+        self.bench.print(&entries, table)?;
+        let Some(picture) = picture else { return Ok(()) };
+        picture.write("--plot", &[MeasurementFile { name: "this run".into(), entries: values(&entries)? }])
+    }
+}
+
+fn values<T: Serialize>(entries: &[T]) -> Result<Vec<Value>> {
+    let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>();
+    values.map_err(|error| Error::Internal(error.to_string()))
 }
 
 /// Compute settings. Every dtype is measured with every number of threads, one after the other.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct BenchCompute {
     /// Number formats of weights, keys and values: f32, bf16, int8, or int4 (weights in int4, keys and values in int8). Several are
     /// measured one after the other.
-    #[arg(long, value_name = "TYPE", value_parser = model::dtype, value_delimiter = ',', default_value = "f32",
+    #[arg(long, value_name = "TYPE", value_parser = model::dtype(), value_delimiter = ',', default_value = "f32",
         env = "WEIR_DTYPE")]
     pub(super) dtype: Vec<Dtype>,
     /// Numbers of threads. Several are measured one after the other. Default: all cores.
     #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
-        value_parser = model::whole::<u16>(1..=1024), allow_negative_numbers = true)]
+        value_parser = model::whole::<u16>(1..=1024))]
     threads: Vec<u16>,
     /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
     /// memory of a sequence.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
-        value_parser = model::whole::<u32>(1..=1 << 24), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = model::whole::<u32>(1..=1 << 24))]
     max_symbols: Option<u32>,
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
@@ -68,17 +92,6 @@ pub(super) struct BenchCompute {
     /// Default: the widest that the processor and the system permit.
     #[arg(long, value_name = "NAME", value_parser = model::isa)]
     isa: Option<Isa>,
-}
-
-/// Output format.
-#[derive(Debug, clap::Args)]
-pub(super) struct BenchOutput {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-    /// Also draw the measurements to this SVG file.
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
 }
 
 impl BenchCompute {
@@ -110,36 +123,25 @@ pub(super) struct Setup(Settings);
 
 impl Setup {
     /// Loads models that share one thread pool, and describes the machine that they run on.
-    pub(super) fn load<const N: usize>(self, models: [ModelArgument<'_>; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
-        let settings = self.0.with_threads();
-        let models = models.into_iter().map(|model| load(model, &settings)).collect::<Result<Vec<_>>>()?;
-        let models = models.try_into().map_err(|_| Error::Internal("a model is missing after loading".into()))?;
-        Ok((models, machine(&settings)?))
-    }
-
-    /// Loads a model and its baseline. If `baseline` is `None`, the baseline is the same model with its pooling turned off. Fails
-    /// if the model cannot run without its pooling.
-    pub(super) fn load_with_baseline(
+    pub(super) fn load<const N: usize>(
         self,
-        model: ModelArgument<'_>,
-        baseline: Option<ModelArgument<'_>>,
-    ) -> Result<([Arc<dyn Model>; 2], Machine)> {
+        sources: [&CheckpointSource; N],
+    ) -> Result<([Arc<dyn Model>; N], Machine)> {
         let settings = self.0.with_threads();
-        let first = load(model, &settings)?;
-        let second = match baseline {
-            Some(baseline) => load(baseline, &settings)?,
-            None => {
-                let name = unpooled_name(&first.card().name);
-                load_as(&model.source()?, &name, &Settings { unpooled: true, ..settings.clone() })?
-            }
-        };
-        Ok(([first, second], machine(&settings)?))
+        let models = sources.into_iter().map(|source| load_as(source, &source.name(), &settings));
+        let models = models.collect::<Result<Vec<_>>>()?.try_into();
+        Ok((models.map_err(|_| Error::Internal("a model is missing after loading".into()))?, machine(&settings)?))
     }
-}
 
-fn load(argument: ModelArgument<'_>, settings: &Settings) -> Result<Arc<dyn Model>> {
-    let source = argument.source()?;
-    load_as(&source, &source.name(), settings)
+    /// Loads a model and, on the same threads, the same model with its pooling turned off. Fails if the model cannot run without its
+    /// pooling.
+    pub(super) fn load_with_unpooled(self, source: &CheckpointSource) -> Result<([Arc<dyn Model>; 2], Machine)> {
+        let settings = self.0.with_threads();
+        let name = source.name();
+        let pooled = load_as(source, &name, &settings)?;
+        let unpooled = load_as(source, &unpooled_name(&name), &Settings { unpooled: true, ..settings.clone() })?;
+        Ok(([pooled, unpooled], machine(&settings)?))
+    }
 }
 
 fn machine(settings: &Settings) -> Result<Machine> {
@@ -149,54 +151,40 @@ fn machine(settings: &Settings) -> Result<Machine> {
     }
 }
 
-impl BenchOutput {
-    /// Opens the file of `--plot`, if given. Called before the first measurement.
-    pub(super) fn picture(&self) -> Result<Option<Picture>> {
-        self.plot.as_deref().map(Picture::open).transpose()
-    }
-
-    pub(super) fn print<T: Serialize>(
-        &self,
-        picture: Option<Picture>,
-        entries: &[T],
-        table: impl Fn(&[T]) -> String,
-    ) -> Result<()> {
-        let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<Vec<_>, _>>();
-        let values = values.map_err(|error| Error::Internal(error.to_string()))?;
-        let drawn = values.clone();
-        // Printed first, so that the measurements are not lost if the picture cannot be drawn.
-        if self.json {
-            output::json(&values.into())?
-        } else {
-            output::write(&table(entries))?
-        }
-        let sources = [MeasurementFile { name: "this run".into(), entries: drawn }];
-        picture.map_or(Ok(()), |picture| picture.write("--plot", &sources))
-    }
-}
-
 impl BenchCompute {
+    /// Loads a model with every setup, and returns all that `measure` returns.
+    pub(super) fn with_each_setup<T>(
+        &self,
+        checkpoint: &CheckpointArgs,
+        measure: impl Fn(&Arc<dyn Model>, &Machine) -> Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        let source = checkpoint.source()?;
+        let mut entries = Vec::new();
+        for setup in self.setups() {
+            let ([model], machine) = setup.load([&source])?;
+            entries.extend(measure(&model, &machine)?);
+        }
+        Ok(entries)
+    }
+
     /// Measures plans on one model, with every setup. All plans are checked before the first one is measured.
     pub(super) fn measure<P: Copy, T>(
         &self,
         checkpoint: &CheckpointArgs,
         plans: &[P],
         check: impl Fn(&P, &Card) -> Result<()>,
-        measure: impl Fn(&Arc<dyn Model>, P, &Machine) -> Result<T>,
+        measure: impl Fn(&dyn Model, P, &Machine) -> Result<T>,
     ) -> Result<Vec<T>> {
-        let mut entries = Vec::new();
-        for setup in self.setups() {
-            let ([model], machine) = setup.load([checkpoint.argument()])?;
+        self.with_each_setup(checkpoint, |model, machine| {
             plans.iter().try_for_each(|plan| check(plan, model.card()))?;
-            entries.extend(measure_each(plans.to_vec(), |plan| measure(&model, plan, &machine))?);
-        }
-        Ok(entries)
+            measure_each(plans.to_vec(), |plan| measure(&**model, plan, machine))
+        })
     }
 
     /// Measures plans on two models in turns, with every setup. `compare` reports the number of pairs done, out of `pairs`.
     pub(super) fn compare<P: Copy, T>(
         &self,
-        models: [ModelArgument<'_>; 2],
+        [a, b]: [CheckpointSource; 2],
         plans: &[P],
         pairs: usize,
         check: impl Fn(&P, &dyn Model) -> Result<()>,
@@ -204,7 +192,7 @@ impl BenchCompute {
     ) -> Result<Vec<T>> {
         let mut entries = Vec::new();
         for setup in self.setups() {
-            let ([a, b], machine) = setup.load(models)?;
+            let ([a, b], machine) = setup.load([&a, &b])?;
             for model in [&*a, &*b] {
                 plans.iter().try_for_each(|plan| check(plan, model))?;
             }

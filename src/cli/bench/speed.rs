@@ -4,10 +4,10 @@ use crate::{
     cli::{
         bench::{
             picture::{self, Picture},
-            setup::{BenchArgs, TableBenchArgs, measure_each},
+            setup::{BenchArgs, PlottedBenchArgs, measure_each},
             table,
         },
-        model::{CheckpointArgs, ModelArgument, count, speculation},
+        model::{CheckpointArgs, checkpoint, count, speculation},
     },
     report::{
         compare,
@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use weir_engine::speculation::Speculation;
 use weir_kernels::{Compute, ThreadPool, error::Result};
 use weir_models::{
+    checkpoint::CheckpointSource,
     contract::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT, Model},
     load::MAX_SYMBOLS,
 };
@@ -35,7 +36,7 @@ pub(super) struct DecodeArgs {
     #[command(flatten)]
     plans: PlanArgs,
     #[command(flatten)]
-    bench: BenchArgs,
+    bench: PlottedBenchArgs,
 }
 
 /// Two models to compare, each a checkpoint folder or the name of a model in the user's models folder.
@@ -50,8 +51,8 @@ struct ComparedModels {
 }
 
 impl ComparedModels {
-    fn arguments(&self) -> [ModelArgument<'_>; 2] {
-        [ModelArgument { name: "DIR_A", value: Some(&self.a) }, ModelArgument { name: "DIR_B", value: Some(&self.b) }]
+    fn sources(&self) -> Result<[CheckpointSource; 2]> {
+        Ok([checkpoint("DIR_A", Some(&self.a))?, checkpoint("DIR_B", Some(&self.b))?])
     }
 }
 
@@ -62,11 +63,10 @@ pub(super) struct CompareArgs {
     #[command(flatten)]
     plans: PlanArgs,
     /// Runs of each model, in the order A B A B …. Each run times all steps.
-    #[arg(long, value_name = "N", default_value_t = 10,
-        value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(1..=compare::MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    bench: BenchArgs,
+    bench: PlottedBenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -74,19 +74,16 @@ pub(super) struct PrefillArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
     /// Symbols of the prompt. Several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512", value_parser = count(1..=MAX_SYMBOLS))]
     symbols: Vec<usize>,
     /// Symbols per step.
-    #[arg(long, value_name = "N", default_value_t = 512,
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1..=MAX_SYMBOLS))]
     chunk: usize,
     /// Timed runs, after one warm-up run.
-    #[arg(long, value_name = "N", default_value_t = 11,
-        value_parser = count(1..=prefill::MAX_RUNS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=prefill::MAX_RUNS))]
     runs: usize,
     #[command(flatten)]
-    bench: BenchArgs,
+    bench: PlottedBenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -95,22 +92,19 @@ pub(super) struct SummarizeArgs {
     models: ComparedModels,
     /// Documents per batch. Several batch sizes are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
-        value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
+        value_parser = count(1..=summaries::MAX))]
     batch: Vec<usize>,
     /// Tokens per document.
-    #[arg(long, value_name = "N", default_value_t = 8192,
-        value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = count(2..=1 << 24))]
     source: usize,
     /// Tokens per summary.
-    #[arg(long, value_name = "N", default_value_t = 512,
-        value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(2..=1 << 24))]
     tokens: usize,
     /// Timed runs of each model, in the order A B A B …, after one warm-up run of each.
-    #[arg(long, value_name = "N", default_value_t = 3,
-        value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=summaries::MAX))]
     pairs: usize,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -119,26 +113,23 @@ pub(super) struct SpeculateArgs {
     checkpoint: CheckpointArgs,
     /// Rows per step. Several batch sizes are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
-        value_parser = count(1..=decode::MAX_BATCH), allow_negative_numbers = true)]
+        value_parser = count(1..=decode::MAX_BATCH))]
     batch: Vec<usize>,
     /// Symbols in each row before the first step. The repeating text repeats these.
-    #[arg(long, value_name = "N", default_value_t = 512,
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1..=MAX_SYMBOLS))]
     context: usize,
     /// Characters that each row is fed in a run.
-    #[arg(long, value_name = "N", default_value_t = 1024,
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = count(1..=MAX_SYMBOLS))]
     chars: usize,
     /// Timed pairs of runs, one without drafts and one with them, after one warm-up pair.
-    #[arg(long, value_name = "N", default_value_t = 11,
-        value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=compare::MAX_PAIRS))]
     pairs: usize,
     /// Speculation of the second run of a pair: `auto`, or the most characters to guess at a time, 1 to 16. Several are measured
     /// one after the other. `off` compares runs without drafts.
     #[arg(long, value_name = "auto|off|N", value_delimiter = ',', default_value = "auto", value_parser = speculation)]
     speculate: Vec<Speculation>,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 /// Decoding plans: every batch size with every context length and every boundary wait.
@@ -146,20 +137,18 @@ pub(super) struct SpeculateArgs {
 struct PlanArgs {
     /// Rows per step. Several batch sizes are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
-        value_parser = count(1..=decode::MAX_BATCH), allow_negative_numbers = true)]
+        value_parser = count(1..=decode::MAX_BATCH))]
     batch: Vec<usize>,
     /// Symbols in each row before the first timed step. Several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
-        value_parser = count(0..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512", value_parser = count(0..=MAX_SYMBOLS))]
     context: Vec<usize>,
     /// Timed steps, after a few warm-up steps.
-    #[arg(long, value_name = "N", default_value_t = 256,
-        value_parser = count(1..=decode::MAX_STEPS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=decode::MAX_STEPS))]
     steps: usize,
     /// Maximum steps that a row waits after its segment closed, to share the segment step with other rows. Several values are
     /// measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT],
-        value_parser = count(0..=MAX_BOUNDARY_WAIT), allow_negative_numbers = true)]
+        value_parser = count(0..=MAX_BOUNDARY_WAIT))]
     boundary_wait: Vec<usize>,
 }
 
@@ -179,24 +168,16 @@ impl PlanArgs {
 }
 
 pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
-    let BenchArgs { compute, output } = &args.bench;
-    let picture = output.picture()?;
     let plans = args.plans.plans();
-    let entries = compute.measure(&args.checkpoint, &plans, DecodePlan::check, |model, plan, machine| {
-        decode::measure(&**model, plan, machine)
-    })?;
-    output.print(picture, &entries, table::decode)
+    args.bench
+        .run(table::decode, |compute| compute.measure(&args.checkpoint, &plans, DecodePlan::check, decode::measure))
 }
 
 pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
-    let BenchArgs { compute, output } = &args.bench;
     let PrefillArgs { chunk, runs, .. } = *args;
-    let picture = output.picture()?;
     let plans: Vec<_> = args.symbols.iter().map(|&symbols| PrefillPlan { symbols, chunk, runs }).collect();
-    let entries = compute.measure(&args.checkpoint, &plans, PrefillPlan::check, |model, plan, machine| {
-        prefill::measure(&**model, plan, machine)
-    })?;
-    output.print(picture, &entries, table::prefill)
+    args.bench
+        .run(table::prefill, |compute| compute.measure(&args.checkpoint, &plans, PrefillPlan::check, prefill::measure))
 }
 
 pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
@@ -209,30 +190,26 @@ pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
         }
     }
     let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &plans, SpeculatePlan::check, |model, plan, machine| {
-        speculate::measure(&**model, plan, machine)
-    })?;
+    let entries = compute.measure(&args.checkpoint, &plans, SpeculatePlan::check, speculate::measure)?;
     args.bench.print(&entries, table::speculate)
 }
 
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
-    let BenchArgs { compute, output } = &args.bench;
-    let picture = output.picture()?;
     let check = |plan: &DecodePlan, model: &dyn Model| plan.check(model.card());
     let plans = args.plans.plans();
-    let entries =
-        compute.compare(args.models.arguments(), &plans, args.pairs, check, |models, plan, machine, report| {
+    args.bench.run(table::compare, |compute| {
+        compute.compare(args.models.sources()?, &plans, args.pairs, check, |models, plan, machine, report| {
             compare::compare(models, plan, args.pairs, machine, report)
-        })?;
-    output.print(picture, &entries, table::compare)
+        })
+    })
 }
 
 pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
     let SummarizeArgs { source, tokens, pairs, .. } = *args;
     let plans: Vec<_> = args.batch.iter().map(|&batch| SummaryBenchPlan { batch, source, tokens, pairs }).collect();
     let compute = &args.bench.compute;
-    let models = args.models.arguments();
-    let entries = compute.compare(models, &plans, pairs, SummaryBenchPlan::check, summaries::compare)?;
+    let entries =
+        compute.compare(args.models.sources()?, &plans, pairs, SummaryBenchPlan::check, summaries::compare)?;
     args.bench.print(&entries, table::summaries)
 }
 
@@ -241,28 +218,25 @@ pub(super) struct EndlessArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
     /// Symbols of the stream.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000,
-        value_parser = count(2..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = count(2..=MAX_SYMBOLS))]
     symbols: usize,
     /// Parts of the stream to report.
-    #[arg(long, value_name = "N", default_value_t = 10,
-        value_parser = count(2..=endless::MAX_PARTS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(2..=endless::MAX_PARTS))]
     parts: usize,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
     /// Minimum seconds per measurement.
-    #[arg(long, value_name = "S", default_value_t = 0.2, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value_t = 0.2)]
     seconds: f64,
     /// Size of the weights in f32, in units of 10⁶ bytes. Matrices take turns, so that weights are read from memory, not caches.
-    #[arg(long, value_name = "MB", default_value_t = 160,
-        value_parser = count(1..=kernels::MAX_MEGABYTES), allow_negative_numbers = true)]
+    #[arg(long, value_name = "MB", default_value_t = 160, value_parser = count(1..=kernels::MAX_MEGABYTES))]
     megabytes: usize,
     #[command(flatten)]
-    bench: BenchArgs,
+    bench: PlottedBenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -278,27 +252,23 @@ pub(super) struct PlotArgs {
 pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
     let plan = EndlessPlan { symbols: args.symbols, parts: args.parts };
     let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &[plan], EndlessPlan::check, |model, plan, machine| {
-        endless::measure(&**model, plan, machine)
-    })?;
+    let entries = compute.measure(&args.checkpoint, &[plan], EndlessPlan::check, endless::measure)?;
     args.bench.print(&entries, table::endless)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
-    let BenchArgs { compute, output } = &args.bench;
     let plan = KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
-    plan.check()?;
-    if let Some(bytes) = free_bytes() {
-        plan.check_memory(&compute.dtype, bytes)?;
-    }
-    let picture = output.picture()?;
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let entries = measure_each(compute.threads(), |threads| {
-        let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
-        let machine = Machine { compute: Compute { isa: compute.isa(), pool } };
-        kernels::measure(&compute.dtype, plan, &machine)
-    })?;
-    output.print(picture, &entries.concat(), table::kernels)
+    args.bench.run(table::kernels, |compute| {
+        plan.check()?;
+        free_bytes().map_or(Ok(()), |bytes| plan.check_memory(&compute.dtype, bytes))?;
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let entries = measure_each(compute.threads(), |threads| {
+            let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
+            let machine = Machine { compute: Compute { isa: compute.isa(), pool } };
+            kernels::measure(&compute.dtype, plan, &machine)
+        })?;
+        Ok(entries.concat())
+    })
 }
 
 pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {

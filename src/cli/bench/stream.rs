@@ -5,7 +5,7 @@ use crate::{
     cli::{
         bench::{
             served::LoopbackServer,
-            setup::{Setup, TableBenchArgs, measure_each},
+            setup::{BenchArgs, measure_each},
             table,
         },
         model::{CheckpointArgs, count},
@@ -28,23 +28,19 @@ pub(super) struct StreamArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
     /// Concurrent requests. Several numbers are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16", allow_negative_numbers = true,
-        value_parser = count(1..=MAX_BATCH))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16", value_parser = count(1..=MAX_BATCH))]
     batch: Vec<usize>,
     /// Symbols of each prompt. A run includes the prefill.
-    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true,
-        value_parser = count(1..=MAX_SYMBOLS))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count(1..=MAX_SYMBOLS))]
     context: usize,
     /// Characters to generate per request.
-    #[arg(long, value_name = "N", default_value_t = 512, allow_negative_numbers = true,
-        value_parser = count(1..=MAX_SYMBOLS))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1..=MAX_SYMBOLS))]
     chars: usize,
     /// Timed pairs of runs, one inside the process and one over gRPC, after one warm-up pair.
-    #[arg(long, value_name = "N", default_value_t = 11, allow_negative_numbers = true,
-        value_parser = count(1..=MAX_PAIRS))]
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -52,49 +48,39 @@ pub(super) struct ResumeArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
     /// Symbols of the prefix that the two prompts of a pair share. Several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512", value_parser = count(1..=MAX_SYMBOLS))]
     context: Vec<usize>,
     /// Symbols of each prompt after the shared prefix.
-    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true,
-        value_parser = count(1..=MAX_SYMBOLS))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=MAX_SYMBOLS))]
     more: usize,
     /// Prompt symbols per step.
-    #[arg(long, value_name = "N", default_value_t = Limits::default().chunk,
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().chunk, value_parser = count(1..=MAX_SYMBOLS))]
     chunk: usize,
     /// Timed pairs of a cold and a resumed prompt, after one warm-up pair.
-    #[arg(long, value_name = "N", default_value_t = 11,
-        value_parser = count(1..=MAX_RUNS), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=MAX_RUNS))]
     runs: usize,
     #[command(flatten)]
-    bench: TableBenchArgs,
+    bench: BenchArgs,
 }
 
 pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
     let StreamArgs { context, chars, pairs, .. } = *args;
     let plans: Vec<_> = args.batch.iter().map(|&batch| StreamPlan { batch, context, chars, pairs }).collect();
-    let mut entries = Vec::new();
-    for setup in args.bench.compute.setups() {
-        entries.extend(measure_stream(setup, args, &plans)?);
-    }
+    let entries = args.bench.compute.with_each_setup(&args.checkpoint, |model, machine| {
+        let card = model.card();
+        plans.iter().try_for_each(|plan| plan.check(card))?;
+        let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
+        let engine = Handle::start(model.clone(), Limits { rows, ..Limits::default() })?;
+        let mut bench = Bench { served: LoopbackServer::start(engine.clone())?, engine };
+        measure_each(plans.clone(), |plan| {
+            let prompts = plan.requests(card);
+            let mut pair = || Ok((bench.in_process(&**model, plan, &prompts)?, bench.served.request(&prompts)?));
+            pair()?;
+            let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
+            StreamMeasurement::new(MeasuredModel::new(card, machine), plan, &runs)
+        })
+    })?;
     args.bench.print(&entries, table::stream)
-}
-
-fn measure_stream(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
-    let ([model], machine) = setup.load([args.checkpoint.argument()])?;
-    let card = model.card();
-    plans.iter().try_for_each(|plan| plan.check(card))?;
-    let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
-    let engine = Handle::start(model.clone(), Limits { rows, ..Limits::default() })?;
-    let mut bench = Bench { served: LoopbackServer::start(engine.clone())?, engine };
-    measure_each(plans.to_vec(), |plan| {
-        let prompts = plan.requests(card);
-        let mut pair = || Ok((bench.in_process(&*model, plan, &prompts)?, bench.served.request(&prompts)?));
-        pair()?;
-        let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
-        StreamMeasurement::new(MeasuredModel::new(card, &machine), plan, &runs)
-    })
 }
 
 /// An engine, and the server in front of it.
@@ -156,20 +142,22 @@ async fn read_events(mut events: Events) -> Result<Received> {
 pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
     let ResumeArgs { more, runs, chunk, .. } = *args;
     let plans: Vec<_> = args.context.iter().map(|&context| ResumePlan { context, more, runs }).collect();
-    let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &plans, ResumePlan::check, |model, plan, machine| {
+    let entries = args.bench.compute.with_each_setup(&args.checkpoint, |model, machine| {
         let card = model.card();
-        // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
-        let limits = Limits { chunk, cache_bytes: model.memory().limit / 2, ..Limits::default() };
-        let mut served = LoopbackServer::start(Handle::start(Arc::clone(model), limits)?)?;
-        let mut pair = |number| -> Result<[StreamRun; 2]> {
-            let mut first_char = |prompt| served.request(&[StreamRequest { prompt, seed: 1, chars: 1 }]);
-            let [cold, resumed] = plan.prompts(card, number);
-            Ok([first_char(cold)?, first_char(resumed)?])
-        };
-        pair(0)?;
-        let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
-        ResumeMeasurement::new(MeasuredModel::new(card, machine), card, plan, chunk, &pairs)
+        plans.iter().try_for_each(|plan| plan.check(card))?;
+        measure_each(plans.clone(), |plan| {
+            // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
+            let limits = Limits { chunk, cache_bytes: model.memory().limit / 2, ..Limits::default() };
+            let mut served = LoopbackServer::start(Handle::start(Arc::clone(model), limits)?)?;
+            let mut pair = |number| -> Result<[StreamRun; 2]> {
+                let mut first_char = |prompt| served.request(&[StreamRequest { prompt, seed: 1, chars: 1 }]);
+                let [cold, resumed] = plan.prompts(card, number);
+                Ok([first_char(cold)?, first_char(resumed)?])
+            };
+            pair(0)?;
+            let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
+            ResumeMeasurement::new(MeasuredModel::new(card, machine), card, plan, chunk, &pairs)
+        })
     })?;
     args.bench.print(&entries, table::resume)
 }

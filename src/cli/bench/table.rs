@@ -6,7 +6,6 @@ use crate::report::{
     machine::MeasuredModel,
     speculate::{SpeculateMeasurement, TextKind},
 };
-use std::fmt::Write;
 use weir_kernels::error::printable;
 use weir_measure::stats::Quantiles;
 
@@ -56,15 +55,11 @@ fn factor(factor: Option<f64>) -> String {
 fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
     let mut models: Vec<_> = entries.filter(|(_, letters)| *letters > 0).collect();
     models.dedup();
-    models.into_iter().fold(String::new(), |mut text, (model, letters)| {
-        // Never fails: the writer is a `String`.
-        let _ = writeln!(
-            text,
-            "{}: its vocabulary lacks {letters} letters of the sample, so SF is not that of English",
-            printable(model)
-        );
-        text
-    })
+    let note = |(model, letters)| {
+        let model = printable(model);
+        format!("{model}: its vocabulary lacks {letters} letters of the sample, so SF is not that of English\n")
+    };
+    models.into_iter().map(note).collect()
 }
 
 pub(super) fn decode(entries: &[crate::report::decode::DecodeMeasurement]) -> String {
@@ -125,12 +120,10 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     for DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio: Quantiles { median, p10, p90 } } in
         comparisons
     {
-        let _ = writeln!(
-            text,
-            "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} per character \
-             (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
-            printable(&a.measured.model),
-            printable(&b.measured.model)
+        let [a, b] = [a, b].map(|entry| printable(&entry.measured.model));
+        text += &format!(
+            "batch {batch}, context {context}, wait {boundary_wait}: {a} is {median:.3} times as fast as {b} per character \
+             (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)\n"
         );
     }
     text + &token_lengths(both())
@@ -177,13 +170,11 @@ pub(super) fn summaries(comparisons: &[crate::report::summaries::SummaryComparis
         let crate::report::summaries::SummaryBenchPlan { batch, source, tokens, pairs } = plan;
         let times =
             |Quantiles { median, p10, p90 }: &Quantiles| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
-        let _ = writeln!(
-            text,
-            "batch {batch}, {source} tokens read, {tokens} written: {} is {} as fast as {} per token, {} in total, {pairs} pairs",
-            printable(&a.measured.model),
-            times(decode_ratio),
-            printable(&b.measured.model),
-            times(request_ratio)
+        let [a, b] = [a, b].map(|entry| printable(&entry.measured.model));
+        let [decode, total] = [decode_ratio, request_ratio].map(times);
+        text += &format!(
+            "batch {batch}, {source} tokens read, {tokens} written: {a} is {decode} as fast as {b} per token, {total} in total, \
+             {pairs} pairs\n"
         );
     }
     text
@@ -209,10 +200,8 @@ pub(super) fn documents(comparisons: &[DocumentComparison]) -> String {
     for comparison in comparisons {
         let DocumentComparison { plan, a, b, documents, total, median } = comparison;
         let [first, second] = [a, b].map(|measured| printable(&measured.model));
-        // Never fails: the writer is a `String`.
-        let _ = writeln!(
-            text,
-            "A: {first}, B: {second}, {}, {} threads; {} tokens decoded, {} pairs; gain: B ÷ A with p10 and p90",
+        text += &format!(
+            "A: {first}, B: {second}, {}, {} threads; {} tokens decoded, {} pairs; gain: B ÷ A with p10 and p90\n",
             a.dtype, a.threads, plan.tokens, plan.pairs
         );
         text += &columns(head, documents.iter().chain([total, median]).map(line));

@@ -529,7 +529,7 @@ PAGES: Dict[str, List[Step]] = {
             r"A: mrt5, B: mrt5-unpooled, .*all documents .*median document .*",
             (("MRT5", "golden/t5/mrt5"), ("--tokens 64 --pairs 5", "--tokens 4 --pairs 1")),
         ),
-        Serves("weir serve MRT5 --unpooled-twins &", (("serve MRT5", "serve MRT5=golden/t5/mrt5"),)),
+        Serves("weir serve MRT5 --unpooled-baselines &", (("serve MRT5", "serve MRT5=golden/t5/mrt5"),)),
         Runs(
             "weir-loadtest compare --models MRT5-unpooled,MRT5 --workload "
             "kind=summarize,prompt-chars=1500,output-chars=64",

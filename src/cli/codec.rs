@@ -6,12 +6,12 @@ use crate::cli::{
     model::{ModelArgs, count, isa, unreadable},
     output::{self, Progress},
     score::parse_windows,
+    signals::{EndSignals, exit},
 };
 use serde_json::json;
 use std::{
     collections::{BTreeSet, HashSet, VecDeque},
     ffi::{OsStr, OsString},
-    fmt::Write,
     fs::{self, File},
     io::{self, ErrorKind, Read, Write as _},
     path::{Path, PathBuf},
@@ -118,13 +118,11 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
         let Totals { text_bytes, symbols, compressed_bytes, blocks } = *totals;
         let bits = output::optional(totals.bits_per_symbol());
         let plural = if blocks == 1 { "" } else { "s" };
-        let written = writeln!(
-            out,
+        out += &format!(
             "{}: {text_bytes} bytes of text, {symbols} characters in {blocks} block{plural}; {compressed_bytes} bytes compressed, \
-             {bits} bits per character",
+             {bits} bits per character\n",
             pair.output.display(),
         );
-        written.map_err(|error| Error::Internal(error.to_string()))?;
     }
     output::write(&format!("{out}{rate:.0} characters per second\n"))
 }
@@ -340,10 +338,11 @@ impl PartialFiles {
     fn watched(runtime: &Runtime) -> Result<Self> {
         let files = Self::default();
         let _context = runtime.enter();
-        let signal = signal().map_err(|error| Error::Internal(format!("cannot wait for signals: {error}")))?;
+        let mut signals =
+            EndSignals::new().map_err(|error| Error::Internal(format!("cannot wait for signals: {error}")))?;
         let listed = files.clone();
         runtime.spawn(async move {
-            let number = signal.await;
+            let number = signals.next().await;
             // held until the process ends, so that no file is created after the others are removed
             let paths = listed.lock();
             for path in &*paths {
@@ -380,39 +379,6 @@ impl PartialFiles {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Ends the process without waiting for any other thread.
-#[expect(clippy::disallowed_methods, reason = "another thread may wait for input that never comes")]
-fn exit(code: i32) -> ! {
-    std::process::exit(code)
-}
-
-/// Returns a future that ends with the number of the first signal.
-#[cfg(unix)]
-fn signal() -> io::Result<impl Future<Output = i32> + Send + 'static> {
-    use tokio::signal::unix::SignalKind;
-    use tokio::signal::unix::signal;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => SignalKind::interrupt().as_raw_value(),
-            _ = terminate.recv() => SignalKind::terminate().as_raw_value(),
-        }
-    })
-}
-
-/// Returns a future that ends with the number of SIGINT on Ctrl-C.
-#[cfg(not(unix))]
-fn signal() -> io::Result<impl Future<Output = i32> + Send + 'static> {
-    const INTERRUPT: i32 = 2;
-    Ok(async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        INTERRUPT
-    })
 }
 
 /// Bytes of one read.
@@ -609,16 +575,6 @@ mod tests {
         assert!(pairs(true, &["a.txt", ""]).unwrap_err().to_string().contains("ends with .weir"));
         assert!(pairs(false, &["a", "b", "c"]).unwrap_err().to_string().contains("a folder"));
         assert!(pairs(false, &["a", "x/a", ""]).unwrap_err().to_string().contains("two files"));
-    }
-
-    #[test]
-    fn an_existing_file_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("a");
-        std::fs::write(&file, "a").unwrap();
-        let pair = FilePair { input: file.clone(), output: file };
-        assert!(pair.check_output(false).unwrap_err().to_string().contains("--force"));
-        pair.check_output(true).unwrap();
     }
 
     #[cfg(unix)]

@@ -1,7 +1,9 @@
 //! `weir convert`: converts an official checkpoint into weir's format.
 
-use crate::cli::output::{self, Progress};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use crate::cli::{
+    model::named,
+    output::{self, Progress},
+};
 use std::path::PathBuf;
 use weir_kernels::error::Result;
 use weir_models::convert::{Source, convert_with_progress};
@@ -10,7 +12,7 @@ use weir_models::convert::{Source, convert_with_progress};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Project that the checkpoint comes from.
-    #[arg(long, value_name = "KIND", value_parser = source(), env = "WEIR_FROM")]
+    #[arg(long, value_name = "KIND", value_parser = named(Source::names(), Source::parse), env = "WEIR_FROM")]
     from: Source,
     /// Training checkpoint (.pt), a folder with checkpoint_last.pt, or a folder with the official arguments in
     /// config.json and the official tensors in model.safetensors. Pickles are read, never executed.
@@ -23,10 +25,6 @@ pub struct Args {
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
-}
-
-fn source() -> impl TypedValueParser<Value = Source> {
-    PossibleValuesParser::new(Source::names()).try_map(|name| Source::parse(&name).ok_or("unknown kind of checkpoint"))
 }
 
 /// Converts the checkpoint and prints its shape, size and hash. Fails if the source does not match its kind, or if the

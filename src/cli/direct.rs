@@ -110,16 +110,7 @@ impl Evaluation<'_> {
     /// Scores the text in windows. `in_pieces` is true if they are independent pieces of one length.
     pub(super) fn windowed(&self, size: WindowOptions, in_pieces: bool) -> Result<Scores> {
         let Self { model, symbols, .. } = *self;
-        let limit = model.card().max_symbols;
-        if size.length > limit {
-            return Err(Error::TooLong {
-                field: "--windowed",
-                length: size.length,
-                limit,
-                unit: "characters",
-                why: None,
-            });
-        }
+        check_length("--windowed", size.length, model.card())?;
         let mut outputs = self.outputs();
         let mut sum = WindowScore::default();
         let mut progress = Progress::windows();

@@ -1,15 +1,19 @@
-//! A document to summarize, and texts in portions that end between characters.
+//! A document to summarize, texts in portions that end between characters, and tables of documents.
 
 use crate::cli::model::{not_utf8, unreadable};
+use serde::de::DeserializeOwned;
 use std::{
     fs::File,
-    io::Read,
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
-use weir_kernels::error::Result;
+use weir_kernels::error::{Error, Result};
 
 /// The flag that names the file.
 const FLAG: &str = "--file";
+
+/// Maximum bytes of a line of a table.
+const MAX_LINE: u64 = 64 << 20;
 
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
@@ -71,6 +75,35 @@ impl<'a> TextReader<'a> {
         let rest = pending.split_off(valid);
         let portion = String::from_utf8(std::mem::replace(pending, rest)).unwrap_or_default();
         Ok((read > 0).then_some(portion))
+    }
+}
+
+/// Reads a JSON object from each line of a file that is not empty. Returns them with their line numbers. `flag` names the file, and
+/// `object` describes what is expected. Fails if there is none.
+pub(super) fn json_lines<T: DeserializeOwned>(flag: &str, file: &Path, object: &str) -> Result<Vec<(u64, T)>> {
+    let mut reader = BufReader::new(File::open(file).map_err(unreadable(flag, file))?);
+    let mut objects = Vec::new();
+    for number in 1.. {
+        let mut line = String::new();
+        let read = (&mut reader).take(MAX_LINE).read_line(&mut line).map_err(unreadable(flag, file))?;
+        if read == 0 {
+            break;
+        }
+        let wrong = |expected: &str, found: String| Error::checkpoint(file, format!("line {number}"), expected, found);
+        if read as u64 == MAX_LINE && !line.ends_with('\n') {
+            return Err(wrong(&format!("at most {MAX_LINE} bytes"), "more".into()));
+        }
+        // serde would accept a list as the fields in order.
+        if line.trim_start().starts_with('[') {
+            return Err(wrong(object, "a list".into()));
+        }
+        if !line.trim().is_empty() {
+            objects.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
+        }
+    }
+    match objects.is_empty() {
+        true => Err(Error::checkpoint(file, "line 1", object, "nothing")),
+        false => Ok(objects),
     }
 }
 

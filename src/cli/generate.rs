@@ -1,7 +1,7 @@
 //! `weir generate`: streams text generated from a prompt by a server, which runs in this process unless `--server` names another.
 
 use crate::cli::{
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, narrow, own_limits, size, speculation},
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, speculation},
     output,
 };
 use clap::ArgGroup;
@@ -10,7 +10,7 @@ use weir_engine::{sampling::StopStrings, speculation::Speculation};
 use weir_kernels::error::Result;
 use weir_models::contract::BoundaryMode;
 use weir_proto::v1::{
-    Details, FinishReason, Finished, GenerateRequest, LevelUsage, Model, Piece, Sampling, Stopping, Timing, Usage,
+    Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Timing, Usage,
     generate_response::Event as GenerateEvent,
 };
 
@@ -28,7 +28,7 @@ pub fn run(args: Args) -> Result<()> {
     let model = &source.served(own_limits())?;
     // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
     let described = DescribedModel::new(model)?;
-    let request = args.request(described.name())?;
+    let request = args.request(described.name());
     let messages = model.call(async |client| client.generate(request).await)?;
     let segment_ends = if args.json { args.segment_ends(described.description()?) } else { None };
     let mut printer = Printer::new(args.json, segment_ends);
@@ -55,26 +55,24 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    fn request(&self, model: Option<String>) -> Result<GenerateRequest> {
-        let Self { temperature, top_p, min_p, repetition_penalty, .. } = self;
-        let top_k = self.top_k.map(|value| narrow("--top-k", value)).transpose()?;
-        let max_segments = self.max_segments.map(|value| narrow("--max-segments", value)).transpose()?;
-        Ok(GenerateRequest {
+    fn request(&self, model: Option<String>) -> GenerateRequest {
+        let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_chars, max_segments, .. } = *self;
+        GenerateRequest {
             model,
             prompt: self.prompt.clone().unwrap_or_default(),
             prompt_ids: self.ids.clone().unwrap_or_default(),
             sampling: Some(Sampling {
-                temperature: *temperature,
+                temperature,
                 top_k,
-                top_p: *top_p,
-                min_p: *min_p,
-                repetition_penalty: *repetition_penalty,
+                top_p,
+                min_p,
+                repetition_penalty,
                 seed: Some(self.boundaries.seed),
                 logit_bias: Vec::new(),
             }),
             stopping: Some(Stopping {
-                max_chars: self.max_chars.map(|value| narrow("--max-chars", value)).transpose()?,
-                min_chars: Some(narrow("--min-chars", self.min_chars)?),
+                max_chars,
+                min_chars: Some(self.min_chars),
                 max_segments,
                 stop: self.stop.clone(),
                 include_stop: None,
@@ -85,7 +83,7 @@ impl Args {
             boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
             speculate: self.speculate.map(|setting| setting.to_string()),
             ..GenerateRequest::default()
-        })
+        }
     }
 
     /// Returns how the model ends segments, if it has symbols for that.
@@ -109,13 +107,13 @@ pub struct Args {
     ids: Option<Vec<u32>>,
     /// Maximum symbols to generate. Default: 256, or fewer if the prompt leaves less room.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CHARS", visible_alias = "max-tokens")]
-    max_chars: Option<usize>,
+    max_chars: Option<u32>,
     /// Minimum symbols before a stop string takes effect.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_MIN_CHARS")]
-    min_chars: usize,
+    min_chars: u32,
     /// Maximum segments to close.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SEGMENTS")]
-    max_segments: Option<usize>,
+    max_segments: Option<u32>,
     /// Stop before this string. The flag can be repeated.
     #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
     stop: Vec<String>,
@@ -127,7 +125,7 @@ pub struct Args {
     temperature: Option<f32>,
     /// Sample from the K most probable symbols; 0 keeps all. Default: the checkpoint's, else 0.
     #[arg(long, value_name = "K", env = "WEIR_TOP_K")]
-    top_k: Option<usize>,
+    top_k: Option<u32>,
     /// Sample from the most probable symbols whose probabilities add up to P. Default: the checkpoint's, else 1.
     #[arg(long, value_name = "P", env = "WEIR_TOP_P")]
     top_p: Option<f32>,
@@ -204,7 +202,7 @@ impl Printer {
             "timing": timing_json(&end.timing.unwrap_or_default()),
         });
         if !end.levels.is_empty() {
-            object["levels"] = end.levels.iter().map(level_json).collect();
+            object["levels"] = json!(end.levels);
         }
         if let Some(ends) = &self.segment_ends {
             object["events"] = json!(self.events(ends, &usage));
@@ -227,14 +225,10 @@ impl Printer {
 }
 
 /// Returns why a generation ended, by the name that commands print.
-fn reason_name(finished: &Finished) -> &'static str {
+fn reason_name(finished: &Finished) -> String {
     match finished.reason() {
-        FinishReason::MaxChars => "max_chars",
-        FinishReason::MaxSegments => "max_segments",
-        FinishReason::Stop => "stop",
-        FinishReason::MaxContext => "max_context",
-        FinishReason::EndOfText => "end_of_text",
-        FinishReason::Unspecified => "end",
+        FinishReason::Unspecified => "end".into(),
+        reason => reason.as_str_name().trim_start_matches("FINISH_REASON_").to_lowercase(),
     }
 }
 
@@ -255,14 +249,6 @@ fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
     })
 }
 
-fn level_json(level: &LevelUsage) -> Value {
-    json!({
-        "chunks": level.chunks,
-        "shortening_factor": level.shortening_factor,
-        "middle_steps": level.middle_steps,
-    })
-}
-
 fn timing_json(timing: &Timing) -> Value {
     json!({
         "queue_ns": timing.queue_ns,
@@ -274,32 +260,4 @@ fn timing_json(timing: &Timing) -> Value {
         "middle_steps": timing.middle_steps,
         "middle_ns": timing.middle_ns,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use weir_engine::options;
-
-    #[test]
-    fn reasons_have_the_names_of_the_engine() {
-        use FinishReason::EndOfText;
-        use FinishReason::MaxChars;
-        use FinishReason::MaxContext;
-        use FinishReason::MaxSegments;
-        use FinishReason::Stop;
-        use FinishReason::Unspecified;
-        let pairs = [
-            (MaxChars, options::FinishReason::MaxChars),
-            (MaxSegments, options::FinishReason::MaxSegments),
-            (Stop, options::FinishReason::Stop(0)),
-            (MaxContext, options::FinishReason::MaxContext),
-            (EndOfText, options::FinishReason::EndOfText),
-            (Unspecified, options::FinishReason::End),
-        ];
-        for (wire, engine) in pairs {
-            let finished = Finished { reason: wire.into(), ..Default::default() };
-            assert_eq!(reason_name(&finished), engine.name());
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
 use crate::cli::{
-    model::{self, ModelArgument},
+    model,
     output::{self, Progress},
 };
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ pub struct Args {
 /// Checks the checkpoint and prints its contents. Fails at the first error in the checkpoint.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
-    let source = ModelArgument { name: "DIR", value: args.dir.as_deref() }.source()?;
+    let source = model::checkpoint("DIR", args.dir.as_deref())?;
     let contents = inspect(&source, &mut |done, total| progress.update(done, total))?;
     drop(progress);
     let resolution = resolution(&args, &source)?;
@@ -61,7 +61,10 @@ pub fn run(args: Args) -> Result<()> {
         let layers: Vec<_> = layers.iter().map(|layer| format!("{layer:.4}")).collect();
         format!("resolution       {all:.4} over {distances} distances; by layer {}\n", layers.join(", "))
     });
-    output::write(&(contents.text()? + &measured))
+    let mut text = String::new();
+    // Never fails: the writer is a `String`.
+    let _ = contents.write(&mut text);
+    output::write(&(text + &measured))
 }
 
 /// Measures the attention resolution, if requested.
@@ -214,12 +217,6 @@ impl Contents {
             "companions": self.entropy_models.iter().map(Self::json).collect::<Vec<_>>(),
             "tensors": tensors.collect::<Vec<_>>(),
         })
-    }
-
-    fn text(&self) -> Result<String> {
-        let mut out = String::new();
-        self.write(&mut out).map_err(|error| Error::Internal(error.to_string()))?;
-        Ok(out)
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {

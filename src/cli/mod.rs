@@ -23,6 +23,7 @@ mod scores;
 pub mod segment;
 pub mod serve;
 pub mod settings;
+mod signals;
 pub mod summarize;
 #[cfg(feature = "candle")]
 pub mod verify;
@@ -32,7 +33,7 @@ use crate::cli::{command::Command, output::ColorChoice};
 use clap::CommandFactory;
 #[cfg(feature = "candle")]
 use std::thread;
-use std::{ffi::OsString, io::Write, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode};
 use weir_client::command_line::{with_variable, without_empty};
 use weir_kernels::error::{Error, printable};
 #[cfg(feature = "candle")]
@@ -58,8 +59,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     for serve::SecretFlag { flag, variable } in &sources.secret_flags {
         let why = "other users of this machine can see it in the list of processes";
-        // `eprintln!` would panic if stderr is closed.
-        let _ = writeln!(std::io::stderr(), "weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file");
+        output::to_stderr(format_args!("weir: warning: {flag} has a secret: {why}; use {variable} or {flag}-file"));
     }
     let color = cli.color.color;
     let origins = sources.flag_origins.clone();
@@ -94,8 +94,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             // File and model names come from others, so control characters are replaced. Line breaks are ours.
             let error = origins.explain(&crate::cli::flag_names::message(error));
             let message = error.lines().map(printable).collect::<Vec<_>>().join("\n");
-            // `eprintln!` would panic if stderr is closed.
-            let _ = writeln!(std::io::stderr(), "weir: {message}");
+            output::to_stderr(format_args!("weir: {message}"));
             ExitCode::FAILURE
         }
     }

@@ -2,12 +2,13 @@
 //! runs it, which runs in this process unless a flag names another.
 
 use crate::cli::output;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::{
     ffi::OsString,
     fmt::Display,
     fs,
     future::pending,
-    io::{self, Read, Write},
+    io::{self, Read},
     ops::RangeInclusive,
     path::{Component, Path, PathBuf},
     str::FromStr,
@@ -50,25 +51,17 @@ pub(super) struct CheckpointArgs {
     model: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ModelArgument<'a> {
-    /// Its flag, or the name of its value.
-    pub(super) name: &'static str,
-    pub(super) value: Option<&'a Path>,
-}
-
 impl CheckpointArgs {
-    pub(super) fn argument(&self) -> ModelArgument<'_> {
-        ModelArgument { name: "--model", value: self.model.as_deref() }
+    /// Finds the checkpoint. Fails as [`checkpoint`] does.
+    pub(super) fn source(&self) -> Result<CheckpointSource> {
+        checkpoint("--model", self.model.as_deref())
     }
 }
 
-impl ModelArgument<'_> {
-    /// Finds the checkpoint; without a value, the embedded one. Fails if there is no model of that name.
-    pub(super) fn source(self) -> Result<CheckpointSource> {
-        let Some(value) = self.value else { return Ok(CheckpointSource::default()) };
-        find(value).map_err(|why| Error::Setting(format!("{}: {why}", self.name)))
-    }
+/// Finds the checkpoint that an argument names; without a value, the embedded one. Fails if there is no model of that name.
+pub(super) fn checkpoint(argument: &str, value: Option<&Path>) -> Result<CheckpointSource> {
+    let Some(value) = value else { return Ok(CheckpointSource::default()) };
+    find(value).map_err(|why| Error::Setting(format!("{argument}: {why}")))
 }
 
 /// How a checkpoint is loaded.
@@ -84,18 +77,17 @@ pub struct LoadArgs {
 
 /// Compute settings.
 #[derive(Debug, Clone, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub struct ComputeArgs {
     /// Number format of weights, keys and values: f32, bf16, int8, or int4 (weights in int4, keys and values in int8).
-    #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
+    #[arg(long, value_name = "TYPE", value_parser = dtype(), default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
     /// Number of threads. Default: all cores.
-    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = whole::<u16>(1..=1024),
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = whole::<u16>(1..=1024))]
     pub threads: Option<u16>,
     /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
     /// memory of a sequence.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = whole::<u32>(1..=1 << 24),
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = whole::<u32>(1..=1 << 24))]
     pub max_symbols: Option<u32>,
     /// Device of Hugging Face models: cpu, cuda, cuda:N or metal. Other models run on the CPU.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu, env = "WEIR_DEVICE")]
@@ -105,7 +97,7 @@ pub struct ComputeArgs {
 impl ModelArgs {
     /// Finds the checkpoint. Fails if there is no model of that name.
     pub(super) fn source(&self) -> Result<CheckpointSource> {
-        self.checkpoint.argument().source()
+        self.checkpoint.source()
     }
 
     /// Loads the model with kernels of an instruction set, by default the widest that the processor has. Fails if the checkpoint cannot
@@ -229,7 +221,8 @@ impl TextArgs {
 pub struct BoundaryArgs {
     /// How boundaries are decided: threshold or sampled for a learned predictor; nxt or predictor for latent segment models.
     /// Default: the first mode that the model lists.
-    #[arg(long, value_name = "MODE", value_parser = mode, env = "WEIR_BOUNDARY_MODE")]
+    #[arg(long, value_name = "MODE", value_parser = named(BoundaryMode::ALL.map(BoundaryMode::name), BoundaryMode::parse),
+        env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
     /// Seed of all random draws: symbols and, if sampled, boundaries.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
@@ -259,8 +252,16 @@ where
     }
 }
 
-pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
-    Dtype::parse(name).ok_or_else(|| format!("expected one of {}", Dtype::names()))
+/// Returns a parser of values that have names.
+pub(super) fn named<T: Clone + Send + Sync + 'static>(
+    names: impl IntoIterator<Item = &'static str>,
+    parse: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names).try_map(move |name| parse(&name).ok_or("unknown name"))
+}
+
+pub(super) fn dtype() -> impl TypedValueParser<Value = Dtype> {
+    named(Dtype::ALL.map(Dtype::name), Dtype::parse)
 }
 
 pub(super) fn speculation(text: &str) -> std::result::Result<Speculation, String> {
@@ -270,11 +271,6 @@ pub(super) fn speculation(text: &str) -> std::result::Result<Speculation, String
 pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {
     let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
     Isa::parse(name).ok_or_else(|| format!("expected one that this processor supports: {}", names()))
-}
-
-fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
-    let names = || BoundaryMode::ALL.map(BoundaryMode::name).join(", ");
-    BoundaryMode::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 /// The name of standard input in messages.
@@ -523,11 +519,10 @@ impl ModelSourceArgs {
         if let Some(flag) = api_key.flag().or(tls.flag()) {
             return Err(Error::Setting(format!("{flag}: expected --server next to it, found none")));
         }
-        let source = ModelArgument { name: "--model", value: self.model.as_deref() }.source()?;
+        let source = checkpoint("--model", self.model.as_deref())?;
         source.folder().map_or(Ok(()), check_folder)?;
         let shown = printable(&source.path().display().to_string());
-        // `eprintln!` would panic if stderr is closed.
-        let _ = writeln!(std::io::stderr(), "weir: running {shown} in this process; use --server to call a server");
+        output::to_stderr(format_args!("weir: running {shown} in this process; use --server to call a server"));
         Ok(ModelSource::Process(self.load.load(&source, None)?))
     }
 }
@@ -607,28 +602,10 @@ pub(super) fn size(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// Narrows an option to the width that it has on the wire. Fails if it does not fit.
-pub(super) fn narrow(flag: &'static str, value: usize) -> Result<u32> {
-    u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
-
-    #[test]
-    fn errors_begin_with_the_flag() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("text");
-        let message = |result: Result<String>| result.unwrap_err().to_string();
-        let shown = file.display();
-        assert!(message(read_text("--file", &file)).starts_with(&format!("--file: cannot read {shown}: ")));
-        fs::write(&file, b"ab\xff").unwrap();
-        let expected = format!("--file: {shown}: expected UTF-8, found other bytes at position 2");
-        assert_eq!(message(read_text_or_stdin("--file", &file)), expected);
-        assert_eq!(read("--file", &file).unwrap(), b"ab\xff");
-    }
 
     #[test]
     fn the_data_folder_follows_the_environment() {

@@ -2,14 +2,14 @@
 
 use crate::cli::{
     document::TextReader,
-    model::{ModelArgument, unreadable},
+    model::{checkpoint, unreadable},
     output::{self, Progress},
 };
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::{
-    checkpoint::{self, files},
+    checkpoint::{files, ngrams::write},
     load::{self, blueprint},
     ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     text::Vocabulary,
@@ -42,7 +42,7 @@ fn slots(text: &str) -> std::result::Result<usize, String> {
 /// Counts the n-grams of the text and writes them. Fails if the checkpoint is invalid or its family does not speculate, and if the
 /// text has no n-gram that repeats, cannot be read, or has characters outside of the vocabulary.
 pub fn run(args: Args) -> Result<()> {
-    let source = ModelArgument { name: "DIR", value: Some(&args.dir) }.source()?;
+    let source = checkpoint("DIR", Some(&args.dir))?;
     let Some(folder) = source.folder() else { return Err(Error::bad_option("DIR", "the embedded model", "a folder")) };
     let config = load::config(&source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
@@ -58,7 +58,7 @@ pub fn run(args: Args) -> Result<()> {
     if used == 0 {
         return Err(Error::bad_option("TEXT", format!("{symbols} symbols"), "a text in which n-grams repeat"));
     }
-    let file = checkpoint::ngrams::write(folder, &table)?;
+    let file = write(folder, &table)?;
     let bytes = HEADER_BYTES + table.slots() * size_of::<u64>();
     if args.json {
         return output::json(&json!({

@@ -7,6 +7,7 @@ use serde_json::json;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fmt::Display,
     io::{IsTerminal, Write},
     path::Path,
 };
@@ -153,8 +154,12 @@ fn normalised_note(flag: &str, text: &str, changed: usize, name: Option<&str>) -
 
 /// Prints a note to stderr: how a command treats its input.
 pub(super) fn note(note: &str) {
-    // `eprintln!` would panic if stderr is closed.
-    let _ = writeln!(std::io::stderr(), "weir: note: {note}");
+    to_stderr(format_args!("weir: note: {note}"));
+}
+
+/// Prints a line to stderr. `eprintln!` would panic if stderr is closed.
+pub(super) fn to_stderr(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Smallest total, in bytes or numbers, that gets a bar: less is done before a bar can be read.

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", env = "WEIR_NAME")]
     name: Option<String>,
     /// Expected SHA-256 of the weights at SOURCE, 64 hexadecimal digits. Several files count as one, in the order of their names.
-    /// It covers neither other files nor the weights of a companion model.
+    /// It covers neither other files nor the weights of an entropy model.
     #[arg(long, value_name = "HEX", env = "WEIR_SHA256", value_parser = sha256)]
     sha256: Option<String>,
     /// Maximum size of all files together.
@@ -98,7 +98,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let files = origin.open()?;
     let report = &mut |done, total| progress.update(done, total);
-    let mut download = Download::new(&*files, args.max_pull_bytes, report);
+    let mut download = Download { from: &*files, limit: args.max_pull_bytes, done: 0, progress: report };
     // Messages name the source, not the temporary copy.
     let at_source = |error| at_source(error, &folder, &*files);
     let fetched = download.checkpoint(&folder).map_err(at_source)?;
@@ -228,17 +228,7 @@ struct Fetched {
     entropy_models: BTreeMap<String, String>,
 }
 
-/// How much of a file may be fetched, and why not more.
-struct Bound {
-    bytes: u64,
-    reason: &'static str,
-}
-
-impl<'a> Download<'a> {
-    fn new(from: &'a dyn FileSource, limit: u64, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        Self { from, limit, done: 0, progress }
-    }
-
+impl Download<'_> {
     /// Fetches a checkpoint and its entropy models into an existing empty folder. Returns their digests. Fails if a file is missing or
     /// beyond a limit, or if weir cannot read the configuration.
     fn checkpoint(&mut self, folder: &Path) -> Result<Fetched> {
@@ -246,11 +236,11 @@ impl<'a> Download<'a> {
     }
 
     fn part(&mut self, part: &Part) -> Result<Fetched> {
-        if !self.small(part, CONFIG_FILE, Need::Required)? {
+        if !self.fetch(part, CONFIG_FILE, Need::Required, None)? {
             return Err(self.missing(part, CONFIG_FILE, "a file"));
         }
         for name in OPTIONAL {
-            self.small(part, name, Need::Optional)?;
+            self.fetch(part, name, Need::Optional, None)?;
         }
         let needs_conversion = Source::of_folder(&part.folder)?.is_some();
         // Before the weights: a model that weir does not know costs no gigabytes.
@@ -270,10 +260,10 @@ impl<'a> Download<'a> {
             &[(INDEX_FILE, WEIGHTS_FILE)]
         };
         for (index, single) in kinds {
-            if self.small(part, index, Need::Optional)? {
+            if self.fetch(part, index, Need::Optional, None)? {
                 return self.indexed_weights(part, index, hash);
             }
-            if self.weights_file(part, single, hash)? {
+            if self.fetch(part, single, Need::Required, Some(hash))? {
                 return Ok(());
             }
         }
@@ -284,7 +274,7 @@ impl<'a> Download<'a> {
     /// Fetches the files that an index names, in the order of their names, and adds them to the hash.
     fn indexed_weights(&mut self, part: &Part, index: &str, hash: &mut Sha256) -> Result<()> {
         for name in indexed_files(&part.folder, index)? {
-            if !self.weights_file(part, &name, hash)? {
+            if !self.fetch(part, &name, Need::Required, Some(hash))? {
                 return Err(self.missing(part, &name, "a file, which the index names"));
             }
         }
@@ -300,7 +290,7 @@ impl<'a> Download<'a> {
         for name in blueprint.entropy_models() {
             if plain_name(Path::new(name)).is_none() || !part.prefix.is_empty() {
                 let key = "architecture.boundaries.companion";
-                let expected = "the plain name of a subfolder, in a checkpoint that is no companion itself";
+                let expected = "the plain name of a subfolder, in a checkpoint that is no entropy model itself";
                 return Err(Error::checkpoint(file, key, expected, format!("{name:?}")));
             }
             let inner = Part { folder: part.folder.join(name), prefix: format!("{name}/") };
@@ -315,50 +305,21 @@ impl<'a> Download<'a> {
         Error::checkpoint(self.from.place(&part.full_name(name)), "the file", expected, "none")
     }
 
-    /// The bytes that all files together may still have.
-    fn left(&self) -> Bound {
-        Bound { bytes: self.limit.saturating_sub(self.done), reason: "what --max-pull-bytes leaves" }
-    }
-
-    /// Fetches a small file. Returns false if there is none.
-    fn small(&mut self, part: &Part, name: &str, need: Need) -> Result<bool> {
-        let left = self.left();
-        let bound = if left.bytes < SMALL_BYTES {
-            left
+    /// Fetches a file, and adds it to the hash if it has weights. Returns false if there is none.
+    fn fetch(&mut self, part: &Part, name: &str, need: Need, mut hash: Option<&mut Sha256>) -> Result<bool> {
+        let left = self.limit.saturating_sub(self.done);
+        let (limit, reason) = if hash.is_none() && left >= SMALL_BYTES {
+            (SMALL_BYTES, "the limit of files other than weights")
         } else {
-            Bound { bytes: SMALL_BYTES, reason: "the limit of files other than weights" }
+            (left, "what --max-pull-bytes leaves")
         };
-        match self.from.open(&part.full_name(name), need)? {
-            Some(file) => self.save(file, part, name, &bound, None).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
-    /// Fetches a file of weights, and adds it to the hash. Returns false if there is none.
-    fn weights_file(&mut self, part: &Part, name: &str, hash: &mut Sha256) -> Result<bool> {
-        let bound = self.left();
-        match self.from.open(&part.full_name(name), Need::Required)? {
-            Some(file) => self.save(file, part, name, &bound, Some(hash)).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
-    /// Writes a file of at most `bound` bytes to the folder, and adds it to the hash.
-    fn save(
-        &mut self,
-        file: OpenFile,
-        part: &Part,
-        name: &str,
-        bound: &Bound,
-        mut hash: Option<&mut Sha256>,
-    ) -> Result<()> {
-        let OpenFile { mut bytes, size } = file;
+        let Some(OpenFile { mut bytes, size }) = self.from.open(&part.full_name(name), need)? else { return Ok(false) };
         let place = self.from.place(&part.full_name(name));
         let too_long = |found: String| {
-            let expected = format!("at most {} bytes, {}", bound.bytes, bound.reason);
+            let expected = format!("at most {limit} bytes, {reason}");
             Err(Error::checkpoint(&place, "the file", expected, found))
         };
-        if let Some(size) = size.filter(|size| *size > bound.bytes) {
+        if let Some(size) = size.filter(|size| *size > limit) {
             return too_long(format!("{size} bytes"));
         }
         let path = part.folder.join(name);
@@ -375,7 +336,7 @@ impl<'a> Download<'a> {
                 Err(error) => return Err(Error::io(&place)(error)),
             };
             written += count as u64;
-            if written > bound.bytes {
+            if written > limit {
                 return too_long("more".into());
             }
             let read = chunk.get(..count).unwrap_or_default();
@@ -391,7 +352,7 @@ impl<'a> Download<'a> {
         }
         out.sync_all().map_err(Error::io(&path))?;
         self.done += written;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -1067,15 +1028,6 @@ mod tests {
         install(&models, "second", true).unwrap();
         assert_eq!(fs::read_to_string(installed.join("file")).unwrap(), "second");
         assert_eq!(names(&models), ["english"]);
-    }
-
-    #[test]
-    fn an_abandoned_installation_leaves_nothing() {
-        let data = tempfile::tempdir().unwrap();
-        let installation = Installation::begin(data.path(), "english", false).unwrap();
-        fs::write(installation.work.join("part"), "").unwrap();
-        drop(installation);
-        assert_eq!(names(data.path()), [""; 0]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use weir_client::{
     flags::{ApiKeyArgs, TlsArgs},
 };
 use weir_kernels::error::{Error, Result};
+use weir_measure::format;
 use weir_proto::v1::{
     CacheEffect, Calibration, EstimatedGain, KeptShares, LatencyHistogram, LevelUsage, MeasuredSummaries,
     MeasuredTexts, MedianGain, ModelReport, ReportWindow, TwinGain,
@@ -68,7 +69,8 @@ pub fn run(args: Args) -> Result<()> {
     }
     let mut out = String::new();
     for model in &models {
-        write_model(&mut out, model).map_err(|_| Error::Internal("the report could not be formatted".into()))?;
+        // Never fails: the writer is a `String`.
+        let _ = write_model(&mut out, model);
     }
     output::write(&out)
 }
@@ -83,7 +85,7 @@ fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
         write_summaries(out, summaries)?;
     }
     if let Some(gain) = &model.twin_gain {
-        write_twin_gain(out, gain)?;
+        write_baseline_gain(out, gain)?;
     }
     if let Some(cache) = &model.cache {
         let CacheEffect { hits, misses, looked_up_chars, found_chars, .. } = cache;
@@ -128,14 +130,16 @@ fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
         )?;
     }
     writeln!(out, "  measured: {steps} steps of {rows} rows; {middle_rows} rows per middle step")?;
-    head(out)?;
-    row(out, "first character", &texts.time_to_first_char)?;
-    row(out, "gap, plain", &texts.plain_gap)?;
-    row(out, "gap, boundary", &texts.boundary_gap)?;
-    row(out, "segment", &texts.segment)?;
-    row(out, "queue", &texts.queue)?;
-    row(out, "prefill", &texts.prefill)?;
-    row(out, "total", &texts.total)
+    let rows = [
+        ("first character", &texts.time_to_first_char),
+        ("gap, plain", &texts.plain_gap),
+        ("gap, boundary", &texts.boundary_gap),
+        ("segment", &texts.segment),
+        ("queue", &texts.queue),
+        ("prefill", &texts.prefill),
+        ("total", &texts.total),
+    ];
+    write_latencies(out, rows)
 }
 
 fn write_summaries(out: &mut String, summaries: &MeasuredSummaries) -> fmt::Result {
@@ -145,14 +149,16 @@ fn write_summaries(out: &mut String, summaries: &MeasuredSummaries) -> fmt::Resu
         "  measured: {requests} summaries, {failed} failed, {cached_documents} with a cached document; \
          {document_tokens} tokens read, {summary_tokens} written"
     )?;
-    head(out)?;
-    row(out, "queue", &summaries.queue)?;
-    row(out, "upload", &summaries.upload)?;
-    row(out, "encode", &summaries.encode)?;
-    row(out, "first token", &summaries.time_to_first_token)?;
-    row(out, "decode", &summaries.decode)?;
-    row(out, "decode per token", &summaries.decode_per_token)?;
-    row(out, "total", &summaries.total)?;
+    let rows = [
+        ("queue", &summaries.queue),
+        ("upload", &summaries.upload),
+        ("encode", &summaries.encode),
+        ("first token", &summaries.time_to_first_token),
+        ("decode", &summaries.decode),
+        ("decode per token", &summaries.decode_per_token),
+        ("total", &summaries.total),
+    ];
+    write_latencies(out, rows)?;
     for (index, layer) in summaries.layers.iter().enumerate() {
         writeln!(out, "  measured: encoder layer {index}: {} vectors, {}", layer.vectors, time(layer.took_ns))?;
     }
@@ -170,20 +176,20 @@ fn write_summaries(out: &mut String, summaries: &MeasuredSummaries) -> fmt::Resu
     )
 }
 
-fn write_twin_gain(out: &mut String, gain: &TwinGain) -> fmt::Result {
-    let TwinGain { twin, encode, decode_per_token, cross_attention_bytes } = gain;
+fn write_baseline_gain(out: &mut String, gain: &TwinGain) -> fmt::Result {
+    let TwinGain { twin: baseline, encode, decode_per_token, cross_attention_bytes } = gain;
     let ratio = |gain: &Option<MedianGain>| match gain {
         None => "-".to_owned(),
         Some(MedianGain { ratio, low: Some(low), high: Some(high), .. }) => {
             format!("{ratio:.2}× ({low:.2} to {high:.2})")
         }
-        Some(MedianGain { ratio, count, twin_count, .. }) => {
-            format!("{ratio:.2}× (too few times for an interval: {count} and {twin_count})")
+        Some(MedianGain { ratio, count, twin_count: baseline_count, .. }) => {
+            format!("{ratio:.2}× (too few times for an interval: {count} and {baseline_count})")
         }
     };
     writeln!(
         out,
-        "  measured gain over {twin}, if both had the same documents: encode {}, decode per token {}, cross-attention bytes {}×",
+        "  measured gain over {baseline}, if both had the same documents: encode {}, decode per token {}, cross-attention bytes {}×",
         ratio(encode),
         ratio(decode_per_token),
         output::optional(*cross_attention_bytes)
@@ -218,60 +224,38 @@ fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result
         percent(*spread)
     )?;
     let names = "rows,chars,context,segments,samples,spread,before,middle,after,plain before,plain after";
-    cells(out, names.split(','))?;
+    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
     for step in &calibration.steps {
         let plain = |took: Option<u64>| took.map_or("-".into(), time);
         let counts = [step.rows, step.chars, step.context, step.segments, step.samples].map(|count| count.to_string());
         let times = [step.symbol_ns, step.middle_ns, step.finish_ns].map(time);
         let plain = [step.plain_symbol_ns, step.plain_finish_ns].map(plain);
-        cells(out, counts.into_iter().chain([percent(step.spread)]).chain(times).chain(plain))?;
+        lines.push(counts.into_iter().chain([percent(step.spread)]).chain(times).chain(plain).collect());
     }
-    Ok(())
+    write_table(out, &lines)
 }
 
-fn cells(out: &mut String, cells: impl IntoIterator<Item = impl fmt::Display>) -> fmt::Result {
-    write!(out, "   ")?;
-    cells.into_iter().try_for_each(|cell| write!(out, " {cell:>12}"))?;
-    writeln!(out)
+/// Writes a table with a line for each kind of time that was measured.
+fn write_latencies<const N: usize>(out: &mut String, rows: [(&str, &Option<LatencyHistogram>); N]) -> fmt::Result {
+    let names = "measured,count,mean,p50,p90,p99,p99.9,max";
+    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
+    for (name, times) in rows {
+        let Some(times) = times.as_ref().filter(|times| times.count > 0) else { continue };
+        let LatencyHistogram { count, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;
+        let values = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
+        lines.push([name.to_owned(), count.to_string()].into_iter().chain(values).collect());
+    }
+    write_table(out, &lines)
 }
 
-fn head(out: &mut String) -> fmt::Result {
-    write!(out, "  {:<17}", "measured")?;
-    cells(out, ["count", "mean", "p50", "p90", "p99", "p99.9", "max"])
-}
-
-fn row(out: &mut String, name: &str, times: &Option<LatencyHistogram>) -> fmt::Result {
-    let Some(times) = times.as_ref().filter(|times| times.count > 0) else { return Ok(()) };
-    write!(out, "  {name:<17}")?;
-    let LatencyHistogram { mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;
-    let values = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
-    cells(out, [times.count.to_string()].into_iter().chain(values))
+fn write_table(out: &mut String, lines: &[Vec<String>]) -> fmt::Result {
+    format::table(lines).lines().try_for_each(|line| writeln!(out, "  {line}"))
 }
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Formats nanoseconds with three digits and a unit.
 fn time(nanoseconds: u64) -> String {
-    let ns = nanoseconds as f64;
-    let (value, unit) = match ns {
-        _ if ns < 1e3 => (ns, "ns"),
-        _ if ns < 1e6 => (ns / 1e3, "µs"),
-        _ if ns < 1e9 => (ns / 1e6, "ms"),
-        _ => (ns / 1e9, "s"),
-    };
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {unit}")
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::cli::report::time;
-
-    #[test]
-    fn times_have_three_digits_and_a_unit() {
-        let times = [999, 1_234, 56_789, 345_678_000, 1_500_000_000, 90_000_000_000].map(time);
-        assert_eq!(times, ["999 ns", "1.23 µs", "56.8 µs", "346 ms", "1.50 s", "90.0 s"]);
-    }
+    format::time(nanoseconds as f64)
 }

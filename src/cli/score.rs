@@ -4,7 +4,7 @@
 use crate::cli::{
     direct::Evaluation,
     flag_names::with_flag,
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, narrow, size, whole},
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, size, whole},
     output,
     scores::{MarkedTextBits, Scores, TextBits},
 };
@@ -15,6 +15,7 @@ use weir_engine::{
     score::{StepSize, windows},
 };
 use weir_kernels::error::{Error, Result};
+use weir_measure::format::table;
 use weir_models::{
     contract::{BoundaryMode, Model, levels},
     text::SpecialSymbols,
@@ -212,21 +213,17 @@ impl LengthScores {
     /// Table with one column per length. Lengths beyond the training length are marked.
     fn as_text(&self) -> String {
         let training = self.training_length;
-        let line = |title: &str, cell: &dyn Fn(&LengthScore) -> String| {
-            let cells: String = self.scores.iter().map(|score| format!("{:>10}", cell(score))).collect();
-            format!("{title:<20}{cells}\n")
+        let line = |title: &str, cell: &dyn Fn(&LengthScore) -> String| -> Vec<String> {
+            std::iter::once(title.to_owned()).chain(self.scores.iter().map(cell)).collect()
         };
         let beyond = |score: &LengthScore| if score.length > training { "extra" } else { "inter" };
-        [
+        let lines = [
             line("length", &|score| score.length.to_string()),
             line("inter- or extra-", &|score| beyond(score).to_owned()),
             line("bits per character", &|score| score.bits_per_char().map_or("-".into(), |bits| format!("{bits:.4}"))),
-            format!(
-                "{} symbols scored at each length, trained on {training}\n",
-                self.scores.first().map_or(0, |score| score.scored)
-            ),
-        ]
-        .concat()
+        ];
+        let scored = self.scores.first().map_or(0, |score| score.scored);
+        table(&lines) + &format!("{scored} symbols scored at each length, trained on {training}\n")
     }
 }
 
@@ -329,9 +326,11 @@ impl Scorer<'_> {
 /// Lets the server score the text.
 fn served(args: &Args, described: &DescribedModel<'_>, text: &str, windows: Option<WindowOptions>) -> Result<Scores> {
     let flag = if args.lengths.is_empty() { "--windowed" } else { "--lengths" };
-    let wire = |size: WindowOptions| {
-        Ok::<_, Error>(Windows { length: narrow(flag, size.length)?, stride: narrow(flag, size.stride)? })
+    let narrow = |value: usize| {
+        u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
     };
+    let wire =
+        |size: WindowOptions| Ok::<_, Error>(Windows { length: narrow(size.length)?, stride: narrow(size.stride)? });
     let request = ScoreRequest {
         model: described.name(),
         text: text.to_owned(),

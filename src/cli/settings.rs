@@ -11,7 +11,10 @@ use crate::cli::{
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
 };
-use std::{ffi::OsString, fmt::Write, path::PathBuf};
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
 use weir_client::command_line::{FlagOrigins, without_empty};
 use weir_server::config::{
     file::{FileSetting, ValueKind, read},
@@ -24,13 +27,16 @@ const SERVE: &str = "serve";
 /// The flag that names checkpoints, and the arguments without a flag that name more.
 const MODEL: (&str, &str) = ("model", "checkpoints");
 
+/// A flag, and the older name of its variable.
+const OLD_VARIABLE: (&str, &str) = ("unpooled_baselines", "WEIR_UNPOOLED_TWINS");
+
 /// Flags that are not settings themselves.
 const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
 
 /// Parses a command line and the settings file that it names. Returns clap's error for invalid arguments. For `--help`
 /// and `--version`, that error holds the text to print.
 pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
-    let command = without_empty(Cli::command().color(ColorChoice::of(arguments)));
+    let command = with_old_variable(without_empty(Cli::command().color(ColorChoice::of(arguments))));
     let mut sources = SettingSources::default();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();
@@ -96,7 +102,24 @@ fn settings(command: &Command) -> impl Iterator<Item = &Arg> {
 }
 
 fn setting<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
-    settings(command).find(|arg| arg.get_long() == Some(key))
+    settings(command).find(|arg| has_name(arg, key))
+}
+
+/// Returns true for a flag's name and for its older names.
+fn has_name(arg: &Arg, key: &str) -> bool {
+    arg.get_long() == Some(key) || arg.get_all_aliases().is_some_and(|older| older.contains(&key))
+}
+
+/// Lets a flag read its older variable if its own is unset.
+fn with_old_variable(command: Command) -> Command {
+    let (id, old) = OLD_VARIABLE;
+    let is_set = |name: &OsStr| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !is_set(OsStr::new(old)) {
+        return command;
+    }
+    command.mut_subcommand(SERVE, |serve| {
+        serve.mut_arg(id, |arg| if arg.get_env().is_some_and(is_set) { arg } else { arg.env(old) })
+    })
 }
 
 /// Type of a flag's value in a settings file, derived from the flag's action and value name.
@@ -126,7 +149,7 @@ fn with_defaults(command: Command, entries: &[FileSetting]) -> Command {
 /// Records where a setting comes from and its line of a settings file.
 fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: &[FileSetting]) {
     let long = arg.get_long().unwrap_or_default();
-    let entry = entries.iter().find(|entry| entry.key == long);
+    let entry = entries.iter().find(|entry| has_name(arg, &entry.key));
     let more = serve.get_raw(MODEL.1).filter(|_| long == MODEL.0).map_or_else(Vec::new, Iterator::collect);
     let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
         (Some(ValueSource::CommandLine), _) => Some(format!("--{long}")),
@@ -143,11 +166,10 @@ fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: 
         .map(|value| value.to_string_lossy().into_owned())
         .collect();
     let comment = origin.as_ref().map(|origin| format!(" # {origin}")).unwrap_or_default();
-    // Never fails: the writer is a `String`.
-    let _ = match values.as_slice() {
-        [] => writeln!(sources.shown, "# {long}: not set"),
-        _ if arg.is_hide_env_values_set() => writeln!(sources.shown, "# {long}: set, a secret{comment}"),
-        values => writeln!(sources.shown, "{long} = {}{comment}", toml(kind(arg), values)),
+    sources.shown += &match values.as_slice() {
+        [] => format!("# {long}: not set\n"),
+        _ if arg.is_hide_env_values_set() => format!("# {long}: set, a secret{comment}\n"),
+        values => format!("{long} = {}{comment}\n", toml(kind(arg), values)),
     };
     if let Some(origin) = origin.filter(|origin| !origin.starts_with("--")) {
         sources.origins.insert(format!("--{long}"), origin);
@@ -172,39 +194,6 @@ fn toml(kind: ValueKind, values: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn secrets_in_flags_are_recorded() {
-        let recorded = |arguments: &[&str]| {
-            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
-            parse(&arguments).unwrap().1.secret_flags
-        };
-        let secret = |flag: &str, variable: &str| [SecretFlag { flag: flag.into(), variable: variable.into() }];
-        assert_eq!(recorded(&["weir", "report", "--api-key", "k"]), secret("--api-key", "WEIR_API_KEY"));
-        let admin = ["weir", "admin", "list", "h:1", "--admin-token=t"];
-        assert_eq!(recorded(&admin), secret("--admin-token", "WEIR_ADMIN_TOKEN"));
-        assert_eq!(recorded(&["weir", "report", "--api-key-file", "f"]), []);
-    }
-
-    #[test]
-    fn flags_of_this_process_conflict_with_a_server() {
-        let error = |arguments: &[&str]| {
-            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
-            parse(&arguments).err().map(|error| error.to_string())
-        };
-        let served = ["weir", "score", "--server", "h:1", "--text", "a"];
-        for flag in
-            ["--threads=2", "--dtype=bf16", "--max-symbols=9", "--device=cpu", "--chunk=3", "--mode=full", "--logits=f"]
-        {
-            let message = error(&[&served[..], &[flag]].concat()).expect(flag);
-            let name = flag.split('=').next().unwrap();
-            assert!(message.contains(&format!("{name}: expected no value next to --server, found one")), "{message}");
-        }
-        let ids = error(&["weir", "generate", "--server=h:1", "--ids", "1"]).unwrap();
-        assert!(ids.contains("--ids: expected no value next to --server, found one"), "{ids}");
-        assert_eq!(error(&served), None);
-        assert_eq!(error(&["weir", "score", "--text", "a", "--threads", "2"]), None);
-    }
 
     #[test]
     fn every_flag_of_this_process_exists() {

@@ -5,38 +5,32 @@
 use crate::{
     cli::{
         direct::{self, Tokens},
-        document::{Document, TextReader},
+        document::{Document, TextReader, json_lines},
         flag_names::{message, with_flag},
-        model::{
-            self, ModelSource, ModelSourceArgs, ServedModel, check_readable, count, narrow, own_limits, unreadable,
-        },
+        model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
         output::{self, ColorChoice},
     },
     report::rouge::{RougeScore, RougeScores, rouge as score},
 };
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     fmt::Write,
-    fs::File,
-    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 use tokio::sync::{mpsc, oneshot};
 use weir_client::calls::DocumentParts;
-use weir_engine::{
-    options::Sampling,
-    summary::{LongDocuments, Summarize},
-};
+use weir_engine::summary::LongDocuments;
 use weir_kernels::error::{Error, Result, printable};
+use weir_measure::format;
 use weir_models::contract::{EarlyStopping, PoolingChoice};
 use weir_proto::v1::{
-    Hypothesis, LongDocuments as WireLongDocuments, Sampling as WireSampling, Selected, Span, SummarizeOptions,
-    SummaryFinishReason, SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
+    Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions, SummaryFinishReason,
+    SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
 };
+use weir_server::run::messages;
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
@@ -47,10 +41,8 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     let source = args.model.open()?;
     let mut limits = own_limits();
     if let ModelSource::Process(model) = &source {
-        limits.rows = args
-            .generation
-            .beam
-            .unwrap_or_else(|| model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam));
+        let usual = || model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam);
+        limits.rows = args.generation.beam.map_or_else(usual, |beam| beam as usize);
         let is_single = args.document.table.is_none() && args.long_documents() != LongDocuments::Chunk;
         if is_single && (args.json || args.document.ids.is_some() || args.logits.is_some()) {
             let document = Tokens::read(&**model, &args.document.document()?, args.cuts())?;
@@ -59,7 +51,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
             }
             return print(&args, color, |on_event| {
                 let mut summary = Summary::default();
-                let request = args.generation.request();
+                let request = messages::summary_options(&args.generation.options(), model.card())?;
                 let visit = &mut |event| collect(&mut summary, event, on_event);
                 summary.choices = direct::summarize(model.clone(), limits, &request, &document, visit)?;
                 Ok(summary)
@@ -126,7 +118,8 @@ pub struct Args {
     cut: bool,
     /// What to do with a document that is longer than the model's limit: refuse it (the default), cut it as --cut does, or chunk it:
     /// summarize its parts, then their summaries, until one is left.
-    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS", value_parser = long_documents(),
+    #[arg(long, value_name = "MODE", env = "WEIR_LONG_DOCUMENTS",
+        value_parser = named(LongDocuments::ALL.map(LongDocuments::name), LongDocuments::parse),
         conflicts_with_all = ["cut", "highlights", "ids", "logits"])]
     long_documents: Option<LongDocuments>,
     /// Before the summary, print the document with the tokens that each pooling layer kept highlighted.
@@ -161,11 +154,6 @@ impl Args {
     }
 }
 
-fn long_documents() -> impl TypedValueParser<Value = LongDocuments> {
-    let names = PossibleValuesParser::new(LongDocuments::ALL.map(LongDocuments::name));
-    names.map(|name| LongDocuments::parse(&name).unwrap_or_default())
-}
-
 /// Document to summarize.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
@@ -186,26 +174,27 @@ struct DocumentArgs {
 #[derive(Debug, Clone, clap::Args)]
 struct GenerationArgs {
     /// Beam size; 1 is greedy search.
-    #[arg(long, value_name = "N", env = "WEIR_BEAM", value_parser = count(1..=64))]
-    beam: Option<usize>,
+    #[arg(long, value_name = "N", env = "WEIR_BEAM", value_parser = whole(1..=64u32))]
+    beam: Option<u32>,
     /// Hypotheses to return, at most the beam size.
-    #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = count(1..=64))]
-    hypotheses: Option<usize>,
+    #[arg(long, value_name = "N", env = "WEIR_HYPOTHESES", value_parser = whole(1..=64u32))]
+    hypotheses: Option<u32>,
     /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
     #[arg(long, value_name = "N", env = "WEIR_MIN_LEN", visible_alias = "min-new-tokens")]
-    min_len: Option<usize>,
+    min_len: Option<u32>,
     /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
     #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_aliases = ["max-tokens", "max-new-tokens"])]
-    max_len: Option<usize>,
+    max_len: Option<u32>,
     /// A hypothesis' log-probability is divided by its length to this power.
     #[arg(long, value_name = "X", env = "WEIR_LENGTH_PENALTY", allow_negative_numbers = true)]
     length_penalty: Option<f32>,
     /// Never repeat a run of N tokens; 0 allows all repeats.
     #[arg(long, value_name = "N", env = "WEIR_NO_REPEAT_NGRAM", visible_alias = "no-repeat-ngram-size")]
-    no_repeat_ngram: Option<usize>,
+    no_repeat_ngram: Option<u32>,
     /// When a beam search by the rules of transformers stops, once --beam hypotheses have finished. true: at once. false: when no
     /// unfinished hypothesis has a better score. never: when no unfinished hypothesis can reach a better score.
-    #[arg(long, value_name = "WHEN", env = "WEIR_EARLY_STOPPING", value_parser = early_stopping)]
+    #[arg(long, value_name = "WHEN", env = "WEIR_EARLY_STOPPING",
+        value_parser = named(EarlyStopping::ALL.map(EarlyStopping::name), EarlyStopping::parse))]
     early_stopping: Option<EarlyStopping>,
     /// Penalty on tokens that the summary already contains, by the rules of transformers or in sampling; 1 is none.
     #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
@@ -219,32 +208,6 @@ struct GenerationArgs {
     /// Keep the selected vectors unchanged in models trained with soft top-k, which mixes other vectors into them.
     #[arg(long, env = "WEIR_HARD_TOPK", value_parser = clap::builder::BoolishValueParser::new())]
     hard_topk: bool,
-}
-
-impl GenerationArgs {
-    /// Returns the options for an engine in this process.
-    fn request(&self) -> Summarize {
-        let default = Sampling::default();
-        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
-        let sampling = |temperature| Sampling { temperature, repetition_penalty, seed: self.seed, ..default.clone() };
-        Summarize {
-            beam: self.beam,
-            length_penalty: self.length_penalty,
-            min_tokens: self.min_len,
-            max_tokens: self.max_len,
-            no_repeat_ngram: self.no_repeat_ngram,
-            early_stopping: self.early_stopping,
-            repetition_penalty: self.repetition_penalty,
-            sampling: self.temperature.map(sampling),
-            hypotheses: self.hypotheses,
-            hard: Some(self.hard_topk),
-        }
-    }
-}
-
-fn early_stopping(name: &str) -> std::result::Result<EarlyStopping, String> {
-    let names = || EarlyStopping::ALL.map(EarlyStopping::name).join(", ");
-    EarlyStopping::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 impl DocumentArgs {
@@ -279,7 +242,7 @@ impl<'a> Summarizer<'a> {
             cut: Some(args.cuts()),
             // A server of an older version reads only `cut`.
             long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
-            ..args.generation.options()?
+            ..args.generation.options()
         };
         Ok(Self { model, options, keeps_text: args.highlights && !args.json })
     }
@@ -308,26 +271,22 @@ impl<'a> Summarizer<'a> {
 }
 
 impl GenerationArgs {
-    fn options(&self) -> Result<SummarizeOptions> {
-        let narrow = |flag, value: Option<usize>| value.map(|value| narrow(flag, value)).transpose();
-        let sampling = |temperature| WireSampling {
-            temperature: Some(temperature),
-            seed: Some(self.seed),
-            ..WireSampling::default()
-        };
-        Ok(SummarizeOptions {
-            beam_size: narrow("--beam", self.beam)?,
+    fn options(&self) -> SummarizeOptions {
+        let sampling =
+            |temperature| Sampling { temperature: Some(temperature), seed: Some(self.seed), ..Sampling::default() };
+        SummarizeOptions {
+            beam_size: self.beam,
             length_penalty: self.length_penalty,
-            min_tokens: narrow("--min-len", self.min_len)?,
-            max_tokens: narrow("--max-len", self.max_len)?,
-            no_repeat_ngram: narrow("--no-repeat-ngram", self.no_repeat_ngram)?,
-            hypotheses: narrow("--hypotheses", self.hypotheses)?,
+            min_tokens: self.min_len,
+            max_tokens: self.max_len,
+            no_repeat_ngram: self.no_repeat_ngram,
+            hypotheses: self.hypotheses,
             sampling: self.temperature.map(sampling),
             hard_topk: Some(self.hard_topk),
             early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
             repetition_penalty: self.repetition_penalty,
             ..SummarizeOptions::default()
-        })
+        }
     }
 }
 
@@ -545,9 +504,6 @@ fn collect(summary: &mut Summary, event: SummarizeEvent, on_event: &mut OnEvent<
 /// The flag that names the file.
 const FLAG: &str = "--table";
 
-/// Maximum bytes of a line.
-const MAX_LINE: u64 = 64 << 20;
-
 /// Name of the group of documents without a source, if other documents have one.
 const NO_SOURCE: &str = "(no source)";
 
@@ -575,7 +531,8 @@ struct Sums {
 fn summarize_table(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> Result<()> {
     let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
     let mut all = Sums::default();
-    let examples = examples(file)?;
+    let object = "an object with `document`, `summary` and optionally `source`";
+    let examples: Vec<(u64, Example)> = json_lines(FLAG, file, object)?;
     let mut progress = output::Progress::measurements();
     let total = examples.len() as u64;
     for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
@@ -608,38 +565,6 @@ fn summarize_table(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> R
     output::write(&table(&rows))
 }
 
-/// Reads the lines that are not empty, with their line numbers.
-fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
-    let mut reader = BufReader::new(File::open(file).map_err(unreadable(FLAG, file))?);
-    let mut examples = Vec::new();
-    let mut number = 0;
-    loop {
-        let mut line = String::new();
-        number += 1;
-        let read = (&mut reader).take(MAX_LINE).read_line(&mut line).map_err(unreadable(FLAG, file))?;
-        if read == 0 {
-            break;
-        }
-        if line.trim().is_empty() {
-            continue;
-        }
-        let wrong = |expected: &str, found: String| Error::checkpoint(file, format!("line {number}"), expected, found);
-        let object = "an object with `document`, `summary` and optionally `source`";
-        if read as u64 == MAX_LINE && !line.ends_with('\n') {
-            return Err(wrong(&format!("at most {MAX_LINE} bytes"), "more".into()));
-        }
-        // serde would accept a list as the fields in order.
-        if line.trim_start().starts_with('[') {
-            return Err(wrong(object, "a list".into()));
-        }
-        examples.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
-    }
-    match examples.is_empty() {
-        true => Err(Error::checkpoint(file, "line 1", "a document", "nothing")),
-        false => Ok(examples),
-    }
-}
-
 impl Sums {
     /// Mean over documents.
     fn mean(&self, sum: u64) -> f64 {
@@ -665,26 +590,17 @@ impl Sums {
 
 /// Formats a table of means: F1 in percent, tokens, seconds.
 fn table(rows: &[(String, &Sums)]) -> String {
-    let width = rows.iter().map(|(source, _)| source.chars().count()).max().unwrap_or(0).max("source".len());
-    let mut table = format!(
-        "{:width$}  documents   cut  ROUGE-1  ROUGE-2  ROUGE-L  document tokens  summary tokens  seconds\n",
-        "source"
-    );
+    let names = "source,documents,cut,ROUGE-1,ROUGE-2,ROUGE-L,document tokens,summary tokens,seconds";
+    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
     for (source, sums) in rows {
         let RougeScores { rouge1, rouge2, rouge_l } = sums.mean_rouge();
-        let [rouge1, rouge2, rouge_l] = [rouge1, rouge2, rouge_l].map(|score| 100.0 * score.f1);
-        let document_tokens = sums.mean(sums.tokens);
-        let summary_tokens = sums.mean(sums.summary_tokens);
-        let seconds = sums.total_ns as f64 / 1e9 / sums.documents.max(1) as f64;
-        // Never fails: the writer is a `String`.
-        let _ = writeln!(
-            table,
-            "{source:width$}  {:9}  {:4}  {rouge1:7.2}  {rouge2:7.2}  {rouge_l:7.2}  {document_tokens:15.1}  \
-             {summary_tokens:14.1}  {seconds:7.2}",
-            sums.documents, sums.cut
-        );
+        let mut line = vec![source.clone(), sums.documents.to_string(), sums.cut.to_string()];
+        line.extend([rouge1, rouge2, rouge_l].map(|score| format!("{:.2}", 100.0 * score.f1)));
+        line.extend([sums.tokens, sums.summary_tokens].map(|tokens| format!("{:.1}", sums.mean(tokens))));
+        line.push(format!("{:.2}", sums.mean(sums.total_ns) / 1e9));
+        lines.push(line);
     }
-    table
+    format::table(&lines)
 }
 
 #[cfg(test)]

@@ -281,6 +281,7 @@ fn broken(error: impl std::error::Error) -> Error {
 /// Messages of results, for programs that compute them without a server.
 pub mod messages {
     pub use crate::grpc::{
+        convert::summary_options,
         score::{boundary_levels, segments},
         summarization::summary,
     };

@@ -16,9 +16,9 @@ use crate::cli::{
         server::LanguageServer,
         sessions::{CompletionOptions, Sessions},
     },
-    model::{DescribedModel, ModelSourceArgs, ServedModel, count, narrow, size},
+    model::{DescribedModel, ModelSourceArgs, ServedModel, named, size, whole},
 };
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use std::{
     io::{BufReader, stdin, stdout},
     time::Duration,
@@ -56,14 +56,10 @@ pub fn run(args: Args) -> Result<()> {
     let described = DescribedModel::new(&served)?;
     let max_symbols = size(described.description()?.limits.as_ref().map_or(0, |limits| limits.max_symbols));
     // Half, because normalising may turn a character into several.
-    let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars) / 2).max(1);
+    let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars as usize) / 2).max(1);
     let ServedModel { runtime, client, name } = served;
-    let options = CompletionOptions {
-        model: name,
-        count: narrow("--count", args.count)?,
-        until: args.until,
-        max_chars: narrow("--completion-chars", args.completion_chars)?,
-    };
+    let options =
+        CompletionOptions { model: name, count: args.count, until: args.until, max_chars: args.completion_chars };
     let input = protocol::read(BufReader::new(stdin()))?;
     let (output, writer) = protocol::write(stdout())?;
     let (sender, events) = mpsc::channel(WAITING_EVENTS);
@@ -112,23 +108,19 @@ async fn check_editing(client: &Client, model: Option<String>, until: Until) -> 
 #[command(allow_negative_numbers = true)]
 pub struct Args {
     /// Number of completions, best first: 1 to 16.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=16), env = "WEIR_COUNT")]
-    count: usize,
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole(1..=16u32), env = "WEIR_COUNT")]
+    count: u32,
     /// End of a completion: the word, the line or the segment.
     #[arg(long, value_name = "END", default_value = "word", value_parser = end(), env = "WEIR_UNTIL")]
     until: Until,
     /// Maximum characters of a completion, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1..=256), env = "WEIR_COMPLETION_CHARS")]
-    completion_chars: usize,
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(1..=256u32), env = "WEIR_COMPLETION_CHARS")]
+    completion_chars: u32,
     #[command(flatten)]
     model: ModelSourceArgs,
 }
 
 /// The ends of completions, by name.
 fn end() -> impl TypedValueParser<Value = Until> {
-    PossibleValuesParser::new(["word", "line", "segment"]).map(|name| match &*name {
-        "line" => Until::Line,
-        "segment" => Until::Segment,
-        _ => Until::Word,
-    })
+    named(["word", "line", "segment"], |name| Until::from_str_name(&format!("UNTIL_{}", name.to_uppercase())))
 }

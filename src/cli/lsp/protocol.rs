@@ -1,7 +1,7 @@
 //! The parts of the language server protocol 3.18 that this server uses. Fields that it does not read are left out.
 
 use lsp_server::{ErrorCode, Message, RequestId};
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, Read, Write, copy, sink},
@@ -166,29 +166,23 @@ fn start<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'stati
 }
 
 pub(super) fn parse(body: &[u8]) -> Input {
-    #[derive(Deserialize)]
-    struct Identified {
-        id: RequestId,
-    }
-    let error = match serde_json::from_slice(body) {
-        Ok(message) => return Input::Message(message),
-        Err(error) => error,
+    let message: Value = match serde_json::from_slice(body) {
+        Ok(message) => message,
+        Err(error) => {
+            let why = format!("expected JSON: {error}");
+            return Input::Wrong { id: None, code: ErrorCode::ParseError, why, may_change: may_change(body) };
+        }
     };
-    if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
-        return Input::Wrong {
-            id: None,
-            code: ErrorCode::ParseError,
-            why: format!("expected JSON: {error}"),
-            may_change: may_change(body),
-        };
-    }
-    let id = serde_json::from_slice::<Identified>(body).ok().map(|message| message.id);
-    Input::Wrong {
-        may_change: id.is_none() && may_change(body),
-        id,
-        code: ErrorCode::InvalidRequest,
-        why: format!("expected a JSON-RPC message: {error}"),
-    }
+    let id = RequestId::deserialize(&message["id"]).ok();
+    serde_json::from_value(message).map_or_else(
+        |error| Input::Wrong {
+            may_change: id.is_none() && may_change(body),
+            id,
+            code: ErrorCode::InvalidRequest,
+            why: format!("expected a JSON-RPC message: {error}"),
+        },
+        Input::Message,
+    )
 }
 
 /// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string

@@ -5,13 +5,15 @@
 //! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at
 //! once.
 
-use crate::cli::lsp::{
-    documents::{DocumentText, Documents, PositionEncoding},
-    protocol::{Severity, TextRange, failure, response},
+use crate::cli::{
+    lsp::{
+        documents::{DocumentText, Documents, PositionEncoding},
+        protocol::{Severity, TextRange, failure, response},
+    },
+    output::to_stderr,
 };
 use lsp_server::{ErrorCode, RequestId};
 use serde_json::{Value, json};
-use std::io::Write as _;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -723,8 +725,7 @@ impl Outbox {
         }
         // The log of a fuzzer would fill the disk.
         if !cfg!(fuzzing) {
-            // `eprintln!` would panic if stderr is closed.
-            let _ = writeln!(std::io::stderr(), "{message}");
+            to_stderr(&message);
         }
         let method = match place {
             Place::Message => "window/showMessage",
@@ -899,6 +900,15 @@ mod tests {
             self.sessions.send_queued(&self.documents, &mut self.out);
         }
 
+        /// Returns the URIs of the open sessions, one after the other.
+        fn open(&self) -> String {
+            self.sessions.open.keys().cloned().collect()
+        }
+
+        fn send_queued(&mut self) {
+            self.sessions.send_queued(&self.documents, &mut self.out);
+        }
+
         fn answer(&mut self, wire_id: u64) {
             self.answer_of(URI, wire_id);
         }
@@ -926,167 +936,141 @@ mod tests {
         }
     }
 
-    fn within_a_runtime(test: impl FnOnce()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let _guard = runtime.enter();
-        test();
+    #[tokio::test]
+    async fn requests_at_several_cursors_are_all_answered() {
+        let mut editor = Editor::new();
+        for cursor in [9, 12, 3, 90, 91] {
+            editor.complete(cursor);
+        }
+        assert_eq!(editor.in_progress(), [(1, 9), (2, 12), (3, 3)], "other texts wait");
+        editor.stale(1);
+        editor.answer(2);
+        editor.answer(3);
+        assert_eq!(editor.in_progress(), [(4, 90), (5, 91)]);
+        editor.stale(4);
+        editor.answer(5);
+        assert_eq!(editor.in_progress(), [(6, 9)], "deferred requests keep their order");
+        editor.complete(80);
+        editor.cancel(9);
+        assert_eq!(editor.in_progress(), [(7, 90)]);
+        editor.cancel(80);
+        editor.answer(7);
+        assert_eq!(editor.in_progress(), []);
+        assert_eq!(editor.answers(), [12, 3, 91, 90].map(|id| (Some(id), 1)));
     }
 
-    #[test]
-    fn requests_at_several_cursors_are_all_answered() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            for cursor in [9, 12, 3, 90, 91] {
-                editor.complete(cursor);
-            }
-            assert_eq!(editor.in_progress(), [(1, 9), (2, 12), (3, 3)], "other texts wait");
-            editor.stale(1);
-            editor.answer(2);
-            editor.answer(3);
-            assert_eq!(editor.in_progress(), [(4, 90), (5, 91)]);
-            editor.stale(4);
-            editor.answer(5);
-            assert_eq!(editor.in_progress(), [(6, 9)], "deferred requests keep their order");
-            editor.complete(80);
-            editor.cancel(9);
-            assert_eq!(editor.in_progress(), [(7, 90)]);
-            editor.cancel(80);
-            editor.answer(7);
-            assert_eq!(editor.in_progress(), []);
-            assert_eq!(editor.answers(), [12, 3, 91, 90].map(|id| (Some(id), 1)));
-        });
-    }
-
-    #[test]
-    fn cancelling_a_request_costs_others_no_attempt() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            editor.complete(9);
-            for _ in 0..2 * ATTEMPTS {
-                let (kept, _) = editor.in_progress()[0];
-                editor.complete(5);
-                editor.cancel(5);
-                editor.stale(kept);
-            }
+    #[tokio::test]
+    async fn cancelling_a_request_costs_others_no_attempt() {
+        let mut editor = Editor::new();
+        editor.complete(9);
+        for _ in 0..2 * ATTEMPTS {
             let (kept, _) = editor.in_progress()[0];
-            editor.answer(kept);
-            assert_eq!(editor.answers(), [(Some(9), 1)]);
-        });
+            editor.complete(5);
+            editor.cancel(5);
+            editor.stale(kept);
+        }
+        let (kept, _) = editor.in_progress()[0];
+        editor.answer(kept);
+        assert_eq!(editor.answers(), [(Some(9), 1)]);
     }
 
-    #[test]
-    fn a_request_whose_sessions_end_is_answered_and_reported() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            editor.complete(9);
-            for attempt in 1..=ATTEMPTS {
-                assert_eq!((editor.in_progress(), editor.sessions.is_paused()), (vec![(1, 9)], false), "{attempt}");
-                editor.take(SessionNews::Event(EditEvent::Applied(DocumentApplied::default())));
-                editor.take(SessionNews::Ended(Some(Error::Internal("broken".into()))));
-            }
-            assert_eq!(editor.answers(), [(None, 0), (Some(9), 0)], "the error is reported once");
-            editor.complete(9);
-            assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
-        });
+    #[tokio::test]
+    async fn a_request_whose_sessions_end_is_answered_and_reported() {
+        let mut editor = Editor::new();
+        editor.complete(9);
+        for attempt in 1..=ATTEMPTS {
+            assert_eq!((editor.in_progress(), editor.sessions.is_paused()), (vec![(1, 9)], false), "{attempt}");
+            editor.take(SessionNews::Event(EditEvent::Applied(DocumentApplied::default())));
+            editor.take(SessionNews::Ended(Some(Error::Internal("broken".into()))));
+        }
+        assert_eq!(editor.answers(), [(None, 0), (Some(9), 0)], "the error is reported once");
+        editor.complete(9);
+        assert_eq!((editor.answers(), editor.sessions.is_paused()), (vec![(Some(9), 0)], true));
     }
 
     /// The URIs of documents for two more sessions than may be open.
     const URIS: [&str; MAX_SESSIONS + 2] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
 
-    #[test]
-    fn a_request_waits_while_all_sessions_have_requests() {
-        within_a_runtime(|| {
-            let mut editor = Editor::with(&URIS);
-            for (uri, cursor) in URIS.into_iter().zip(1..) {
-                editor.complete_in(uri, cursor);
-            }
-            editor.complete_in("i", 20);
-            let open = |editor: &Editor| editor.sessions.open.keys().cloned().collect::<String>();
-            assert_eq!((open(&editor), editor.answers()), ("abcdefgh".into(), vec![]), "no request loses its session");
-            editor.complete_in("d", 21);
-            editor.answer_of("d", 1);
-            assert_eq!(open(&editor), "abcdefgh", "another request of d is in progress");
-            editor.answer_of("c", 1);
-            assert_eq!(open(&editor), "abdefghi");
-            assert_eq!(editor.sessions.open["i"].waiting.len(), 1);
-            assert_eq!(editor.sessions.open["i"].deferred.len() + editor.sessions.queued.len(), 2);
-            editor.cancel(10);
-            assert!(editor.sessions.queued.is_empty());
-            editor.complete_in("j", 22);
-            editor.complete_in("c", 23);
-            assert_eq!(editor.sessions.overtake("j").len(), 1);
-            // A session that is given up leaves room, too.
-            editor.take_of("b", SessionNews::Ended(Some(Error::Internal("broken".into()))));
-            assert_eq!(open(&editor), "adefghi");
-            assert_eq!(editor.answers(), [(Some(4), 1), (Some(3), 1), (None, 0), (Some(2), 0), (Some(23), 0)]);
-            editor.complete_in("j", 24);
-            assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
-            assert_eq!(editor.sessions.close_all().len(), 8);
-        });
+    #[tokio::test]
+    async fn a_request_waits_while_all_sessions_have_requests() {
+        let mut editor = Editor::with(&URIS);
+        for (uri, cursor) in URIS.into_iter().zip(1..) {
+            editor.complete_in(uri, cursor);
+        }
+        editor.complete_in("i", 20);
+        assert_eq!((editor.open(), editor.answers()), ("abcdefgh".into(), vec![]), "no request loses its session");
+        editor.complete_in("d", 21);
+        editor.answer_of("d", 1);
+        assert_eq!(editor.open(), "abcdefgh", "another request of d is in progress");
+        editor.answer_of("c", 1);
+        assert_eq!(editor.open(), "abdefghi");
+        assert_eq!(editor.sessions.open["i"].waiting.len(), 1);
+        assert_eq!(editor.sessions.open["i"].deferred.len() + editor.sessions.queued.len(), 2);
+        editor.cancel(10);
+        assert!(editor.sessions.queued.is_empty());
+        editor.complete_in("j", 22);
+        editor.complete_in("c", 23);
+        assert_eq!(editor.sessions.overtake("j").len(), 1);
+        // A session that is given up leaves room, too.
+        editor.take_of("b", SessionNews::Ended(Some(Error::Internal("broken".into()))));
+        assert_eq!(editor.open(), "adefghi");
+        assert_eq!(editor.answers(), [(Some(4), 1), (Some(3), 1), (None, 0), (Some(2), 0), (Some(23), 0)]);
+        editor.complete_in("j", 24);
+        assert_eq!(editor.answers(), [(Some(24), 0)], "it pauses");
+        assert_eq!(editor.sessions.close_all().len(), 8);
     }
 
-    #[test]
-    fn a_session_that_is_not_answered_ends_for_requests_that_wait() {
-        within_a_runtime(|| {
-            let mut editor = Editor::with(&URIS);
-            for (uri, cursor) in URIS.into_iter().take(MAX_SESSIONS).zip(1..) {
-                editor.complete_in(uri, cursor);
-            }
-            // The requests of b and d are too old.
-            for uri in ["b", "d"] {
-                let requests = editor.sessions.open.get_mut(uri).unwrap().waiting.values_mut();
-                requests.for_each(|request| request.sent_at = request.sent_at.map(|at| at - ANSWER_TIMEOUT));
-            }
-            let open = |editor: &Editor| editor.sessions.open.keys().cloned().collect::<String>();
-            editor.sessions.send_queued(&editor.documents, &mut editor.out);
-            assert_eq!(
-                (editor.sessions.timeout(), open(&editor)),
-                (None, "abcdefgh".into()),
-                "no request waits for them"
-            );
-            editor.complete_in("i", 9);
-            assert!(editor.sessions.timeout().unwrap() <= Instant::now());
-            editor.sessions.send_queued(&editor.documents, &mut editor.out);
-            assert_eq!(open(&editor), "acdefghi");
-            editor.complete_in("j", 10);
-            editor.sessions.send_queued(&editor.documents, &mut editor.out);
-            assert_eq!(open(&editor), "acefghij");
-            assert_eq!(editor.answers(), [(None, 0), (Some(2), 0), (Some(4), 0)], "the user is told once");
-            editor.complete_in("b", 11);
-            editor.sessions.send_queued(&editor.documents, &mut editor.out);
-            assert_eq!(open(&editor), "acefghij");
-            let in_time = editor.sessions.timeout().unwrap() - Instant::now();
-            assert!(in_time > ANSWER_TIMEOUT / 2, "{in_time:?}");
-        });
+    #[tokio::test]
+    async fn a_session_that_is_not_answered_ends_for_requests_that_wait() {
+        let mut editor = Editor::with(&URIS);
+        for (uri, cursor) in URIS.into_iter().take(MAX_SESSIONS).zip(1..) {
+            editor.complete_in(uri, cursor);
+        }
+        // The requests of b and d are too old.
+        for uri in ["b", "d"] {
+            let requests = editor.sessions.open.get_mut(uri).unwrap().waiting.values_mut();
+            requests.for_each(|request| request.sent_at = request.sent_at.map(|at| at - ANSWER_TIMEOUT));
+        }
+        editor.send_queued();
+        assert_eq!((editor.sessions.timeout(), editor.open()), (None, "abcdefgh".into()), "no request waits for them");
+        editor.complete_in("i", 9);
+        assert!(editor.sessions.timeout().unwrap() <= Instant::now());
+        editor.send_queued();
+        assert_eq!(editor.open(), "acdefghi");
+        editor.complete_in("j", 10);
+        editor.send_queued();
+        assert_eq!(editor.open(), "acefghij");
+        assert_eq!(editor.answers(), [(None, 0), (Some(2), 0), (Some(4), 0)], "the user is told once");
+        editor.complete_in("b", 11);
+        editor.send_queued();
+        assert_eq!(editor.open(), "acefghij");
+        let in_time = editor.sessions.timeout().unwrap() - Instant::now();
+        assert!(in_time > ANSWER_TIMEOUT / 2, "{in_time:?}");
     }
 
-    #[test]
-    fn the_end_of_a_session_is_no_attempt_of_a_queued_request() {
-        within_a_runtime(|| {
-            let mut editor = Editor::new();
-            editor.complete(9);
-            let queued = WaitingRequest { id: 5.into(), attempts: 0, ..editor.sessions.open[URI].waiting[&1].clone() };
-            editor.sessions.queued.push(queued);
-            editor.take(SessionNews::Ended(None));
-            let requests = editor.sessions.open[URI].waiting.values();
-            assert_eq!(requests.map(|request| request.attempts).collect::<Vec<_>>(), [1, 0]);
-        });
+    #[tokio::test]
+    async fn the_end_of_a_session_is_no_attempt_of_a_queued_request() {
+        let mut editor = Editor::new();
+        editor.complete(9);
+        let queued = WaitingRequest { id: 5.into(), attempts: 0, ..editor.sessions.open[URI].waiting[&1].clone() };
+        editor.sessions.queued.push(queued);
+        editor.take(SessionNews::Ended(None));
+        let requests = editor.sessions.open[URI].waiting.values();
+        assert_eq!(requests.map(|request| request.attempts).collect::<Vec<_>>(), [1, 0]);
     }
 
-    #[test]
-    fn the_queue_is_limited() {
-        within_a_runtime(|| {
-            let mut editor = Editor::with(&URIS);
-            for uri in &URIS[..MAX_SESSIONS] {
-                editor.complete_in(uri, 1);
-            }
-            for _ in 0..MAX_QUEUED {
-                editor.complete_in("i", 2);
-            }
-            assert_eq!(editor.answers(), []);
-            editor.complete_in("j", 3);
-            assert_eq!(editor.answers(), [(Some(3), 0)]);
-            assert_eq!(editor.sessions.close("i").len(), MAX_QUEUED);
-        });
+    #[tokio::test]
+    async fn the_queue_is_limited() {
+        let mut editor = Editor::with(&URIS);
+        for uri in &URIS[..MAX_SESSIONS] {
+            editor.complete_in(uri, 1);
+        }
+        for _ in 0..MAX_QUEUED {
+            editor.complete_in("i", 2);
+        }
+        assert_eq!(editor.answers(), []);
+        editor.complete_in("j", 3);
+        assert_eq!(editor.answers(), [(Some(3), 0)]);
+        assert_eq!(editor.sessions.close("i").len(), MAX_QUEUED);
     }
 }

@@ -11,6 +11,7 @@ use crate::cli::{
         models::{CheckpointLoader, admin, load_all},
         ports::{ADMIN, HTTP, Listeners, OperationsArgs, OptionalPort, PortState, ReservedPort},
     },
+    signals::{EndSignals, exit},
 };
 use std::{
     io::{self, Write},
@@ -112,7 +113,7 @@ impl Args {
         let log = self.log.start(writer, color, &mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
-        let unpooled_twins = self.models.unpooled_twins(&mut checks);
+        let unpooled_baselines = self.models.unpooled_baselines(&mut checks);
         let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
         let transport = self.transport.limits(access, &mut checks);
@@ -128,7 +129,7 @@ impl Args {
             checkpoints,
             credential_files,
             model,
-            unpooled_twins,
+            unpooled_baselines,
             engine,
             transport,
             operations,
@@ -166,7 +167,7 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
 async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
     let no_handler = |error| Error::Internal(format!("signal handlers cannot be installed: {error}"));
-    let signals = self::signals().map_err(no_handler)?;
+    let signals = count_signals().map_err(no_handler)?;
     let addresses = [Some(settings.listen), settings.http_listen, settings.operations.admin_listen];
     ports::raise_for(settings.transport.connections * addresses.into_iter().flatten().count());
     let engines = Engines::default();
@@ -267,11 +268,6 @@ fn exit_now(why: &str, code: i32, writer: &LogWriter) -> ! {
     tracing::warn!("{why}: ending at once");
     writer.finish();
     exit(code)
-}
-
-#[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
-fn exit(code: i32) -> ! {
-    std::process::exit(code)
 }
 
 /// Addresses of a server, and whether the first two use TLS.
@@ -518,32 +514,13 @@ impl Reloader {
     }
 }
 
-/// Counts shutdown signals: SIGTERM and Ctrl-C.
-#[cfg(unix)]
-fn signals() -> io::Result<watch::Receiver<usize>> {
-    use tokio::signal::unix::SignalKind;
-    use tokio::signal::unix::signal;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+/// Counts shutdown signals.
+fn count_signals() -> io::Result<watch::Receiver<usize>> {
+    let mut signals = EndSignals::new()?;
     let (count, counted) = watch::channel(0);
     tokio::spawn(async move {
         loop {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            count.send_modify(|count| *count += 1);
-        }
-    });
-    Ok(counted)
-}
-
-/// Counts shutdown signals: Ctrl-C.
-#[cfg(not(unix))]
-fn signals() -> io::Result<watch::Receiver<usize>> {
-    let (count, counted) = watch::channel(0);
-    tokio::spawn(async move {
-        while tokio::signal::ctrl_c().await.is_ok() {
+            signals.next().await;
             count.send_modify(|count| *count += 1);
         }
     });
@@ -608,26 +585,5 @@ mod tests {
             "metrics     http://192.0.2.1:9090/metrics",
         ];
         assert_eq!(all.lines(), expected);
-    }
-
-    #[test]
-    fn lines_of_closed_ports_have_the_reason_and_the_flag() {
-        let lines = |http: PortState, admin: PortState| {
-            let grpc = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-            Addresses { grpc, http, admin, tls: false }.lines()
-        };
-        let expected = [
-            "gRPC        http://127.0.0.1:1",
-            "playground  off; `--http-listen localhost:8000` turns it on",
-            "metrics     off; `--admin-listen localhost:9090` turns it on",
-        ];
-        assert_eq!(lines(PortState::Unset, PortState::Unset), expected);
-        let expected = [
-            "gRPC        http://127.0.0.1:1",
-            "playground  off: another program uses 127.0.0.1:8000; `--http-listen localhost:0` selects a free port",
-            "metrics     off, because this port supports neither keys nor TLS; `--admin-listen localhost:9090` turns it on",
-        ];
-        let taken = PortState::Failed("another program uses 127.0.0.1:8000".into());
-        assert_eq!(lines(taken, PortState::Unprotected), expected);
     }
 }

@@ -47,9 +47,9 @@ pub(super) struct ModelsArgs {
     require_sha256: String,
     /// Serve each MrT5 a second time with its gate off, as NAME-unpooled, to measure the gain of the gate. The second copy needs
     /// its own memory.
-    #[arg(long, value_name = "BOOL", env = "WEIR_UNPOOLED_TWINS", default_value = "false", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true")]
-    unpooled_twins: String,
+    #[arg(long, alias = "unpooled-twins", value_name = "BOOL", env = "WEIR_UNPOOLED_BASELINES", default_value = "false",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    unpooled_baselines: String,
     /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
@@ -129,8 +129,8 @@ impl ModelsArgs {
     }
 
     /// True if models are also served without their pooling.
-    pub(super) fn unpooled_twins(&self, checks: &mut Checks) -> bool {
-        checks.switch("--unpooled-twins", &self.unpooled_twins)
+    pub(super) fn unpooled_baselines(&self, checks: &mut Checks) -> bool {
+        checks.switch("--unpooled-baselines", &self.unpooled_baselines)
     }
 
     pub(super) fn settings(&self, checks: &mut Checks) -> load::Settings {
@@ -292,7 +292,7 @@ pub(super) fn load_all(settings: &ServeConfig, loader: &CheckpointLoader, engine
     if let Some(error) = first_failure.filter(|_| served.is_empty()) {
         return Err(error);
     }
-    if settings.unpooled_twins {
+    if settings.unpooled_baselines {
         let unpooled = load::Settings { unpooled: true, ..loader.0.clone() };
         // Last, so that a baseline never takes the name of a checkpoint.
         for ServedCheckpoint { name, source, .. } in settings.checkpoints.iter().filter(|it| served.contains(&it.name))

@@ -44,7 +44,7 @@ pub struct ServeConfig {
     /// Settings for loading each model.
     pub model: load::Settings,
     /// True if each model that can run without its pooling is also served so.
-    pub unpooled_twins: bool,
+    pub unpooled_baselines: bool,
     /// Each engine's limits.
     pub engine: Limits,
     /// Limits of connections and messages.

@@ -159,7 +159,7 @@ pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> Compr
 }
 
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.
-pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+pub fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let sampled = |sampled: v1::Sampling| v1::Sampling {
         repetition_penalty: sampled.repetition_penalty.or(wire.repetition_penalty),

@@ -2,7 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod codec;
-mod convert;
+pub(crate) mod convert;
 pub(crate) mod editing;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

@@ -1,27 +1,22 @@
 //! The program without its repository: the embedded model, models by name, and the lines of a start.
 
-use super::{process::Program, support::converted};
-use crate::*;
-use std::net::{TcpListener, TcpStream};
+use crate::{
+    process::{Program, http, outcome, program},
+    *,
+};
+use std::net::TcpListener;
 
 const EMBEDDED: &str = "hourglass-english";
 
-/// Returns a command of the program, in another folder and without an environment.
+/// Returns a command of the program, in another folder.
 fn weir_in(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.current_dir(folder).env_clear().args(args);
+    let mut command = program(args);
+    command.current_dir(folder);
     command
 }
 
-fn text(output: &Output) -> String {
-    let bytes = if output.status.success() { &output.stdout } else { &output.stderr };
-    String::from_utf8(bytes.clone()).unwrap()
-}
-
-fn run(folder: &Path, args: &[&str]) -> String {
-    let output = weir_in(folder, args).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    text(&output)
+fn run(folder: &Path, args: &[&str]) -> Result<String, String> {
+    outcome(&mut weir_in(folder, args))
 }
 
 #[test]
@@ -30,16 +25,17 @@ fn commands_use_the_embedded_model_in_any_folder() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models").join(EMBEDDED);
     let shipped = shipped.to_str().unwrap();
     let generate = ["generate", "--prompt", "the ", "--max-chars", "3", "--seed", "1"];
-    let expected = run(folder.path(), &[&generate[..], &["--model", shipped]].concat());
+    let run = |args: &[&str]| run(folder.path(), args).unwrap();
+    let expected = run(&[&generate[..], &["--model", shipped]].concat());
     assert!(expected.trim_end_matches('\n').chars().count() >= 3, "{expected:?}");
-    assert_eq!(run(folder.path(), &generate), expected);
-    assert_eq!(run(folder.path(), &[&generate[..], &["--model", EMBEDDED]].concat()), expected);
+    assert_eq!(run(&generate), expected);
+    assert_eq!(run(&[&generate[..], &["--model", EMBEDDED]].concat()), expected);
 
-    let inspect = |args: &[&str]| -> Value { serde_json::from_str(&run(folder.path(), args)).unwrap() };
+    let inspect = |args: &[&str]| -> Value { serde_json::from_str(&run(args)).unwrap() };
     let (embedded, of_folder) = (inspect(&["inspect", "--json"]), inspect(&["inspect", "--json", shipped]));
     assert_eq!(embedded["path"], format!("embedded:{EMBEDDED}"));
     assert_eq!((&embedded["sha256"], &embedded["tensors"]), (&of_folder["sha256"], &of_folder["tensors"]));
-    let printed = run(folder.path(), &["inspect"]);
+    let printed = run(&["inspect"]);
     assert!(printed.starts_with(&format!("checkpoint       embedded:{EMBEDDED}\n")), "{printed}");
     let isa = weir::kernels::Isa::detect().name();
     assert!(printed.contains(&format!("instruction set  {isa}\n")) && embedded["isa"] == isa, "{printed}");
@@ -48,7 +44,7 @@ fn commands_use_the_embedded_model_in_any_folder() {
 #[test]
 fn the_embedded_model_is_verified() {
     let folder = TempDir::new().unwrap();
-    let printed = run(folder.path(), &["verify", "--ids", "3,1,2,0,4,1,0"]);
+    let printed = run(folder.path(), &["verify", "--ids", "3,1,2,0,4,1,0"]).unwrap();
     assert!(printed.starts_with(&format!("{EMBEDDED}: hourglass")) && printed.ends_with("verified\n"), "{printed}");
 }
 
@@ -90,24 +86,10 @@ fn a_port_in_use_is_reported_before_models_load() {
         if flag != "--listen" {
             args.extend(["--listen", "127.0.0.1:0"]);
         }
-        let output = weir_in(folder.path(), &args).output().unwrap();
-        let error = text(&output);
-        assert!(!output.status.success(), "{flag}");
-        assert!(
-            error.contains(&format!("weir: {flag}: cannot listen on {address}: ")) && error.contains("another program"),
-            "{error}"
-        );
+        let error = run(folder.path(), &args).unwrap_err();
+        assert!(error.contains(&format!("weir: {flag}: cannot listen on {address}: ")), "{error}");
         assert!(!error.contains("loading"), "{error}");
     }
-}
-
-/// Asks `address` for a path. Returns the status.
-fn status(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    response.split(' ').nth(1).unwrap().to_owned()
 }
 
 /// Without an address in its settings, a server opens all ports. Other programs of this machine may have one of them.
@@ -127,6 +109,7 @@ fn a_server_without_addresses_opens_three_ports() {
         program
     };
     let is_taken = |address: &str| TcpListener::bind(address).is_err();
+    let status = |address: &str, path: &str| http(address, &format!("GET {path}"), "host: localhost\r\n", "").0;
 
     let grpc_is_taken = is_taken(GRPC);
     if !grpc_is_taken {
@@ -145,7 +128,7 @@ fn a_server_without_addresses_opens_three_ports() {
             assert_eq!(program.stderr().matches(&format!("://{address}")).count(), 1, "{}", program.stderr());
         }
         if taken == [false; 2] {
-            assert_eq!([status(HTTP, "/"), status(ADMIN, "/metrics")], ["200", "200"]);
+            assert_eq!([status(HTTP, "/"), status(ADMIN, "/metrics")], [200, 200]);
         }
         drop(program);
 
@@ -158,7 +141,7 @@ fn a_server_without_addresses_opens_three_ports() {
         );
         assert_eq!(is_taken(ADMIN), taken[1]);
         if !taken[0] {
-            assert_eq!([status(HTTP, "/"), status(HTTP, "/v1/models")], ["200", "401"]);
+            assert_eq!([status(HTTP, "/"), status(HTTP, "/v1/models")], [200, 401]);
         }
         drop(program);
 
@@ -175,10 +158,7 @@ fn a_server_without_addresses_opens_three_ports() {
     let mut program = serve(&[]);
     assert!(!program.wait().success());
     let error = program.stderr();
-    assert!(
-        error.contains(&format!("weir: --listen: cannot listen on {GRPC}: ")) && error.contains("perhaps another weir"),
-        "{error}"
-    );
+    assert!(error.contains(&format!("weir: --listen: cannot listen on {GRPC}: ")), "{error}");
     assert!(!error.contains("loading"), "{error}");
 }
 
@@ -208,34 +188,23 @@ fn models_are_found_by_name_in_the_data_folder() {
     for name in ["config.json", "model.safetensors"] {
         fs::copy(converted("whitespaces").join(name), models.join("mine").join(name)).unwrap();
     }
-    let run = |args: &[&str]| {
-        let output = weir_in(folder.path(), args).env("WEIR_DATA", folder.path().join("data")).output().unwrap();
-        (output.status.success(), text(&output))
-    };
-    let (found, segments) = run(&["segment", "--model", "mine", "--text", "ab c"]);
-    assert!(found, "{segments}");
-    let (found, contents) = run(&["inspect", "mine"]);
-    assert!(found && contents.contains(models.join("mine").to_str().unwrap()), "{contents}");
-    assert!(run(&["serve", "--check-config", "--model", "mine"]).0);
-    for args in [&["segment", "--text", "ab c", "--model", "yours"][..], &["serve", "--check-config", "yours"]] {
-        let (found, error) = run(args);
-        assert!(!found && error.starts_with("weir: --model: expected one of mine, "), "{error}");
-        assert!(error.contains(models.join("yours").to_str().unwrap()), "{error}");
-        assert!(
-            error.contains("one of mine, hourglass-english (embedded), or a folder, found \"yours\" (tried "),
-            "{error}"
-        );
-    }
-    // The error names the argument.
+    let run = |args: &[&str]| outcome(weir_in(folder.path(), args).env("WEIR_DATA", folder.path().join("data")));
+    run(&["segment", "--model", "mine", "--text", "ab c"]).unwrap();
+    let contents = run(&["inspect", "mine"]).unwrap();
+    assert!(contents.contains(models.join("mine").to_str().unwrap()), "{contents}");
+    run(&["serve", "--check-config", "--model", "mine"]).unwrap();
+    // The error names the argument, and what was tried.
     for (args, argument) in [
-        (&["inspect", "yours"][..], "DIR"),
+        (&["segment", "--text", "ab c", "--model", "yours"][..], "--model"),
+        (&["serve", "--check-config", "yours"], "--model"),
+        (&["inspect", "yours"], "DIR"),
         (&["bench", "compare", "mine", "yours"], "DIR_B"),
         (&["bench", "decode", "--model", "yours"], "--model"),
     ] {
-        let (found, error) = run(args);
-        let expected = format!("weir: {argument}: expected one of mine, ");
-        assert!(!found && error.starts_with(&expected), "{error}");
+        let error = run(args).unwrap_err();
+        let expected = format!("weir: {argument}: expected one of mine, hourglass-english (embedded), or a folder");
+        assert!(error.starts_with(&expected) && error.contains(models.join("yours").to_str().unwrap()), "{error}");
     }
-    let (found, measured) = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]);
-    assert!(found && measured.contains("hourglass-english"), "{measured}");
+    let measured = run(&["bench", "decode", "--steps", "4", "--batch", "1", "--context", "8", "--json"]).unwrap();
+    assert!(measured.contains("hourglass-english"), "{measured}");
 }

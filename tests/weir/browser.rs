@@ -1,11 +1,7 @@
 //! The playground in headless Chromium, controlled through WebDriver (W3C). The tests are skipped with a message if it is not
 //! installed, unless `WEIR_REQUIRE_BROWSER=1`. `WEIR_SCREENSHOTS=FOLDER` saves screenshots there.
 
-use crate::{
-    process::Program,
-    summaries::{self},
-    *,
-};
+use crate::{process::Program, *};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use std::{
     io::BufRead as _,
@@ -28,21 +24,25 @@ const START: &str = "\u{e009}\u{e006}";
 const ESCAPE: &str = "\u{e00c}";
 
 /// Script that returns whether a completion is done.
-const DONE: &str = "document.getElementById('status').textContent == 'Done.'";
+const DONE: &str = "at('status').textContent == 'Done.'";
 
-/// Script that returns by how many pixels the content is wider than the page.
-const OVERFLOW: &str = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+/// Script that returns whether the page has both models of [`two_models`].
+const SERVED: &str = "at('model-a').options.length == 2";
 
-/// A browser with one page.
+const IDLE: &str = "!generation.stopping";
+
+/// A browser with one page, which may be that of a server.
 struct Browser {
     port: SocketAddr,
     session: String,
+    theme: &'static str,
     _driver: Program,
+    server: Option<Server>,
 }
 
 impl Browser {
     /// Starts a browser. Returns `None` if none is installed.
-    fn start(dark: bool) -> Option<Self> {
+    fn start(theme: &'static str) -> Option<Self> {
         let required = std::env::var_os("WEIR_REQUIRE_BROWSER").is_some_and(|value| value == "1");
         if !Path::new("/usr/bin/chromedriver").is_file() {
             assert!(!required, "chromedriver is required, and not installed");
@@ -56,14 +56,26 @@ impl Browser {
             assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.stderr());
             std::thread::sleep(Duration::from_millis(20));
         }
-        let mut browser = Self { port, session: String::new(), _driver: driver };
-        let theme = if dark { "--force-dark-mode" } else { "--disable-gpu" };
-        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000", theme];
+        let mut browser = Self { port, session: String::new(), theme, _driver: driver, server: None };
+        let flag = if theme == "dark" { "--force-dark-mode" } else { "--disable-gpu" };
+        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000", flag];
         let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": args },
             "goog:loggingPrefs": { "browser": "ALL" } });
         let session = browser.ask("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
         session["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
         Some(browser)
+    }
+
+    /// Opens the page of a server of these models. `flags` are the server's, and `link` ends the URL.
+    fn playground(theme: &'static str, models: &[PathBuf], flags: &[&str], link: &str) -> Option<Self> {
+        let mut browser = Self::start(theme)?;
+        browser.server = Some(Server::of(models, flags));
+        browser.open(&format!("{}{link}", browser.url()));
+        Some(browser)
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/", self.server.as_ref().unwrap().http())
     }
 
     /// Sends one WebDriver command and returns its value.
@@ -123,6 +135,24 @@ impl Browser {
         self.evaluate(&script).as_str().unwrap().to_owned()
     }
 
+    fn count(&self, selector: &str) -> Value {
+        self.evaluate(&format!("document.querySelectorAll({}).length", json!(selector)))
+    }
+
+    fn value(&self, id: &str) -> Value {
+        self.evaluate(&format!("at('{id}').value"))
+    }
+
+    /// Sets the value of an input to that of a script.
+    fn set(&self, id: &str, script: &str) {
+        self.evaluate(&format!("(at('{id}').value = {script}, null)"));
+    }
+
+    /// Waits until the text of an element begins with `text`.
+    fn says(&self, id: &str, text: &str) {
+        self.until(&format!("at('{id}').textContent.startsWith({})", json!(text)));
+    }
+
     /// Waits until a script returns true.
     fn until(&self, script: &str) {
         let end = Instant::now() + TIMEOUT;
@@ -130,6 +160,13 @@ impl Browser {
             assert!(Instant::now() < end, "never: {script}; the page says {:?}", self.text("#status"));
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Gives the page this width and asserts that nothing is wider.
+    fn assert_fits(&self, width: u32) {
+        self.set_width(width);
+        let overflow = self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth");
+        assert_eq!(overflow, 0, "something is wider than {width} pixels");
     }
 
     /// Gives the page this width in CSS pixels.
@@ -155,15 +192,16 @@ impl Browser {
         if let Some(folder) = std::env::var_os("WEIR_SCREENSHOTS") {
             let picture = self.page_command("GET", "/screenshot", &Value::Null);
             let bytes = STANDARD.decode(picture.as_str().unwrap()).unwrap();
-            std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
+            let theme = self.theme;
+            fs::write(Path::new(&folder).join(format!("{name}-{theme}.png")), bytes).unwrap();
         }
     }
 
-    /// Returns the severe entries of the page's log: policy violations and failed scripts.
-    fn severe_log_entries(&self) -> Vec<Value> {
+    /// Asserts that the page's log has no severe entries (policy violations and failed scripts), or only those of this status.
+    fn check_log(&self, status: &str) {
         let log = self.page_command("POST", "/se/log", &json!({ "type": "browser" }));
-        let severe = |entry: &&Value| entry["level"] == "SEVERE";
-        log.as_array().unwrap().iter().filter(severe).cloned().collect()
+        let expected = |entry: &Value| !status.is_empty() && entry["message"].as_str().unwrap().contains(status);
+        assert!(log.as_array().unwrap().iter().all(|entry| entry["level"] != "SEVERE" || expected(entry)), "{log}");
     }
 }
 
@@ -175,31 +213,40 @@ impl Drop for Browser {
     }
 }
 
-fn url(server: &Server) -> String {
-    format!("http://{}/", server.program.listener("playground"))
+/// Opens the page of a pooled and an unpooled model.
+fn two_models(link: &str) -> Option<Browser> {
+    let browser = Browser::playground("light", &[converted("whitespaces"), converted("vanilla")], &[], link)?;
+    browser.until(SERVED);
+    Some(browser)
 }
 
-/// Starts a server of a pooled and an unpooled model.
-fn two_models() -> Server {
-    let models = ["whitespaces", "vanilla"].map(|case| converted(case).to_string_lossy().into_owned());
-    Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &models[0], "--model", &models[1]])
+/// Opens the page of a model that summarizes.
+fn reader(theme: &'static str, more: &[PathBuf]) -> Option<(TempDir, Browser)> {
+    let folder = TempDir::new().unwrap();
+    let model = PathBuf::from(write_random_model(folder.path()));
+    let browser = Browser::playground(theme, &[&[model], more].concat(), &[], "")?;
+    browser.until("at('summary-model').options.length == 1");
+    Some((folder, browser))
+}
+
+/// Opens the page of a model that completes.
+fn writer(theme: &'static str, flags: &[&str], link: &str) -> Option<Browser> {
+    Browser::playground(theme, &[converted("whitespaces")], flags, link)
 }
 
 /// Starts both models' run of `characters` and waits for its end.
 fn compare(browser: &Browser, characters: u32) {
-    browser.until("document.getElementById('model-a').options.length == 2");
-    browser.evaluate("document.getElementById('model-a').value = 'whitespaces'");
-    browser.evaluate("document.getElementById('model-b').value = 'vanilla'");
-    browser.evaluate(&format!("document.getElementById('max').value = {characters}"));
+    browser.until("at('model-a').options.length == 2");
+    browser.set("model-a", "'whitespaces'");
+    browser.set("model-b", "'vanilla'");
+    browser.set("max", &characters.to_string());
     browser.click("#go");
     browser.until(DONE);
 }
 
 #[test]
 fn the_playground_generates_and_shows_details() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    browser.open(&url(&server));
+    let Some(browser) = two_models("") else { return };
     compare(&browser, 300);
     // Both models show the prompt and 300 characters, and a dot for each observed gap.
     for panel in [1, 2] {
@@ -227,14 +274,14 @@ fn the_playground_generates_and_shows_details() {
         "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(element => element.className[1])",
     );
     assert_eq!(colours, json!(["0", "1"]));
-    assert_eq!(browser.evaluate("document.querySelectorAll('#panels > :nth-child(2) .ends').length"), 0);
+    assert_eq!(browser.count("#panels > :nth-child(2) .ends"), 0);
     // The keyboard selects the second character.
     browser.click(".text");
     browser.keys(".text", HOME);
     browser.keys(".text", RIGHT);
     let about = browser.text("#panels .about");
     assert!(about.starts_with("\"h\" · log-probability -") && about.contains("within a segment"), "{about}");
-    browser.picture("playground-light.png");
+    browser.picture("playground");
     // A long text scrolls to the character that the keyboard selects.
     browser.evaluate("document.querySelector('.text').style.maxHeight = '3rem'");
     for key in [END, HOME] {
@@ -245,23 +292,20 @@ fn the_playground_generates_and_shows_details() {
         );
         assert_eq!(seen, true);
     }
-    browser.set_width(420);
-    assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
-    browser.picture("playground-narrow.png");
+    browser.assert_fits(420);
+    browser.picture("playground-narrow");
 }
 
 /// Colours are chunks of the second level, shades those of the first.
 #[test]
 fn the_playground_shades_nested_chunks() {
-    for dark in [false, true] {
-        let Some(browser) = Browser::start(dark) else { return };
-        let model = hnet_converted("two_stage").to_string_lossy().into_owned();
-        let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model]);
-        browser.open(&url(&server));
-        browser.until("document.getElementById('model-a').options.length == 1");
-        browser.evaluate("document.getElementById('max').value = 60");
+    for theme in ["light", "dark"] {
+        let models = [hnet_converted("two_stage")];
+        let Some(browser) = Browser::playground(theme, &models, &[], "") else { return };
+        browser.until("at('model-a').options.length == 1");
+        browser.set("max", "60");
         let prompt = "Chunks of été, 東京, begin where bytes differ.";
-        browser.evaluate(&format!("document.getElementById('prompt').value = {}", json!(prompt)));
+        browser.set("prompt", &json!(prompt).to_string());
         browser.click("#go");
         browser.until(DONE);
         // a byte shows its character, and the text is copied as it is
@@ -295,33 +339,28 @@ fn the_playground_shades_nested_chunks() {
         browser.click(".text");
         browser.keys(".text", HOME);
         assert!(browser.text("#panels .about").contains("begins a chunk of levels 1 to 2"));
-        browser.picture(if dark { "playground-chunks-dark.png" } else { "playground-chunks-light.png" });
-        assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+        browser.picture("playground-chunks");
+        browser.check_log("");
     }
 }
 
 #[test]
 fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    let page = url(&server);
-    browser.open(&page);
-    browser.until("document.getElementById('model-a').options.length == 2");
+    let Some(browser) = two_models("") else { return };
     browser.click("#prompts button");
     browser.click("#sampling summary");
-    browser.evaluate("document.getElementById('top-p').value = '0.5'");
+    browser.set("top-p", "'0.5'");
     compare(&browser, 9);
-    browser.evaluate("document.getElementById('stop-strings').value = 'zq\\\\n\\n&x'");
+    browser.set("stop-strings", "'zq\\\\n\\n&x'");
     let text = browser.text("#panels .text");
     browser.click("#link");
-    browser.until("document.getElementById('status').textContent.includes('the prompt and the settings')");
+    browser.until("at('status').textContent.includes('the prompt and the settings')");
     let link = browser.evaluate("location.href");
     // The link fills the same settings in another page, and the history shows the text again.
     browser.open("about:blank");
     browser.open(link.as_str().unwrap());
-    browser.until("document.getElementById('model-b').value == 'vanilla'");
-    let settings =
-        "['prompt', 'model-a', 'max', 'top-p', 'seed', 'stop-strings'].map(id => document.getElementById(id).value)";
+    browser.until("at('model-b').value == 'vanilla'");
+    let settings = "['prompt', 'model-a', 'max', 'top-p', 'seed', 'stop-strings'].map(id => at(id).value)";
     assert_eq!(browser.evaluate(settings), json!(["the history of the ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"]));
     assert_eq!(browser.evaluate("stopStrings()"), json!(["zq\n", "&x"]));
     browser.click("#history summary");
@@ -330,35 +369,29 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
     assert_eq!(browser.text("#panels .text"), text);
     // A link can name a model that is not served.
     browser.open("about:blank");
-    browser.open(&format!("{page}#tab=generate&model=gone&temperature=0.2"));
-    browser.until("!document.getElementById('link-problem').hidden");
+    browser.open(&format!("{}#tab=generate&model=gone&temperature=0.2", browser.url()));
+    browser.until("!at('link-problem').hidden");
     let problem = "This server does not have the model gone: the page uses whitespaces.";
     assert_eq!(browser.text("#link-problem"), problem);
-    assert_eq!(
-        browser.evaluate("['temperature', 'model-a'].map(id => document.getElementById(id).value)"),
-        json!(["0.2", "whitespaces"])
-    );
+    assert_eq!(browser.evaluate("['temperature', 'model-a'].map(id => at(id).value)"), json!(["0.2", "whitespaces"]));
     // The history has at most 20 texts, and can be deleted.
     browser.evaluate("writeHistory(Array(30).fill(readHistory()[0])), null");
     assert_eq!(browser.evaluate("readHistory().length"), 20);
     browser.click("#history summary");
     browser.click("#forget");
     assert_eq!(browser.evaluate("[readHistory().length, document.querySelectorAll('#runs li').length]"), json!([0, 0]));
-    assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+    browser.check_log("");
 }
 
 #[test]
 fn the_playground_can_be_stopped_and_shows_errors() {
-    let Some(browser) = Browser::start(false) else { return };
-    let mut server = two_models();
-    browser.open(&url(&server));
-    browser.until("document.getElementById('model-a').options.length == 2");
+    let Some(mut browser) = two_models("") else { return };
     // The keyboard alone can start and stop a run.
-    browser.evaluate("document.getElementById('max').value = 1900");
+    browser.set("max", "1900");
     browser.keys("#prompt", START);
     browser.until("document.querySelectorAll('.text span').length > 30");
     browser.keys("#prompt", ESCAPE);
-    browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
+    browser.until("['Stopped.', 'Done.'].includes(at('status').textContent)");
     // A second request during a run is ignored, and the run can be stopped.
     browser.evaluate(
         "window.calls = 0, window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
@@ -370,19 +403,16 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     browser.keys("#prompt", START);
     assert_eq!(browser.evaluate("window.calls"), 1);
     browser.keys("#prompt", ESCAPE);
-    browser.until("document.getElementById('status').textContent == 'Stopped.'");
+    browser.says("status", "Stopped.");
     browser.answer_no_more();
     // An invalid option shows an error, and its input is marked.
-    browser.evaluate("document.getElementById('max').value = 1000000000");
+    browser.set("max", "1000000000");
     browser.click("#go");
-    browser.until(
-        "document.getElementById('status').textContent.startsWith('Characters: enter a whole number from 0 to ')",
-    );
+    browser.says("status", "Characters: enter a whole number from 0 to ");
     assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "max");
-    browser.evaluate("document.getElementById('max').value = 300");
+    browser.set("max", "300");
     // The log contains only the server's refusal.
-    let log_errors = browser.severe_log_entries();
-    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
+    browser.check_log("400");
     // Other failures have words of the page.
     let refusal = |status: u32, rest: &str| {
         format!("new Response('{{\"error\": {{\"message\": \"m\"}}}}', {{ status: {status}, {rest} }})")
@@ -403,48 +433,53 @@ fn the_playground_can_be_stopped_and_shows_errors() {
     ] {
         browser.answer_with(&response);
         browser.keys("#prompt", START);
-        browser.until(&format!("document.getElementById('status').textContent == {}", json!(words)));
+        browser.until(&format!("at('status').textContent == {}", json!(words)));
     }
     // Whatever a model writes is text.
     assert_eq!(browser.text("#panels .text"), "a<img src=x>");
-    assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
+    assert_eq!(browser.count("img"), 0);
     browser.answer_no_more();
+    let server = browser.server.as_mut().unwrap();
     server.program.signal("KILL");
     server.program.wait();
     browser.keys("#prompt", START);
-    browser.until("document.getElementById('status').textContent.startsWith('No server answers at 127.0.0.1')");
+    browser.says("status", "No server answers at 127.0.0.1");
+}
+
+/// Writes a file of keys.
+fn keys(folder: &TempDir) -> String {
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    keys.to_str().unwrap().to_owned()
+}
+
+/// Asserts that neither the page's link nor its storage has the key.
+fn assert_key_is_not_stored(browser: &Browser) {
+    let stored = browser.evaluate("JSON.stringify(localStorage) + location.href");
+    assert!(!stored.as_str().unwrap().contains("alice"), "{stored}");
 }
 
 #[test]
 fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
-    let Some(browser) = Browser::start(true) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys");
-    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
-    let model = converted("whitespaces").to_string_lossy().into_owned();
-    let keys = keys.to_string_lossy().into_owned();
-    let server =
-        Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model, "--api-keys", &keys]);
-    browser.open(&url(&server));
-    browser.until("document.getElementById('status').textContent.startsWith('This server needs an API key')");
+    let folder = TempDir::new().unwrap();
+    let Some(browser) = writer("dark", &["--api-keys", &keys(&folder)], "") else { return };
+    browser.says("status", "This server needs an API key");
     browser.keys("#key", "another\t");
-    browser
-        .until("document.getElementById('status').textContent.startsWith('The server does not accept this API key')");
-    browser.evaluate("document.getElementById('key').value = ''");
+    browser.says("status", "The server does not accept this API key");
+    browser.set("key", "''");
     browser.keys("#key", "a-key-that-alice-has\t");
-    browser.until("document.getElementById('model-a').options.length == 1");
+    browser.until("at('model-a').options.length == 1");
     browser.click("#go");
     browser.until(DONE);
     browser.click("#link");
-    let stored = browser.evaluate("JSON.stringify(localStorage) + location.href");
-    assert!(!stored.as_str().unwrap().contains("alice"), "{stored}");
+    assert_key_is_not_stored(&browser);
     let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
     assert_eq!(dark, "rgb(22, 24, 27)");
-    browser.picture("playground-dark.png");
+    browser.picture("playground");
     // The other tab shows that no model fits it.
     browser.click("#tab-summarize");
-    assert_eq!(browser.evaluate("document.getElementById('no-readers').hidden"), false);
-    browser.picture("playground-summary-dark.png");
+    assert_eq!(browser.evaluate("at('no-readers').hidden"), false);
+    browser.picture("playground-summary");
 }
 
 /// Maximum pages of the printed report.
@@ -452,88 +487,66 @@ const MAX_PAGES: usize = 8;
 
 #[test]
 fn the_latency_report_is_readable_and_prints_on_few_pages() {
-    let Some(browser) = Browser::start(false) else { return };
+    let Some(browser) = Browser::start("light") else { return };
     browser.open(concat!("file://", env!("CARGO_MANIFEST_DIR"), "/docs/latency-report.html"));
     let printed = browser.page_command("POST", "/print", &json!({ "page": { "width": 21.0, "height": 29.7 } }));
     let printed = STANDARD.decode(printed.as_str().unwrap()).unwrap();
     let pages = String::from_utf8_lossy(&printed).matches("/Type /Page\n").count();
     assert!((2..=MAX_PAGES).contains(&pages), "{pages} pages");
     for width in [420, 1280] {
-        browser.set_width(width);
-        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than {width} pixels");
-        browser.picture(&format!("latency-report-{width}.png"));
+        browser.assert_fits(width);
+        browser.picture(&format!("latency-report-{width}"));
     }
     let wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length";
     assert_eq!(browser.evaluate(wide), 0, "a table is wider than the page");
-    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
-}
-
-const SERVED: &str = "document.getElementById('model-a').options.length == 2";
-
-const IDLE: &str = "!generation.stopping";
-
-fn status(browser: &Browser, text: &str) {
-    browser.until(&format!("document.getElementById('status').textContent == {}", json!(text)));
-}
-
-fn set(browser: &Browser, id: &str, value: &str) {
-    browser.evaluate(&format!("document.getElementById('{id}').value = {value}"));
+    browser.check_log("");
 }
 
 #[test]
 fn links_are_applied_once_and_hold_whole_prompts() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    let page = url(&server);
-    browser.open(&page);
-    browser.until(SERVED);
+    let Some(browser) = two_models("") else { return };
     // What the user writes after copying a link stays when the page reads the models again.
-    set(&browser, "prompt", "'first'");
+    browser.set("prompt", "'first'");
     browser.click("#link");
     browser.until("location.hash.includes('prompt=first')");
-    set(&browser, "prompt", "'later'");
+    browser.set("prompt", "'later'");
     browser.evaluate("chosen().run(models), null");
     browser.until(IDLE);
-    assert_eq!(browser.evaluate("document.getElementById('prompt').value"), "later");
+    assert_eq!(browser.value("prompt"), "later");
     // A link without the whole prompt is not made.
-    set(&browser, "prompt", "'a'.repeat(20001)");
+    browser.set("prompt", "'a'.repeat(20001)");
     browser.click("#link");
-    status(&browser, "The prompt has 20,001 characters: links hold at most 20,000.");
+    browser.says("status", "The prompt has 20,001 characters: links hold at most 20,000.");
     assert!(browser.evaluate("location.hash").as_str().unwrap().contains("prompt=first"));
     browser.evaluate("location.hash = 'tab=generate&seed=5&prompt=' + 'b'.repeat(20002), null");
-    browser.until("!document.getElementById('link-problem').hidden");
+    browser.until("!at('link-problem').hidden");
     assert_eq!(browser.text("#link-problem"), "The link's prompt has 20,002 characters: links hold at most 20,000.");
-    assert_eq!(
-        browser.evaluate("['prompt', 'seed'].map(id => document.getElementById(id).value.length)"),
-        json!([20001, 1])
-    );
+    assert_eq!(browser.evaluate("['prompt', 'seed'].map(id => at(id).value.length)"), json!([20001, 1]));
     // The next link has no problem.
     browser.evaluate("location.hash = 'tab=generate&seed=7', null");
-    browser.until("document.getElementById('link-problem').hidden && document.getElementById('seed').value == '7'");
+    browser.until("at('link-problem').hidden && at('seed').value == '7'");
 }
 
 #[test]
 fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    browser.open(&format!("{}#tab=generate&temperature=200&max_tokens=3&seed=17657090610222322651", url(&server)));
-    browser.until(&format!("{SERVED} && document.getElementById('temperature').value == '200'"));
-    assert_eq!(browser.evaluate("document.getElementById('sampling').open"), false);
+    let link = "#tab=generate&temperature=200&max_tokens=3&seed=17657090610222322651";
+    let Some(browser) = two_models(link) else { return };
+    browser.until("at('temperature').value == '200'");
+    assert_eq!(browser.evaluate("at('sampling').open"), false);
     browser.click("#go");
     let refused = "Temperature: enter a number from 0 to 100, or nothing for the model's default.";
-    status(&browser, refused);
-    assert_eq!(browser.evaluate("document.getElementById('sampling').open"), true);
-    let marks =
-        "['aria-invalid', 'aria-describedby'].map(name => document.getElementById('temperature').getAttribute(name))";
+    browser.says("status", refused);
+    assert_eq!(browser.evaluate("at('sampling').open"), true);
+    let marks = "['aria-invalid', 'aria-describedby'].map(name => at('temperature').getAttribute(name))";
     assert_eq!(browser.evaluate(marks), json!(["true", "status"]));
     // Half of a number is not an empty field.
-    browser.evaluate("document.getElementById('temperature').value = ''");
+    browser.set("temperature", "''");
     browser.keys("#temperature", "e");
-    browser.evaluate("document.getElementById('status').textContent = ''");
+    browser.evaluate("at('status').textContent = ''");
     browser.click("#go");
-    status(&browser, refused);
+    browser.says("status", refused);
     // Seeds have 64 bits.
-    browser.evaluate("document.getElementById('temperature').value = ''");
+    browser.set("temperature", "''");
     browser.evaluate(
         "window.bodies = [], window.asks = window.fetch, window.fetch = (path, options) => {
             window.bodies.push(JSON.parse(options.body));
@@ -545,19 +558,16 @@ fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
     assert_eq!(browser.evaluate("window.bodies.map(body => body.seed)"), json!(["17657090610222322651"]));
     assert_eq!(browser.evaluate(marks), json!([null, null]));
     browser.answer_no_more();
-    set(&browser, "key", "'schlüssel'");
+    browser.set("key", "'schlüssel'");
     browser.evaluate("chosen().run(models), null");
-    status(&browser, "An API key has ASCII characters only. Check the field at the top.");
-    set(&browser, "key", "''");
+    browser.says("status", "An API key has ASCII characters only. Check the field at the top.");
+    browser.set("key", "''");
 }
 
 #[test]
 fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    browser.open(&url(&server));
-    browser.until(SERVED);
-    set(&browser, "max", "3");
+    let Some(browser) = two_models("") else { return };
+    browser.set("max", "3");
     for runs in 1..=2 {
         browser.click("#go");
         browser.until(&format!("{IDLE} && readHistory().length == {runs}"));
@@ -585,7 +595,7 @@ fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
     // A prompt that no link holds comes back.
     browser.evaluate("writeHistory(readHistory().map(run => ({ ...run, results: [{ ...run.results[0], prompt: 'y'.repeat(21000) }] }))), null");
     browser.click("#runs button");
-    assert_eq!(browser.evaluate("document.getElementById('prompt').value.length"), 21000);
+    assert_eq!(browser.evaluate("at('prompt').value.length"), 21000);
     // A running completion stays on the page.
     browser.evaluate(
         "window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
@@ -594,9 +604,9 @@ fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
     );
     browser.keys("#prompt", START);
     browser.click("#runs button");
-    status(&browser, "Stop the run first.");
+    browser.says("status", "Stop the run first.");
     browser.keys("#prompt", ESCAPE);
-    status(&browser, "Stopped.");
+    browser.says("status", "Stopped.");
     // Two completions, one of which came in one message.
     browser.evaluate(
         "compareSpeeds([['a', NaN], ['b', 5]].map(([model, speed]) => ({ model, speed: () => speed, textCharacters: 50 })))",
@@ -610,10 +620,10 @@ fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
         const view = new DocumentView('\\ufeffé');
         view.layers = [{ layer: 1, spans: [{ byte_start: 0, byte_end: 4 }], tokens: 1 }];
         view.render(1);
-        return document.getElementById('read').textContent;
+        return at('read').textContent;
     })()";
     assert_eq!(browser.evaluate(document), "\u{feff}é");
-    assert_eq!(browser.severe_log_entries(), Vec::<serde_json::Value>::new());
+    browser.check_log("");
 }
 
 /// Replaces the page's requests: `send` sends an event of a response, and stopping the request breaks it.
@@ -632,15 +642,15 @@ const SHOWN: &str = "({
     bar: [...document.querySelectorAll('#bar rect')].map(part => [part.getAttribute('class').slice('part-'.length),
         Number(part.getAttribute('width')) / 10]),
     shares: [...document.querySelectorAll('#shares li')].map(share => share.textContent),
-    role: document.getElementById('bar').role,
-    label: document.getElementById('bar').ariaLabel,
-    value: document.getElementById('bar').ariaValueNow,
-    words: document.getElementById('bar').ariaValueText,
+    role: at('bar').role,
+    label: at('bar').ariaLabel,
+    value: at('bar').ariaValueNow,
+    words: at('bar').ariaValueText,
 })";
 
 /// Starts a summary of a text whose response the test sends.
 fn start(browser: &Browser, text: &str) {
-    browser.evaluate(&format!("document.getElementById('document').value = {}", json!(text)));
+    browser.set("document", &json!(text).to_string());
     browser.evaluate("delete window.send, null");
     browser.evaluate(STREAM);
     browser.keys("#document", START);
@@ -656,7 +666,7 @@ fn sent(browser: &Browser, event: &Value, status: &str) -> Value {
 /// Waits until the status begins with `status`, and returns what the page shows once it has drawn all changes.
 fn shown(browser: &Browser, status: &str) -> Value {
     let status = json!(status);
-    browser.until(&format!("document.getElementById('summary-status').textContent.startsWith({status})"));
+    browser.until(&format!("at('summary-status').textContent.startsWith({status})"));
     browser.evaluate(&format!(
         "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done({SHOWN}))))"
     ))
@@ -670,46 +680,39 @@ fn progress(encoded: u32, total: Option<u32>, document_bytes: u32, cut: bool) ->
 
 #[test]
 fn the_playground_summarizes() {
-    let Some(browser) = Browser::start(false) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let reader = write_random_model(folder.path());
-    let writer = converted("whitespaces").to_string_lossy().into_owned();
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader, "--model", &writer];
-    let server = Server::start(&flags);
-    browser.open(&url(&server));
-    browser.until("document.getElementById('summary-model').options.length == 1");
+    let Some((folder, browser)) = reader("light", &[converted("whitespaces")]) else { return };
     // Each tab lists only its kind of models.
-    assert_eq!(browser.evaluate("document.getElementById('model-a').options.length"), 1);
+    assert_eq!(browser.evaluate("at('model-a').options.length"), 1);
     // The keyboard switches to the other tab.
     browser.keys("#tab-generate", RIGHT);
-    browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
+    browser.until("at('generating').hidden && !at('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
     // The server refuses an empty document, after its first event. The page shows the reason at the document, and no empty result.
     browser.click("#summary-go");
     browser.until("document.querySelector('#summary-status.error') !== null");
     assert_eq!(browser.text("#summary-status"), "Document: enter a text, or choose a file.");
     assert_eq!(browser.evaluate("document.querySelector('[aria-invalid]').id"), "document");
-    assert_eq!(browser.evaluate("document.getElementById('results').hidden"), true);
+    assert_eq!(browser.evaluate("at('results').hidden"), true);
     // The document comes from a file.
     let file = folder.path().join("document.txt");
     let text = "the café is pooling, the rest is going.";
-    std::fs::write(&file, text).unwrap();
+    fs::write(&file, text).unwrap();
     browser.keys("#file", file.to_str().unwrap());
-    browser.until("document.getElementById('document').value.length > 0");
+    browser.until("at('document').value.length > 0");
     browser.click("#summary-options summary");
-    browser.evaluate("document.getElementById('min-tokens').value = 5");
-    browser.evaluate("document.getElementById('max-tokens').value = 9");
+    browser.set("min-tokens", "5");
+    browser.set("max-tokens", "9");
     browser.click("#summary-go");
-    let done = "document.getElementById('summary-status').textContent == 'Done.'";
+    let done = "at('summary-status').textContent == 'Done.'";
     browser.until(done);
     assert_eq!(browser.text("#read"), text, "the whole document is shown, whatever was kept of it");
     assert!(!browser.text("#summary").is_empty());
     let shares = browser.text("#shares");
     assert!(!shares.contains("not read"), "{shares}");
-    assert_eq!(browser.evaluate("document.getElementById('bar').role"), "img");
+    assert_eq!(browser.evaluate("at('bar').role"), "img");
     // Each pooling keeps a part of the spans that the previous pooling kept.
     let kept = "[...document.querySelectorAll('#read mark')].map(mark => mark.textContent).join('').length";
-    let layers = browser.evaluate("document.querySelectorAll('#layers input').length").as_u64().unwrap();
+    let layers = browser.count("#layers input").as_u64().unwrap();
     assert!(layers >= 1);
     let mut before = u64::MAX;
     for layer in 1..=layers {
@@ -721,12 +724,12 @@ fn the_playground_summarizes() {
         assert!(now > 0 && now <= before, "layer {layer} keeps {now} of {before}");
         before = now;
     }
-    browser.picture("playground-summary-light.png");
+    browser.picture("playground-summary");
     // A document of a hundred times the limit: the page shows that nearly nothing was read.
-    browser.evaluate("document.getElementById('document').value = 'the rest is '.repeat(600)");
+    browser.set("document", "'the rest is '.repeat(600)");
     browser.keys("#document", START);
     browser.until(&format!("{done} && document.querySelector('.cut').textContent != ''"));
-    assert_eq!(browser.evaluate("document.getElementById('read').textContent.length"), 7200);
+    assert_eq!(browser.evaluate("at('read').textContent.length"), 7200);
     let cut = browser.evaluate("document.querySelector('.cut').textContent.length").as_f64().unwrap();
     // A part of less than half a percent is "under 1 %", and counts as nothing.
     let shares = browser.text("#shares").replace("under 1 %", "0 %");
@@ -736,22 +739,13 @@ fn the_playground_summarizes() {
     assert!(cut > 7000.0 && cut < 7200.0, "{cut}");
     let drawn = browser.evaluate("Number(document.querySelector('#bar .part-cut').getAttribute('width'))");
     assert!((drawn.as_f64().unwrap() - cut / 7.2).abs() < 0.01, "{drawn}");
-    browser.set_width(420);
-    assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
-    browser.picture("playground-summary-narrow.png");
+    browser.assert_fits(420);
+    browser.picture("playground-summary-narrow");
     // An invalid option shows an error.
-    browser.evaluate("document.getElementById('max-tokens').value = 1000000");
+    browser.set("max-tokens", "1000000");
     browser.keys("#document", START);
-    browser.until("document.getElementById('summary-status').textContent.startsWith('Maximum tokens: enter a whole number from 1 to ')");
-    let log_errors = browser.severe_log_entries();
-    assert!(log_errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{log_errors:?}");
-}
-
-/// Opens the tab of a page whose server has one model.
-fn open_tab(browser: &Browser, server: &Server) {
-    browser.open(&url(server));
-    browser.until("document.getElementById('summary-model').options.length == 1");
-    browser.click("#tab-summarize");
+    browser.says("summary-status", "Maximum tokens: enter a whole number from 1 to ");
+    browser.check_log("400");
 }
 
 /// Returns the summed texts of the parts of a kind, and their share of the bar in percent.
@@ -783,11 +777,8 @@ fn assert_consistent(shown: &Value) {
 
 #[test]
 fn the_page_marks_what_was_read_so_far() {
-    let Some(browser) = Browser::start(false) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let reader = write_random_model(folder.path());
-    let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
-    open_tab(&browser, &server);
+    let Some((_folder, browser)) = reader("light", &[]) else { return };
+    browser.click("#tab-summarize");
     // 300 bytes, of which the model reads half
     let text = "aé".repeat(100);
     for end in ["stop", "error"] {
@@ -807,7 +798,7 @@ fn the_page_marks_what_was_read_so_far() {
         assert_eq!(part(&quarter, "ahead").0, "é".to_owned() + &"aé".repeat(37));
         assert_eq!(quarter["shares"], json!(["read: 12 %", "not read yet: 38 %", "cut off, not read: 50 %"]));
         if end == "stop" {
-            browser.picture("playground-summary-reading.png");
+            browser.picture("playground-summary-reading");
         }
         let half = sent(&browser, &progress(2, Some(4), 150, true), "150 tokens received, 2 of 4 blocks");
         assert_consistent(&half);
@@ -828,24 +819,21 @@ fn the_page_marks_what_was_read_so_far() {
         let lead = if end == "stop" { "Stopped" } else { "The request failed" };
         let outcome = format!("{lead} after the model had read 25 % of the document. It did not read the rest.");
         assert_eq!(browser.text("#outcome"), outcome);
-        assert_eq!(browser.evaluate("document.getElementById('results').hidden"), false);
+        assert_eq!(browser.evaluate("at('results').hidden"), false);
     }
     // A run that is stopped at once has read nothing.
     start(&browser, &text);
     browser.keys("#document", ESCAPE);
     assert_eq!(shown(&browser, "Stopped.")["text"], json!([["unread", text]]));
     assert_eq!(browser.text("#outcome"), "Stopped before the model had read any of the document.");
-    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+    browser.check_log("");
 }
 
 #[test]
 fn read_cut_and_dropped_parts_look_different() {
-    for dark in [false, true] {
-        let Some(browser) = Browser::start(dark) else { return };
-        let folder = tempfile::tempdir().unwrap();
-        let reader = write_random_model(folder.path());
-        let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
-        open_tab(&browser, &server);
+    for theme in ["light", "dark"] {
+        let Some((_folder, browser)) = reader(theme, &[]) else { return };
+        browser.click("#tab-summarize");
         let text = "0123456789".repeat(100);
         start(&browser, &text);
         sent(&browser, &progress(1, Some(4), 10, true), "10 tokens received, 1 of 4 blocks");
@@ -867,29 +855,23 @@ fn read_cut_and_dropped_parts_look_different() {
         let usage = json!({ "document_tokens": 11, "cut": true, "document_bytes": 10 });
         let finished = json!({ "finished": { "reason": "end_of_text", "usage": usage, "timing": {} } });
         browser.evaluate(&format!("window.send({finished}), null"));
-        browser.until("document.getElementById('summary-figures').children.length > 0");
+        browser.until("at('summary-figures').children.length > 0");
         assert_eq!(browser.evaluate(SHOWN)["bar"], kept["bar"], "the end changes nothing");
         browser.set_width(1280);
-        browser.picture(if dark { "playground-summary-cut-dark.png" } else { "playground-summary-cut-light.png" });
-        browser.set_width(420);
-        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
-        browser.picture(if dark {
-            "playground-summary-cut-dark-narrow.png"
-        } else {
-            "playground-summary-cut-narrow.png"
-        });
+        browser.picture("playground-summary-cut");
+        browser.assert_fits(420);
+        browser.picture("playground-summary-cut-narrow");
     }
 }
 
-/// Fills inputs, starts a run, waits for its end, and returns the status.
-fn run(browser: &Browser, ids: (&str, &str), values: &[(&str, &str)]) -> String {
-    let (go, status) = ids;
+/// Fills inputs, starts a run of a tab, whose ids have a prefix, waits for its end, and returns the status.
+fn run(browser: &Browser, tab: &str, values: &[(&str, &str)]) -> String {
     for (id, value) in values {
-        browser.evaluate(&format!("(document.getElementById('{id}').value = {}, null)", json!(value)));
+        browser.set(id, &json!(value).to_string());
     }
-    browser.evaluate(&format!("(showFacts(), document.getElementById('{go}').click(), null)"));
+    browser.evaluate(&format!("(showFacts(), at('{tab}go').click(), null)"));
     browser.until("!generation.stopping && !summary.stopping");
-    browser.text(&format!("#{status}"))
+    browser.text(&format!("#{tab}status"))
 }
 
 /// Returns the id of the marked input.
@@ -899,10 +881,7 @@ fn marked(browser: &Browser) -> Value {
 
 #[test]
 fn refused_settings_of_a_completion_have_the_pages_words() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = two_models();
-    browser.open(&url(&server));
-    browser.until("document.getElementById('model-a').options.length == 2");
+    let Some(browser) = two_models("") else { return };
     let limit = browser.evaluate("shown(served.get('whitespaces').max_model_len, 0)");
     let limit = limit.as_str().unwrap();
     let length = format!("Characters: enter a whole number from 0 to {limit}.");
@@ -926,20 +905,18 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
         ("prompt", "", "Prompt: enter a text that the model continues."),
         ("prompt", &"a".repeat(20_000), &long_prompt),
     ] {
-        let status = run(&browser, ("go", "status"), &[&usual[..], &[(id, value)]].concat());
+        let status = run(&browser, "", &[&usual[..], &[(id, value)]].concat());
         assert!(status.starts_with(words), "{id} {value:.20}: {status}");
         assert_eq!(marked(&browser), id);
         assert_eq!(browser.evaluate("document.activeElement.id"), id);
-        assert_eq!(browser.evaluate("document.querySelectorAll('#panels > *').length"), 0, "an empty result stays");
-        assert_eq!(browser.evaluate("document.getElementById('hint').hidden"), true);
+        assert_eq!(browser.count("#panels > *"), 0, "an empty result stays");
+        assert_eq!(browser.evaluate("at('hint').hidden"), true);
     }
-    let status = run(&browser, ("go", "status"), &[&usual[..], &[("seed", "18446744073709551615")]].concat());
+    let status = run(&browser, "", &[&usual[..], &[("seed", "18446744073709551615")]].concat());
     assert_eq!((status.as_str(), marked(&browser)), ("Done.", json!("")));
     // A length that both models have.
-    browser.evaluate(
-        "(document.getElementById('model-b').value = 'vanilla', served.get('vanilla').max_model_len = 7, null)",
-    );
-    let status = run(&browser, ("go", "status"), &[("max", "8")]);
+    browser.evaluate("(at('model-b').value = 'vanilla', served.get('vanilla').max_model_len = 7, null)");
+    let status = run(&browser, "", &[("max", "8")]);
     assert_eq!(status, "Characters: enter a whole number from 0 to 7.");
     // Rules that the page does not know.
     let words = |message: &str, code: &str, field: &str| {
@@ -972,13 +949,8 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
 
 #[test]
 fn refused_settings_of_a_summary_have_the_pages_words() {
-    let Some(browser) = Browser::start(false) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let reader = summaries::write_random_model(folder.path());
-    let server = Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader]);
-    browser.open(&url(&server));
-    browser.until("document.getElementById('summary-model').options.length == 1");
-    browser.evaluate("(document.getElementById('cut').checked = false, null)");
+    let Some((_folder, browser)) = reader("light", &[]) else { return };
+    browser.evaluate("(at('cut').checked = false, null)");
     let longest = browser.evaluate("String([...served.values()][0].documents.max_summary_tokens)");
     let most = browser.evaluate("[...served.values()][0].documents.max_tokens");
     let longest = longest.as_str().unwrap();
@@ -995,18 +967,15 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
         ("min-tokens", "4", "Minimum tokens: the server takes 0 to 3, not 4."),
         ("document", &"the rest is ".repeat(600), &long),
     ] {
-        let status = run(&browser, ("summary-go", "summary-status"), &[&usual[..], &[(id, value)]].concat());
+        let status = run(&browser, "summary-", &[&usual[..], &[(id, value)]].concat());
         assert!(status.starts_with(words), "{id} {value:.20}: {status}");
-        assert_eq!(
-            (marked(&browser), browser.evaluate("document.getElementById('results').hidden")),
-            (json!(id), json!(true))
-        );
+        assert_eq!((marked(&browser), browser.evaluate("at('results').hidden")), (json!(id), json!(true)));
     }
     // A document that is read to the limit: the figure is the one that the model's facts state.
-    browser.evaluate("(document.getElementById('cut').checked = true, null)");
+    browser.evaluate("(at('cut').checked = true, null)");
     let text = "the rest is ".repeat(600);
     let whole = [&usual[..], &[("document", text.as_str())]].concat();
-    assert_eq!(run(&browser, ("summary-go", "summary-status"), &whole), "Done.");
+    assert_eq!(run(&browser, "summary-", &whole), "Done.");
     let figures = browser.text("#summary-figures");
     assert!(figures.contains(&format!("document tokens read{most}, the model's limit")), "{figures}");
     let percents = "[[4, 497, 499], [995, 5, 0], [1, 1, 1], [0, 9, 0], [29, 35, 37]].map(wholePercents)";
@@ -1022,34 +991,30 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
 
 #[test]
 fn changed_characters_of_a_prompt_are_counted() {
-    let Some(browser) = Browser::start(false) else { return };
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english");
-    let plain = converted("whitespaces").to_string_lossy().into_owned();
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", model, "--model", &plain];
-    let server = Server::start(&flags);
-    browser.open(&url(&server));
-    browser.until("document.getElementById('model-a').options.length == 2");
+    let english = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english").into();
+    let models = [english, converted("whitespaces")];
+    let Some(browser) = Browser::playground("light", &models, &[], "") else { return };
+    browser.until(SERVED);
     let usual =
         [("model-a", "hourglass-whitespace-english"), ("model-b", "hourglass-whitespace-english"), ("max", "300")];
     let prompt = |text| [&usual[..], &[("prompt", text)]].concat();
-    assert_eq!(run(&browser, ("go", "status"), &prompt("The Old City ")), "Done.");
+    assert_eq!(run(&browser, "", &prompt("The Old City ")), "Done.");
     let notes = "[...document.querySelectorAll('#panels .changed')].map(note => note.textContent)";
     let three = "3 characters of the prompt were replaced or dropped to fit the model's alphabet.";
     assert_eq!(browser.evaluate(notes), json!([three, three]));
     assert!(browser.text("#panels .text").starts_with("the old city "));
     // The edges of segments at the ends of lines are within the text.
     for width in [420, 700, 1280] {
-        browser.set_width(width);
-        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than {width} pixels");
+        browser.assert_fits(width);
         let bar = "[...document.querySelectorAll('#panels .text')].map(text => text.offsetHeight - text.clientHeight)";
         assert_eq!(browser.evaluate(bar), json!([2, 2]), "a horizontal scrollbar at {width} pixels");
     }
-    run(&browser, ("go", "status"), &prompt("The old "));
+    run(&browser, "", &prompt("The old "));
     let one = "1 character of the prompt was replaced or dropped to fit the model's alphabet.";
     assert_eq!(browser.evaluate(notes), json!([one, one]));
-    run(&browser, ("go", "status"), &prompt("the old "));
+    run(&browser, "", &prompt("the old "));
     assert_eq!(browser.evaluate(notes), json!(["", ""]));
-    assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+    browser.check_log("");
 }
 
 const TAB: &str = "\u{e004}";
@@ -1058,16 +1023,11 @@ const ALT: &str = "\u{e00a}";
 
 const DOWN: &str = "\u{e015}";
 
-const CONNECTED: &str = "document.getElementById('edit-status').textContent.startsWith('Connected')";
+const CONNECTED: &str = "at('edit-status').textContent.startsWith('Connected')";
 
 const GHOST: &str = "document.querySelector('.ghost') !== null && editor.asked.id === editor.work.id";
 
 const SCORED: &str = "editor.parts.length > 0 && editor.parts.at(-1).end === editor.area.value.length";
-
-fn start_editing(flags: &[&str]) -> Server {
-    let model = converted("whitespaces").to_string_lossy().into_owned();
-    Server::start(&[&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model], flags].concat())
-}
 
 fn value(browser: &Browser) -> String {
     browser.evaluate("editor.area.value").as_str().unwrap().to_owned()
@@ -1081,10 +1041,8 @@ fn completions(browser: &Browser) -> Vec<String> {
 
 #[test]
 fn the_editor_completes_what_is_typed() {
-    for dark in [false, true] {
-        let Some(browser) = Browser::start(dark) else { return };
-        let server = start_editing(&[]);
-        browser.open(&format!("{}#tab=edit", url(&server)));
+    for theme in ["light", "dark"] {
+        let Some(browser) = writer(theme, &[], "#tab=edit") else { return };
         browser.until(CONNECTED);
         browser.keys("#editor", "the history of the ci");
         let items = completions(&browser);
@@ -1102,10 +1060,10 @@ fn the_editor_completes_what_is_typed() {
         browser.evaluate(&format!("(editor.area.setSelectionRange({end}, {end}), null)"));
         assert_eq!(completions(&browser), items);
         // Escape drops the completions, also for screen readers. Then Tab leaves the text.
-        browser.until("at('edit-spoken').textContent.startsWith('Completion')");
+        browser.says("edit-spoken", "Completion");
         browser.keys("#editor", ESCAPE);
         assert_eq!(browser.text("#edit-spoken"), "");
-        assert_eq!(browser.evaluate("document.querySelectorAll('.ghost, #alternatives button').length"), 0);
+        assert_eq!(browser.count(".ghost, #alternatives button"), 0);
         browser.keys("#editor", TAB);
         assert_eq!(browser.evaluate("document.activeElement.id !== 'editor'"), true);
         assert_eq!(value(&browser), "the history of the ci");
@@ -1127,7 +1085,7 @@ fn the_editor_completes_what_is_typed() {
         browser.keys("#editor", " ");
         text.push(' ');
         let items = completions(&browser);
-        browser.picture(if dark { "playground-editor-dark.png" } else { "playground-editor-light.png" });
+        browser.picture("playground-editor");
         browser.click("#alternatives button:nth-child(2)");
         text.push_str(&items[1]);
         assert_eq!(value(&browser), text);
@@ -1141,48 +1099,41 @@ fn the_editor_completes_what_is_typed() {
         assert_eq!(browser.text("#mirror"), format!("{text}\u{200b}"));
         // The heat map shows another shade.
         browser.click("#heat");
-        assert_eq!(browser.evaluate("document.querySelectorAll('#mirror [class^=s]').length"), 0);
-        assert_ne!(browser.evaluate("document.querySelectorAll('#mirror .h1, #mirror .h2, #mirror .h3').length"), 0);
+        assert_eq!(browser.count("#mirror [class^=s]"), 0);
+        assert_ne!(browser.count("#mirror .h1, #mirror .h2, #mirror .h3"), 0);
         browser.keys("#editor", " a");
         browser.until(&format!("{GHOST} && {SCORED}"));
-        browser.set_width(420);
-        assert_eq!(browser.evaluate(OVERFLOW), 0, "something is wider than the page");
+        browser.assert_fits(420);
         let heights = "[editor.mirror, editor.area].map(box => [box.scrollHeight, box.clientWidth])";
         let heights = browser.evaluate(heights);
         assert_eq!(heights[0], heights[1], "the lines of both wrap at the same places");
-        browser.picture(if dark { "playground-editor-narrow-dark.png" } else { "playground-editor-narrow.png" });
-        assert_eq!(browser.severe_log_entries(), Vec::<Value>::new());
+        browser.picture("playground-editor-narrow");
+        browser.check_log("");
     }
 }
 
 /// The editor connects at once, with another model, and still shows that the link's is not served.
 #[test]
 fn a_link_to_a_model_that_is_not_served_is_reported() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = start_editing(&[]);
-    browser.open(&format!("{}#tab=edit&model=gone&until=never", url(&server)));
+    let Some(browser) = writer("light", &[], "#tab=edit&model=gone&until=never") else { return };
     browser.until(CONNECTED);
     let problem = "This server does not have the model gone: the page uses whitespaces.";
     assert_eq!(browser.text("#link-problem"), problem);
-    assert_eq!(browser.evaluate("document.getElementById('edit-model').value"), "whitespaces");
+    assert_eq!(browser.value("edit-model"), "whitespaces");
     // A model that replaces none has a sentence, too.
     browser.evaluate("location.hash = 'tab=generate&compare=other&model=whitespaces', null");
-    browser.until("document.getElementById('link-problem').textContent.includes('other')");
+    browser.until("at('link-problem').textContent.includes('other')");
     assert_eq!(browser.text("#link-problem"), "This server does not have the model other.");
 }
 
 #[test]
 fn the_editor_follows_any_change_and_opens_again() {
-    let Some(browser) = Browser::start(false) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys");
-    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
-    let server = start_editing(&["--api-keys", &keys.to_string_lossy()]);
-    browser.open(&format!("{}#tab=edit&until=segment", url(&server)));
-    browser.until("document.getElementById('status').textContent.startsWith('This server needs an API key')");
+    let folder = TempDir::new().unwrap();
+    let Some(browser) = writer("light", &["--api-keys", &keys(&folder)], "#tab=edit&until=segment") else { return };
+    browser.says("status", "This server needs an API key");
     browser.keys("#key", "a-key-that-alice-has\t");
     browser.until(CONNECTED);
-    assert_eq!(browser.evaluate("document.getElementById('until').value"), "segment");
+    assert_eq!(browser.value("until"), "segment");
     // Changes anywhere, of characters that take one to four bytes.
     browser.keys("#editor", "one two");
     browser.keys("#editor", &format!("{HOME}zero "));
@@ -1229,27 +1180,23 @@ fn the_editor_follows_any_change_and_opens_again() {
     browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
     // A text that does not fit into one message is not sent again and again.
     browser.evaluate("(editor.area.value = 'a'.repeat(4200000), editor.area.dispatchEvent(new Event('input')), null)");
-    browser.until("document.getElementById('edit-status').textContent.startsWith('Text: too long for one message.')");
+    browser.says("edit-status", "Text: too long for one message.");
     change(0, 4_200_000, "a b");
     browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
     // Disconnecting ends it, and starting connects again.
     browser.click("#edit-stop");
-    browser.until("document.getElementById('edit-status').textContent === 'Stopped.' && editor.session === null");
+    browser.until("at('edit-status').textContent === 'Stopped.' && editor.session === null");
     browser.click("#edit-go");
     browser.until(CONNECTED);
-    let stored = browser.evaluate("JSON.stringify(localStorage) + location.href");
-    assert!(!stored.as_str().unwrap().contains("alice"), "{stored}");
+    assert_key_is_not_stored(&browser);
     // The log has only the refusal without a key.
-    let errors = browser.severe_log_entries();
-    assert!(errors.iter().all(|entry| entry["message"].as_str().unwrap().contains("401")), "{errors:?}");
+    browser.check_log("401");
 }
 
 /// The functions that find a change, and the characters that a model has read in place of others.
 #[test]
 fn changes_and_normalised_characters_are_found() {
-    let Some(browser) = Browser::start(false) else { return };
-    let server = start_editing(&[]);
-    browser.open(&url(&server));
+    let Some(browser) = writer("light", &[], "") else { return };
     let wrong = browser.evaluate(
         "(() => {
             const letters = ['a', 'b', 'é', '😀', '😁', '\\n'];

@@ -76,6 +76,11 @@ impl Certificates {
         self.folder.path().join(name)
     }
 
+    /// Returns such a path as text.
+    pub(crate) fn name(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
     fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap()
     }

@@ -1,10 +1,11 @@
 //! The commands of the program: accepted and refused arguments, their output, and what they ask of a server.
 
-use crate::{support::settings, *};
-use std::{
-    net::{self},
-    sync::{PoisonError, Weak},
+use crate::{
+    process::{outcome, program},
+    support::settings,
+    *,
 };
+use std::sync::{PoisonError, Weak};
 use tokio_stream::{Iter, iter, wrappers::TcpListenerStream};
 use tonic::{Response, transport::Server};
 use weir_proto::v1::{
@@ -12,16 +13,11 @@ use weir_proto::v1::{
     models_server::{Models, ModelsServer},
 };
 
+pub(crate) use crate::process::weir_json as run_json;
+
 /// Runs a command. Returns stdout if it succeeds, otherwise stderr.
 pub(crate) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    let output = command.args(args).env_clear().envs(environment.iter().copied()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
-}
-
-pub(crate) fn run_json(args: &[&str]) -> Value {
-    serde_json::from_str(&weir(&[], args).unwrap()).unwrap()
+    outcome(program(args).envs(environment.iter().copied()))
 }
 
 fn model(case: &str) -> String {
@@ -38,11 +34,10 @@ fn ids(count: usize) -> String {
 
 #[test]
 fn segment_needs_a_model_that_pools() {
-    let error = weir(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"]).unwrap_err();
-    assert!(error.contains("--model: expected one that pools its input (for `weir segment`), found "), "{error}");
+    let kind = "--model: expected one that pools its input (for `weir segment`), found ";
+    refused(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"], kind);
     let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
-    let error = weir(&[], &args).unwrap_err();
-    assert!(error.contains("--ids: expected at most 10 characters, found 11"), "{error}");
+    refused(&[], &args, "--ids: expected at most 10 characters, found 11");
     let output = run_json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
     assert_eq!((&output["closed"], &output["segments"][1]["text"]), (&1.into(), &"c".into()));
 }
@@ -62,10 +57,9 @@ fn generation_stops_at_the_symbol_limit() {
 #[test]
 fn notes_report_what_the_model_does_not_read_as_given() {
     let notes = |prompt: &str, stop: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         let model = model("whitespaces");
-        command.args(["generate", "--json", "--max-chars", "3", "--model", &model, "--prompt", prompt, "--stop", stop]);
-        let output = command.env_clear().output().unwrap();
+        let args = ["generate", "--json", "--max-chars", "3", "--model", &model, "--prompt", prompt, "--stop", stop];
+        let output = program(&args).output().unwrap();
         let usage = serde_json::from_slice::<Value>(&output.stdout).unwrap()["usage"].clone();
         let printed = String::from_utf8(output.stderr).unwrap();
         // The other line states where the model runs.
@@ -194,8 +188,8 @@ async fn generate_asks_for_the_description_before_the_call() {
     for (named, first) in [(&["--model", "m"][..], "GetModel"), (&[], "ListModels")] {
         let recorder = Recorder::default();
         let address = serve(recorder.clone()).await.to_string();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(["generate", "--prompt", "A", "--server", &address]).args(named).env_clear();
+        let mut command = program(&["generate", "--prompt", "A", "--server", &address]);
+        command.args(named);
         let output = tokio::task::block_in_place(|| command.output().unwrap());
         assert_eq!(String::from_utf8(output.stderr).unwrap(), note);
         assert!(output.status.success() && output.stdout.starts_with(b"b"), "{:?}", output.stdout);
@@ -203,10 +197,9 @@ async fn generate_asks_for_the_description_before_the_call() {
     }
 }
 
-/// A server of four models, and the folders of their checkpoints.
+/// A server of four models, and the folder of one of them.
 struct Served {
     server: crate::process::Server,
-    http: String,
     folder: TempDir,
 }
 
@@ -227,36 +220,31 @@ impl Served {
         let summarizer = write_random_model(folder.path());
         let bytes = lslm_converted("byte_vocab");
         let models = [converted("whitespaces"), bytes, summarizer.into(), hnet_converted("two_stage")];
-        let mut flags = vec!["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
-        for model in &models {
-            flags.extend(["--model", model.to_str().unwrap()]);
-        }
-        let server = crate::process::Server::start(&flags);
-        let http = server.program.listener("playground");
-        Self { server, http, folder }
+        Self { server: crate::process::Server::of(&models, &[]), folder }
     }
 }
 
-fn run_on_server(environment: &[(&str, &str)], args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.args(args).env_clear().envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
+/// Runs a command that must succeed. Returns stdout and stderr.
+#[track_caller]
+fn printed(environment: &[(&str, &str)], args: &[&str]) -> (String, String) {
+    let output = program(args).envs(environment.iter().copied()).output().unwrap();
+    let [text, notes] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "{args:?}: {notes}");
+    (text, notes)
 }
 
 /// Returns stdout of a command that succeeds.
 #[track_caller]
 fn stdout(args: &[&str]) -> String {
-    let output = run_on_server(&[], args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    printed(&[], args).0
 }
 
-/// Returns stderr of a command that fails.
+/// Runs a command that must fail, with a message that has this part.
 #[track_caller]
-fn stderr(environment: &[(&str, &str)], args: &[&str]) -> String {
-    let output = run_on_server(environment, args);
+fn refused(environment: &[(&str, &str)], args: &[&str], part: &str) {
+    let output = program(args).envs(environment.iter().copied()).output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}: {errors}");
-    errors
+    assert!(!output.status.success() && output.stdout.is_empty() && errors.contains(part), "{args:?}: {errors}");
 }
 
 /// Runs a command with the checkpoint in its own process, then with the server's model. Returns both outputs.
@@ -357,7 +345,7 @@ fn notes_on_normalised_text_are_those_of_this_process() {
     let local = ["--model", folder.to_str().unwrap(), "--threads", "1"];
     let served = ["--server", &address, "--model", name];
     let notes = |args: &[&str], source: &[&str]| {
-        let errors = String::from_utf8(run_on_server(&[], &[args, source].concat()).stderr).unwrap();
+        let (_, errors) = printed(&[], &[args, source].concat());
         errors.lines().filter(|line| line.starts_with("weir: note: ")).collect::<Vec<_>>().join("\n")
     };
     let texts = [("A, b", "3 of 4 characters"), ("A", "1 of 1 character;"), ("a b", "")];
@@ -425,20 +413,18 @@ fn summaries_are_those_of_this_process() {
     let long = write("long", &"the rest is ".repeat(200_000));
     let address = serving.server.address.to_string();
     let args = ["summarize", "--server", &address, "--model", "model", "--max-len", "5", "--min-len", "1"];
-    let refused = stderr(&[], &[&args[..], &["--file", &long]].concat());
-    assert!(refused.contains("expected at most 63 tokens, found more"), "{refused}");
-    let cut: Value =
-        serde_json::from_str(&stdout(&[&args[..], &["--file", &long, "--cut", "--json"]].concat())).unwrap();
+    refused(&[], &[&args[..], &["--file", &long]].concat(), "expected at most 63 tokens, found more");
+    let cut = run_json(&[&args[..], &["--file", &long, "--cut", "--json"]].concat());
     assert_eq!((&cut["usage"]["cut"], &cut["usage"]["document_tokens"]), (&true.into(), &64.into()));
     // The beginning of a file that is no text is never summarized as the whole.
     fs::write(folder.join("binary"), b"the rest\xff").unwrap();
     let binary = folder.join("binary");
-    let refused = stderr(&[], &[&args[..], &["--file", binary.to_str().unwrap()]].concat());
-    assert!(refused.contains("binary: expected UTF-8, found other bytes at position 8"), "{refused}");
+    let args_of_binary = [&args[..], &["--file", binary.to_str().unwrap()]].concat();
+    refused(&[], &args_of_binary, "binary: expected UTF-8, found other bytes at position 8");
     let line =
         |source: &str| format!("{{\"source\": {source:?}, \"document\": \"the one\", \"summary\": \"the rest\"}}\n");
     let lines = write("lines.jsonl", &[line("b"), line("a"), line("b")].concat());
-    let table: Value = serde_json::from_str(&stdout(&[&args[..], &["--table", &lines, "--json"]].concat())).unwrap();
+    let table = run_json(&[&args[..], &["--table", &lines, "--json"]].concat());
     assert_eq!((&table[1]["source"], &table[1]["documents"]), (&"b".into(), &2.into()), "{table}");
 }
 
@@ -446,40 +432,30 @@ fn summaries_are_those_of_this_process() {
 fn errors_name_the_flag_and_the_server() {
     let serving = served();
     let address = serving.server.address.to_string();
-    let base = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
-    let long = stderr(&[], &[&base[..], &["--max-chars", "999999"]].concat());
-    assert!(long.starts_with(&format!("weir: {address}: --max-chars: expected 0 to ")), "{long}");
-    let several = stderr(&[], &["generate", "--server", &address, "--prompt", "a"]);
-    assert!(several.contains("whitespaces") && several.contains("lslm-byte_vocab"), "{several}");
-    let unknown = stderr(&[], &["segment", "--server", &address, "--model", "nobody", "--text", "a"]);
-    assert!(unknown.starts_with(&format!("weir: {address}: --model: expected one of ")), "{unknown}");
-    let kind = stderr(&[], &["generate", "--server", &address, "--model", "model", "--prompt", "a"]);
-    assert!(kind.contains("--model: expected one that continues a prompt (for `weir generate`), found "), "{kind}");
-    // An environment variable names the server; a flag of a model in this process is then refused, by name.
-    let environment = [("WEIR_SERVER", &*address), ("WEIR_MODEL", "whitespaces"), ("WEIR_DTYPE", "bf16")];
-    let found = run_on_server(&environment, &["segment", "--text", "a b"]);
-    assert!(found.status.success() && found.stderr.is_empty(), "{found:?}");
-    let refused = stderr(&environment, &["segment", "--text", "a b", "--threads", "2"]);
-    assert!(refused.contains("--threads: expected no value next to WEIR_SERVER, found one"), "{refused}");
-    let address_by_variable = stderr(&[("WEIR_SERVER", "localhost")], &["segment", "--text", "a b"]);
-    assert!(address_by_variable.starts_with("weir: --server (from WEIR_SERVER): expected"), "{address_by_variable}");
-    let segments = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
-    let by_variable = stderr(&[("WEIR_MAX_CHARS", "999999")], &segments);
-    assert!(by_variable.contains("--max-chars (from WEIR_MAX_CHARS): expected"), "{by_variable}");
-    let by_variable = stderr(&[("WEIR_MAX_CHARS", "x")], &segments);
-    assert!(by_variable.contains("tip: the value comes from the environment variable WEIR_MAX_CHARS"), "{by_variable}");
-    let empty = stderr(&environment, &["segment", "--server", "", "--text", "a b"]);
-    assert!(empty.starts_with("weir: --server: expected host:port or a URL"), "{empty}");
-    // An empty variable runs the model in this process.
-    let folder = converted("whitespaces");
-    let args = ["segment", "--model", folder.to_str().unwrap(), "--text", "a b"];
-    let local = run_on_server(&[("WEIR_SERVER", "")], &args);
-    let notice = format!("weir: running {} in this process; use --server to call a server\n", folder.display());
-    assert_eq!((local.status.success(), String::from_utf8(local.stderr).unwrap()), (true, notice));
-    // Neither a server nor a model: the embedded model.
-    let embedded = run_on_server(&[], &["segment", "--text", "a"]);
-    let notice = "weir: running embedded:hourglass-english in this process; use --server to call a server\n";
-    assert_eq!((embedded.status.success(), String::from_utf8(embedded.stderr).unwrap()), (true, notice.to_owned()));
+    let generate = ["generate", "--server", &address, "--model", "whitespaces", "--prompt", "a"];
+    let segment = ["segment", "--text", "a b"];
+    // A variable names the server; a flag of a model in this process is then refused, by name.
+    let served = [("WEIR_SERVER", &*address), ("WEIR_MODEL", "whitespaces"), ("WEIR_DTYPE", "bf16")];
+    for (environment, args, expected) in [
+        (
+            &served[..],
+            &[&segment[..], &["--threads", "2"]].concat()[..],
+            "--threads: expected no value next to WEIR_SERVER, found one",
+        ),
+        (&[("WEIR_SERVER", "localhost")], &segment, "weir: --server (from WEIR_SERVER): expected"),
+        (&[("WEIR_MAX_CHARS", "999999")], &generate, "--max-chars (from WEIR_MAX_CHARS): expected"),
+        (&[("WEIR_MAX_CHARS", "x")], &generate, "tip: the value comes from the environment variable WEIR_MAX_CHARS"),
+        (&served, &["segment", "--server", "", "--text", "a b"], "weir: --server: expected host:port or a URL"),
+    ] {
+        refused(environment, args, expected);
+    }
+    assert_eq!(printed(&served, &segment).1, "");
+    // An empty variable runs the model in this process. Neither a server nor a model: the embedded model.
+    let folder = model("whitespaces");
+    for (model, path) in [(&["--model", &folder][..], folder.as_str()), (&[], "embedded:hourglass-english")] {
+        let notice = format!("weir: running {path} in this process; use --server to call a server\n");
+        assert_eq!(printed(&[("WEIR_SERVER", "")], &[&segment[..], model].concat()).1, notice);
+    }
 }
 
 /// A name may be left out if exactly one model can answer the call, also where the command asks for the model's description.
@@ -487,16 +463,9 @@ fn errors_name_the_flag_and_the_server() {
 fn one_text_model_next_to_a_summarizer_needs_no_name() {
     let folder = TempDir::new().unwrap();
     let summarizer = write_random_model(folder.path());
-    let text = converted("whitespaces");
-    let flags = ["--threads", "1", "--calibration-milliseconds", "0", "--model", text.to_str().unwrap()];
-    let server = crate::process::Server::start(&[&flags[..], &["--model", &summarizer]].concat());
+    let server = crate::process::Server::of(&[converted("whitespaces"), summarizer.into()], &[]);
     let address = server.address.to_string();
-    let output = |args: &[&str]| {
-        let output = run_on_server(&[], &[args, &["--server", &address]].concat());
-        let notes = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{args:?}: {notes}");
-        (String::from_utf8(output.stdout).unwrap(), notes)
-    };
+    let output = |args: &[&str]| printed(&[], &[args, &["--server", &address]].concat());
     let (score, note) = output(&["score", "--json", "--text", "The river"]);
     assert!(score.contains("bits_per_char"));
     assert_eq!(
@@ -515,25 +484,6 @@ fn one_text_model_next_to_a_summarizer_needs_no_name() {
     );
     output(&generate);
     output(&["segment", "--text", "the river"]);
-}
-
-#[test]
-fn an_unreachable_server_is_diagnosed() {
-    let serving = served();
-    let call = |address: &str| stderr(&[], &["segment", "--server", address, "--text", "a b"]);
-    let free = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let nobody = call(&free);
-    assert!(nobody.starts_with(&format!("weir: {free}: no server listens there")), "{nobody}");
-    let http = call(&serving.http);
-    assert!(http.contains(&serving.http) && http.contains("give the gRPC address (weir serve --listen)"), "{http}");
-    let portless = call("localhost");
-    assert!(portless.contains("expected host:port or a URL"), "{portless}");
-    let certificates = Certificates::new();
-    let ca = certificates.path("ca.pem");
-    let plain = format!("https://{}", serving.server.address);
-    let encrypted = stderr(&[], &["segment", "--server", &plain, "--tls-ca", ca.to_str().unwrap(), "--text", "a b"]);
-    assert!(encrypted.contains("leave out https://"), "{encrypted}");
-    assert!(call(&plain).contains("--tls-ca: expected a file"));
 }
 
 #[test]
@@ -559,9 +509,7 @@ fn completions_and_manual_pages_name_every_command() {
 
 #[test]
 fn colors_of_help_follow_the_flag_and_the_environment() {
-    let has_color = |environment: &[(&str, &str)], args: &[&str]| {
-        String::from_utf8(run_on_server(environment, args).stdout).unwrap().contains('\u{1b}')
-    };
+    let has_color = |environment: &[(&str, &str)], args: &[&str]| printed(environment, args).0.contains('\u{1b}');
     assert!(has_color(&[], &["segment", "--help", "--color", "always"]));
     assert!(has_color(&[("WEIR_COLOR", "always")], &["segment", "--help"]));
     assert!(!has_color(&[("WEIR_COLOR", "always")], &["segment", "--help", "--color=never"]));
@@ -573,31 +521,21 @@ const KEY: &str = "key-of-the-test-0123456789";
 #[test]
 fn keys_and_certificates_are_sent() {
     let certificates = Certificates::new();
-    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
-    let key = certificates.write("key", &format!("{KEY}\n"));
-    let [ca, cert, secret] = ["ca.pem", "server.pem", "server.key"].map(path);
-    let model = converted("whitespaces");
-    let tls = ["--tls-cert", &cert, "--tls-key", &secret, "--api-keys", keys.to_str().unwrap(), "--threads", "1"];
-    let server = crate::process::Server::start(&[&tls[..], &["--model", model.to_str().unwrap()]].concat());
+    certificates.write("keys", &format!("tester:{KEY}\n"));
+    certificates.write("key", &format!("{KEY}\n"));
+    let names = ["ca.pem", "server.pem", "server.key", "keys", "key"];
+    let [ca, cert, secret, keys, key_file] = names.map(|name| certificates.name(name));
+    let tls = ["--tls-cert", &cert, "--tls-key", &secret, "--api-keys", &keys];
+    let server = crate::process::Server::of(&[converted("whitespaces")], &tls);
     let address = format!("https://{}", server.address);
     let args = ["segment", "--text", "a b", "--server", &address, "--tls-ca", &ca];
-    let key_file = key.to_str().unwrap().to_owned();
-    assert!(stdout(&[&args[..], &["--api-key-file", &key_file]].concat()).contains("1 closed segments"));
-    let by_variable = run_on_server(&[("WEIR_API_KEY", KEY)], &args);
-    assert!(by_variable.status.success(), "{by_variable:?}");
-    let overridden =
-        run_on_server(&[("WEIR_API_KEY", "another")], &[&args[..], &["--api-key-file", &key_file]].concat());
-    assert!(overridden.status.success(), "{overridden:?}");
-    let both = stderr(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", &key_file)], &args);
-    assert!(both.contains("WEIR_API_KEY: expected no value next to WEIR_API_KEY_FILE, found one"), "{both}");
-    let empty = stderr(&[("WEIR_API_KEY", "")], &args);
-    assert!(empty.contains("use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)"), "{empty}");
-    let empty_file =
-        run_on_server(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", ""), ("WEIR_TLS_CLIENT_CERT", "")], &args);
-    assert!(empty_file.status.success(), "{empty_file:?}");
-    let keyless = stderr(&[], &args);
-    assert!(keyless.contains("unauthenticated") && keyless.contains("--api-key-file"), "{keyless}");
-    let unencrypted = stderr(&[], &["segment", "--text", "a b", "--server", &server.address.to_string()]);
-    assert!(unencrypted.contains("the port expects TLS: use https:// and --tls-ca"), "{unencrypted}");
+    let with_file = [&args[..], &["--api-key-file", &key_file]].concat();
+    assert!(stdout(&with_file).contains("1 closed segments"));
+    printed(&[("WEIR_API_KEY", KEY)], &args);
+    printed(&[("WEIR_API_KEY", "another")], &with_file);
+    printed(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", ""), ("WEIR_TLS_CLIENT_CERT", "")], &args);
+    let both = "WEIR_API_KEY: expected no value next to WEIR_API_KEY_FILE, found one";
+    refused(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", &key_file)], &args, both);
+    let empty = "use --api-key-file or WEIR_API_KEY (an empty variable counts as unset)";
+    refused(&[("WEIR_API_KEY", "")], &args, empty);
 }

@@ -1,14 +1,13 @@
 //! The log of `weir serve`: its content, refusals, and a log that cannot be written, which costs log lines and nothing else.
 
 use crate::{
-    process::{self, Process},
+    process::{Program, http, program},
     *,
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::{
     fs::File,
     io::{PipeReader, pipe},
-    net::TcpListener,
 };
 use weir_proto::v1::Stopping;
 
@@ -17,76 +16,24 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Calls that log far more than a pipe holds.
 const CALLS: usize = 400;
 
-/// A server whose log goes to `stderr`; it is killed when dropped.
-struct Server {
-    child: Child,
-    address: SocketAddr,
-    admin: SocketAddr,
-}
-
-impl Server {
-    fn start(stderr: Stdio) -> Self {
-        // The addresses cannot be read from the log.
-        let [address, admin] = free_addresses();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(["serve", "--threads", "1", "--log", "trace", "--calibration-milliseconds", "0"]);
-        command.arg("--listen").arg(address.to_string()).arg("--admin-listen").arg(admin.to_string());
-        let child = command.arg("--model").arg(converted("whitespaces")).env_clear().stderr(stderr).spawn().unwrap();
-        Self { child, address, admin }
-    }
-
-    async fn connect(&mut self) -> GenerationClient<Channel> {
-        let started = Instant::now();
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
-        loop {
-            assert!(self.child.try_wait().unwrap().is_none(), "the process ended");
-            match endpoint.connect().await {
-                Ok(channel) => return GenerationClient::new(channel),
-                Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Returns the number of dropped lines that the metrics report.
-    async fn dropped_lines(&self) -> u64 {
-        let mut connection = TcpStream::connect(self.admin).await.unwrap();
-        connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-        let mut response = String::new();
-        connection.read_to_string(&mut response).await.unwrap();
-        let line = response.lines().find(|line| line.starts_with("weir_log_lines_dropped_total ")).unwrap();
-        line.rsplit(' ').next().unwrap().parse().unwrap()
-    }
-
-    async fn terminate(&mut self) {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", "TERM", &id]).status().unwrap().success());
-        let started = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(started.elapsed() < TIMEOUT, "it does not end");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Returns two addresses on loopback that no listener has.
-fn free_addresses() -> [SocketAddr; 2] {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap())
-}
-
-/// Calls a server while a stream runs, and ends it.
+/// Calls a server whose log goes to `stderr` while a stream runs, and ends it.
 async fn serves(stderr: Stdio) {
-    let mut server = Server::start(stderr);
-    let mut client = server.connect().await;
+    // The addresses cannot be read from the log.
+    let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [address, admin_address] = listeners.map(|listener| listener.local_addr().unwrap());
+    let mut command = program(&["serve", "--threads", "1", "--log", "trace", "--calibration-milliseconds", "0"]);
+    command.arg("--listen").arg(address.to_string()).arg("--admin-listen").arg(admin_address.to_string());
+    let program = Program::start_with(command.arg("--model").arg(converted("whitespaces")), stderr);
+    let mut server = Server { program, address, admin_address };
+    let started = Instant::now();
+    let channel = loop {
+        assert!(!server.program.has_ended() && started.elapsed() < TIMEOUT, "it does not listen");
+        match server.endpoint().connect().await {
+            Ok(channel) => break channel,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let mut client = GenerationClient::new(channel);
     let request = |max_chars| GenerateRequest {
         prompt: "a b".into(),
         stopping: Some(Stopping { max_chars: Some(max_chars), ..Default::default() }),
@@ -94,12 +41,14 @@ async fn serves(stderr: Stdio) {
     };
     let mut running = client.generate(request(200)).await.unwrap().into_inner();
     for _ in 0..CALLS {
-        let mut stream = client.generate(request(2)).await.unwrap().into_inner();
-        while stream.message().await.unwrap().is_some() {}
+        drained(client.generate(request(2)).await).await.unwrap();
     }
     while running.message().await.unwrap().is_some() {}
-    assert!(server.dropped_lines().await > 0);
-    server.terminate().await;
+    let (_, metrics) = server.get("/metrics");
+    let dropped = metrics.lines().find_map(|line| line.strip_prefix("weir_log_lines_dropped_total "));
+    assert!(dropped.unwrap().parse::<u64>().unwrap() > 0);
+    server.program.signal("TERM");
+    assert_eq!(server.program.ended().await, Some(0));
 }
 
 #[cfg(target_os = "linux")]
@@ -123,14 +72,10 @@ async fn a_log_that_nobody_reads_costs_lines_only() {
     serves(writer.into()).await;
 }
 
-#[cfg(target_os = "linux")]
 /// Refusals over HTTP are logged like those over gRPC: with the rule and the field, and without text of the request.
-#[tokio::test]
-async fn refusals_over_http_are_logged_with_the_field() {
-    let model = converted("whitespaces");
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0", "--model"];
-    let server = process::Server::start(&[&flags[..], &[model.to_str().unwrap()]].concat());
-    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
+#[test]
+fn refusals_over_http_are_logged_with_the_field() {
+    let server = Server::of(&[converted("whitespaces")], &[]);
     let invalid = |rule, field| format!("code=InvalidArgument rule=\"{rule}\" field=\"{field}\"");
     // The log has one line for each code, rule and field in an interval.
     for (body, status, logged) in [
@@ -146,16 +91,9 @@ async fn refusals_over_http_are_logged_with_the_field() {
             r#"code=NotFound rule="UNKNOWN_MODEL" field="model""#.into(),
         ),
     ] {
-        let mut connection = TcpStream::connect(http).await.unwrap();
-        let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\nx-request-id: mine\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-        let mut response = String::new();
-        connection.read_to_string(&mut response).await.unwrap();
-        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+        let headers = "x-request-id: mine\r\ncontent-type: application/json\r\n";
+        let (found, response) = http(&server.http(), "POST /v1/completions", headers, body);
+        assert_eq!(found, status, "{response}");
         server.program.wait_for_part(&logged);
     }
     let log = server.program.stderr();
@@ -167,42 +105,28 @@ async fn refusals_over_http_are_logged_with_the_field() {
     assert!(!log.contains("secret") && !log.contains("nobody"), "{log}");
 }
 
-/// Starts a server that needs a key, and allows one editing session. Returns it with its HTTP address.
-fn with_key_of_alice() -> (process::Server, SocketAddr) {
-    let folder = tempfile::tempdir().unwrap();
+/// Starts a server that needs a key, and allows one editing session.
+fn with_key_of_alice() -> Server {
+    let folder = TempDir::new().unwrap();
     let keys = folder.path().join("keys");
-    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
-    let model = converted("whitespaces");
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
-    let limit = ["--max-edit-sessions", "1", "--api-keys", keys.to_str().unwrap(), "--model", model.to_str().unwrap()];
-    let server = process::Server::start(&[&flags[..], &limit].concat());
-    let http = server.program.listener("playground").parse().unwrap();
-    (server, http)
+    fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let flags = ["--max-edit-sessions", "1", "--api-keys", keys.to_str().unwrap()];
+    Server::of(&[converted("whitespaces")], &flags)
 }
 
-#[cfg(target_os = "linux")]
 /// A peer without a key can cause any number of refusals, so several share a line.
-#[tokio::test]
-async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
-    let (server, http) = with_key_of_alice();
-    let body = r#"{"prompt": "a"}"#;
+#[test]
+fn refused_credentials_and_pages_are_logged_once_in_a_while() {
+    let server = with_key_of_alice();
     for _ in 0..3 {
-        for (path, headers, status) in [
-            ("/v1/completions", "authorization: Bearer another-key", 401),
-            ("/v1/models", "authorization: Bearer another-key", 401),
-            ("/v1/models", "origin: https://example.org", 403),
+        for (request, header, status) in [
+            ("POST /v1/completions", "authorization: Bearer another-key\r\n", 401),
+            ("GET /v1/models", "authorization: Bearer another-key\r\n", 401),
+            ("GET /v1/models", "origin: https://example.org\r\n", 403),
         ] {
-            let mut connection = TcpStream::connect(http).await.unwrap();
-            let method = if path == "/v1/completions" { "POST" } else { "GET" };
-            let head = format!(
-                "{method} {path} HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\n{headers}\r\n\
-                 content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-            let mut response = String::new();
-            connection.read_to_string(&mut response).await.unwrap();
-            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+            let headers = format!("{header}content-type: application/json\r\n");
+            let (found, response) = http(&server.http(), request, &headers, r#"{"prompt": "a"}"#);
+            assert_eq!(found, status, "{response}");
         }
     }
     server.program.wait_for_part("refused credentials");
@@ -218,10 +142,11 @@ async fn refused_credentials_and_pages_are_logged_once_in_a_while() {
 /// A page cannot set the header of an API key for a WebSocket. The log has the owner of the key that a subprotocol carries.
 #[tokio::test]
 async fn a_refused_websocket_is_logged_with_its_principal() {
-    let (server, http) = with_key_of_alice();
+    let server = with_key_of_alice();
+    let http = server.http();
     let key = URL_SAFE_NO_PAD.encode("a-key-that-alice-has");
     let open = async |key: &str| {
-        let mut connection = TcpStream::connect(http).await.unwrap();
+        let mut connection = TcpStream::connect(&http).await.unwrap();
         let head = format!(
             "GET /v1/edit HTTP/1.1\r\nhost: {http}\r\nconnection: upgrade\r\nupgrade: websocket\r\nx-request-id: mine\r\n\
              sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
@@ -259,12 +184,12 @@ const WORD: &str = "zxqjvkwzqx";
 const KEY: &str = "key-of-the-test-0123456789";
 
 /// Sends valid and invalid calls that contain `WORD` in each text field, and returns their codes.
-async fn calls(process: &Process) -> Vec<Code> {
-    let mut client =
-        GenerationClient::with_interceptor(process.plain().connect().await.unwrap(), |mut request: Request<()>| {
-            request.metadata_mut().insert("authorization", format!("Bearer {KEY}").parse().unwrap());
-            Ok(request)
-        });
+async fn calls(server: &Server) -> Vec<Code> {
+    let channel = server.endpoint().connect().await.unwrap();
+    let mut client = GenerationClient::with_interceptor(channel, |mut request: Request<()>| {
+        request.metadata_mut().insert("authorization", format!("Bearer {KEY}").parse().unwrap());
+        Ok(request)
+    });
     let text = format!("a {WORD} b");
     let right = v1::GenerateRequest {
         prompt: text.clone(),
@@ -299,7 +224,7 @@ async fn calls(process: &Process) -> Vec<Code> {
     results.push(client.segment(v1::SegmentRequest { text, ..Default::default() }).await.map(drop));
     // Sends a cancelled call and one with an unknown key.
     drop(client.generate(right).await.unwrap());
-    let mut stranger = GenerationClient::new(process.plain().connect().await.unwrap());
+    let mut stranger = GenerationClient::new(server.endpoint().connect().await.unwrap());
     let mut request = Request::new(score);
     request.metadata_mut().insert("authorization", format!("Bearer not-{KEY}").parse().unwrap());
     results.push(drained(stranger.score(request).await).await);
@@ -313,7 +238,8 @@ async fn no_text_of_a_request_is_logged() {
     let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
     let keys = keys.to_str().unwrap();
     for format in ["text", "json"] {
-        let mut process = Process::start(&["--log", "trace", "--log-format", format, "--api-keys", keys]);
+        let flags = ["--log", "trace", "--log-format", format, "--api-keys", keys];
+        let mut server = Server::of(&[converted("whitespaces")], &flags);
         let invalid = Code::InvalidArgument;
         let expected = [
             Code::Ok,
@@ -328,9 +254,10 @@ async fn no_text_of_a_request_is_logged() {
             Code::Ok,
             Code::Unauthenticated,
         ];
-        assert_eq!(calls(&process).await, expected);
-        process.terminate();
-        let log = process.ended().await;
+        assert_eq!(calls(&server).await, expected);
+        server.program.signal("TERM");
+        assert_eq!(server.program.ended().await, Some(0));
+        let log = server.program.stderr();
         // The log is complete and contains all levels.
         for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "refused credentials", "draining", "tester"]
         {
@@ -348,16 +275,16 @@ async fn no_text_of_a_request_is_logged() {
 }
 
 /// The server warns of a key file that others can read or change, and uses it.
-#[tokio::test]
-async fn a_readable_key_file_causes_a_warning() {
+#[test]
+fn a_readable_key_file_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
-    let certificates = Certificates::new();
-    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+    let folder = TempDir::new().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, format!("tester:{KEY}\n")).unwrap();
     for (mode, warned) in [(0o644, true), (0o620, true), (0o600, false), (0o440, false)] {
-        std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();
-        let mut process = Process::start(&["--api-keys", keys.to_str().unwrap()]);
-        process.terminate();
-        let log = process.ended().await;
+        fs::set_permissions(&keys, fs::Permissions::from_mode(mode)).unwrap();
+        let server = Server::of(&[converted("whitespaces")], &["--api-keys", keys.to_str().unwrap()]);
+        let log = server.program.stderr();
         assert_eq!(log.contains("others can read or change this secret"), warned, "{mode:o}: {log}");
     }
 }

@@ -1,6 +1,9 @@
 //! `weir lsp`: a scripted client, with the model in its process and on a server, and Neovim.
 
-use crate::{process::Program, *};
+use crate::{
+    process::{Program, program},
+    *,
+};
 use std::{
     io::BufRead,
     process::{ChildStderr, ChildStdin},
@@ -40,6 +43,19 @@ fn inserted(answer: &Value) -> Vec<&str> {
 /// Maximum time that an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Waits until `found` returns something.
+#[track_caller]
+fn until<T>(never: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{never}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// How `weir lsp` is started.
 struct Options<'a> {
     flags: Vec<&'a str>,
@@ -50,17 +66,18 @@ struct Options<'a> {
 
 impl<'a> Options<'a> {
     /// Runs a model in the process.
-    fn process(model: &'a Path) -> Self {
-        Self::with(vec!["--model", model.to_str().unwrap(), "--threads", "1"])
+    fn process(more: &[&'a str]) -> Self {
+        static MODEL: LazyLock<PathBuf> = LazyLock::new(|| converted("whitespaces"));
+        Self::with(&[&["--model", MODEL.to_str().unwrap(), "--threads", "1"], more].concat())
     }
 
-    fn with(flags: Vec<&'a str>) -> Self {
-        Self { flags, variables: Vec::new(), capabilities: json!({}) }
+    fn with(flags: &[&'a str]) -> Self {
+        Self { flags: flags.to_vec(), variables: Vec::new(), capabilities: json!({}) }
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.arg("lsp").args(&self.flags).env_clear().envs(self.variables.iter().copied());
+        let mut command = program(&["lsp"]);
+        command.args(&self.flags).envs(self.variables.iter().copied());
         command
     }
 }
@@ -134,6 +151,19 @@ impl Client {
         let (id, request) = self.request(method, params);
         self.send(&[request]);
         self.answer(id)
+    }
+
+    /// Sends requests for inline completions at once. Each answer must have completions: `count` ones, if given.
+    #[track_caller]
+    fn ask_at_once<'a>(&mut self, places: impl IntoIterator<Item = (&'a str, u32)>, count: Option<usize>) {
+        let requests = places.into_iter().map(|(uri, character)| self.request(INLINE, at(uri, 0, character)));
+        let (ids, requests): (Vec<_>, Vec<_>) = requests.unzip();
+        self.send(&requests);
+        for id in ids {
+            let answer = self.answer(id);
+            let found = inserted(&answer).len();
+            assert!(found > 0 && count.is_none_or(|count| found == count), "{answer}");
+        }
     }
 
     /// Waits for the answer to a request.
@@ -261,8 +291,7 @@ const INLINE: &str = "textDocument/inlineCompletion";
 
 #[test]
 fn wrong_messages_are_answered_and_the_server_goes_on() {
-    let model = converted("whitespaces");
-    let mut client = Client::silent(&Options::process(&model));
+    let mut client = Client::silent(&Options::process(&[]));
     let early = client.ask(INLINE, at("a", 0, 0));
     assert_eq!(early["error"]["code"], -32002, "{early}");
     client.open("a", "dropped before initialize");
@@ -311,8 +340,7 @@ fn wrong_messages_are_answered_and_the_server_goes_on() {
 
 #[test]
 fn documents_beyond_the_limit_are_left_out_and_others_go_on() {
-    let model = converted("whitespaces");
-    let (mut client, _) = Client::start(&Options::process(&model));
+    let (mut client, _) = Client::start(&Options::process(&[]));
     client.open("small", "the river");
     client.open("large", &"a".repeat((4 << 20) + 1));
     let shown = client.message("window/showMessage");
@@ -341,8 +369,7 @@ fn documents_beyond_the_limit_are_left_out_and_others_go_on() {
 
 #[test]
 fn a_client_that_leaves_without_shutdown_is_an_error() {
-    let model = converted("whitespaces");
-    let options = Options::process(&model);
+    let options = Options::process(&[]);
     let mut exits = Client::silent(&options);
     exits.send(&[notification("exit", json!(null))]);
     let mut hangs_up = Client::silent(&options);
@@ -436,16 +463,10 @@ impl Neovim {
 
     /// Waits until an expression has this value.
     fn wait_for(&self, expression: &str, expected: &str) {
-        let end = Instant::now() + TIMEOUT;
-        loop {
+        until(&format!("{expression} is not {expected:?}"), || {
             let found = self.remote(&["--remote-expr", expression]);
-            if found.as_deref() == Ok(expected) {
-                return;
-            }
-            let errors = self.program.stderr();
-            assert!(Instant::now() < end, "{expression} is {found:?}, not {expected:?}: {errors}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            (found.as_deref() == Ok(expected)).then_some(())
+        });
     }
 }
 
@@ -455,8 +476,7 @@ fn a_completion_is_taken_while_typing() {
     // After a character of two UTF-16 units, and at the end of another line.
     neovim.type_keys("ggA é😀c<Esc>02lxGAiv<C-x><C-o>");
     neovim.wait_for("pumvisible()", "1");
-    let model = converted("whitespaces");
-    let (mut client, _) = Client::start(&Options::process(&model));
+    let (mut client, _) = Client::start(&Options::process(&[]));
     client.open("a", "a  b é😀c\nthe riv");
     let expected = client.ask("textDocument/completion", at("a", 1, 7));
     let words = inserted(&expected);
@@ -484,34 +504,21 @@ fn events(server: &Server, event: &str) -> u64 {
 
 #[test]
 fn completions_are_those_of_this_process() {
-    let model = converted("whitespaces");
     let certificates = Certificates::new();
-    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
-    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-    let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
-    let server = Server::start(&[
-        "--model",
-        model.to_str().unwrap(),
-        "--threads=1",
-        "--calibration-milliseconds=0",
-        "--api-keys",
-        keys.to_str().unwrap(),
-        "--tls-cert",
-        &cert,
-        "--tls-key",
-        &key,
-    ]);
+    certificates.write("keys", &format!("tester:{KEY}\n"));
+    let names = ["server.pem", "server.key", "ca.pem", "keys"];
+    let [cert, key, ca, keys] = names.map(|name| certificates.name(name));
+    let flags = ["--api-keys", &keys, "--tls-cert", &cert, "--tls-key", &key];
+    let server = Server::of(&[converted("whitespaces")], &flags);
     let address = format!("https://{}", server.address);
     let more = ["--count", "4", "--until", "segment", "--completion-chars", "6"];
-    let mut remote = Options::with([&["--tls-ca", &ca][..], &more].concat());
+    let mut remote = Options::with(&[&["--tls-ca", &ca][..], &more].concat());
     remote.variables = vec![("WEIR_SERVER", &address)];
     let mut rejected = Client::silent(&remote);
     let (code, errors) = rejected.ended();
     assert!(code == Some(1) && errors.contains("use --api-key-file or WEIR_API_KEY"), "{errors}");
     remote.variables.push(("WEIR_API_KEY", KEY));
-    let mut local = Options::process(&model);
-    local.flags.extend(more);
-    let answers = [remote, local].map(|options| {
+    let answers = [remote, Options::process(&more)].map(|options| {
         let (mut client, _) = Client::start(&options);
         client.open("a", "é the river runs past");
         let answers = [9, 21].map(|character| {
@@ -527,20 +534,15 @@ fn completions_are_those_of_this_process() {
 
 #[test]
 fn a_cancelled_request_is_cancelled_on_the_server() {
-    let model = converted("whitespaces");
-    let server = Server::start(&["--model", model.to_str().unwrap(), "--threads=1", "--calibration-milliseconds=0"]);
+    let server = Server::of(&[converted("whitespaces")], &[]);
     let address = server.address.to_string();
-    let flags = vec!["--server", &address, "--count", "16", "--until", "line", "--completion-chars", "64"];
-    let (mut client, _) = Client::start(&Options::with(flags));
+    let flags = ["--server", &address, "--count", "16", "--until", "line", "--completion-chars", "64"];
+    let (mut client, _) = Client::start(&Options::with(&flags));
     client.open("a", &"the river runs past the mill. ".repeat(30));
     let (id, request) = client.request(INLINE, at("a", 0, 890));
     client.send(&[request, notification("$/cancelRequest", json!({ "id": id }))]);
     assert_eq!(client.answer(id)["error"]["code"], CANCELLED);
-    let end = Instant::now() + TIMEOUT;
-    while events(&server, "stale") == 0 {
-        assert!(Instant::now() < end, "the server was not told");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the server was not told", || (events(&server, "stale") > 0).then_some(()));
     assert_eq!((events(&server, "stale"), events(&server, "completion")), (1, 0));
     client.shut_down();
 }
@@ -548,23 +550,14 @@ fn a_cancelled_request_is_cancelled_on_the_server() {
 /// Requests before the furthest cursor overtake nothing. The log has why a session ended.
 #[test]
 fn requests_at_several_cursors_are_completed_at_once() {
-    let model = converted("whitespaces");
-    let mut server =
-        Server::start(&["--model", model.to_str().unwrap(), "--threads=1", "--calibration-milliseconds=0"]);
+    let mut server = Server::of(&[converted("whitespaces")], &[]);
     let address = server.address.to_string();
-    let mut options = Options::with(vec!["--server", &address]);
+    let mut options = Options::with(&["--server", &address]);
     // WEIR_MAX_CHARS is a variable of `weir generate`.
     options.variables = vec![("WEIR_COMPLETION_CHARS", "5"), ("WEIR_MAX_CHARS", "1000")];
     let (mut client, _) = Client::start(&options);
     client.open("a", "the river runs");
-    let cursors = [14, 9, 3, 6];
-    let (ids, requests): (Vec<_>, Vec<_>) =
-        cursors.map(|cursor| client.request(INLINE, at("a", 0, cursor))).into_iter().unzip();
-    client.send(&requests);
-    for id in ids {
-        let answer = client.answer(id);
-        assert!(!inserted(&answer).is_empty(), "{answer}");
-    }
+    client.ask_at_once([14, 9, 3, 6].map(|cursor| ("a", cursor)), None);
     assert_eq!((events(&server, "stale"), events(&server, "completion")), (0, 4));
     server.program.signal("KILL");
     server.program.wait();
@@ -576,11 +569,9 @@ fn requests_at_several_cursors_are_completed_at_once() {
 /// A server that drains ends the sessions. Its successor gets the documents.
 #[test]
 fn documents_are_opened_again_on_another_server() {
-    let model = converted("whitespaces");
-    let flags = ["--model", model.to_str().unwrap(), "--threads=1", "--calibration-milliseconds=0"];
-    let mut first = Server::start(&flags);
+    let mut first = Server::of(&[converted("whitespaces")], &[]);
     let address = first.address.to_string();
-    let (mut client, _) = Client::start(&Options::with(vec!["--server", &address]));
+    let (mut client, _) = Client::start(&Options::with(&["--server", &address]));
     client.open("a", "the river");
     let before = client.ask(INLINE, at("a", 0, 9));
     first.program.signal("TERM");
@@ -593,21 +584,14 @@ fn documents_are_opened_again_on_another_server() {
     }
     let logged = client.message("window/logMessage");
     assert!(logged.contains("there are no completions until the server answers"), "{logged}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.args(["serve", "--listen", &address]).args(flags).env_clear();
-    let second = Program::start(&mut command);
+    let quick = ["serve", "--listen", &address, "--threads=1", "--calibration-milliseconds=0", "--model"];
+    let second = Program::start(program(&quick).arg(converted("whitespaces")));
     second.listener("gRPC");
     client.change("a", &[change([0, 9], [0, 9], "s")]);
     client.change("a", &[change([0, 9], [0, 10], "")]);
-    let end = Instant::now() + TIMEOUT;
-    let after = loop {
-        let answer = client.ask(INLINE, at("a", 0, 9));
-        if !inserted(&answer).is_empty() {
-            break answer;
-        }
-        assert!(Instant::now() < end, "the server is not used again");
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let after = until("the server is not used again", || {
+        Some(client.ask(INLINE, at("a", 0, 9))).filter(|answer| !inserted(answer).is_empty())
+    });
     assert_eq!(after["result"], before["result"]);
     assert!(client.message("window/logMessage").contains("the server answers again"));
     assert!(!client.others().iter().any(|message| message.get("method").is_some()), "{:?}", client.others());
@@ -623,17 +607,17 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (flags, expected) in [
         (
-            vec!["--model", &summarizer, "--threads=1"],
+            &["--model", &*summarizer, "--threads=1"][..],
             "--model: expected one that continues texts of characters or bytes (for `weir lsp`), found ",
         ),
         (
-            vec!["--model", unpooled, "--until", "segment", "--threads=1"],
+            &["--model", unpooled, "--until", "segment", "--threads=1"],
             "--until: expected a model that pools its input, found ",
         ),
-        (vec!["--server", &free], "no server listens there"),
-        (vec!["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),
-        (vec!["--count", "17"], "expected a whole number from 1 to 16"),
-        (vec!["--until", "chars"], "[possible values: word, line, segment]"),
+        (&["--server", &free], "no server listens there"),
+        (&["--server", "h:1", "--dtype=bf16"], "--dtype: expected no value next to --server, found one"),
+        (&["--count", "17"], "expected a whole number from 1 to 16"),
+        (&["--until", "chars"], "[possible values: word, line, segment]"),
     ] {
         let (code, errors) = Client::silent(&Options::with(flags)).ended();
         assert!(code != Some(0) && errors.contains(expected), "{errors}");
@@ -644,8 +628,7 @@ const URI: &str = "file:///a%20b/é.txt";
 
 #[test]
 fn both_kinds_of_completions_are_ranked_and_at_the_cursor() {
-    let model = converted("whitespaces");
-    let (mut client, initialized) = Client::start(&Options::process(&model));
+    let (mut client, initialized) = Client::start(&Options::process(&[]));
     let capabilities = &initialized["result"]["capabilities"];
     assert_eq!(capabilities["positionEncoding"], "utf-16");
     assert_eq!(capabilities["textDocumentSync"], json!({ "openClose": true, "change": 2 }));
@@ -678,11 +661,9 @@ fn both_kinds_of_completions_are_ranked_and_at_the_cursor() {
 /// A document after changes gets the completions of one that is opened with their result.
 #[test]
 fn changes_with_any_characters_are_those_of_the_editor() {
-    let model = converted("whitespaces");
     // where é, | and b begin, and where c does once it follows 😀
     for (encoding, [e, bar, b, c]) in [("utf-16", [1, 2, 3, 4]), ("utf-8", [1, 3, 4, 7])] {
-        let mut options = Options::process(&model);
-        options.flags.extend(["--count", "5", "--until", "line", "--completion-chars", "4"]);
+        let mut options = Options::process(&["--count", "5", "--until", "line", "--completion-chars", "4"]);
         options.capabilities = json!({ "general": { "positionEncodings": [encoding, "utf-16"] } });
         let (mut client, initialized) = Client::start(&options);
         assert_eq!(initialized["result"]["capabilities"]["positionEncoding"], encoding);
@@ -706,9 +687,7 @@ fn changes_with_any_characters_are_those_of_the_editor() {
 
 #[test]
 fn a_request_is_cancelled_and_another_goes_on() {
-    let model = converted("whitespaces");
-    let mut options = Options::process(&model);
-    options.flags.extend(["--count", "16", "--until", "word", "--completion-chars", "5"]);
+    let options = Options::process(&["--count", "16", "--until", "word", "--completion-chars", "5"]);
     let (mut client, _) = Client::start(&options);
     client.open(URI, "the river runs");
     let expected = client.ask(INLINE, at(URI, 0, 9));
@@ -725,9 +704,7 @@ fn a_request_is_cancelled_and_another_goes_on() {
 
 #[test]
 fn a_change_overtakes_requests() {
-    let model = converted("whitespaces");
-    let mut options = Options::process(&model);
-    options.flags.extend(["--count", "16", "--until", "word", "--completion-chars", "5"]);
+    let options = Options::process(&["--count", "16", "--until", "word", "--completion-chars", "5"]);
     let (mut client, _) = Client::start(&options);
     client.open(URI, "the");
     client.open("file:///other", "the");
@@ -754,35 +731,18 @@ fn a_change_overtakes_requests() {
 /// The model reads the end of a long text, and more sessions than are kept are opened one after the other.
 #[test]
 fn long_and_many_documents_are_completed() {
-    let model = converted("whitespaces");
-    let mut options = Options::process(&model);
-    options.flags.extend(["--max-symbols", "128", "--completion-chars", "8"]);
+    let options = Options::process(&["--max-symbols", "128", "--completion-chars", "8"]);
     let (mut client, _) = Client::start(&options);
     let long = "the river runs past the mill. ".repeat(40);
-    for index in 0..12 {
-        client.open(&format!("file:///{index}"), &long);
-    }
-    for index in (0..12).chain(0..3) {
-        let list = client.ask(INLINE, at(&format!("file:///{index}"), 0, 1199));
-        assert_eq!(inserted(&list).len(), 3, "{list}");
+    let uris: Vec<String> = (0..12).map(|index| format!("file:///{index}")).collect();
+    uris.iter().for_each(|uri| client.open(uri, &long));
+    for uri in uris.iter().chain(&uris[..3]) {
+        client.ask_at_once([(uri.as_str(), 1199)], Some(3));
     }
     // More documents than sessions ask at the same time. None loses its request.
-    let (ids, requests): (Vec<_>, Vec<_>) =
-        (0..12).map(|index| client.request(INLINE, at(&format!("file:///{index}"), 0, 1190))).unzip();
-    client.send(&requests);
-    for id in ids {
-        let answer = client.answer(id);
-        assert_eq!(inserted(&answer).len(), 3, "{answer}");
-    }
+    client.ask_at_once(uris.iter().map(|uri| (uri.as_str(), 1190)), Some(3));
     // Requests whose texts begin at different places wait for one another, and those of longer texts overtake shorter ones.
-    let cursors = [100, 600, 1199, 3, 104, 1195];
-    let (ids, requests): (Vec<_>, Vec<_>) =
-        cursors.map(|cursor| client.request(INLINE, at("file:///2", 0, cursor))).into_iter().unzip();
-    client.send(&requests);
-    for id in ids {
-        let answer = client.answer(id);
-        assert!(!inserted(&answer).is_empty(), "{answer}");
-    }
+    client.ask_at_once([100, 600, 1199, 3, 104, 1195].map(|cursor| (uris[2].as_str(), cursor)), None);
     assert_eq!(client.others(), [json!(null); 0]);
     client.shut_down();
 }

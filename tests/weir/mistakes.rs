@@ -5,10 +5,11 @@
 
 use crate::{
     hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
+    process::{http, program},
     *,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 
 const KEY: &str = "key-of-the-test-0123456789";
 
@@ -40,11 +41,8 @@ fn row(paragraph: &str) -> Mistake<'_> {
 struct Servers {
     /// Two models that continue text and one that summarizes, over gRPC and HTTP.
     open: Server,
-    http: String,
     /// TLS and keys.
     tls: Server,
-    /// The HTTP port of `tls`.
-    https: String,
     /// A server that uses the certificate of an authority.
     authority: Server,
     /// A server that requires client certificates.
@@ -60,11 +58,6 @@ impl Servers {
         let folder = TempDir::new().unwrap();
         let summarizer = write_random_model(folder.path());
         let models = [converted("whitespaces"), lslm_converted("byte_vocab"), summarizer.into()];
-        let mut flags = vec!["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
-        let common = flags[2..].to_vec();
-        for model in &models {
-            flags.extend(["--model", model.to_str().unwrap()]);
-        }
         let certificates = Certificates::new();
         write_authority(&certificates);
         let strangers = Certificates::new();
@@ -73,39 +66,29 @@ impl Servers {
         }
         certificates.write("key", &format!("{KEY}\n"));
         let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
-        let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-        let encrypted = |cert: &str, key: &str, more: &[&str]| {
-            let model = ["--model", models[0].to_str().unwrap()];
-            let files = ["--tls-cert", &path(cert), "--tls-key", &path(key)];
-            Server::start(&[&common[..], &model, &files, more].concat())
+        let encrypted = |name: &str, more: &[&str]| {
+            let [cert, key] = ["pem", "key"].map(|ending| certificates.name(&format!("{name}.{ending}")));
+            Server::of(&models[..1], &[&["--tls-cert", &cert, "--tls-key", &key], more].concat())
         };
-        let more = ["--api-keys", keys.to_str().unwrap(), "--http-listen", "127.0.0.1:0"];
-        let tls = encrypted("server.pem", "server.key", &more);
-        let https = tls.program.listener("playground");
-        let authority = encrypted("authority.pem", "authority.key", &[]);
-        let mutual = encrypted("server.pem", "server.key", &["--tls-client-ca", &path("ca.pem")]);
+        let tls = encrypted("server", &["--api-keys", keys.to_str().unwrap()]);
+        let authority = encrypted("authority", &[]);
+        let mutual = encrypted("server", &["--tls-client-ca", &certificates.name("ca.pem")]);
         let token = certificates.write("token", "the-admin-token-of-the-test\n");
-        flags.extend(["--admin-token-file", token.to_str().unwrap()]);
-        let open = Server::start(&flags);
-        let http = open.program.listener("playground");
+        let open = Server::of(&models, &["--admin-token-file", token.to_str().unwrap()]);
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        Self { open, http, tls, https, authority, mutual, certificates, free, _folder: folder }
+        Self { open, tls, authority, mutual, certificates, free, _folder: folder }
     }
 
     /// Replaces the names of addresses.
     fn filled(&self, text: &str) -> String {
-        let grpc = self.open.address.to_string();
-        let tls = self.tls.address.to_string();
-        let authority = self.authority.address.to_string();
-        let mutual = self.mutual.address.to_string();
         let names = [
-            ("{grpc}", &grpc),
-            ("{http}", &self.http),
-            ("{tls}", &tls),
-            ("{https}", &self.https),
-            ("{authority}", &authority),
-            ("{mutual}", &mutual),
-            ("{free}", &self.free),
+            ("{grpc}", self.open.address.to_string()),
+            ("{http}", self.open.http()),
+            ("{tls}", self.tls.address.to_string()),
+            ("{https}", self.tls.http()),
+            ("{authority}", self.authority.address.to_string()),
+            ("{mutual}", self.mutual.address.to_string()),
+            ("{free}", self.free.clone()),
         ];
         names.iter().fold(text.to_owned(), |text, (name, address)| text.replace(name, address))
     }
@@ -153,8 +136,7 @@ fn split(line: &str) -> Vec<String> {
 
 /// Runs a command that must fail. Returns its message without the line that states where the model runs.
 fn weir(folder: &Path, words: &[String]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    let output = command.args(words).current_dir(folder).env_clear().env("WEIR_DATA", "data").output().unwrap();
+    let output = program(&[]).args(words).current_dir(folder).env("WEIR_DATA", "data").output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && output.stdout.is_empty(), "{words:?}: {message}");
     let lines = message.lines().filter(|line| !line.is_empty() && !line.starts_with("weir: running "));
@@ -176,18 +158,9 @@ fn curl(words: &[String]) -> String {
             other => panic!("{other}"),
         }
     }
-    if !headers.contains("Host: ") {
-        headers += &format!("Host: {address}\r\n");
-    }
     let method = if body.is_empty() { "GET" } else { "POST" };
-    let mut stream = TcpStream::connect(address).unwrap();
-    let length = body.len();
-    let head = format!("{method} /{path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
-    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    let (_, body) = response.split_once("\r\n\r\n").unwrap();
-    let message = serde_json::from_str::<Value>(body).ok();
+    let (_, body) = http(address, &format!("{method} /{path}"), &headers, body);
+    let message = serde_json::from_str::<Value>(&body).ok();
     let message = message.and_then(|body| body["error"]["message"].as_str().map(str::to_owned));
     message.unwrap_or_else(|| body.trim_end().to_owned())
 }

@@ -1,7 +1,11 @@
 //! The program for operators: health, admin commands, reports, the metrics table of the documentation, and the rules of `promtool
 //! check metrics`.
 
-use crate::{support::settings, *};
+use crate::{
+    process::{outcome, program, write_large_model},
+    support::settings,
+    *,
+};
 use weir::{
     engine::observer::{EngineEvent, Observer},
     models::usage::{LevelCounts, Timing},
@@ -33,26 +37,25 @@ fn copy(from: &Path, to: &Path) {
 
 /// Runs a command with the admin token. Returns stdout if it succeeds, otherwise stderr.
 fn weir(args: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    let output = command.env_clear().env("WEIR_ADMIN_TOKEN", TOKEN).args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    outcome(program(args).env("WEIR_ADMIN_TOKEN", TOKEN))
+}
+
+/// Starts a server of a models folder that takes the admin token.
+fn administered(models: &TempDir) -> Server {
+    let folder = models.path().to_str().unwrap();
+    let token = models.path().join("token");
+    fs::write(&token, format!("{TOKEN}\n")).unwrap();
+    Server::start(&["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()])
 }
 
 #[test]
 fn models_are_replaced_from_the_command_line() {
     let models = models(&[("first", "whitespaces")]);
-    let secrets = TempDir::new().unwrap();
-    let token = secrets.path().join("token");
-    fs::write(&token, format!("{TOKEN}\n")).unwrap();
-    let folder = models.path().to_str().unwrap();
-    let flags = ["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()];
-    let server = Server::start(&flags);
+    let server = administered(&models);
     let address = server.address.to_string();
     for service in ["", "weir.v1.Generation"] {
         weir(&["health", &address, "--service", service]).unwrap();
     }
-    assert!(weir(&["health", &address, "--service", "weir.v1.Nothing"]).unwrap_err().contains("has no service"));
 
     copy(&converted("fixed_sf2"), &models.path().join("second"));
     copy(&converted("vanilla"), &models.path().join("broken"));
@@ -70,11 +73,6 @@ fn models_are_replaced_from_the_command_line() {
         let error = weir(&["admin", "load", &address, path]).unwrap_err();
         assert!(error.contains(code) && error.contains(why), "{path}: {error}");
     }
-    let wrong = ["admin", "list", &address, "--admin-token", "another-token-for-tests"];
-    assert!(
-        weir(&wrong).unwrap_err().contains("the admin token is invalid: check --admin-token-file"),
-        "the flag goes before the environment"
-    );
     let unloaded = weir(&["admin", "unload", &address, "other"]).unwrap();
     assert_eq!(unloaded, "other: generation 2 drains\n");
     let list = || -> serde_json::Value {
@@ -86,14 +84,6 @@ fn models_are_replaced_from_the_command_line() {
     assert_eq!(server.get("/health/ready").0, 200);
     let (_, metrics) = server.get("/metrics");
     assert!(!metrics.contains("model_name=\"other\""), "an unloaded model leaves no series");
-}
-
-/// Starts a server that must not start. Returns its exit code and its stderr.
-fn refused(flags: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.env_clear().args(["serve", "--listen", "127.0.0.1:0", "--kv-memory", "64MiB"]).args(flags);
-    let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
 #[cfg(unix)]
@@ -139,27 +129,12 @@ fn broken_checkpoints_leave_the_others_in_service() {
     drop(server);
 
     let named = format!("named={}", broken.display());
-    let named = ["--models", folder, "--model", &named];
-    let (code, log) = refused(&named);
-    assert!(code == Some(1) && log.contains("a-broken/model.safetensors"), "{code:?} {log}");
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--kv-memory", "64MiB", "--models", folder];
+    let log = weir(&[&serve[..], &["--model", &named]].concat()).unwrap_err();
+    assert!(log.contains("a-broken/model.safetensors"), "{log}");
     fs::remove_dir_all(path("b-good")).unwrap();
-    let (code, log) = refused(&["--models", folder]);
-    assert!(code == Some(1) && log.contains("weir: ") && log.contains("a-broken/model.safetensors"), "{code:?} {log}");
-}
-
-#[test]
-fn a_missing_token_file_is_reported_with_all_other_errors() {
-    let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--hang-seconds", "0"];
-    let errors = weir(&flags).unwrap_err();
-    for part in ["/nowhere/token", "--admin-listen: expected", "--hang-seconds: expected"] {
-        assert!(errors.contains(part), "{part} is not in {errors}");
-    }
-}
-
-#[test]
-fn health_of_a_missing_server_names_the_address() {
-    let error = weir(&["health", "127.0.0.1:1"]).unwrap_err();
-    assert!(error.starts_with("weir: 127.0.0.1:1: "), "{error}");
+    let log = weir(&serve).unwrap_err();
+    assert!(log.contains("weir: ") && log.contains("a-broken/model.safetensors"), "{log}");
 }
 
 /// Returns the rows of the metrics table, generated from the program's own metrics.
@@ -215,12 +190,7 @@ fn the_document_lists_the_metrics() {
 #[test]
 fn a_report_separates_measured_and_estimated_figures() {
     let models = models(&[("first", "whitespaces")]);
-    let secrets = TempDir::new().unwrap();
-    let token = secrets.path().join("token");
-    fs::write(&token, TOKEN).unwrap();
-    let folder = models.path().to_str().unwrap();
-    let flags = ["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()];
-    let server = Server::start(&flags);
+    let server = administered(&models);
     let address = server.address.to_string();
     let report: serde_json::Value = serde_json::from_str(&weir(&["report", &address, "--json"]).unwrap()).unwrap();
     let model = &report["models"][0];
@@ -244,12 +214,9 @@ async fn a_signal_ends_a_process_whose_worker_hangs() {
         return;
     }
     let folder = TempDir::new().unwrap();
-    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
-    let large = folder.path().join("large");
-    let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
-    assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
+    let large = write_large_model(folder.path());
     let flags = ["--threads", "1", "--chunk", "4096", "--calibration-milliseconds", "0", "--drain-seconds", "0"];
-    let mut server = Server::start(&[&flags[..], &["--model", large.to_str().unwrap()]].concat());
+    let mut server = Server::start(&[&flags[..], &["--model", &large]].concat());
     let mut client = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
     let request = GenerateRequest { prompt: "a b c d ".repeat(500), ..Default::default() };
     let call = tokio::spawn(async move { client.generate(request).await?.into_inner().message().await });
@@ -257,10 +224,8 @@ async fn a_signal_ends_a_process_whose_worker_hangs() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.program.signal("TERM");
-    let status = tokio::task::block_in_place(|| server.program.wait());
-    let log = server.program.stderr();
-    assert!(log.contains("the worker of \"large\" has not finished its step"), "{log}");
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(server.program.ended().await, Some(1));
+    server.program.wait_for_part("the worker of \"large\" has not finished its step");
     drop(call);
 }
 
@@ -356,11 +321,6 @@ fn problems(metric: &Description) -> Vec<String> {
     problems
 }
 
-/// Renders all metrics, of two models.
-fn render(metrics: &Metrics) -> String {
-    metrics.render(&[]).unwrap()
-}
-
 /// Records values of all metrics of `model` that appear with their first value: its histograms, and those of levels of chunking.
 pub(crate) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
@@ -389,7 +349,7 @@ fn with_two_models() -> Metrics {
 fn names_follow_the_conventions_of_prometheus() {
     let metrics = with_two_models();
     record_all(&metrics, "a");
-    let all = descriptions(&render(&metrics));
+    let all = descriptions(&metrics.render(&[]).unwrap());
     assert!(all.len() > 40 && all.iter().all(|metric| !metric.kind.is_empty()), "{} metrics", all.len());
     assert_eq!(all.iter().flat_map(problems).collect::<Vec<_>>(), Vec::<String>::new());
 }
@@ -433,8 +393,8 @@ fn broken_names_are_found() {
 #[test]
 fn the_order_of_series_is_stable() {
     let first = with_two_models();
-    let text = render(&first);
-    assert_eq!(text, render(&first));
+    let text = first.render(&[]).unwrap();
+    assert_eq!(text, first.render(&[]).unwrap());
     // another process, whose models and calls came in another order
     let second = Metrics::default();
     second.meter("a");
@@ -443,7 +403,7 @@ fn the_order_of_series_is_stable() {
     second.count_http_request("/", "GET", 200);
     second.meter("b");
     second.remove_model("c");
-    assert_eq!(text, render(&second));
+    assert_eq!(text, second.render(&[]).unwrap());
     let models = |text: &str| text.lines().filter(|line| line.starts_with("weir_num_requests_running")).count();
     assert_eq!(models(&text), 2);
 }
@@ -457,7 +417,7 @@ fn histogram_counts(text: &str) -> BTreeSet<String> {
 #[test]
 fn a_histogram_appears_with_its_first_observation() {
     let metrics = with_two_models();
-    let text = render(&metrics);
+    let text = metrics.render(&[]).unwrap();
     assert!(!text.contains("_bucket{") && histogram_counts(&text).is_empty(), "{text}");
     let described = text.lines().filter(|line| line.ends_with(" histogram")).count();
     // A gap within a segment adds no series for gaps after a boundary or for the other model.
@@ -465,12 +425,12 @@ fn a_histogram_appears_with_its_first_observation() {
     meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
     meter.record(EngineEvent::Gap { gap: Duration::ZERO, boundary: false });
     let gaps = "weir_inter_token_latency_seconds_count{model_name=\"a\",after=\"char\"}";
-    assert_eq!(histogram_counts(&render(&metrics)), BTreeSet::from([gaps.to_owned()]));
+    assert_eq!(histogram_counts(&metrics.render(&[]).unwrap()), BTreeSet::from([gaps.to_owned()]));
     record_all(&metrics, "a");
     // one more series than histograms: gaps have two
-    assert_eq!(histogram_counts(&render(&metrics)).len(), described + 1);
+    assert_eq!(histogram_counts(&metrics.render(&[]).unwrap()).len(), described + 1);
     metrics.remove_model("a");
-    assert!(histogram_counts(&render(&metrics)).is_empty());
+    assert!(histogram_counts(&metrics.render(&[]).unwrap()).is_empty());
 }
 
 /// A model that has served nothing reports no count, and its caches are empty, although it was warmed up.

@@ -6,7 +6,7 @@ use std::{
     net::{self},
     os::unix::net::UnixDatagram,
     process::ExitStatus,
-    sync::{Barrier, mpsc},
+    sync::Barrier,
     thread::JoinHandle,
 };
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
@@ -15,6 +15,52 @@ use weir_proto::v1::{ListModelsRequest, ScoreRequest, Windows};
 
 /// Maximum time that a program may take to print a line or to exit. A busy machine has needed more than 60 s.
 const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// Returns a command of the program, without an environment.
+pub(crate) fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(args).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end. Returns stdout if it succeeds, otherwise stderr.
+pub(crate) fn outcome(command: &mut Command) -> Result<String, String> {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+/// Runs the program to its end. Returns stdout if it succeeds, otherwise stderr.
+pub(crate) fn weir(args: &[&str]) -> Result<String, String> {
+    outcome(&mut program(args))
+}
+
+/// Runs a command that must succeed, and returns the JSON that it prints.
+#[track_caller]
+pub(crate) fn weir_json(args: &[&str]) -> Value {
+    serde_json::from_str(&weir(args).unwrap()).unwrap()
+}
+
+/// Writes a checkpoint that takes long to load.
+pub(crate) fn write_large_model(folder: &Path) -> String {
+    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/models/shapes/vanilla-41m.json");
+    let large = folder.join("large").to_str().unwrap().to_owned();
+    weir(&["init", "--config", shape, &large]).unwrap();
+    large
+}
+
+/// Sends a request over HTTP, such as `GET /metrics`, with lines of headers. Returns the status and the body of the response.
+pub(crate) fn http(address: &str, request: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let host = if headers.to_lowercase().contains("host: ") { String::new() } else { format!("host: {address}\r\n") };
+    let length = body.len();
+    let head = format!("{request} HTTP/1.1\r\nconnection: close\r\n{host}content-length: {length}\r\n{headers}\r\n");
+    Write::write_all(&mut stream, format!("{head}{body}").as_bytes()).unwrap();
+    let mut answer = String::new();
+    Read::read_to_string(&mut stream, &mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
 
 /// A child process. Killed when it is dropped.
 pub(crate) struct Program {
@@ -27,42 +73,48 @@ pub(crate) struct Program {
 impl Program {
     /// Starts a program and collects its stderr.
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let stderr = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let collected = Arc::clone(&stderr);
-        let collector = std::thread::spawn(move || {
+        let mut program = Self::start_with(command, Stdio::piped());
+        let lines = BufReader::new(program.child.stderr.take().unwrap()).lines();
+        let collected = Arc::clone(&program.stderr);
+        program.collector = Some(std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 collected.0.lock().unwrap().push(line);
                 collected.1.notify_all();
             }
-        });
-        Self { child, stderr, collector: Some(collector) }
+        }));
+        program
+    }
+
+    /// Starts a program whose stderr goes elsewhere.
+    pub(crate) fn start_with(command: &mut Command, stderr: Stdio) -> Self {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+        Self { child, stderr: Arc::default(), collector: None }
     }
 
     /// Waits for a line that starts with `prefix` and returns the rest of it.
     pub(crate) fn wait_for_line(&self, prefix: &str) -> String {
+        self.wait_for(prefix, |line| line.strip_prefix(prefix).map(str::to_owned))
+    }
+
+    fn wait_for(&self, part: &str, rest: impl Fn(&str) -> Option<String>) -> String {
         let (lines, changed) = &*self.stderr;
-        let find = |lines: &Vec<String>| lines.iter().find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
+        let find = |lines: &Vec<String>| lines.iter().find_map(|line| rest(line));
         let waiting = lines.lock().unwrap();
         let (lines, _) = changed.wait_timeout_while(waiting, TIMEOUT, |lines| find(lines).is_none()).unwrap();
-        find(&lines).unwrap_or_else(|| panic!("no line starts with {prefix:?}:\n{}", lines.join("\n")))
+        find(&lines).unwrap_or_else(|| panic!("{part:?} is not in\n{}", lines.join("\n")))
     }
 
-    /// Waits for the line with the URL of a server's `gRPC`, `playground` or `metrics`. Returns the URL's address.
+    /// Waits for the URL of a server's `gRPC`, `playground` or `metrics`, which may be within a log event. Returns the URL's address.
     pub(crate) fn listener(&self, name: &str) -> String {
-        let url = self.wait_for_line(&format!("{name:<12}http"));
+        let url = self.wait_for_part(&format!("{name:<12}http"));
         let (_, rest) = url.split_once("://").unwrap();
-        rest.split(['/', ' ']).next().unwrap().to_owned()
+        rest.split(['/', ' ', '"']).next().unwrap().to_owned()
     }
 
-    /// Waits until stderr contains `part`. A thread of its own writes the log, so a line may come after later events.
-    pub(crate) fn wait_for_part(&self, part: &str) {
-        let (lines, changed) = &*self.stderr;
-        let missing = |lines: &Vec<String>| !lines.iter().any(|line| line.contains(part));
-        let waiting = lines.lock().unwrap();
-        let (lines, waited) = changed.wait_timeout_while(waiting, TIMEOUT, |lines| missing(lines)).unwrap();
-        assert!(!waited.timed_out(), "{part:?} is not in\n{}", lines.join("\n"));
+    /// Waits until stderr contains `part`. A thread of its own writes the log, so a line may come after later events. Returns the rest
+    /// of the line.
+    pub(crate) fn wait_for_part(&self, part: &str) -> String {
+        self.wait_for(part, |line| line.split_once(part).map(|(_, rest)| rest.to_owned()))
     }
 
     /// Returns the stderr so far. It is complete after [`Program::wait`].
@@ -84,16 +136,24 @@ impl Program {
     /// Waits for the exit of the process and for the end of its stderr.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                if let Some(collector) = self.collector.take() {
-                    collector.join().unwrap();
-                }
-                return status;
-            }
+        while !self.has_ended() {
             assert!(Instant::now() < deadline, "the process does not exit");
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.collector.take().map_or(Ok(()), JoinHandle::join).unwrap();
+        self.child.wait().unwrap()
+    }
+
+    /// Waits for the exit of the process while other tasks run. Returns the exit code.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        while !self.has_ended() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.wait().code()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 }
 
@@ -122,25 +182,33 @@ impl Server {
 
     /// Starts a server with `flags` and with no other variables than `variables`.
     pub(crate) fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.env_clear().envs(variables.iter().copied());
-        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
-        let program = Program::start(&mut command);
+        let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        let program = Program::start(command.args(flags).envs(variables.iter().copied()));
         let admin_address = program.listener("metrics").parse().unwrap();
         let address = program.listener("gRPC").parse().unwrap();
         Self { program, address, admin_address }
     }
 
+    /// Starts a server of these models on one thread, with an HTTP port and without calibration.
+    pub(crate) fn of(models: &[PathBuf], flags: &[&str]) -> Self {
+        let quick = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--calibration-milliseconds", "0"];
+        let models = models.iter().flat_map(|model| ["--model", model.to_str().unwrap()]);
+        Self::start(&quick.into_iter().chain(models).chain(flags.iter().copied()).collect::<Vec<_>>())
+    }
+
+    /// Returns the address of the HTTP port.
+    pub(crate) fn http(&self) -> String {
+        self.program.listener("playground")
+    }
+
+    /// Returns an endpoint without TLS.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.address)).unwrap()
+    }
+
     /// Requests a path of the admin port. Returns status and body.
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
-        use std::io::Read;
-        use std::io::Write;
-        let mut stream = std::net::TcpStream::connect(self.admin_address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        http(&self.admin_address.to_string(), &format!("GET {path}"), "", "")
     }
 
     /// Returns the resident memory in MiB. `None` where `/proc` does not report it.
@@ -161,80 +229,6 @@ impl Server {
 
 const SOON: Duration = Duration::from_secs(120);
 
-/// A server of a small model on a free port; it is killed when dropped.
-pub(crate) struct Process {
-    child: Child,
-    address: SocketAddr,
-    log: Option<JoinHandle<String>>,
-}
-
-impl Process {
-    pub(crate) fn start(args: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "2", "--model"]).arg(converted("whitespaces"));
-        let mut child = command.args(args).env_clear().stderr(Stdio::piped()).spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (address_sender, address_receiver) = mpsc::sync_channel(1);
-        let log = std::thread::spawn(move || {
-            let mut all = String::new();
-            for line in stderr.lines() {
-                let line = line.unwrap();
-                // With --log-format json this text is inside a log event.
-                if let Some((_, url)) = line.split_once("gRPC        http") {
-                    let (_, rest) = url.split_once("://").unwrap();
-                    let address = rest.split([' ', '"']).next().unwrap();
-                    address_sender.send(address.parse().unwrap()).unwrap();
-                }
-                all.push_str(&line);
-                all.push('\n');
-            }
-            all
-        });
-        let address = address_receiver.recv_timeout(SOON).expect("it listens");
-        Self { child, address, log: Some(log) }
-    }
-
-    pub(crate) fn plain(&self) -> Endpoint {
-        Endpoint::from_shared(format!("http://{}", self.address)).unwrap()
-    }
-
-    pub(crate) fn terminate(&self) {
-        self.signal("TERM");
-    }
-
-    fn signal(&self, name: &str) {
-        let kill = format!("kill -s {name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
-    }
-
-    fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
-    }
-
-    /// Waits until the process exits successfully, and returns its log.
-    pub(crate) async fn ended(&mut self) -> String {
-        self.ended_with(0).await
-    }
-
-    /// Waits until the process exits with this code, and returns its log.
-    async fn ended_with(&mut self, code: i32) -> String {
-        let started = Instant::now();
-        while !self.has_ended() {
-            assert!(started.elapsed() < SOON, "it does not end");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert_eq!(self.child.wait().unwrap().code(), Some(code));
-        self.log.take().unwrap().join().unwrap()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Returns a request whose answer exceeds all buffers between server and client.
 fn endless() -> v1::GenerateRequest {
     v1::GenerateRequest {
@@ -245,25 +239,24 @@ fn endless() -> v1::GenerateRequest {
     }
 }
 
-/// Starts a process with TLS and reads the first message of an answer.
-async fn started(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
+/// Starts a server with TLS and reads the first message of an answer.
+async fn started(more: &[&str]) -> (Certificates, Server, Endpoint, Streaming<GenerateResponse>) {
     let certificates = Certificates::new();
-    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-    let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
+    let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(|name| certificates.name(name));
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca, "--log", "debug"];
-    let process = Process::start(&[&tls[..], more].concat());
-    let endpoint = certificates.reach(process.address, Some(&certificates));
+    let server = Server::of(&[converted("whitespaces")], &[&tls[..], more].concat());
+    let endpoint = certificates.reach(server.address, Some(&certificates));
     let mut client = GenerationClient::new(endpoint.connect().await.unwrap());
     let mut stream = client.generate(endless()).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
-    (certificates, process, endpoint, stream)
+    (certificates, server, endpoint, stream)
 }
 
 #[tokio::test]
 async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too() {
-    let (_certificates, mut process, endpoint, _unread) = started(&["--drain-seconds", "600"]).await;
+    let (_certificates, mut server, endpoint, _unread) = started(&["--drain-seconds", "600"]).await;
     let channel = endpoint.connect().await.unwrap();
-    process.terminate();
+    server.program.signal("TERM");
     // New requests are refused after a moment; the running one continues.
     let started = Instant::now();
     let status = loop {
@@ -275,21 +268,20 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
     };
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     ModelsClient::new(channel).list_models(v1::ListModelsRequest {}).await.unwrap();
-    assert!(!process.has_ended());
-    process.terminate();
-    let log = process.ended_with(1).await;
-    assert!(log.contains("second signal: ending at once"), "{log}");
-    assert!(log.contains(&format!("certificate:{CLIENT}")), "{log}");
+    assert!(!server.program.has_ended());
+    server.program.signal("TERM");
+    assert_eq!(server.program.ended().await, Some(1));
+    for part in ["second signal: ending at once".to_owned(), format!("certificate:{CLIENT}")] {
+        server.program.wait_for_part(&part);
+    }
 }
 
 /// Clients can tell a stream that a second signal cuts from a complete one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_ends_streams_with_an_error() {
-    let model = converted("whitespaces");
-    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--drain-seconds", "600"];
-    let mut server = Server::start(&[&flags[..], &["--model", model.to_str().unwrap()]].concat());
-    let http: SocketAddr = server.program.listener("playground").parse().unwrap();
-    let mut grpc = GenerationClient::connect(format!("http://{}", server.address)).await.unwrap();
+    let mut server = Server::of(&[converted("whitespaces")], &["--drain-seconds", "600"]);
+    let http = server.http();
+    let mut grpc = GenerationClient::new(server.endpoint().connect().await.unwrap());
     let mut stream = grpc.generate(endless()).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
     let body = "{\"prompt\":\"a\",\"max_tokens\":8000,\"stream\":true}";
@@ -297,7 +289,7 @@ async fn a_second_signal_ends_streams_with_an_error() {
         "POST /v1/completions HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let mut events = TcpStream::connect(http).await.unwrap();
+    let mut events = TcpStream::connect(&http).await.unwrap();
     events.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
     let mut begun = [0; 500];
     events.read_exact(&mut begun).await.unwrap();
@@ -315,13 +307,13 @@ async fn a_second_signal_ends_streams_with_an_error() {
     let rest = String::from_utf8_lossy(&rest);
     let last = rest.rsplit("data: ").next().unwrap();
     assert!(last.contains("\"code\":\"draining\""), "{last}");
-    assert_eq!(tokio::task::block_in_place(|| server.program.wait()).code(), Some(1));
+    assert_eq!(server.program.ended().await, Some(1));
 }
 
 #[tokio::test]
 async fn draining_encrypted_connections_has_a_limit() {
-    let (_certificates, mut process, _, mut stream) = started(&["--drain-seconds", "1"]).await;
-    process.terminate();
+    let (_certificates, mut server, _, mut stream) = started(&["--drain-seconds", "1"]).await;
+    server.program.signal("TERM");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let status = loop {
         match stream.next().await.expect("a status ends it") {
@@ -330,30 +322,17 @@ async fn draining_encrypted_connections_has_a_limit() {
         }
     };
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-    let log = process.ended().await;
-    assert!(log.contains("the limit for draining has passed"), "{log}");
+    assert_eq!(server.program.ended().await, Some(0));
+    server.program.wait_for_part("the limit for draining has passed");
 }
 
 #[tokio::test]
 async fn commands_reach_a_server_behind_tls() {
-    let (certificates, process, _, stream) = started(&[]).await;
+    let (certificates, server, _, stream) = started(&[]).await;
     drop(stream);
-    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
-    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(path);
-    let plain = process.address.to_string();
-    let encrypted = format!("https://{plain}");
-    let health = |args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_weir")).env_clear().arg("health").args(args).output().unwrap();
-        (output.status.success(), String::from_utf8(output.stderr).unwrap())
-    };
-    let shown = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
-    let (succeeded, errors) = health(&[&[&*encrypted], &shown[..]].concat());
-    assert!(succeeded, "{errors}");
-    for wrong in [vec![&*plain], vec![&*encrypted], vec![&*encrypted, "--tls-ca", &ca]] {
-        assert!(!health(&wrong).0, "{wrong:?}");
-    }
-    assert!(health(&[&encrypted]).1.contains("--tls-ca"));
-    assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| certificates.name(name));
+    let address = format!("https://{}", server.address);
+    weir(&["health", &address, "--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key]).unwrap();
 }
 
 /// A server that is busy for a moment accepts the connections of that moment afterwards.
@@ -362,44 +341,38 @@ async fn commands_reach_a_server_behind_tls() {
 async fn connections_wait_for_a_busy_server() {
     // More than the operating system lets wait where the program does not ask for more.
     const CONNECTIONS: usize = 512;
-    let mut process = Process::start(&[]);
-    process.signal("STOP");
-    let connect = || tokio::time::timeout(Duration::from_secs(20), tokio::net::TcpStream::connect(process.address));
+    let mut server = Server::of(&[converted("whitespaces")], &[]);
+    server.program.signal("STOP");
+    let connect = || timeout(Duration::from_secs(20), TcpStream::connect(server.address));
     let mut waiting = Vec::new();
     for _ in 0..CONNECTIONS {
         waiting.push(connect().await.expect("the connection waits").unwrap());
     }
-    process.signal("CONT");
-    process.signal("TERM");
-    process.ended().await;
+    server.program.signal("CONT");
+    server.program.signal("TERM");
+    assert_eq!(server.program.ended().await, Some(0));
 }
 
-/// An idle stream does not delay the shutdown.
 #[tokio::test]
 async fn an_idle_stream_does_not_delay_the_shutdown() {
-    let mut process = Process::start(&["--drain-seconds", "600"]);
-    let channel = process.plain().connect().await.unwrap();
-    let mut reflection = ServerReflectionClient::new(channel.clone());
+    let mut server = Server::of(&[converted("whitespaces")], &["--drain-seconds", "600"]);
+    let mut reflection = ServerReflectionClient::new(server.endpoint().connect().await.unwrap());
     let open = reflection.server_reflection_info(tokio_stream::pending()).await;
-    process.terminate();
-    process.ended().await;
+    server.program.signal("TERM");
+    assert_eq!(server.program.ended().await, Some(0));
     drop(open);
 }
 
 #[test]
 fn a_signal_during_model_loading_ends_the_process() {
     let folder = TempDir::new().unwrap();
-    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
-    let large = folder.path().join("large");
-    let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
-    assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model"]).arg(large);
-    let mut program = Program::start(command.env_clear());
+    let large = write_large_model(folder.path());
+    let flags = ["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model", &large];
+    let mut program = Program::start(&mut program(&flags));
     program.wait_for_part("the admin port answers while models load");
     program.signal("TERM");
     assert!(program.wait().success());
-    assert!(program.stderr().contains("signal while loading models: ending at once"), "{}", program.stderr());
+    program.wait_for_part("signal while loading models: ending at once");
 }
 
 /// Starts a server whose shell has run this command before.
@@ -430,8 +403,6 @@ fn the_limit_of_open_files_is_raised() {
     limited.wait_for_part("--max-connections needs a higher limit of open files");
 }
 
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(120);
-
 const OLD: &str = "a-key-that-is-removed";
 
 const NEW: &str = "a-key-that-is-added";
@@ -450,7 +421,7 @@ async fn reload(server: &Server, expected: [u64; 2]) {
     server.program.signal("HUP");
     let started = Instant::now();
     while reloads(server) != expected {
-        assert!(started.elapsed() < RELOAD_TIMEOUT, "{:?}, expected {expected:?}", reloads(server));
+        assert!(started.elapsed() < SOON, "{:?}, expected {expected:?}", reloads(server));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -472,11 +443,10 @@ async fn codes(server: &Server, certificates: &Certificates) -> Option<[Code; 2]
 async fn a_hangup_reloads_certificates_and_keys() {
     let certificates = Certificates::new();
     let others = Certificates::new();
-    let keys = certificates.write("keys", &format!("alice:{OLD}\n"));
-    let [model, cert, key, keys] =
-        [converted("whitespaces"), certificates.path("server.pem"), certificates.path("server.key"), keys]
-            .map(|path| path.to_str().unwrap().to_owned());
-    let server = Server::start(&["--model", &model, "--tls-cert", &cert, "--tls-key", &key, "--api-keys", &keys]);
+    certificates.write("keys", &format!("alice:{OLD}\n"));
+    let [cert, key, keys] = ["server.pem", "server.key", "keys"].map(|name| certificates.name(name));
+    let flags = ["--tls-cert", &cert, "--tls-key", &key, "--api-keys", &keys];
+    let server = Server::of(&[converted("whitespaces")], &flags);
     let before = Some([Code::Ok, Code::Unauthenticated]);
     assert_eq!(codes(&server, &certificates).await, before);
     assert_eq!(reloads(&server), [0, 0]);
@@ -524,13 +494,11 @@ async fn a_hangup_reloads_certificates_and_keys() {
 
 #[tokio::test]
 async fn a_hangup_without_files_changes_nothing() {
-    let server = Server::start(&["--model", converted("whitespaces").to_str().unwrap()]);
+    let server = Server::of(&[converted("whitespaces")], &[]);
     server.program.signal("HUP");
     server.program.wait_for_part("name no certificates and keys to read again");
     assert_eq!(reloads(&server), [0, 0]);
 }
-
-const SYSTEMD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A socket in place of systemd's.
 struct Manager {
@@ -542,7 +510,7 @@ impl Manager {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
-        socket.set_read_timeout(Some(SYSTEMD_TIMEOUT)).unwrap();
+        socket.set_read_timeout(Some(SOON)).unwrap();
         Self { socket, folder }
     }
 
@@ -609,12 +577,7 @@ fn the_unit_waits_for_notifications_and_for_the_drain() {
     assert_eq!(unit("ExecStart"), ["/usr/bin/weir serve"]);
     // SIGHUP reloads certificates and keys
     assert_eq!(unit("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
-        .env_clear()
-        .args(["serve", "--print-config"])
-        .output()
-        .unwrap();
-    let settings = String::from_utf8(output.stdout).unwrap();
+    let settings = weir(&["serve", "--print-config"]).unwrap();
     let drain = settings.lines().find_map(|line| line.trim_start_matches("# ").strip_prefix("drain-seconds = "));
     let drain: u64 = drain.unwrap_or_else(|| panic!("no drain-seconds in\n{settings}")).parse().unwrap();
     let stop: u64 = unit("TimeoutStopSec")[0].parse().unwrap();
@@ -623,14 +586,11 @@ fn the_unit_waits_for_notifications_and_for_the_drain() {
 
 #[test]
 fn the_unit_does_not_restart_a_server_with_an_unknown_flag() {
-    let weir = |flag| {
-        let mut weir = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
-        weir.env_clear().args(["serve", "--check-config", flag]).output().unwrap().status.code().unwrap().to_string()
-    };
+    let code = |flag| program(&["serve", "--check-config", flag]).status().unwrap().code().unwrap().to_string();
     assert_eq!(unit("Restart"), ["on-failure"]);
-    assert_eq!(unit("RestartPreventExitStatus"), [weir("--unknown")]);
+    assert_eq!(unit("RestartPreventExitStatus"), [code("--unknown")]);
     // Other failures can end without a correction, such as a port in use.
-    assert_ne!(unit("RestartPreventExitStatus"), [weir("--models=/missing")]);
+    assert_ne!(unit("RestartPreventExitStatus"), [code("--models=/missing")]);
 }
 
 const THREADS: usize = 3;
@@ -680,8 +640,6 @@ fn idle_threads_use_no_time_and_wake_for_the_next_job() {
     }
 }
 
-const FREED_MEMORY_SOON: Duration = Duration::from_secs(60);
-
 /// Calls at the same time, each with 4 MiB of text.
 const CALLS: usize = 24;
 
@@ -696,7 +654,7 @@ async fn the_memory_of_large_requests_is_returned() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
     let server = Server::start(&["--model", model.to_str().unwrap(), "--threads", "1"]);
     let Some(before) = server.resident_mib() else { return eprintln!("skipped: /proc does not report the memory") };
-    let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
+    let channel = server.endpoint().connect().await.unwrap();
     let windows = Some(Windows { length: 64, stride: 64 });
     let text = "the city ".repeat((4 << 20) / 9 - 100);
     let mut starting = JoinSet::new();
@@ -714,7 +672,7 @@ async fn the_memory_of_large_requests_is_returned() {
     let during = server.resident_mib().unwrap();
     assert!(during > before + 16.0 * SCORES as f64, "{before} MiB, then {during}: the scores hold their symbols");
     drop(running);
-    let deadline = Instant::now() + FREED_MEMORY_SOON;
+    let deadline = Instant::now() + SOON;
     while server.metric("num_requests_running") != 0.0 {
         assert!(Instant::now() < deadline, "the scores go on");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,6 +1,9 @@
 //! `weir pull`: from folders and from a web server.
 
-use crate::*;
+use crate::{
+    process::{outcome, program, weir_json},
+    *,
+};
 use std::{io::BufRead, net::TcpListener};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -25,24 +28,24 @@ impl User {
 
     /// Runs the program. Returns stdout if it succeeds, otherwise stderr.
     fn weir(&self, args: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(args).env_clear().env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
+        let mut command = program(args);
+        command.env("WEIR_DATA", self.data.path()).current_dir(self.data.path());
         command.env("HF_ENDPOINT", &self.endpoint).env("SSL_CERT_FILE", &self.authorities);
         command.env("HF_HUB_DISABLE_IMPLICIT_TOKEN", self.disable_token);
-        let (variable, value) = &self.token;
-        let output = command.env(variable, value).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+        outcome(command.env(self.token.0, &self.token.1))
     }
 
     fn pull(&self, args: &[&str]) -> Result<String, String> {
         self.weir(&[&["pull"], args].concat())
     }
 
-    fn error(&self, args: &[&str]) -> String {
-        let error = self.pull(args).unwrap_err();
+    /// Pulls what must fail, with an error that has these parts.
+    #[track_caller]
+    fn refused(&self, source: &str, more: &[&str], parts: &[&str]) {
+        let error = self.pull(&[&[source], more].concat()).unwrap_err();
         assert_eq!(self.names(), [""; 0], "something remains after {error}");
-        error
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        assert!(!error.contains("hidden") && !error.contains("HF_TOKEN"), "{error}");
     }
 
     fn models(&self) -> PathBuf {
@@ -64,9 +67,7 @@ fn small() -> PathBuf {
 }
 
 fn digest(folder: &Path) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(["inspect", "--json"]).arg(folder).output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    json["sha256"].as_str().unwrap().to_owned()
+    weir_json(&["inspect", "--json", folder.to_str().unwrap()])["sha256"].as_str().unwrap().to_owned()
 }
 
 fn copy_of(folder: &Path) -> TempDir {
@@ -101,49 +102,40 @@ fn wrong_sources_leave_nothing() {
     let source = small();
     let source = source.to_str().unwrap();
     let other = "0".repeat(64);
-    let error = user.error(&[source, "--sha256", &other]);
-    assert!(error.contains("sha256 of the weights") && error.contains(&other), "{error}");
-    let error = user.error(&[source, "--max-pull-bytes", "20000"]);
-    assert!(
-        error.contains("model.safetensors: the file: expected at most ") && error.contains("--max-pull-bytes"),
-        "{error}"
-    );
-    let error = user.error(&[source, "--name", "../mine"]);
-    assert!(error.contains("found \"../mine\""), "{error}");
-    let error = user.error(&["/no/such/folder"]);
-    assert!(error.contains("expected a checkpoint (a folder with a config.json)"), "{error}");
+    user.refused(source, &["--sha256", &other], &["sha256 of the weights", &other]);
+    let limit = ["model.safetensors: the file: expected at most ", "--max-pull-bytes"];
+    user.refused(source, &["--max-pull-bytes", "20000"], &limit);
+    user.refused(source, &["--name", "../mine"], &["found \"../mine\""]);
+    user.refused("/no/such/folder", &[], &["expected a checkpoint (a folder with a config.json)"]);
 
-    let copy = copy_of(&small());
-    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
-    let escape = r#"{"weight_map": {"a": "../../secret.safetensors"}}"#;
-    fs::write(copy.path().join("model.safetensors.index.json"), escape).unwrap();
-    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
-    assert!(error.contains("weight_map.a: expected the plain name of a .safetensors file"), "{error}");
-
-    let copy = copy_of(&small());
-    fs::write(copy.path().join("model.safetensors"), [0; 64]).unwrap();
-    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
-    assert!(error.contains("found zeros at its start"), "{error}");
-}
-
-#[cfg(unix)]
-#[test]
-fn links_out_of_a_folder_are_not_followed() {
-    let user = User::new();
-    let copy = copy_of(&small());
-    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
-    std::os::unix::fs::symlink(small().join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
-    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
-    assert!(error.contains("a link out of it"), "{error}");
-}
-
-#[test]
-fn a_card_with_another_digest_is_rejected() {
-    let user = User::new();
-    let copy = copy_of(&small());
-    fs::write(copy.path().join("card.json"), r#"{"sha256": "00"}"#).unwrap();
-    let error = user.error(&[copy.path().to_str().unwrap(), "--name", "x"]);
-    assert!(error.contains("sha256 of the weights: expected 00, as card.json states"), "{error}");
+    let changes: [(fn(&Path), &str); 4] = [
+        (
+            |copy| {
+                let escape = r#"{"weight_map": {"a": "../../secret.safetensors"}}"#;
+                fs::remove_file(copy.join("model.safetensors")).unwrap();
+                fs::write(copy.join("model.safetensors.index.json"), escape).unwrap();
+            },
+            "weight_map.a: expected the plain name of a .safetensors file",
+        ),
+        (|copy| fs::write(copy.join("model.safetensors"), [0; 64]).unwrap(), "found zeros at its start"),
+        (
+            |copy| {
+                let weights = copy.join("model.safetensors");
+                fs::remove_file(&weights).unwrap();
+                std::os::unix::fs::symlink(small().join("model.safetensors"), weights).unwrap();
+            },
+            "a link out of it",
+        ),
+        (
+            |copy| fs::write(copy.join("card.json"), r#"{"sha256": "00"}"#).unwrap(),
+            "sha256 of the weights: expected 00, as card.json states",
+        ),
+    ];
+    for (change, expected) in changes {
+        let copy = copy_of(&small());
+        change(copy.path());
+        user.refused(copy.path().to_str().unwrap(), &["--name", "x"], &[expected]);
+    }
 }
 
 #[test]
@@ -154,25 +146,20 @@ fn a_folder_of_a_web_server_is_fetched() {
     user.pull(&[&url, "--sha256", &digest(&small())]).unwrap();
     assert_eq!(user.names(), ["english"]);
     assert_eq!(digest(&user.models().join("english")), digest(&small()));
-    let missing = User::new().error(&[&format!("{}/files/none", server.url())]);
-    assert!(missing.contains("/files/none/config.json: the file: expected a file, found none"), "{missing}");
+    let missing = "/files/none/config.json: the file: expected a file, found none";
+    User::new().refused(&format!("{}/files/none", server.url()), &[], &[missing]);
 }
 
 #[test]
 fn lies_of_a_server_are_errors() {
     let weights = fs::read(small().join("model.safetensors")).unwrap();
     let size = weights.len();
-    type Weights = fn(&[u8]) -> Answer;
-    let cases: [(&str, Weights, &str); 3] = [
-        (
-            "less than stated",
-            |bytes| Answer::bytes(bytes[..bytes.len() / 2].to_vec()).length(bytes.len()),
-            "bytes, as the server stated, found",
-        ),
-        ("more than allowed", |bytes| Answer::bytes(bytes.to_vec()).length(1 << 40), "found 1099511627776 bytes"),
-        ("without an end", |bytes| Answer::endless(bytes[..1000].to_vec()), "found more"),
-    ];
-    for (name, answer, expected) in cases {
+    let less: fn(&[u8]) -> Answer = |bytes| Answer::bytes(bytes[..bytes.len() / 2].to_vec()).length(bytes.len());
+    let more: fn(&[u8]) -> Answer = |bytes| Answer::bytes(bytes.to_vec()).length(1 << 40);
+    let endless: fn(&[u8]) -> Answer = |bytes| Answer::endless(bytes[..1000].to_vec());
+    for (answer, expected) in
+        [(less, "bytes, as the server stated, found"), (more, "found 1099511627776 bytes"), (endless, "found more")]
+    {
         let weights = weights.clone();
         let server = WebServer::start(move |request| match request.path.as_str() {
             "/m/config.json" => Answer::file(small().join("config.json")),
@@ -180,8 +167,7 @@ fn lies_of_a_server_are_errors() {
             _ => Answer::status(404),
         });
         let limit = (size * 2).to_string();
-        let error = User::new().error(&[&format!("{}/m", server.url()), "--max-pull-bytes", &limit]);
-        assert!(error.contains(expected), "{name}: {error}");
+        User::new().refused(&format!("{}/m", server.url()), &["--max-pull-bytes", &limit], &[expected]);
     }
 }
 
@@ -194,8 +180,8 @@ fn a_hidden_optional_file_counts_as_missing() {
         _ => Answer::status(403),
     });
     User::new().pull(&[&format!("{}/m", server.url())]).unwrap();
-    let error = User::new().error(&[&format!("{}/other", server.url())]);
-    assert!(error.contains("/other/config.json: the server answered 403"), "{error}");
+    let hidden = "/other/config.json: the server answered 403";
+    User::new().refused(&format!("{}/other", server.url()), &[], &[hidden]);
 }
 
 /// Only the Hub's repositories are pinned to the commit that a response states.
@@ -221,15 +207,14 @@ fn names_in_an_index_are_plain() {
             "/m/model.safetensors.index.json" => Answer::bytes(index.clone().into_bytes()),
             _ => Answer::status(404),
         });
-        let error = User::new().error(&[&format!("{}/m", server.url())]);
         let expected = format!("expected letters, digits, dots, hyphens and underscores, found {name:?}");
-        assert!(error.contains(&expected), "{error}");
+        User::new().refused(&format!("{}/m", server.url()), &[], &[&expected]);
         assert!(server.requests().iter().all(|request| !request.path.contains("x.safetensors")), "{name}");
     }
 }
 
-/// Writes a model whose boundaries come from a companion.
-fn with_companion() -> TempDir {
+/// Writes a model whose boundaries come from an entropy model.
+fn with_entropy_model() -> TempDir {
     let shapes = TempDir::new().unwrap();
     let mut config: serde_json::Value =
         serde_json::from_slice(&fs::read(small().join("config.json")).unwrap()).unwrap();
@@ -243,30 +228,26 @@ fn with_companion() -> TempDir {
 }
 
 #[test]
-fn a_companion_is_fetched_and_checked() {
-    let source = with_companion();
-    let companion = source.path().join("companion");
+fn an_entropy_model_is_fetched_and_checked() {
+    let source = with_entropy_model();
+    let entropy_model = source.path().join("companion");
     let path = source.path().to_str().unwrap();
     let user = User::new();
     let printed = user.pull(&[path, "--name", "spikes", "--sha256", &digest(source.path()), "--json"]).unwrap();
     let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
-    assert_eq!(printed["companions"], json!({ "companion": digest(&companion) }));
-    assert_eq!(digest(&user.models().join("spikes/companion")), digest(&companion));
+    assert_eq!(printed["companions"], json!({ "companion": digest(&entropy_model) }));
+    assert_eq!(digest(&user.models().join("spikes/companion")), digest(&entropy_model));
 
-    let card = companion.join("card.json");
+    let card = entropy_model.join("card.json");
     let original = fs::read(&card).unwrap();
     fs::write(&card, r#"{"sha256": "00"}"#).unwrap();
-    let error = User::new().error(&[path, "--name", "x"]);
-    assert!(error.contains("companion") && error.contains("expected 00, as card.json states"), "{error}");
+    User::new().refused(path, &["--name", "x"], &["companion", "expected 00, as card.json states"]);
     fs::write(&card, original).unwrap();
-    let weights = companion.join("model.safetensors");
+    let weights = entropy_model.join("model.safetensors");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() - 4]).unwrap();
-    let error = User::new().error(&[path, "--name", "x"]);
-    assert!(
-        error.contains("companion/model.safetensors: the file: expected ") && error.contains("truncated"),
-        "{error}"
-    );
+    let truncated = ["companion/model.safetensors: the file: expected ", "truncated"];
+    User::new().refused(path, &["--name", "x"], &truncated);
 }
 
 /// A configuration that weir cannot read costs no download of the weights.
@@ -276,8 +257,8 @@ fn weights_of_an_unknown_model_are_not_fetched() {
         "/m/config.json" => Answer::bytes(br#"{"format": "weir/1", "family": "unheard"}"#.to_vec()),
         _ => Answer::status(404),
     });
-    let error = User::new().error(&[&format!("{}/m", server.url())]);
-    assert!(error.starts_with(&format!("weir: {}/m/config.json: ", server.url())), "{error}");
+    let place = format!("weir: {}/m/config.json: ", server.url());
+    User::new().refused(&format!("{}/m", server.url()), &[], &[&place]);
     assert!(server.requests().iter().all(|request| !request.path.contains("safetensors")));
 }
 
@@ -317,15 +298,23 @@ fn the_hub_serves_one_commit_of_a_repository() {
     );
 }
 
+/// Answers as the Hub: a repository with the small checkpoint, and a private one.
+fn hub_of_small(request: &Request) -> Answer {
+    match request.path.strip_prefix("/org/") {
+        Some("private/resolve/main/config.json") => Answer::status(401),
+        Some(path) => match path.strip_prefix("small/resolve/main/") {
+            Some(file @ ("config.json" | "model.safetensors")) => Answer::file(small().join(file)),
+            _ => Answer::status(404),
+        },
+        None => Answer::status(404),
+    }
+}
+
 #[test]
 fn the_hub_is_reached_over_tls() {
     let certificates = Certificates::new();
     let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
-    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
-        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
-        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
-        _ => Answer::status(404),
-    });
+    let server = WebServer::start_with(Some(tls), hub_of_small);
     let user = User { endpoint: server.url(), authorities: certificates.path("ca.pem"), ..User::new() };
     user.pull(&["hf:org/small"]).unwrap();
     assert_eq!(digest(&user.models().join("small")), digest(&small()));
@@ -343,23 +332,16 @@ fn the_hub_is_reached_over_tls() {
 
     let others = Certificates::new();
     let other = User { endpoint: server.url(), authorities: others.path("ca.pem"), ..User::new() };
-    let error = other.error(&["hf:org/small"]);
-    assert!(error.contains("config.json: ") && error.contains("certificate"), "{error}");
+    other.refused("hf:org/small", &[], &["config.json: ", "certificate"]);
     let none = User { endpoint: server.url(), authorities: certificates.path("server.key"), ..User::new() };
-    let error = none.error(&["hf:org/small"]);
-    assert!(error.contains("no certificate authorities") && error.contains("SSL_CERT_FILE"), "{error}");
+    none.refused("hf:org/small", &[], &["no certificate authorities", "SSL_CERT_FILE"]);
 }
 
 #[test]
 fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
     let certificates = Certificates::new();
     let tls = certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
-    let server = WebServer::start_with(Some(tls), |request| match request.path.as_str() {
-        "/org/small/resolve/main/config.json" => Answer::file(small().join("config.json")),
-        "/org/small/resolve/main/model.safetensors" => Answer::file(small().join("model.safetensors")),
-        "/org/private/resolve/main/config.json" => Answer::status(401),
-        _ => Answer::status(404),
-    });
+    let server = WebServer::start_with(Some(tls), hub_of_small);
     let user = |disable_token| User {
         endpoint: server.url(),
         authorities: certificates.path("ca.pem"),
@@ -367,11 +349,8 @@ fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
         ..User::new()
     };
     user("1").pull(&["hf:org/small"]).unwrap();
-    let error = user("true").error(&["hf:org/private"]);
-    assert!(
-        error.contains("401") && error.contains("HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending"),
-        "{error}"
-    );
+    let why = "HF_HUB_DISABLE_IMPLICIT_TOKEN stops weir from sending";
+    user("true").refused("hf:org/private", &[], &["401", why]);
     let requests = server.requests().len();
     assert!(server.requests().iter().all(|request| !request.headers.contains("authorization")));
     user("0").pull(&["hf:org/small"]).unwrap();
@@ -383,21 +362,10 @@ fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
 fn a_private_repository_asks_for_a_token() {
     let server = WebServer::start(|_| Answer::status(401));
     let user = User { endpoint: server.url(), ..User::new() };
-    let error = user.error(&["hf:org/private"]);
-    assert!(error.contains("401") && error.contains("a token, which is not sent without TLS"), "{error}");
     let expected = "SOURCE: expected a repository of the Hugging Face Hub, found hf:org/private, which does not exist or is private";
-    assert!(error.contains(expected), "{error}");
+    user.refused("hf:org/private", &[], &["401", "a token, which is not sent without TLS", expected]);
     // A URL of another kind gets no token.
-    let error = user.error(&[&format!("{}/org/private", server.url())]);
-    assert!(error.contains("401") && !error.contains("HF_TOKEN"), "{error}");
-    let secret = User { endpoint: server.url().replace("http://", "http://user:hidden@"), ..User::new() };
-    let error = secret.error(&["hf:org/private"]);
-    assert!(error.contains("HF_ENDPOINT: expected a URL without a user") && !error.contains("hidden"), "{error}");
-    let error = user.error(&[&format!("{}/org/private?token=hidden", server.url())]);
-    assert!(error.contains("without a query") && !error.contains("hidden"), "{error}");
-    assert!(user.error(&["hf:private"]).contains("expected hf:ORG/NAME"));
-    let wrong = User { endpoint: "ftp://x".into(), ..User::new() };
-    assert!(wrong.error(&["hf:org/private"]).contains("HF_ENDPOINT: expected a URL that begins with"));
+    user.refused(&format!("{}/org/private", server.url()), &[], &["401"]);
 }
 
 /// With a token, the Hub answers 404 for a repository that does not exist. Its header distinguishes that from a missing file.
@@ -412,13 +380,11 @@ fn a_missing_repository_is_no_missing_file() {
         Answer::status(404).header("X-Error-Code", code)
     });
     let user = User { endpoint: server.url(), ..User::new() };
-    let error = user.error(&["hf:org/none"]);
-    assert!(error.contains("found hf:org/none, which does not exist or is private (the Hub answered 404"), "{error}");
-    let error = user.error(&["hf:org/old@v9"]);
-    let expected = "SOURCE: expected a revision of a repository of the Hugging Face Hub, found hf:org/old@v9, which does not exist";
-    assert!(error.contains(expected), "{error}");
-    let error = user.error(&["hf:org/empty"]);
-    assert!(error.contains("config.json") && !error.contains("private"), "{error}");
+    let none = "found hf:org/none, which does not exist or is private (the Hub answered 404";
+    user.refused("hf:org/none", &[], &[none]);
+    let old = "SOURCE: expected a revision of a repository of the Hugging Face Hub, found hf:org/old@v9, which does not exist";
+    user.refused("hf:org/old@v9", &[], &[old]);
+    user.refused("hf:org/empty", &[], &["config.json: the file: expected a file, found none"]);
 }
 
 /// A request.

@@ -117,11 +117,7 @@ fn ids_and_scores_equal_the_official_ones() {
 }
 
 fn weir(args: &[&str]) -> Result<Value, String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    if output.status.success() {
-        return Ok(serde_json::from_slice(&output.stdout).unwrap_or_default());
-    }
-    Err(String::from_utf8(output.stderr).unwrap())
+    process::weir(args).map(|printed| serde_json::from_str(&printed).unwrap_or_default())
 }
 
 fn list(ids: &[u32]) -> String {
@@ -176,25 +172,21 @@ pub(crate) fn write_random_model(out: &Path) -> String {
     let marks = ["<s>", "<pad>", "</s>", "<unk>"];
     let letters = ('a'..='z').chain(['.', ',']).map(String::from);
     let pieces: Vec<String> = ["▁".to_owned(), "▁the".into(), "ing".into()].into_iter().chain(letters).collect();
-    let vocab: Vec<Value> = marks
-        .iter()
-        .map(|mark| serde_json::json!([mark, 0.0]))
-        .chain(pieces.iter().map(|piece| serde_json::json!([piece, -3.0])))
-        .collect();
+    let vocab: Vec<Value> =
+        marks.iter().map(|mark| json!([mark, 0.0])).chain(pieces.iter().map(|piece| json!([piece, -3.0]))).collect();
     let added = marks.iter().enumerate().map(|(id, mark)| {
-        serde_json::json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
+        json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true})
     });
-    let metaspace =
-        serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
-    let tokenizer = serde_json::json!({"version": "1.0", "truncation": null, "padding": null,
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null,
         "added_tokens": added.collect::<Vec<_>>(), "normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace,
         "post_processor": null, "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": false}});
     fs::write(out.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let config = fs::read_to_string(pyramidion_converted("pyramidion").join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&config).unwrap();
-    config["vocabulary"] = serde_json::json!({"tokenizer": "tokenizer.json", "size": vocab.len()});
+    config["vocabulary"] = json!({"tokenizer": "tokenizer.json", "size": vocab.len()});
     fs::write(&shape, config.to_string()).unwrap();
     let model = out.join("model");
     weir(&["init", "--config", shape.to_str().unwrap(), model.to_str().unwrap()]).unwrap();
@@ -220,9 +212,8 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
         let offset = |span: &Value, key: &str| span[key].as_u64().unwrap() as usize;
         assert!(spans.iter().all(|span| text.get(offset(span, "byte_start")..offset(span, "byte_end")).is_some()));
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(base).arg("--highlights").env_clear().output().unwrap();
-    let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && shown.contains("-- layer 1: ") && shown.contains('['), "{shown}");
+    let shown = process::weir(&[&base[..], &["--highlights"]].concat()).unwrap();
+    assert!(shown.contains("-- layer 1: ") && shown.contains('['), "{shown}");
     assert!(shown.trim_end().ends_with(summary["text"].as_str().unwrap().trim_end()), "{shown}");
     // The document is too long.
     let long = out.path().join("long");
@@ -234,9 +225,8 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
     assert_eq!((cut["usage"]["cut"].as_bool(), cut["usage"]["document_tokens"].as_u64()), (Some(true), Some(64)));
     // The table has many lines.
     let lines = out.path().join("lines.jsonl");
-    let line = |source: &str, text: &str| {
-        serde_json::json!({"source": source, "document": text, "summary": "the rest"}).to_string()
-    };
+    let line =
+        |source: &str, text: &str| json!({"source": source, "document": text, "summary": "the rest"}).to_string();
     fs::write(&lines, [line("b", "the one"), line("a", "the other"), line("b", "the third")].join("\n")).unwrap();
     let args = ["summarize", "--model", &model, "--table", lines.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
     let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
@@ -244,7 +234,7 @@ fn text_is_summarized_with_highlights_figures_and_a_table() {
         table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
     assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
     // Some lines have no source.
-    let without_source = serde_json::json!({"document": "the one", "summary": "the rest"}).to_string();
+    let without_source = json!({"document": "the one", "summary": "the rest"}).to_string();
     for (written, expected) in [
         ([without_source.clone(), without_source.clone()], &["all"][..]),
         ([without_source, line("a", "it")], &["(no source)", "a", "all"]),
@@ -266,7 +256,7 @@ fn an_empty_document_has_one_message() {
     let model = write_random_model(folder.path());
     let file = folder.path().join("empty");
     fs::write(&file, "").unwrap();
-    let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", &model]);
+    let server = Server::of(&[(&model).into()], &[]);
     let address = server.address.to_string();
     let message = "--file: expected text of at least one token, found none";
     for long in ["refuse", "cut", "chunk"] {

@@ -2,6 +2,7 @@
 //! of every family.
 
 use crate::{
+    process::program,
     pyramidion::Shape,
     support::{HNET_CASES, PYRAMIDION_CASES, T5_CASES, settings, t5_converted},
     *,
@@ -15,7 +16,7 @@ use weir::{
         load::FAMILIES as ALL_FAMILIES,
     },
     verify::{
-        Checkpoint, Given, Input, Outputs, Report, Tolerance, decoder::mean_scores, load::FAMILIES,
+        Checkpoint, Given, Input, Outputs, Reference, Report, Tolerance, decoder::mean_scores, load::FAMILIES,
         load::load as reference, model_outputs, verify,
     },
 };
@@ -57,6 +58,47 @@ fn compare(folder: &Path, model: &dyn Model, seed: u64) -> Report {
         report = verify(model, &*reference, &input(seed + 100 * other)).unwrap();
     }
     report
+}
+
+/// Both implementations of a checkpoint, an input and weir's outputs for it.
+struct Both {
+    model: Arc<dyn Model>,
+    reference: Box<dyn Reference>,
+    input: Input,
+    weir: Outputs,
+}
+
+impl Both {
+    fn new(folder: &Path, seed: u64) -> Self {
+        Self::with_limit(folder, SYMBOLS, seed)
+    }
+
+    fn with_limit(folder: &Path, limit: usize, seed: u64) -> Self {
+        let model = load(folder, &settings()).unwrap();
+        let reference = reference(&folder.into()).unwrap();
+        let input = limited_input(&*model, reference.limit().symbols.min(limit), seed);
+        let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+        Self { model, reference, input, weir }
+    }
+
+    /// Returns the reference's outputs with these boundaries.
+    fn other(&self, ends: &[bool]) -> Outputs {
+        self.reference.forward(&self.input, given(ends)).unwrap()
+    }
+
+    fn report(&self, weir: &Outputs, other: &Outputs) -> Report {
+        Report::new(self.model.card(), &self.input, weir, other).unwrap()
+    }
+}
+
+fn ends(outputs: &Outputs) -> Vec<bool> {
+    outputs.boundaries.iter().map(|decision| decision.boundary).collect()
+}
+
+/// Asserts how the first difference of a report begins.
+#[track_caller]
+fn differs(report: &Report, start: &str) {
+    assert!(report.first_difference.as_ref().is_some_and(|difference| difference.starts_with(start)), "{report:?}");
 }
 
 fn compare_with(folder: &Path, settings: &Settings, seed: u64) -> Report {
@@ -297,13 +339,6 @@ pub(crate) fn changed_copy(folder: &Path, change: impl FnOnce(&mut Tensors)) -> 
     copy
 }
 
-/// Returns true if two outputs of weir differ clearly: by twice the tolerance.
-fn differ_clearly(model: &dyn Model, input: &Input, outputs: [&Outputs; 2]) -> bool {
-    let report = Report::new(model.card(), input, outputs[0], outputs[1]).unwrap();
-    let decisions = report.max_abs_decision.unwrap_or(0.0) > 2.0 * report.tolerance_parts.decisions;
-    decisions || !report.boundaries_equal || report.max_rel > 2.0 * report.tolerance
-}
-
 /// One tensor is scaled by 1.01 in the reference's copy only, or in weir's copy only; the long storms do both with every tensor.
 /// A change is noticed if it shows in the outputs. That of some tensors does not: norms and softmax remove it.
 #[test]
@@ -315,10 +350,7 @@ fn one_scaled_tensor_in_either_implementation_is_noticed() {
     let tokens = hugging_face::MODEL_TYPES.map(hugging_face::folder);
     let texts = [hourglass, decoder::converted("xpos_bca"), segments, stages];
     for folder in texts.into_iter().chain(encoders).chain(tokens) {
-        let model = load(&folder, &settings()).unwrap();
-        let limit = reference(&folder.as_path().into()).unwrap().limit();
-        let input = limited_input(&*model, limit.symbols.min(80), 9);
-        let plain = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+        let both = Both::with_limit(&folder, 80, 9);
         let zero = |data: &[u8]| data.as_chunks().0.iter().all(|&number| f32::from_le_bytes(number) == 0.0);
         let tensors = read_tensors(&folder).into_iter().filter(|(_, (_, _, data))| !zero(data));
         let tensors: Vec<String> = tensors.map(|(name, _)| name).collect();
@@ -326,120 +358,92 @@ fn one_scaled_tensor_in_either_implementation_is_noticed() {
         for (index, name) in tensors.iter().enumerate() {
             let copy = scaled_copy(&folder, name, 1.01);
             let changed = load(copy.path(), &settings()).unwrap();
-            let outputs = model_outputs(&*changed, &input, BoundaryOptions::default()).unwrap();
-            if !differ_clearly(&*model, &input, [&plain, &outputs]) {
+            let outputs = model_outputs(&*changed, &both.input, BoundaryOptions::default()).unwrap();
+            // twice the tolerance
+            let report = both.report(&both.weir, &outputs);
+            let decisions = report.max_abs_decision.unwrap_or(0.0) > 2.0 * report.tolerance_parts.decisions;
+            if !decisions && report.boundaries_equal && report.max_rel <= 2.0 * report.tolerance {
                 continue;
             }
-            let sides = [(&plain, copy.path()), (&outputs, &*folder)];
+            let sides = [(&both.weir, copy.path()), (&outputs, &*folder)];
             let chosen = if storms() { &sides[..] } else { &sides[index % 2..][..1] };
             for (weir, other) in chosen {
-                let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
+                let ends = ends(weir);
                 let cut = if ends.is_empty() { Given::default() } else { given(&ends) };
-                let expected = reference(&(*other).into()).unwrap().forward(&input, cut).unwrap();
-                let report = Report::new(model.card(), &input, weir, &expected).unwrap();
+                let expected = reference(&(*other).into()).unwrap().forward(&both.input, cut).unwrap();
+                let report = both.report(weir, &expected);
                 assert!(!report.ok && report.first_difference.is_some(), "{} {name}: {report:?}", folder.display());
             }
             noticed += 1;
         }
         // The norms after Gemma's layers, and those of Qwen's heads, remove the scale of many tensors.
-        let most = if model.card().family == "hugging-face" { tensors.len() / 3 } else { tensors.len() * 8 / 10 };
+        let most = if both.model.card().family == "hugging-face" { tensors.len() / 3 } else { tensors.len() * 8 / 10 };
         assert!(noticed > most, "{}: {noticed} of {} tensors", folder.display(), tensors.len());
     }
 }
 
-/// Moves the boundary at `symbol`, and returns both sides' report. The decision is moved in the reference if `in_reference`, else
-/// in weir, whose sampled boundaries follow the noise.
-fn moved(symbol: usize, in_reference: bool) -> (Report, Outputs) {
-    let folder = converted("gumbel");
-    let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder.as_path().into()).unwrap();
-    let input = input(&*model, 10);
-    let mut noise = vec![0.5f32; input.symbols.len()];
-    let thresholds = |noise: Vec<f32>| BoundaryOptions {
-        mode: Some(BoundaryMode::Sampled),
-        noise: Noise::Given(noise.into()),
-        ..BoundaryOptions::default()
-    };
-    let plain = model_outputs(&*model, &input, thresholds(noise.clone())).unwrap();
-    let cuts = |outputs: &Outputs| outputs.boundaries.iter().map(|decision| decision.boundary).collect::<Vec<_>>();
-    if in_reference {
-        let mut ends = cuts(&plain);
-        ends[symbol] = !ends[symbol];
-        let mut other = reference.forward(&input, given(&ends)).unwrap();
-        other.boundaries[symbol].boundary = ends[symbol];
-        return (Report::new(model.card(), &input, &plain, &other).unwrap(), plain);
-    }
-    noise[symbol] = if plain.boundaries[symbol].boundary { 1e-6 } else { 1.0 - 1e-6 };
-    let weir = model_outputs(&*model, &input, thresholds(noise)).unwrap();
-    let other = reference.forward(&input, given(&cuts(&weir))).unwrap();
-    (Report::new(model.card(), &input, &weir, &other).unwrap(), plain)
-}
-
+/// The sampled boundaries of weir follow the noise. The reference follows weir, so only the decision differs.
 #[test]
-fn one_moved_boundary_in_either_implementation_is_noticed() {
+fn a_boundary_that_noise_moves_is_noticed() {
     const SYMBOL: usize = 70;
-    for in_reference in [true, false] {
-        let (report, plain) = moved(SYMBOL, in_reference);
-        let ends_in_weir = plain.boundaries[SYMBOL].boundary == in_reference;
-        let (yes, no) = if ends_in_weir { ("weir", "the reference") } else { ("the reference", "weir") };
-        let expected = format!("symbol {SYMBOL} is a boundary in {yes}, not in {no}, decided by ");
-        let difference = report.first_difference.clone().unwrap();
-        assert!(difference.starts_with(&expected), "{difference}");
-        assert_eq!((report.ok, report.boundaries_equal, report.boundary_differences), (false, false, 1));
-        assert_eq!(report.first_boundary_difference, Some(SYMBOL));
-        // A reference that moved its boundary has other logits from there on; one that follows weir has the same.
-        assert_eq!(report.max_rel > report.tolerance, in_reference, "{report:?}");
-    }
+    let both = Both::new(&converted("gumbel"), 10);
+    let sampled = |noise: Vec<f32>| {
+        let options = BoundaryOptions {
+            mode: Some(BoundaryMode::Sampled),
+            noise: Noise::Given(noise.into()),
+            ..BoundaryOptions::default()
+        };
+        model_outputs(&*both.model, &both.input, options).unwrap()
+    };
+    let mut noise = vec![0.5; both.input.symbols.len()];
+    let is_end = sampled(noise.clone()).boundaries[SYMBOL].boundary;
+    noise[SYMBOL] = if is_end { 1e-6 } else { 1.0 - 1e-6 };
+    let weir = sampled(noise);
+    let report = both.report(&weir, &both.other(&ends(&weir)));
+    let (yes, no) = if is_end { ("the reference", "weir") } else { ("weir", "the reference") };
+    differs(&report, &format!("symbol {SYMBOL} is a boundary in {yes}, not in {no}, decided by "));
+    assert_eq!((report.ok, report.boundaries_equal, report.boundary_differences), (false, false, 1));
+    assert_eq!(report.first_boundary_difference, Some(SYMBOL));
+    assert!(report.max_rel <= report.tolerance, "{report:?}");
 }
 
-/// Boundaries of an H-Net and of a latent segment model have no hook on weir's side: there the recorded decision is negated.
+/// A boundary is moved in the reference, whose logits differ from there on, or in weir's record only.
 #[test]
-fn a_moved_boundary_of_a_learned_predictor_is_noticed() {
-    for folder in [hnet_converted("two_stage"), lslm_converted("dp")] {
-        a_moved_boundary_is_noticed(&folder);
-    }
-}
-
-fn a_moved_boundary_is_noticed(folder: &Path) {
-    let model = load(folder, &settings()).unwrap();
-    let reference = reference(&folder.into()).unwrap();
-    let input = input(&*model, 11);
-    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
-    let mut ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
-    let plain = reference.forward(&input, given(&ends)).unwrap();
-    assert!(Report::new(model.card(), &input, &weir, &plain).unwrap().ok);
-    for symbol in [1, 70] {
-        ends[symbol] = !ends[symbol];
-        let mut moved = reference.forward(&input, given(&ends)).unwrap();
-        moved.boundaries[symbol].boundary = ends[symbol];
-        let mut recorded = weir.clone();
-        recorded.boundaries[symbol].boundary = ends[symbol];
-        for (weir, reference) in [(&weir, &moved), (&recorded, &plain)] {
-            let report = Report::new(model.card(), &input, weir, reference).unwrap();
-            let difference = report.first_difference.unwrap();
-            assert!(difference.starts_with(&format!("symbol {symbol} is a boundary in ")), "{difference}");
+fn a_moved_boundary_is_noticed() {
+    for folder in [converted("gumbel"), hnet_converted("two_stage"), lslm_converted("dp")] {
+        let both = Both::new(&folder, 11);
+        let mut ends = ends(&both.weir);
+        let plain = both.other(&ends);
+        assert!(both.report(&both.weir, &plain).ok);
+        for symbol in [1, 70] {
+            ends[symbol] = !ends[symbol];
+            let mut moved = both.other(&ends);
+            moved.boundaries[symbol].boundary = ends[symbol];
+            let mut recorded = both.weir.clone();
+            recorded.boundaries[symbol].boundary = ends[symbol];
+            for (weir, reference) in [(&both.weir, &moved), (&recorded, &plain)] {
+                let report = both.report(weir, reference);
+                differs(&report, &format!("symbol {symbol} is a boundary in "));
+                assert_eq!((report.ok, report.first_boundary_difference), (false, Some(symbol)));
+            }
+            assert!(both.report(&both.weir, &moved).max_rel > 1e-3);
+            ends[symbol] = !ends[symbol];
         }
-        assert!(Report::new(model.card(), &input, &weir, &moved).unwrap().max_rel > 1e-3);
-        ends[symbol] = !ends[symbol];
     }
 }
 
 /// A vector that only one of the implementations keeps, or keeps at another place.
 #[test]
 fn a_moved_vector_of_a_pooling_is_noticed() {
-    let folder = pyramidion_converted("pyramidion");
-    let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder.as_path().into()).unwrap();
     // Scores that are closer than f32 resolves have no order.
     let compared = (13..20).find_map(|seed| {
-        let input = input(&*model, seed);
-        let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
-        let other = reference.forward(&input, Given::default()).unwrap();
-        let report = Report::new(model.card(), &input, &weir, &other).unwrap();
-        (report.ok && report.smallest_gap.unwrap() > 3.0 * report.tolerance_parts.decisions)
-            .then_some((input, weir, other))
+        let both = Both::new(&pyramidion_converted("pyramidion"), seed);
+        let other = both.reference.forward(&both.input, Given::default()).unwrap();
+        let report = both.report(&both.weir, &other);
+        let is_clear = report.ok && report.smallest_gap.unwrap() > 3.0 * report.tolerance_parts.decisions;
+        is_clear.then_some((both, other))
     });
-    let (input, weir, other) = compared.unwrap();
+    let (both, other) = compared.unwrap();
     let moved = |outputs: &Outputs| {
         let mut moved = outputs.clone();
         let kept = &mut moved.choices[0].kept;
@@ -447,11 +451,9 @@ fn a_moved_vector_of_a_pooling_is_noticed() {
         kept.swap(0, last);
         moved
     };
-    for (weir, other) in [(&moved(&weir), &other), (&weir, &moved(&other))] {
-        let report = Report::new(model.card(), &input, weir, other).unwrap();
-        let difference = report.first_difference.clone().unwrap();
-        let expected = format!("the pooling after layer {} keeps token ", weir.choices[0].layer);
-        assert!(difference.starts_with(&expected), "{difference}");
+    for (weir, other) in [(&moved(&both.weir), &other), (&both.weir, &moved(&other))] {
+        let report = both.report(weir, other);
+        differs(&report, &format!("the pooling after layer {} keeps token ", weir.choices[0].layer));
         assert_eq!((report.ok, report.boundary_differences), (false, 2), "{report:?}");
         let ends = [&other.choices[0].kept[0], other.choices[0].kept.last().unwrap()].map(|kept| kept.token);
         assert_eq!(report.first_boundary_difference, ends.into_iter().min());
@@ -461,20 +463,14 @@ fn a_moved_vector_of_a_pooling_is_noticed() {
 /// A token that only one of the implementations deletes. The reference's vectors follow weir's decisions, as its boundaries do.
 #[test]
 fn a_deleted_token_in_one_implementation_is_noticed() {
-    let folder = t5_converted("mrt5");
-    let model = load(&folder, &settings()).unwrap();
-    let reference = reference(&folder.as_path().into()).unwrap();
-    let input = input(&*model, 12);
-    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
+    let both = Both::new(&t5_converted("mrt5"), 12);
+    let Both { input, weir, .. } = &both;
     let kept: Vec<usize> = weir.choices[0].kept.iter().map(|kept| kept.token).collect();
     assert!(kept.len() > 2 && kept.len() < input.document.len(), "{kept:?}");
     let deleted = (0..input.document.len()).rfind(|token| !kept.contains(token)).unwrap();
-    let follow = |weir: &Outputs| {
-        let given = Given { choices: &weir.choices, ..Given::default() };
-        let other = reference.forward(&input, given).unwrap();
-        Report::new(model.card(), &input, weir, &other).unwrap()
-    };
-    assert!(follow(&weir).ok);
+    let other =
+        |weir: &Outputs| both.reference.forward(input, Given { choices: &weir.choices, ..Given::default() }).unwrap();
+    assert!(both.report(weir, &other(weir)).ok);
     for token in [kept[1], *kept.last().unwrap(), deleted] {
         let mut moved = weir.clone();
         let choice = &mut moved.choices[0].kept;
@@ -484,7 +480,7 @@ fn a_deleted_token_in_one_implementation_is_noticed() {
         }
         choice.sort_by_key(|kept| kept.token);
         let (yes, no) = if token == deleted { ("weir", "the reference") } else { ("the reference", "weir") };
-        let report = follow(&moved);
+        let report = both.report(&moved, &other(&moved));
         let difference = report.first_difference.clone().unwrap();
         assert_eq!((report.ok, report.boundary_differences), (false, 1), "{report:?}");
         assert_eq!(report.first_boundary_difference, Some(token));
@@ -494,9 +490,7 @@ fn a_deleted_token_in_one_implementation_is_noticed() {
         let expected = format!("layer 3 keeps token {token} in {yes}, not in {no}, decided by ");
         assert!(difference.starts_with(&expected) || difference.starts_with("the logit of id "), "{difference}");
         // Logits of the model's own decisions, and the moved token only in its record.
-        let own = reference.forward(&input, Given { choices: &weir.choices, ..Given::default() }).unwrap();
-        let report = Report::new(model.card(), &input, &moved, &own).unwrap();
-        assert!(report.first_difference.clone().unwrap().starts_with(&expected), "{report:?}");
+        differs(&both.report(&moved, &other(weir)), &expected);
     }
 }
 
@@ -521,22 +515,18 @@ fn infinite_logits_are_not_verified() {
 
 #[test]
 fn the_first_logit_that_is_not_finite_is_named() {
-    let folder = hugging_face::folder("llama");
-    let model = load(&folder, &settings()).unwrap();
-    let input = limited_input(&*model, 12, 14);
-    let plain = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
-    assert!(Report::new(model.card(), &input, &plain, &plain).unwrap().ok);
-    let vocabulary = model.card().vocabulary.len();
+    let both = Both::with_limit(&hugging_face::folder("llama"), 12, 14);
+    let plain = &both.weir;
+    assert!(both.report(plain, plain).ok);
+    let vocabulary = both.model.card().vocabulary.len();
     for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let mut changed = plain.clone();
         changed.logits[4 * vocabulary + 7] = value;
         changed.logits[9 * vocabulary] = value;
-        for (weir, other) in [(&changed, &plain), (&plain, &changed), (&changed, &changed)] {
-            let report = Report::new(model.card(), &input, weir, other).unwrap();
-            let difference = report.first_difference.clone().unwrap();
-            let expected = "the logit of id 7 for symbol 5 is not a finite number: ";
-            assert!(!report.ok && difference.starts_with(expected), "{difference}");
-            assert_eq!((report.max_abs, report.max_abs_symbol), (f64::INFINITY, 5));
+        for (weir, other) in [(&changed, plain), (plain, &changed), (&changed, &changed)] {
+            let report = both.report(weir, other);
+            differs(&report, "the logit of id 7 for symbol 5 is not a finite number: ");
+            assert_eq!((report.ok, report.max_abs, report.max_abs_symbol), (false, f64::INFINITY, 5));
         }
     }
 }
@@ -544,13 +534,9 @@ fn the_first_logit_that_is_not_finite_is_named() {
 /// A decision within the tolerance may differ, and its symbol is reported. A probability or margin that is not a number fails.
 #[test]
 fn the_first_boundary_that_differs_is_reported() {
-    let folder = converted("gumbel");
-    let model = load(&folder, &settings()).unwrap();
-    let input = input(&*model, 10);
-    let weir = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
-    let ends: Vec<bool> = weir.boundaries.iter().map(|decision| decision.boundary).collect();
-    let other = reference(&folder.as_path().into()).unwrap().forward(&input, given(&ends)).unwrap();
-    let report = |other: &Outputs| Report::new(model.card(), &input, &weir, other).unwrap();
+    let both = Both::new(&converted("gumbel"), 10);
+    let other = both.other(&ends(&both.weir));
+    let report = |other: &Outputs| both.report(&both.weir, other);
     assert_eq!((report(&other).ok, report(&other).first_boundary_difference), (true, None));
     let with_margins = |margin: f64| {
         let mut moved = other.clone();
@@ -563,16 +549,15 @@ fn the_first_boundary_that_differs_is_reported() {
     let close = with_margins(1e-6);
     assert_eq!((close.ok, close.first_difference), (true, None));
     assert_eq!((close.boundary_differences, close.first_boundary_difference), (3, Some(30)));
-    let unknown = with_margins(f64::NAN);
-    assert!(unknown.first_difference.unwrap().starts_with("symbol 30 is a boundary in "));
+    differs(&with_margins(f64::NAN), "symbol 30 is a boundary in ");
     let mut unknown = other.clone();
     unknown.boundaries[5].probability = Some(f32::NAN);
-    assert!(report(&unknown).first_difference.unwrap().starts_with("the boundary's probability at symbol 5 is "));
+    differs(&report(&unknown), "the boundary's probability at symbol 5 is ");
 }
 
 /// Runs `weir verify`. Returns the exit code, stdout and stderr.
 pub(crate) fn run(args: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("verify").args(args).env_clear().output().unwrap();
+    let output = program(&["verify"]).args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
@@ -650,9 +635,9 @@ fn inputs_that_cannot_be_verified_are_refused() {
     let long = vec!["1"; 4097].join(",");
     refused(&["--model", model, "--ids", &long], "--ids: expected at most 4096 symbols (the reference");
     refused(&["--model", model, "--ids", "99"], "id 99");
-    let folder = tempfile::tempdir().unwrap();
+    let folder = TempDir::new().unwrap();
     let empty = folder.path().join("empty");
-    std::fs::write(&empty, "").unwrap();
+    fs::write(&empty, "").unwrap();
     refused(&["--model", model, "--file", empty.to_str().unwrap()], "--file: expected at least one symbol, found \"\"");
     refused(
         &["--model", model, "--ids", "1,2", "--target-ids", "1"],

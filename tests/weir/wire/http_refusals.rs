@@ -61,72 +61,50 @@ async fn invalid_requests_are_refused_with_the_field() {
 #[tokio::test]
 async fn errors_are_worded_in_the_names_of_this_api() {
     let server = Server::new().await;
-    let completions = "/v1/completions";
     let mut found = Vec::new();
-    for (path, body, code, message) in [
+    for (mut body, code, message) in [
+        (json!({ "max_tokens": 1_000_000_000 }), "bad_option", "max_tokens: expected 0 to 2000, found 1000000000"),
         (
-            completions,
-            json!({ "prompt": "a", "max_tokens": 1_000_000_000 }),
-            "bad_option",
-            "max_tokens: expected 0 to 2000, found 1000000000",
-        ),
-        (
-            completions,
-            json!({ "prompt": "a", "max_tokens": 1, "min_tokens": 2 }),
+            json!({ "max_tokens": 1, "min_tokens": 2 }),
             "bad_option",
             "min_tokens: expected 0 to 1 (the value of max_tokens), found 2",
         ),
+        (json!({ "stop": ["a", ""] }), "bad_option", "stop: expected 1 to 256 characters, found 0"),
         (
-            completions,
-            json!({ "prompt": "a", "stop": ["a", ""] }),
-            "bad_option",
-            "stop: expected 1 to 256 characters, found 0",
-        ),
-        (
-            completions,
             json!({ "prompt": "a?" }),
             "unknown_symbol",
             "prompt: expected symbols of the model's vocabulary, found '?' at character 1",
         ),
         (
-            completions,
             json!({ "prompt": [1, 8] }),
             "unknown_symbol",
             "prompt: expected symbols of the model's vocabulary, found id 8 (the vocabulary has 8 symbols) at index 1",
         ),
+        (json!({ "n": 1.5 }), "unreadable", "n: expected a whole number of at least 0, found 1.5 (line 1 column 8)"),
+        (json!({ "n": 2, "best_of": 3 }), "bad_option", "best_of: expected 2 (the value of n), found 3"),
+        (json!({ "model": "nobody" }), "unknown_model", "model: expected one of fake, found \"nobody\""),
+    ] {
+        if body["prompt"].is_null() {
+            body["prompt"] = "a".into();
+        }
+        let error = server.post(&body).await.json()["error"].clone();
+        assert_eq!(error["code"], code, "{error}");
+        found.push((error["message"].as_str().unwrap().to_owned(), message));
+    }
+    for (body, code, message) in [
         (
-            completions,
-            json!({ "prompt": "a", "n": 1.5 }),
-            "unreadable",
-            "n: expected a whole number of at least 0, found 1.5 (line 1 column 21)",
-        ),
-        (
-            completions,
-            json!({ "prompt": "a", "n": 2, "best_of": 3 }),
-            "bad_option",
-            "best_of: expected 2 (the value of n), found 3",
-        ),
-        (
-            completions,
-            json!({ "prompt": "a", "model": "nobody" }),
-            "unknown_model",
-            "model: expected one of fake, found \"nobody\"",
-        ),
-        (
-            "/v1/summaries",
             json!({ "document": "a" }),
             "wrong_kind_of_model",
-            "model: expected one that reads documents (for /v1/summaries), found \"fake\", a \
-             model that continues text (use /v1/completions): Pooled",
+            "model: expected one that reads documents (for /v1/summaries), found \"fake\", a model that continues text \
+             (use /v1/completions): Pooled",
         ),
         (
-            "/v1/summaries",
             json!({ "document": "a", "document_id": "b" }),
             "exclusive_options",
             "document and document_id exclude each other: give one",
         ),
     ] {
-        let error = server.post_to(path, &body).await.json()["error"].clone();
+        let error = server.post_to("/v1/summaries", &body).await.json()["error"].clone();
         assert_eq!(error["code"], code, "{error}");
         found.push((error["message"].as_str().unwrap().to_owned(), message));
     }
@@ -248,33 +226,6 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
     let _ = client.read_to_end(&mut bytes).await;
     let answer = String::from_utf8_lossy(&bytes);
     assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("[DONE]"), "{} bytes", bytes.len());
-}
-
-#[tokio::test]
-async fn a_full_queue_sends_a_retry_delay() {
-    let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
-    let server = Server::limited(limits).await;
-    server.model.hold();
-    let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
-    let mut waiting = Vec::new();
-    for there in 1..=2 {
-        waiting.push(connect_and_send(server.port, "POST", "/v1/completions", &[], &ask).await);
-        server.until_taken(there).await;
-    }
-    let reply = loop {
-        let stream = exchange(server.port, "POST", "/v1/completions", &[], &ask);
-        match tokio::time::timeout(Duration::from_millis(300), stream).await {
-            Ok(reply) => break reply,
-            Err(_) => continue,
-        }
-    };
-    assert_eq!(reply.refused().0, 429);
-    let wait = reply.1.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
-    assert!(wait.parse::<u64>().unwrap() >= 1);
-    // Cancelled requests release everything.
-    drop(waiting);
-    server.model.release();
-    server.at_rest().await;
 }
 
 #[tokio::test]

@@ -324,8 +324,8 @@ fn problems(metric: &Description) -> Vec<String> {
 /// Records values of all metrics of `model` that appear with their first value: its histograms, and those of levels of chunking.
 pub(crate) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
-    // Any engine: a meter records nothing before its engine has started.
-    meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
+    // A meter records nothing before it begins.
+    meter.begin();
     meter.record(EngineEvent::Step { rows: 1, fed: 1, middle: 1 });
     meter.record(EngineEvent::Admitted(Duration::ZERO));
     meter.record(EngineEvent::FirstChar(Duration::ZERO));
@@ -422,7 +422,7 @@ fn a_histogram_appears_with_its_first_observation() {
     let described = text.lines().filter(|line| line.ends_with(" histogram")).count();
     // A gap within a segment adds no series for gaps after a boundary or for the other model.
     let meter = metrics.meter("a");
-    meter.begin(&Handle::start(DocumentModel::new(), Limits::default()).unwrap());
+    meter.begin();
     meter.record(EngineEvent::Gap { gap: Duration::ZERO, boundary: false });
     let gaps = "weir_inter_token_latency_seconds_count{model_name=\"a\",after=\"char\"}";
     assert_eq!(histogram_counts(&metrics.render(&[]).unwrap()), BTreeSet::from([gaps.to_owned()]));

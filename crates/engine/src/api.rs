@@ -189,26 +189,21 @@ pub struct Load {
 /// The field that decides how much text a distribution follows.
 const CURSOR: &str = "complete.cursor_byte";
 
-/// The names of a job's fields in errors.
-struct FieldNames {
-    /// The call, if the model does not continue texts.
-    call: &'static str,
-    /// The field that alone makes too much work.
-    text: &'static str,
-    /// The field that makes too much work with the text.
-    work: &'static str,
-    /// The field that alone needs too much memory.
-    held: &'static str,
-    /// The field that needs too much memory with the text.
-    memory: &'static str,
-}
-
 /// Creates the session of a job. Fails if the job is invalid, if the model does not continue texts, and with `TooMuchWork` or
 /// `NeverFits` if it could not run even alone.
 pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session> {
     let card = model.card();
-    let names = FieldNames::of(&job);
-    check_takes_texts(names.call, model)?;
+    // the call in errors, and the fields that make too much work or need too much memory: alone, and with the text
+    let (call, work_fields, memory_fields) = match &job {
+        Job::Generate(_) => ("Generate", ["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
+        Job::Score(request) if request.windows.is_some() => {
+            ("Score", ["text", "windows.stride"], ["windows.length"; 2])
+        }
+        Job::Score(_) => ("Score", ["text"; 2], ["text"; 2]),
+        Job::Code(_) => ("the codec", ["block", "windows.stride"], ["windows.length"; 2]),
+        Job::Next(_) => ("Edit", [CURSOR; 2], [CURSOR; 2]),
+    };
+    check_takes_texts(call, model)?;
     let session = match job {
         Job::Generate(request) => {
             let speculation = request.speculation.or(Some(limits.speculation));
@@ -218,39 +213,9 @@ pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Resu
         Job::Code(request) => Session::code(request, card),
         Job::Next(request) => Session::next_symbol(request, card),
     }?;
-    check_work(&session, names.text, names.work, limits.request_work)?;
-    check_fits(&session, names.held, names.memory, model)?;
+    check_work(&session, work_fields, limits.request_work)?;
+    check_fits(&session, memory_fields, model)?;
     Ok(session)
-}
-
-impl FieldNames {
-    fn of(job: &Job) -> Self {
-        match job {
-            Job::Generate(_) => Self {
-                call: "Generate",
-                text: "prompt",
-                work: "stopping.max_chars",
-                held: "prompt",
-                memory: "stopping.max_chars",
-            },
-            Job::Score(request) if request.windows.is_some() => Self {
-                call: "Score",
-                text: "text",
-                work: "windows.stride",
-                held: "windows.length",
-                memory: "windows.length",
-            },
-            Job::Score(_) => Self { call: "Score", text: "text", work: "text", held: "text", memory: "text" },
-            Job::Code(_) => Self {
-                call: "the codec",
-                text: "block",
-                work: "windows.stride",
-                held: "windows.length",
-                memory: "windows.length",
-            },
-            Job::Next(_) => Self { call: "Edit", text: CURSOR, work: CURSOR, held: CURSOR, memory: CURSOR },
-        }
-    }
 }
 
 fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
@@ -268,8 +233,8 @@ fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     })
 }
 
-/// Rejects a text that would feed more than `limit` symbols; the error names `text_field` if the text alone does.
-fn check_work(session: &Session, text_field: &'static str, other_field: &'static str, limit: usize) -> Result<()> {
+/// Rejects a text that would feed more than `limit` symbols; the error names the first field if the text alone does.
+fn check_work(session: &Session, [text_field, other_field]: [&'static str; 2], limit: usize) -> Result<()> {
     let work = session.max_work();
     if work <= limit {
         return Ok(());
@@ -278,13 +243,8 @@ fn check_work(session: &Session, text_field: &'static str, other_field: &'static
     Err(Error::TooMuchWork { field, work, limit })
 }
 
-/// Rejects a text that could not run even alone; the error names `prompt_field` if the prompt alone is too long.
-fn check_fits(
-    session: &Session,
-    prompt_field: &'static str,
-    length_field: &'static str,
-    model: &dyn Model,
-) -> Result<()> {
+/// Rejects a text that could not run even alone; the error names the first field if the prompt alone is too long.
+fn check_fits(session: &Session, [prompt_field, length_field]: [&'static str; 2], model: &dyn Model) -> Result<()> {
     let needed = model.bytes_for(session.max_symbols());
     let limit = model.memory().limit;
     if needed <= limit {

@@ -6,12 +6,13 @@
 
 use crate::{
     api::Limits,
+    beam::SearchStep,
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::LatestCalibration,
     clock,
-    document_request::{DocumentRequest, StepOutcome},
+    document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
-    request::{Request, RequestKind, SymbolLatency},
+    request::{Request, RequestKind},
     scheduler::{Feed, PromptLimits, RowActivity, RowStatus, Rules},
     session::SessionProgress,
     speculation::{DraftBudget, GuessRates},
@@ -36,7 +37,7 @@ pub(crate) struct Inner {
     pub(crate) state: SharedState<Request>,
     pub(crate) segment_cache: SegmentCacheHandle,
     pub(crate) document_cache: DocumentCache,
-    pub(crate) measurements: Measurements,
+    pub(crate) measurements: Arc<Measurements>,
     pub(crate) heartbeat: Heartbeat,
     /// Step times of the model, once they are measured.
     pub(crate) calibration: LatestCalibration,
@@ -47,13 +48,14 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn new(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Self {
         let rules = Rules::new(limits.rows, limits.queue, limits.queued_symbols, model.memory().limit, limits.chunk);
+        let measurements = Arc::new(Measurements::new(observer));
         Self {
             model,
             limits,
             state: SharedState::new(rules),
-            segment_cache: SegmentCacheHandle::new(limits.cache_bytes),
-            document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
-            measurements: Measurements::new(observer),
+            segment_cache: SegmentCacheHandle::new(limits.cache_bytes, Arc::clone(&measurements)),
+            document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep, Arc::clone(&measurements)),
+            measurements,
             heartbeat: Heartbeat::new(),
             calibration: LatestCalibration::default(),
             broken: watch::Sender::new(false),
@@ -137,9 +139,9 @@ impl Batch {
     }
 
     fn begin(&self, request: &mut Request, now: Instant) -> Result<Vec<Box<dyn State>>> {
-        let Inner { model, segment_cache, measurements, .. } = &*self.inner;
+        let Inner { model, segment_cache, .. } = &*self.inner;
         match &mut request.kind {
-            RequestKind::Text(text) => Ok(vec![text.begin(&**model, segment_cache, measurements)?]),
+            RequestKind::Text(text) => Ok(vec![text.begin(&**model, segment_cache)?]),
             RequestKind::Document(summary) => Self::begin_summary(&self.inner, summary, &request.tenant, now),
         }
     }
@@ -658,9 +660,11 @@ impl Batch {
         let request = &mut self.requests[index];
         let RequestKind::Document(summary) = &mut request.kind else { return Ok(()) };
         match summary.absorb(&self.row_table.rows, &request.row_indices)? {
-            StepOutcome::Refeeding => {}
-            StepOutcome::Continue(order) => self.row_table.reorder(index, &mut self.requests, order.into_iter()),
-            StepOutcome::Finished(reason) => request.outcome = Some(Ok(reason)),
+            None => {}
+            Some(SearchStep::Continue(moves)) => {
+                self.row_table.reorder(index, &mut self.requests, moves.into_iter().map(|next| next.parent));
+            }
+            Some(SearchStep::Done) => request.outcome = Some(Ok(summary.reason())),
         }
         Ok(())
     }
@@ -750,20 +754,13 @@ impl Batch {
         // only the sampled symbol may end a segment, not a drafted one after it
         let first_row = request.row_indices.first();
         let boundary = first_row.is_some_and(|&row| rows[row].decisions.iter().any(|mark| mark.boundary));
-        let latency = request.timer.record_progress(now, prefilling, request.answered());
-        match latency.filter(|_| request.is_generating()) {
-            None => {}
-            Some(SymbolLatency::First(after)) => measurements.record(EngineEvent::FirstChar(after)),
-            Some(SymbolLatency::Next { gap, symbols }) => {
-                measurements.record(EngineEvent::Gap { gap, boundary });
-                // accepted symbols come together
-                let together = EngineEvent::Gap { gap: Duration::ZERO, boundary: false };
-                (1..symbols).for_each(|_| measurements.record(together));
-                if boundary && let Some(took) = request.timer.start_segment(now) {
-                    measurements.record(EngineEvent::Segment(took));
-                }
+        let answered = request.answered();
+        let is_generating = request.is_generating();
+        request.timer.record_progress(now, prefilling, answered, boundary, |latency| {
+            if is_generating {
+                measurements.record(latency);
             }
-        }
+        });
     }
 
     fn count_step(&mut self, step: EngineStep) {

@@ -5,14 +5,18 @@
 //! steps are measured in turn: a slow phase then affects all, and estimates follow from their proportions. The caller makes sure
 //! that nothing else runs; a busy machine gives a doubtful table, which [`LatestCalibration`] may replace.
 
+use crate::clock;
 pub use crate::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};
 use std::{
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::{
+    error::{Error, Result},
+    sync::lock,
+};
 use weir_models::{
     contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
     usage::MAX_LEVELS,
@@ -83,8 +87,15 @@ impl NotCalibrated {
     }
 }
 
-/// Result of timing a model's steps. The outer error is that of a step.
-type Measured = Result<std::result::Result<TimingTable, NotCalibrated>>;
+impl From<Error> for NotCalibrated {
+    fn from(error: Error) -> Self {
+        if matches!(error, Error::OutOfPages { .. }) {
+            return Self::NoMemory;
+        }
+        tracing::warn!(%error, "a timed step failed");
+        Self::Failed
+    }
+}
 
 /// The calibration of a model: `None` until a measurement succeeds or fails.
 #[derive(Debug, Default)]
@@ -93,11 +104,11 @@ pub struct LatestCalibration(Mutex<Option<Calibrated>>);
 impl LatestCalibration {
     /// Returns the calibration, or why it failed; `None` until a measurement succeeds or fails.
     pub fn get(&self) -> Option<Calibrated> {
-        self.lock().clone()
+        lock(&self.0).clone()
     }
 
     /// Measures with `measure` and stores the result, unless a reliable table or a failure is known.
-    pub(crate) fn measure(&self, measure: impl FnOnce() -> Measured) -> Calibrated {
+    pub(crate) fn measure(&self, measure: impl FnOnce() -> Result<TimingTable, NotCalibrated>) -> Calibrated {
         let known = self.get();
         match &known {
             Some(Ok(table)) if table.doubt().is_some() => {}
@@ -106,11 +117,7 @@ impl LatestCalibration {
         }
         // a panic in a timed step must not keep the model from serving
         let calibrated = match catch_unwind(AssertUnwindSafe(measure)) {
-            Ok(Ok(measured)) => measured.map(Arc::new),
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "a timed step failed");
-                Err(NotCalibrated::Failed)
-            }
+            Ok(measured) => measured.map(Arc::new),
             Err(_) => {
                 tracing::error!("a timed step panicked");
                 Err(NotCalibrated::Failed)
@@ -118,13 +125,9 @@ impl LatestCalibration {
         };
         let decides = known.is_none() && !matches!(calibrated, Err(NotCalibrated::Stopped));
         if calibrated.is_ok() || decides {
-            *self.lock() = Some(calibrated.clone());
+            *lock(&self.0) = Some(calibrated.clone());
         }
         calibrated
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Calibrated>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -215,23 +218,18 @@ pub fn measure(
     max_rows: usize,
     budget: Duration,
     go_on: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<std::result::Result<TimingTable, NotCalibrated>> {
+) -> Result<TimingTable, NotCalibrated> {
     if budget.is_zero() {
-        return Ok(Err(NotCalibrated::NoTime));
+        return Err(NotCalibrated::NoTime);
     }
     if !model.card().pooled || model.document_encoder().is_some() {
-        return Ok(Err(NotCalibrated::DoesNotPool));
+        return Err(NotCalibrated::DoesNotPool);
     }
     if model.card().boundary_modes.contains(&BoundaryMode::Nxt) {
-        return Ok(Err(NotCalibrated::WritesBoundaries));
+        return Err(NotCalibrated::WritesBoundaries);
     }
     let began = Instant::now();
-    let mut timer = match Timer::find_boundary(model, go_on) {
-        Ok(Ok(timer)) => timer,
-        Ok(Err(missing)) => return Ok(Err(missing)),
-        Err(Error::OutOfPages { .. }) => return Ok(Err(NotCalibrated::NoMemory)),
-        Err(error) => return Err(error),
-    };
+    let mut timer = Timer::find_boundary(model, go_on)?;
     let measurement = |kind| Measurement { kind, shape: None, samples: Samples::default() };
     let mut measurements: Vec<Measurement> = timer.kinds(max_rows).into_iter().map(measurement).collect();
     for pass in 0..PASSES {
@@ -239,7 +237,7 @@ pub fn measure(
         while let Some(Measurement { kind, shape, samples }) = measurements.get_mut(index) {
             // a table needs at least one step
             if began.elapsed() > budget && pass + index > 0 {
-                return Ok(table(model, &measurements, began));
+                return table(model, &measurements, began);
             }
             match timer.measure(*kind, samples) {
                 Ok(measured) => *shape = Some(measured),
@@ -249,23 +247,18 @@ pub fn measure(
                     measurements.retain(|measurement| !measurement.kind.needs_memory_of(failed));
                     continue;
                 }
-                Err(Error::OutOfPages { .. }) => return Ok(Err(NotCalibrated::NoMemory)),
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             if go_on().is_break() {
-                return Ok(Err(NotCalibrated::Stopped));
+                return Err(NotCalibrated::Stopped);
             }
             index += 1;
         }
     }
-    Ok(table(model, &measurements, began))
+    table(model, &measurements, began)
 }
 
-fn table(
-    model: &dyn Model,
-    measurements: &[Measurement],
-    began: Instant,
-) -> std::result::Result<TimingTable, NotCalibrated> {
+fn table(model: &dyn Model, measurements: &[Measurement], began: Instant) -> Result<TimingTable, NotCalibrated> {
     let timings = measurements.iter().filter_map(|measurement| timing(measurement.shape?, &measurement.samples));
     let max_symbols = model.card().max_symbols;
     let symbol_bytes = |symbols| model.cost(symbols, 0).symbol.own_bytes;
@@ -298,11 +291,8 @@ impl StepKind {
 }
 
 impl<'a> Timer<'a> {
-    /// Looks for a position and a symbol that ends a segment there. The inner error is that none was found, or a stop.
-    fn find_boundary(
-        model: &'a dyn Model,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<std::result::Result<Self, NotCalibrated>> {
+    /// Looks for a position and a symbol that ends a segment there. Fails if there is none, a step fails, or the caller stops it.
+    fn find_boundary(model: &'a dyn Model, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Self, NotCalibrated> {
         let mut timer = Self {
             model,
             scratch: model.scratch(),
@@ -314,7 +304,7 @@ impl<'a> Timer<'a> {
         };
         let symbols: Vec<u32> = model.card().vocabulary.text_ids().take(SYMBOLS_TRIED.max(256)).collect();
         if symbols.is_empty() {
-            return Ok(Err(NotCalibrated::NoBoundary));
+            return Err(NotCalibrated::NoBoundary);
         }
         let max_symbols = model.card().max_symbols;
         let start = MIN_PREFIX.min(max_symbols.saturating_sub(2) / 2);
@@ -329,7 +319,7 @@ impl<'a> Timer<'a> {
                     let probe = Probe { len, symbol };
                     let closes = timer.closes(probe)?;
                     if go_on().is_break() {
-                        return Ok(Err(NotCalibrated::Stopped));
+                        return Err(NotCalibrated::Stopped);
                     }
                     if closes && closing.is_none() {
                         closing = Some(probe);
@@ -343,13 +333,13 @@ impl<'a> Timer<'a> {
             }
             if let (Some(closing), true) = (closing, timer.plain.is_some() || len + 1 == end) {
                 timer.closing = closing;
-                return Ok(Ok(timer));
+                return Ok(timer);
             }
             let next = symbols[len % symbols.len().min(PREFIX_SYMBOLS)];
             timer.prefix.push(next);
             timer.feed(0, next)?;
         }
-        Ok(Err(NotCalibrated::NoBoundary))
+        Err(NotCalibrated::NoBoundary)
     }
 
     /// Returns true if the probe ends a segment of the first row, which is at its position.
@@ -357,9 +347,9 @@ impl<'a> Timer<'a> {
         // not from an earlier probe's rollback: the boundaries of symbols that are fed again would count
         self.rewind(0, len)?;
         self.rows[0].set(&[symbol], Want::Last);
-        let step = timed_step(self.model, &mut self.rows[..1], &mut self.scratch)?;
+        let (_, closes) = timed_step(self.model, &mut self.rows[..1], &mut self.scratch)?;
         self.rows[0].state.rollback(len)?;
-        Ok(step.closes)
+        Ok(closes)
     }
 
     fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
@@ -420,7 +410,8 @@ impl<'a> Timer<'a> {
                 self.fill(context)?;
                 let context_segments = self.long[0].state.segments();
                 self.long[0].set(&vec![self.closing.symbol; length], Want::Last);
-                samples.push(timed_step(self.model, &mut self.long, &mut self.scratch)?.sample, true);
+                let (sample, _) = timed_step(self.model, &mut self.long, &mut self.scratch)?;
+                samples.push(sample, true);
                 let closed = self.long[0].decisions.iter().filter(|decision| decision.boundary).count();
                 Ok(StepShape { rows: 1, symbols: length, context, context_segments, closed })
             }
@@ -437,9 +428,9 @@ impl<'a> Timer<'a> {
                 self.rewind(row, probe.len)?;
                 self.rows[row].set(&[probe.symbol], Want::Last);
             }
-            let step = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
-            if timed && step.closes == closing {
-                samples.push(step.sample, closing);
+            let (sample, closes) = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
+            if timed && closes == closing {
+                samples.push(sample, closing);
             }
             for row in 0..rows {
                 self.rows[row].state.rollback(probe.len)?;
@@ -474,23 +465,17 @@ impl<'a> Timer<'a> {
             }
             context_segments = self.long[0].state.segments();
             self.long[0].set(&[self.closing.symbol], Want::Last);
-            let step = timed_step(self.model, &mut self.long, &mut self.scratch)?;
-            if timed && step.closes {
-                samples.push(step.sample, true);
+            let (sample, closes) = timed_step(self.model, &mut self.long, &mut self.scratch)?;
+            if timed && closes {
+                samples.push(sample, true);
             }
         }
         Ok(StepShape { rows: 1, symbols: 1, context, context_segments, closed: 1 })
     }
 }
 
-struct TimedStep {
-    sample: StepSample,
-    /// True if the first row waited for its segment step.
-    closes: bool,
-}
-
-/// Runs a step of `rows`, whose feeds are set.
-fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch) -> Result<TimedStep> {
+/// Runs a step of `rows`, whose feeds are set. Returns its times, and true if the first row waited for its segment step.
+fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch) -> Result<(StepSample, bool)> {
     let which: Vec<usize> = (0..rows.len()).collect();
     let began = Instant::now();
     model.symbol_step(rows, &which, scratch)?;
@@ -499,13 +484,12 @@ fn timed_step(model: &dyn Model, rows: &mut [SequenceRow], scratch: &mut Scratch
     model.segment_step(rows, &which, scratch)?;
     let closed = Instant::now();
     model.finish_step(rows, &which, scratch)?;
-    let nanoseconds = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
     let sample = StepSample {
-        symbol: nanoseconds(began, fed),
-        middle: nanoseconds(fed, closed),
-        finish: nanoseconds(closed, Instant::now()),
+        symbol: clock::nanoseconds(fed - began),
+        middle: clock::nanoseconds(closed - fed),
+        finish: clock::nanoseconds(closed.elapsed()),
     };
-    Ok(TimedStep { sample, closes })
+    Ok((sample, closes))
 }
 
 #[cfg(test)]
@@ -553,23 +537,23 @@ mod tests {
     fn a_doubtful_calibration_is_replaced_and_a_reliable_one_is_final() {
         let latest = LatestCalibration::default();
         let known = || latest.get().and_then(Result::ok).map(|table| table.doubt().is_some());
-        assert_eq!(latest.measure(|| Ok(Err(NotCalibrated::Stopped))), Err(NotCalibrated::Stopped));
+        assert_eq!(latest.measure(|| Err(NotCalibrated::Stopped)), Err(NotCalibrated::Stopped));
         assert!(latest.get().is_none(), "it may be tried again");
-        assert!(latest.measure(|| Ok(Ok(doubtful_table()))).unwrap().doubt().is_some());
+        assert!(latest.measure(|| Ok(doubtful_table())).unwrap().doubt().is_some());
         assert_eq!(known(), Some(true));
         // A repetition that fails reports it, and keeps the doubtful table.
         for failure in [NotCalibrated::Stopped, NotCalibrated::NoMemory] {
-            assert_eq!(latest.measure(|| Ok(Err(failure))), Err(failure));
+            assert_eq!(latest.measure(|| Err(failure)), Err(failure));
         }
-        assert_eq!(latest.measure(|| Err(Error::Internal("x".into()))), Err(NotCalibrated::Failed));
+        assert_eq!(latest.measure(|| Err(Error::Internal("x".into()).into())), Err(NotCalibrated::Failed));
         assert_eq!(latest.measure(|| panic!("x")), Err(NotCalibrated::Failed));
         assert_eq!(known(), Some(true));
-        assert!(latest.measure(|| Ok(Ok(table()))).unwrap().doubt().is_none());
+        assert!(latest.measure(|| Ok(table())).unwrap().doubt().is_none());
         assert_eq!(known(), Some(false));
         // A reliable table and a failure at first are final: nothing is measured.
         latest.measure(|| unreachable!()).unwrap();
         let failed = LatestCalibration::default();
-        assert_eq!(failed.measure(|| Ok(Err(NotCalibrated::NoBoundary))), Err(NotCalibrated::NoBoundary));
-        assert_eq!(failed.measure(|| Ok(Ok(table()))), Err(NotCalibrated::NoBoundary));
+        assert_eq!(failed.measure(|| Err(NotCalibrated::NoBoundary)), Err(NotCalibrated::NoBoundary));
+        assert_eq!(failed.measure(|| Ok(table())), Err(NotCalibrated::NoBoundary));
     }
 }

@@ -7,6 +7,11 @@ pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+/// Returns a duration in nanoseconds.
+pub fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Returns the time since `start`.
 pub fn since(start: Instant) -> Duration {
     now().saturating_duration_since(start)

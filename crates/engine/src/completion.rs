@@ -7,7 +7,7 @@
 //! and their probability is the sum over all such characters.
 
 use crate::{
-    options::{bad, check_length},
+    options::{check_length, within},
     text_window::ForkedText,
 };
 use std::{
@@ -361,13 +361,8 @@ pub struct CompletionRules {
 impl CompletionRules {
     /// Checks the bounds of all fields. Fails with [`Error::BadOption`] or [`Error::WrongKind`], which name the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
-        for (field, value, range) in
-            [("complete.count", self.count, COUNTS), ("complete.max_chars", self.max_chars, LENGTHS)]
-        {
-            if !range.contains(&value) {
-                return Err(bad(field, value, format!("{} to {}", range.start(), range.end())));
-            }
-        }
+        within("complete.count", self.count, COUNTS)?;
+        within("complete.max_chars", self.max_chars, LENGTHS)?;
         let wrong = |call, wanted| {
             let found = format!("a model of another kind: {}", card.shape);
             Err(Error::WrongKind { call, model: card.name.clone(), wanted, found })
@@ -554,9 +549,10 @@ impl NextSymbol {
 }
 
 #[cfg(test)]
-mod spelling_tests {
-    use super::*;
-    use weir_models::text::TextNormaliser;
+mod tests {
+    use super::{SymbolKind::*, *};
+    use proptest::prelude::*;
+    use weir_models::text::{TextMarks, TextNormaliser};
 
     #[test]
     fn continuations_are_whole_code_points() {
@@ -571,12 +567,6 @@ mod spelling_tests {
         assert!(!open.is_whole() && open.allows(Some(0xac), true) && !open.allows(Some(b'x'), false));
         assert!(open.allows(None, true) && Spelling::new(&bytes, std::iter::empty()).is_whole());
     }
-}
-
-#[cfg(test)]
-mod symbol_kinds_tests {
-    use super::{SymbolKind::*, *};
-    use weir_models::text::{TextMarks, TextNormaliser};
 
     #[test]
     fn words_and_lines_end_before_their_symbols() {
@@ -598,16 +588,6 @@ mod symbol_kinds_tests {
             assert_eq!([2, 3, 4].map(|id: usize| kinds[id]), [Continues, Ends, Continues], "{end:?}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use weir_models::{
-        contract::SymbolBoundary,
-        text::{TextNormaliser, Vocabulary},
-    };
 
     /// The search adds the exponentials of a distribution in f32.
     const TOLERANCE: f64 = 1e-6;
@@ -665,18 +645,30 @@ mod tests {
         complete
     }
 
-    fn search(seed: u64, sharpness: u64, rules: CompletionRules, width: usize) -> CompletionSearch {
-        let mut search = CompletionSearch::new(rules, &card()).unwrap();
+    /// Runs a search to its end, with the `distribution` after each continuation. Returns how many were computed.
+    fn drive(
+        search: &mut CompletionSearch,
+        width: usize,
+        mut distribution: impl FnMut(&CompletionSearch, NodeId) -> Distribution,
+    ) -> usize {
+        let mut computed = 0;
         loop {
-            let expansions = search.next_expansions(width).nodes;
-            if expansions.is_empty() {
-                return search;
+            let nodes = search.next_expansions(width).nodes;
+            if nodes.is_empty() {
+                return computed;
             }
-            for node in expansions {
-                let text = search.symbols(node);
-                search.take(node, Arc::new(distribution(seed, &text, sharpness))).unwrap();
+            computed += nodes.len();
+            for node in nodes {
+                let found = distribution(search, node);
+                search.take(node, Arc::new(found)).unwrap();
             }
         }
+    }
+
+    fn search(seed: u64, sharpness: u64, rules: CompletionRules, width: usize) -> CompletionSearch {
+        let mut search = CompletionSearch::new(rules, &card()).unwrap();
+        drive(&mut search, width, |search, node| distribution(seed, &search.symbols(node), sharpness));
+        search
     }
 
     proptest! {
@@ -755,19 +747,11 @@ mod tests {
         let rules = CompletionRules { count: 16, end: CompletionEnd::Length, max_chars: 200 };
         let results = [1, 2, 3, 8].map(|width| {
             let mut search = CompletionSearch::new(rules, &card()).unwrap();
-            let mut computed = 0;
-            loop {
-                let expansions = search.next_expansions(width).nodes;
-                if expansions.is_empty() {
-                    break;
-                }
-                computed += expansions.len();
-                for node in expansions {
-                    let mut logits = logits(5, &search.symbols(node), 1);
-                    logits[0] += 9.0;
-                    search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
-                }
-            }
+            let computed = drive(&mut search, width, |search, node| {
+                let mut logits = logits(5, &search.symbols(node), 1);
+                logits[0] += 9.0;
+                Distribution { logits, boundary: None }
+            });
             assert!(search.is_cut() && !search.found.is_empty(), "{}", search.found.len());
             assert_eq!(search.expansions(), MAX_EXPANSIONS);
             let most_waiting = WAITING_BYTES / (SYMBOLS.len() * size_of::<f32>());
@@ -786,25 +770,19 @@ mod tests {
             let mut search = CompletionSearch::new(rules, &card).unwrap();
             // every pushed completion, without pruning
             let mut complete: Vec<f64> = Vec::new();
-            loop {
-                let expansions = search.next_expansions(width).nodes;
-                if expansions.is_empty() {
-                    break;
+            drive(&mut search, width, |search, node| {
+                let text = search.symbols(node);
+                let own = text.iter().fold(7, |sum: u32, symbol| sum.wrapping_mul(31).wrapping_add(*symbol));
+                let logits: Vec<f32> =
+                    (0..256).map(|id: u32| (own.wrapping_mul(id + 1) % 97) as f32 / 1000.0).collect();
+                let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+                let before = search.nodes[node].logprob;
+                // only those of ASCII are compared
+                if text.len() == 2 && text.iter().all(|&byte| byte < 128) {
+                    complete.extend(logits[..128].iter().map(|&logit| before + f64::from(logit) - sum.ln()));
                 }
-                for node in expansions {
-                    let text = search.symbols(node);
-                    let own = text.iter().fold(7, |sum: u32, symbol| sum.wrapping_mul(31).wrapping_add(*symbol));
-                    let logits: Vec<f32> =
-                        (0..256).map(|id: u32| (own.wrapping_mul(id + 1) % 97) as f32 / 1000.0).collect();
-                    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
-                    let before = search.nodes[node].logprob;
-                    // only those of ASCII are compared
-                    if text.len() == 2 && text.iter().all(|&byte| byte < 128) {
-                        complete.extend(logits[..128].iter().map(|&logit| before + f64::from(logit) - sum.ln()));
-                    }
-                    search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
-                }
-            }
+                Distribution { logits, boundary: None }
+            });
             assert!(search.is_cut() && search.found.is_empty() && complete.len() > 1000);
             complete.sort_by(|a, b| b.total_cmp(a));
             let found = search.finish();
@@ -825,17 +803,11 @@ mod tests {
         let mut search = CompletionSearch::new(rules, &card).unwrap();
         // the lead byte of \u{e9} is likely, and then its second byte, a letter and another lead byte
         let likely = |bytes: &[u8]| (0..256).map(|id| if bytes.contains(&(id as u8)) { 9.0 } else { 0.0 }).collect();
-        loop {
-            let expansions = search.next_expansions(1).nodes;
-            if expansions.is_empty() {
-                break;
-            }
-            for node in expansions {
-                let logits =
-                    likely(if search.symbols(node).is_empty() { &[0xc3, 0xff, b'a'] } else { &[0xa9, b'b', 0xc3] });
-                search.take(node, Arc::new(Distribution { logits, boundary: None })).unwrap();
-            }
-        }
+        drive(&mut search, 1, |search, node| {
+            let likely =
+                likely(if search.symbols(node).is_empty() { &[0xc3, 0xff, b'a'] } else { &[0xa9, b'b', 0xc3] });
+            Distribution { logits: likely, boundary: None }
+        });
         let found: Vec<String> =
             search.finish().iter().map(|completion| card.vocabulary.decode(&completion.symbols)).collect();
         assert_eq!(found[..2], ["ab", "é"].map(String::from));

@@ -4,6 +4,7 @@
 use crate::{
     beam::{BeamSearch, SearchStep},
     cache::CachedDocument,
+    clock,
     options::{EmittedSymbol, FinishReason},
     scheduler::{MEMORY_MARGIN, RowActivity},
     state::WakeSignal,
@@ -13,10 +14,13 @@ use crate::{
     },
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::{
+    error::{Error, Result},
+    sync::lock,
+};
 use weir_models::{
     contract::{
         Card, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, Model, SequenceRow, Want,
@@ -68,16 +72,6 @@ pub(crate) struct DocumentRequest {
     /// Tokens of the best text that `output` has contained.
     emitted: usize,
     feed_buffer: Vec<u32>,
-}
-
-/// Outcome of a step of a summary's rows.
-pub(crate) enum StepOutcome {
-    /// Symbols fed before a preemption are still to be fed again.
-    Refeeding,
-    /// The next step goes on from these rows, by their position among the request's rows; a row may be repeated or left out.
-    Continue(Vec<usize>),
-    /// The summary ended.
-    Finished(FinishReason),
 }
 
 impl DocumentRequest {
@@ -177,10 +171,17 @@ impl DocumentRequest {
     /// Pushes newly arrived tokens into the encoding. Fails if a token exceeds the model's limit.
     pub(crate) fn pull(&mut self, now: Instant) -> Result<()> {
         let Some(encoding) = &mut self.encoding else { return Ok(()) };
-        let NewTokens { ended, count, read_bytes, cut } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
+        let arrived = lock(&self.inbox.0);
+        let new = arrived.ids.get(self.pushed..).unwrap_or_default();
+        if !new.is_empty() {
+            encoding.push(new)?;
+        }
+        let count = new.len();
+        self.read_bytes = self.read_bytes.max(read_bytes(arrived.byte_ranges.get(self.pushed..).unwrap_or_default()));
         self.pushed += count;
-        self.read_bytes = self.read_bytes.max(read_bytes);
-        self.cut = cut;
+        self.cut = arrived.cut;
+        let ended = matches!(arrived.end, Some(Ok(())));
+        drop(arrived);
         if ended && self.arrived.is_none() {
             self.arrived = Some(now);
             self.waits.blocks_at_end = encoding.progress().blocks;
@@ -260,7 +261,8 @@ impl DocumentRequest {
             self.waits.blocks = blocks;
         }
         let cached = CachedDocument { document, encoded, ids: ids.into(), hard: self.hard };
-        self.id = if self.inbox.is_used_once() { None } else { keep(&cached) };
+        let is_used_once = lock(&self.inbox.0).is_used_once;
+        self.id = if is_used_once { None } else { keep(&cached) };
         self.set_document(cached);
         self.encoded.clone()
     }
@@ -322,15 +324,16 @@ impl DocumentRequest {
         }
     }
 
-    /// Takes the outcome of a step of its rows, which are ready. Fails if their number, length or logits are wrong.
-    pub(crate) fn absorb(&mut self, rows: &[SequenceRow], row_indices: &[usize]) -> Result<StepOutcome> {
+    /// Takes the outcome of a step of its rows, which are ready. Returns `None` while symbols that were fed before a preemption are
+    /// still to be fed again. Fails if the number of rows, their length or their logits are wrong.
+    pub(crate) fn absorb(&mut self, rows: &[SequenceRow], row_indices: &[usize]) -> Result<Option<SearchStep>> {
         let symbols = self.symbols();
         if row_indices.len() != self.search.rows() || row_indices.iter().any(|&row| rows[row].state.len() > symbols) {
             let texts = self.search.rows();
             return Err(Error::Internal(format!("a summary of {texts} texts has {} rows", row_indices.len())));
         }
         if row_indices.iter().any(|&row| rows[row].state.len() < symbols) {
-            return Ok(StepOutcome::Refeeding);
+            return Ok(None);
         }
         let logits = row_indices.iter().map(|&row| rows[row].logits.as_slice());
         if let Some(wrong) = logits.clone().find(|logits| logits.len() != self.vocabulary_len) {
@@ -342,14 +345,11 @@ impl DocumentRequest {
         self.output
             .extend(settled.get(self.emitted..).unwrap_or_default().iter().map(|&symbol| EmittedSymbol::plain(symbol)));
         self.emitted = self.emitted.max(settled.len());
-        Ok(match outcome {
-            SearchStep::Continue(moves) => StepOutcome::Continue(moves.into_iter().map(|next| next.parent).collect()),
-            SearchStep::Done => StepOutcome::Finished(self.reason()),
-        })
+        Ok(Some(outcome))
     }
 
     /// Returns whether the best text ended with the end mark or at the length limit.
-    fn reason(&self) -> FinishReason {
+    pub(crate) fn reason(&self) -> FinishReason {
         match self.search.finished().first() {
             Some(best)
                 if best.tokens.last() == Some(&self.limits.marks.end) && best.tokens.len() < self.max_symbols =>
@@ -389,9 +389,9 @@ impl DocumentRequest {
     }
 }
 
+/// Returns the nanoseconds between two times; 0 without the first.
 fn nanoseconds_between(from: Option<Instant>, to: Instant) -> u64 {
-    let duration = from.map_or_else(Default::default, |from| to.saturating_duration_since(from));
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    from.map_or(0, |from| clock::nanoseconds(to.saturating_duration_since(from)))
 }
 
 /// Where the document of a summary comes from.
@@ -453,15 +453,6 @@ impl UploadWait {
     }
 }
 
-pub(crate) struct NewTokens {
-    pub(crate) ended: bool,
-    pub(crate) count: usize,
-    /// Bytes of the text up to the end of the last new token, if one of them covers text.
-    pub(crate) read_bytes: Option<u64>,
-    /// True if the text was cut after the last token.
-    pub(crate) cut: bool,
-}
-
 /// Opens an upload; returns both sides.
 pub(crate) fn open(wake_signal: &Arc<WakeSignal>) -> (DocumentUpload, IncomingDocument) {
     let inbox = Arc::<Inbox>::default();
@@ -472,7 +463,7 @@ pub(crate) fn open(wake_signal: &Arc<WakeSignal>) -> (DocumentUpload, IncomingDo
 impl DocumentUpload {
     /// Appends tokens, each with its byte range in the text.
     pub fn push(&self, ids: &[u32], byte_ranges: &[ByteRange]) {
-        let mut arrived = self.inbox.lock();
+        let mut arrived = lock(&self.inbox.0);
         arrived.ids.extend_from_slice(ids);
         arrived.byte_ranges.extend_from_slice(byte_ranges);
         drop(arrived);
@@ -481,7 +472,7 @@ impl DocumentUpload {
 
     /// Keeps the document, such as a part of a longer one, out of the document cache: no later request uses it.
     pub fn use_once(&self) {
-        self.inbox.lock().is_used_once = true;
+        lock(&self.inbox.0).is_used_once = true;
     }
 
     /// Completes the document; `cut` if its text was longer.
@@ -495,7 +486,7 @@ impl DocumentUpload {
     }
 
     fn end(&self, end: Result<()>, cut: bool) {
-        let mut arrived = self.inbox.lock();
+        let mut arrived = lock(&self.inbox.0);
         if arrived.end.is_none() {
             arrived.end = Some(end);
             arrived.cut = cut;
@@ -517,47 +508,24 @@ impl Inbox {
     }
 
     pub(crate) fn tokens(&self) -> usize {
-        self.lock().ids.len()
+        lock(&self.0).ids.len()
     }
 
     pub(crate) fn is_complete(&self) -> bool {
-        matches!(self.lock().end, Some(Ok(())))
+        matches!(lock(&self.0).end, Some(Ok(())))
     }
 
     /// Returns why the upload failed, if it did. Only the first call returns the upload's own error.
     pub(crate) fn failure(&self) -> Option<Error> {
-        match &mut self.lock().end {
+        match &mut lock(&self.0).end {
             Some(Err(error)) => Some(std::mem::replace(error, Error::Cancelled)),
             _ => None,
         }
     }
 
-    /// Calls `take` with the tokens from index `from` on, if there are any. Returns the error of `take`.
-    pub(crate) fn take(&self, from: usize, take: impl FnOnce(&[u32]) -> Result<()>) -> Result<NewTokens> {
-        let arrived = self.lock();
-        let new = arrived.ids.get(from..).unwrap_or_default();
-        if !new.is_empty() {
-            take(new)?;
-        }
-        Ok(NewTokens {
-            ended: matches!(arrived.end, Some(Ok(()))),
-            count: new.len(),
-            read_bytes: read_bytes(arrived.byte_ranges.get(from..).unwrap_or_default()),
-            cut: arrived.cut,
-        })
-    }
-
-    pub(crate) fn is_used_once(&self) -> bool {
-        self.lock().is_used_once
-    }
-
     /// Returns copies of all tokens and of their byte ranges, and whether the text was cut.
     pub(crate) fn contents(&self) -> (Vec<u32>, Vec<ByteRange>, bool) {
-        let arrived = self.lock();
+        let arrived = lock(&self.0);
         (arrived.ids.clone(), arrived.byte_ranges.clone(), arrived.cut)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arrived> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -332,8 +332,9 @@ pub(crate) fn max_symbols(bytes: usize, card: &Card) -> usize {
 }
 
 #[cfg(test)]
-mod encoded_text_tests {
+mod tests {
     use super::*;
+    use proptest::prelude::*;
     use weir_models::{
         random::{Purpose, uniform},
         text::{TextMarks, TextNormaliser, Vocabulary},
@@ -468,12 +469,6 @@ mod encoded_text_tests {
             assert_eq!(encoded.prefix("text", &text, &card).unwrap_err().to_string(), expected);
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
 
     fn splice(range: Range<usize>, text: &str) -> Splice {
         Splice { range, text: text.into() }

@@ -8,15 +8,19 @@ use crate::{
     },
     edited_text::{EditedText, EncodedText, Splice, first_changed, max_symbols},
     handle::{Handle, check_priority},
+    observer::Counters,
     options::{EmittedSymbol, Score, check_length},
     text_window::{Digest, SharedPrefix, TextView},
 };
 use std::{
     collections::HashMap,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::{
+    error::{Error, Result},
+    sync::lock,
+};
 use weir_models::contract::{BoundaryOptions, Card, SymbolSlices};
 
 /// Maximum bytes of a range that is scored.
@@ -106,11 +110,6 @@ impl EditSession {
             self.symbols.edit(start);
         }
         Ok(())
-    }
-
-    /// Checks whether splices may be applied. Fails as [`EditedText::check`] does.
-    pub fn check_splices(&self, revision: u64, splices: &[Splice]) -> Result<()> {
-        self.text.check(revision, splices)
     }
 
     /// Queues the scores of the characters in a range of at most [`MAX_SCORED_BYTES`]. Encodes the text up to the range's end.
@@ -236,38 +235,14 @@ impl EditSession {
     /// Prepares the completions at byte `cursor`. Fails if it is no edge of a character, a rule is out of bounds, or the text
     /// unreadable.
     pub fn complete(&self, cursor: usize, rules: CompletionRules) -> Result<CompletionTask> {
-        self.complete_with(self.symbols.take(), cursor, rules)
-    }
-
-    /// Like `complete`, with symbols that were taken for this revision of the text.
-    fn complete_with(
-        &self,
-        mut symbols: TakenSymbols,
-        cursor: usize,
-        rules: CompletionRules,
-    ) -> Result<CompletionTask> {
-        let field = "complete.cursor_byte";
-        let card = self.engine.card();
-        let search = CompletionSearch::new(rules, card)?;
-        let prefix = symbols.prefix(field, self.text_before(field, cursor)?, card)?;
-        // gives the symbols back now, so that other searches can take them
-        drop(symbols);
-        if !(prefix.is_empty() && card.first_logits.is_some()) {
-            check_length(field, prefix.len(), card)?;
-        }
-        if let Some(longest) = prefix.len().checked_add(rules.max_chars).filter(|longest| *longest > card.max_symbols) {
-            let limit = card.max_symbols;
-            let why = card.max_symbols_why;
-            return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
-        }
-        Ok(CompletionTask::new(self, prefix, search))
+        self.clone().into_completion(cursor, rules).begin()
     }
 }
 
 impl CompletionTask {
     /// Creates the task of a search after `prefix` in the text of `session`.
-    fn new(session: &EditSession, prefix: Arc<SharedPrefix>, search: CompletionSearch) -> Self {
-        let EditSession { engine, terms, distributions, .. } = session.clone();
+    fn new(session: EditSession, prefix: Arc<SharedPrefix>, search: CompletionSearch) -> Self {
+        let EditSession { engine, terms, distributions, .. } = session;
         Self {
             engine,
             terms,
@@ -320,7 +295,8 @@ impl CompletionTask {
     fn next_jobs(&mut self) -> Result<Vec<NextJob>> {
         loop {
             // alone in its round, the first request does not look ahead
-            let width = if self.search.expansions() == 0 { 1 } else { search_width(self.engine.requests()) };
+            let Counters { running, waiting, .. } = self.engine.counters();
+            let width = if self.search.expansions() == 0 { 1 } else { search_width(running + waiting) };
             let Expansions { nodes, floor } = self.search.next_expansions(width);
             let mut unknown = Vec::with_capacity(nodes.len());
             let mut any_known = false;
@@ -517,7 +493,22 @@ impl PendingCompletion {
 
     /// Encodes the text and prepares the search. Fails as [`EditSession::complete`] does.
     pub fn begin(self) -> Result<CompletionTask> {
-        self.session.complete_with(self.symbols, self.cursor, self.rules)
+        let Self { session, mut symbols, cursor, rules } = self;
+        let field = "complete.cursor_byte";
+        let card = session.engine.card();
+        let search = CompletionSearch::new(rules, card)?;
+        let prefix = symbols.prefix(field, session.text_before(field, cursor)?, card)?;
+        // gives the symbols back now, so that other searches can take them
+        drop(symbols);
+        if !(prefix.is_empty() && card.first_logits.is_some()) {
+            check_length(field, prefix.len(), card)?;
+        }
+        if let Some(longest) = prefix.len().checked_add(rules.max_chars).filter(|longest| *longest > card.max_symbols) {
+            let limit = card.max_symbols;
+            let why = card.max_symbols_why;
+            return Err(Error::TooLong { field, length: longest, limit, unit: "characters with max_chars", why });
+        }
+        Ok(CompletionTask::new(session, prefix, search))
     }
 }
 
@@ -554,7 +545,7 @@ pub(crate) struct TakenSymbols {
 impl SessionSymbols {
     /// Sets the maximum number of bytes. The default, 0, keeps none.
     pub(crate) fn set_limit(&self, bytes: usize) {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         kept.limit = bytes;
         if kept.encoded.bytes() > bytes {
             kept.encoded = EncodedText::default();
@@ -563,7 +554,7 @@ impl SessionSymbols {
 
     /// Records an edit of the session's text after the first `start` bytes.
     pub(crate) fn edit(&mut self, start: usize) {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         let limit = kept.limit;
         if kept.version == self.version {
             kept.encoded.truncate(start);
@@ -583,16 +574,12 @@ impl SessionSymbols {
 
     /// Takes the symbols, if they are those of the session's text and no other search has them.
     pub(crate) fn take(&self) -> TakenSymbols {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         if kept.version != self.version {
             return TakenSymbols { encoded: EncodedText::default(), owner: None };
         }
         kept.searches += 1;
         TakenSymbols { encoded: std::mem::take(&mut kept.encoded), owner: Some(Arc::clone(&self.kept)) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KeptSymbols> {
-        lock(&self.kept)
     }
 }
 
@@ -624,11 +611,6 @@ impl Drop for TakenSymbols {
             std::mem::swap(&mut kept.encoded, &mut self.encoded);
         }
     }
-}
-
-fn lock(kept: &Mutex<KeptSymbols>) -> MutexGuard<'_, KeptSymbols> {
-    // each change is complete before anything can panic
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // The distribution cache of an editing session. The next keystroke extends the text or takes its last character away, so the
@@ -677,29 +659,19 @@ struct Entry {
     search: u64,
 }
 
-/// Digests of the beginnings of a searched text.
-struct BeginningDigests {
-    /// Digest of the symbols before the start of the cached texts; none if the text is shorter.
-    start: Option<Digest>,
-    /// Digest of the symbols before the start that the text would get.
-    near: Option<Digest>,
-}
-
-impl BeginningDigests {
-    fn of(text: TextView<'_>, start: usize, near: usize) -> Self {
-        let mut digests = text.digests();
-        if start <= near {
-            let start = digests.digest_before(start);
-            return Self { start, near: digests.digest_before(near) };
-        }
-        let near = digests.digest_before(near);
-        Self { start: digests.digest_before(start), near }
-    }
+/// Returns the digests of the symbols before two positions; none where the text is shorter.
+fn digests_before(text: TextView<'_>, positions: [usize; 2]) -> [Option<Digest>; 2] {
+    let mut digests = text.digests();
+    let mut rising = [0, 1];
+    rising.sort_by_key(|&index| positions[index]);
+    let mut found = [None; 2];
+    rising.into_iter().for_each(|index| found[index] = digests.digest_before(positions[index]));
+    found
 }
 
 impl DistributionCache {
     pub(crate) fn set_limit(&self, bytes: usize) {
-        let mut distributions = self.lock();
+        let mut distributions = lock(&self.0);
         if distributions.limit == 0 {
             // the places of searches without a cache have no text
             distributions.beginning += 1;
@@ -712,18 +684,19 @@ impl DistributionCache {
     pub(crate) fn begin<'a>(&self, text: impl Into<TextView<'a>>) -> SearchPlace {
         let text = text.into();
         let near = text.len().saturating_sub(NEAR_SYMBOLS);
-        let mut distributions = self.lock();
+        let mut distributions = lock(&self.0);
         distributions.search += 1;
         let search = distributions.search;
         while distributions.limit > 0 {
             let start = distributions.start;
             drop(distributions);
             // a long text is digested while the cache is not locked
-            let digests = BeginningDigests::of(text, start, near);
-            distributions = self.lock();
+            let [before_start, before_near] = digests_before(text, [start, near]);
+            distributions = lock(&self.0);
             // unless another search has moved the start
             if distributions.start == start {
-                distributions.move_start(text, near, digests);
+                let is_same = before_start.is_some() && before_start == distributions.before;
+                distributions.move_start(text, is_same, near, before_near);
                 let text = text.after(distributions.start).unwrap_or_default().to_vec();
                 return SearchPlace { beginning: distributions.beginning, search, text };
             }
@@ -732,7 +705,7 @@ impl DistributionCache {
     }
 
     pub(crate) fn get(&self, place: &SearchPlace, continuation: &[u32]) -> Option<Arc<Distribution>> {
-        let mut distributions = self.lock();
+        let mut distributions = lock(&self.0);
         if place.beginning != distributions.beginning || distributions.entries.is_empty() {
             return None;
         }
@@ -743,19 +716,14 @@ impl DistributionCache {
 
     /// Keeps the distribution after a continuation, unless one of the same search or a later one would be dropped for it.
     pub(crate) fn keep(&self, place: &SearchPlace, continuation: &[u32], distribution: &Arc<Distribution>) {
-        self.lock().keep(place, continuation, distribution);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Distributions> {
-        // each change is complete before anything can panic
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).keep(place, continuation, distribution);
     }
 }
 
 impl Distributions {
-    /// Moves the start of the cached texts to `near`, close to the end of `text`. Drops the texts that do not continue there.
-    fn move_start(&mut self, text: TextView<'_>, near: usize, digests: BeginningDigests) {
-        let same = self.before.is_some() && digests.start == self.before;
+    /// Moves the start of the cached texts to `near`, close to the end of `text`, with the digest of the symbols before it. Drops the
+    /// texts that do not continue there: all, unless `text` begins with the `same` symbols as they do.
+    fn move_start(&mut self, text: TextView<'_>, same: bool, near: usize, before: Option<Digest>) {
         if same && text.len() - self.start <= 2 * NEAR_SYMBOLS {
             return;
         }
@@ -767,7 +735,7 @@ impl Distributions {
             self.bytes += entry_bytes(rest, &entry.distribution);
             self.entries.insert(rest.into(), entry);
         }
-        self.before = digests.near;
+        self.before = before;
         self.start = near;
         self.beginning += 1;
     }
@@ -811,18 +779,14 @@ fn entry_bytes(text: &[u32], distribution: &Distribution) -> usize {
 }
 
 #[cfg(test)]
-mod completion_task_tests {
+mod tests {
     use super::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
 
     #[test]
     fn a_search_is_narrower_next_to_other_requests() {
         assert_eq!([0, 1, 5, 6, 100].map(search_width), [MAX_WIDTH, MAX_WIDTH - 1, 3, MIN_WIDTH, MIN_WIDTH]);
     }
-}
-
-#[cfg(test)]
-mod distribution_cache_tests {
-    use super::*;
 
     fn distribution(number: usize) -> Arc<Distribution> {
         Arc::new(Distribution { logits: vec![number as f32; 10], boundary: None })
@@ -835,7 +799,7 @@ mod distribution_cache_tests {
     }
 
     fn bytes(cache: &DistributionCache) -> usize {
-        let distributions = cache.lock();
+        let distributions = lock(&cache.0);
         let entries = distributions.entries.iter();
         let sum: usize = entries.map(|(text, entry)| entry_bytes(text, &entry.distribution)).sum();
         assert_eq!(sum, distributions.bytes);
@@ -862,8 +826,8 @@ mod distribution_cache_tests {
         assert_eq!((known(199, &[199, 200, 201]), known(200, &[9])), (Some(1.0), Some(2.0)));
         assert_eq!((known(260, &[]), known(202, &[])), (None, Some(1.0)));
         assert_eq!(known(270, &[]), None);
-        assert_eq!(cache.lock().start, 206);
-        assert!(cache.lock().entries.is_empty() && bytes(&cache) == 0, "texts that end before the start");
+        assert_eq!(lock(&cache.0).start, 206);
+        assert!(lock(&cache.0).entries.is_empty() && bytes(&cache) == 0, "texts that end before the start");
     }
 
     #[test]
@@ -905,12 +869,6 @@ mod distribution_cache_tests {
         cache.keep(&new, &[1], &distribution(1));
         assert_eq!(bytes(&cache), 0);
     }
-}
-
-#[cfg(test)]
-mod session_symbols_tests {
-    use super::*;
-    use weir_models::text::{TextNormaliser, Vocabulary};
 
     fn card() -> Card {
         Card { max_symbols: 1 << 20, ..Card::for_tests(Vocabulary::byte_level(TextNormaliser::None)) }

@@ -8,6 +8,7 @@ use crate::{
     clock,
     document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     observer::{Counters, EngineEvent, Observer},
+    options::within,
     request::{EventSender, Request, RequestKind, TextRequest},
     scheduler::tenants::{Demand, PRIORITIES},
     state::Phase,
@@ -158,16 +159,14 @@ impl Handle {
         let summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
         let work = summary.max_work();
         if work > limits.request_work {
-            let document_alone = summary.max_tokens() > limits.request_work;
-            let field = if document_alone { "chunk" } else { "options.beam_size" };
+            let field = summary_field(summary.max_tokens() > limits.request_work);
             return Err(Error::TooMuchWork { field, work, limit: limits.request_work });
         }
         let needed = summary.max_bytes(&**model, reader);
-        let limit = model.memory().limit;
-        if needed > limit {
-            let document_alone = reader.bytes_for(summary.max_tokens()) > limit;
-            let field = if document_alone { "chunk" } else { "options.beam_size" };
-            return Err(Error::NeverFits { field, needed, limit });
+        let memory = model.memory().limit;
+        if needed > memory {
+            let field = summary_field(reader.bytes_for(summary.max_tokens()) > memory);
+            return Err(Error::NeverFits { field, needed, limit: memory });
         }
         let (event_sender, events) = EventSender::open(limits.events)?;
         let kind = RequestKind::Document(Box::new(summary));
@@ -222,7 +221,7 @@ impl Handle {
 
     /// Closes the engine: its worker finishes the step that it runs, ends all requests, and ends.
     pub fn close(&self) {
-        self.0.close();
+        self.inner().state.close();
     }
 
     /// Returns true if the worker thread has ended, or if the worker is a task.
@@ -262,11 +261,6 @@ impl Handle {
         segment_cache.known(key.as_ref(), text)
     }
 
-    pub(crate) fn requests(&self) -> usize {
-        let state = self.inner().lock_state();
-        state.scheduler.running + state.scheduler.waiting()
-    }
-
     /// Returns the model's key-value memory.
     pub fn memory(&self) -> KvMemory {
         self.inner().model.memory()
@@ -279,12 +273,12 @@ impl Handle {
         Counters { running: state.scheduler.running, waiting: state.scheduler.waiting(), ..counters }
     }
 
-    /// Returns the contents and totals of the segment cache.
+    /// Returns the contents of the segment cache.
     pub fn segment_cache_usage(&self) -> SegmentCacheUsage {
         self.inner().segment_cache.usage()
     }
 
-    /// Returns the contents and totals of the document cache.
+    /// Returns the contents of the document cache.
     pub fn document_cache_usage(&self) -> DocumentCacheUsage {
         self.inner().document_cache.usage()
     }
@@ -299,15 +293,9 @@ impl Handle {
     }
 }
 
-impl WorkerThread {
-    fn close(&self) {
-        self.inner.state.close();
-    }
-}
-
 impl Drop for WorkerThread {
     fn drop(&mut self) {
-        self.close();
+        self.inner.state.close();
         // the worker itself may drop the last handle, and a thread that joins itself blocks forever
         let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
         if let Some(thread) = other {
@@ -317,13 +305,14 @@ impl Drop for WorkerThread {
     }
 }
 
+/// Returns the field that makes a summary too expensive: the document if it is too long by itself.
+fn summary_field(document_alone: bool) -> &'static str {
+    if document_alone { "chunk" } else { "options.beam_size" }
+}
+
 /// Rejects a priority out of range.
 pub(crate) fn check_priority(priority: i32) -> Result<()> {
-    if PRIORITIES.contains(&priority) {
-        return Ok(());
-    }
-    let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
-    Err(Error::BadOption { field: "priority", found: priority.to_string(), bound })
+    within("priority", priority, PRIORITIES)
 }
 
 /// Rejects an expired deadline or a priority out of range. Returns the time of arrival.

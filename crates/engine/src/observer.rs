@@ -6,10 +6,10 @@ use crate::{
     summary::{EncodedDocument, SummaryResult},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
-use weir_kernels::error::Error;
+use weir_kernels::{error::Error, sync::lock};
 use weir_models::{
     contract::{self, SequenceRow},
     usage::{Timing, Usage},
@@ -35,6 +35,12 @@ pub enum EngineEvent<'a> {
     Segment(Duration),
     /// `symbols` symbols were looked up in the segment cache. It had the first `found`, in pages of `bytes` bytes.
     CacheLookup { symbols: usize, found: usize, bytes: usize },
+    /// This many entries were evicted from the segment cache, for other entries or for requests.
+    CacheEvicted(u64),
+    /// A new request asked for a cached document. The caller's thread records it.
+    DocumentLookup { found: bool },
+    /// A document was evicted from the document cache, for another one or for requests.
+    DocumentEvicted,
     /// A running request was preempted.
     Preempted,
     /// The worker started over after a panic.
@@ -84,16 +90,12 @@ impl Measurements {
     }
 
     pub(crate) fn record(&self, event: EngineEvent<'_>) {
-        self.lock().record(&event);
+        lock(&self.totals).record(&event);
         self.observer.record(event);
     }
 
     pub(crate) fn totals(&self) -> Counters {
-        *self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counters> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.totals)
     }
 }
 

@@ -4,11 +4,12 @@
 use crate::{
     api::{DocumentEvent, Event, Events, Limits, Terms},
     cache::{Key, SegmentCacheHandle},
+    clock,
     document_request::DocumentRequest,
     observer::{EngineEvent, Measurements},
     options::{EmittedSymbol, FinishReason},
     scheduler::{
-        FedSymbols, MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit,
+        MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit, WorkDone,
         tenants::{Beginning, Demand},
     },
     session::Session,
@@ -56,7 +57,7 @@ pub(crate) struct Request {
     /// How long its client has read none of the buffered events; `None` if the client keeps up.
     unread_for: Option<Duration>,
     /// Symbols fed since the scheduler last counted them.
-    pub(crate) fed: FedSymbols,
+    pub(crate) fed: WorkDone,
     /// True if it was last preempted because of its own client or upload. Symbols fed again then count as its work.
     caused_preemption: bool,
     /// True if it was preempted because its client or upload was behind, and still waits for it.
@@ -76,7 +77,7 @@ impl Request {
             in_flight: false,
             outcome: None,
             unread_for: None,
-            fed: FedSymbols::default(),
+            fed: WorkDone::default(),
             caused_preemption: false,
             waits_for_client: false,
         }
@@ -228,7 +229,7 @@ impl Request {
             }
             RequestKind::Document(summary) => (false, summary.refeeding),
         };
-        let FedSymbols { prompt, sampled, recomputed } = &mut self.fed;
+        let WorkDone { prompt, sampled, recomputed } = &mut self.fed;
         let count = match (refeeding && !self.caused_preemption, prefilling) {
             (true, _) => recomputed,
             (false, true) => prompt,
@@ -312,7 +313,7 @@ impl Request {
         let outcome = self.outcome.unwrap_or(Err(Error::Cancelled));
         tracing::debug!(?outcome, ?usage, ?timing, "request ended");
         measurements.record(EngineEvent::Finished { outcome: outcome.as_ref(), usage: &usage, timing: &timing });
-        self.event_sender.finish(outcome.map(|reason| match self.kind {
+        self.event_sender.send_outcome(outcome.map(|reason| match self.kind {
             RequestKind::Text(_) => Event::Finished { reason, usage, timing },
             RequestKind::Document(summary) => {
                 let encoded = summary.encoded.clone();
@@ -338,19 +339,9 @@ pub(crate) struct TextRequest {
 
 impl TextRequest {
     /// Returns the state to start from: that of the longest cached prefix of its text, or a new one.
-    pub(crate) fn begin(
-        &mut self,
-        model: &dyn Model,
-        cache: &SegmentCacheHandle,
-        measurements: &Measurements,
-    ) -> Result<Box<dyn State>> {
+    pub(crate) fn begin(&mut self, model: &dyn Model, cache: &SegmentCacheHandle) -> Result<Box<dyn State>> {
         let session = &mut self.session;
-        let hit = cache.find(self.cache_key.as_ref(), session);
-        if self.cache_key.is_some() {
-            let (found, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
-            measurements.record(EngineEvent::CacheLookup { symbols: session.cacheable_prefix(), found, bytes });
-        }
-        let Some(hit) = hit else {
+        let Some(hit) = cache.find(self.cache_key.as_ref(), session) else {
             let mut state = model.begin(session.boundaries().clone())?;
             session.resume(&mut *state)?;
             return Ok(state);
@@ -404,19 +395,6 @@ impl TextRequest {
             left => RowActivity::Prefilling(left),
         }
     }
-}
-
-/// Latency of a new symbol of the answer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum SymbolLatency {
-    /// The first symbol: time since the request arrived.
-    First(Duration),
-    /// Later symbols that were ready together.
-    Next {
-        /// Time since the symbol before them.
-        gap: Duration,
-        symbols: usize,
-    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -507,32 +485,40 @@ impl RequestTimer {
         }
     }
 
-    /// Records the first symbol of a segment. Returns the time since the first symbol of the segment before it.
-    pub(crate) fn start_segment(&mut self, now: Instant) -> Option<Duration> {
-        self.segment_started.replace(now).map(|before| now.saturating_duration_since(before))
-    }
-
-    /// Records the request's progress after a step. Returns the latency of a new symbol, if there is one.
-    pub(crate) fn record_progress(&mut self, now: Instant, prefilling: bool, symbols: usize) -> Option<SymbolLatency> {
+    /// Records the request's progress after a step: its answer has `symbols` symbols. Passes the latencies of new ones to `record`.
+    /// `boundary` is true if the latest symbol before them ended a segment.
+    pub(crate) fn record_progress(
+        &mut self,
+        now: Instant,
+        prefilling: bool,
+        symbols: usize,
+        boundary: bool,
+        record: impl Fn(EngineEvent<'_>),
+    ) {
         if !prefilling {
             self.prefilled.get_or_insert(now);
         }
-        if symbols <= self.symbols {
-            return None;
+        let new = symbols.saturating_sub(self.symbols);
+        if new == 0 {
+            return;
         }
-        let new = symbols - self.symbols;
         self.symbols = symbols;
-        let before = self.answer;
-        self.answer = Some(ResponseTimes { first: before.map_or(now, |answer| answer.first), latest: now });
-        Some(match before {
-            None => SymbolLatency::First(now.saturating_duration_since(self.arrived)),
-            Some(answer) => SymbolLatency::Next { gap: now.saturating_duration_since(answer.latest), symbols: new },
-        })
+        let Some(answer) = &mut self.answer else {
+            self.answer = Some(ResponseTimes { first: now, latest: now });
+            return record(EngineEvent::FirstChar(now.saturating_duration_since(self.arrived)));
+        };
+        let before = std::mem::replace(&mut answer.latest, now);
+        record(EngineEvent::Gap { gap: now.saturating_duration_since(before), boundary });
+        // accepted symbols come together
+        (1..new).for_each(|_| record(EngineEvent::Gap { gap: Duration::ZERO, boundary: false }));
+        if boundary && let Some(before) = self.segment_started.replace(now) {
+            record(EngineEvent::Segment(now.saturating_duration_since(before)));
+        }
     }
 
     /// Returns the durations of the request's phases, at its end.
     pub(crate) fn timing(&self, now: Instant) -> Timing {
-        let between = |from: Instant, to: Instant| nanoseconds(to.saturating_duration_since(from));
+        let between = |from: Instant, to: Instant| clock::nanoseconds(to.saturating_duration_since(from));
         let prefill_ns = self.admitted.map_or(0, |admitted| between(admitted, self.prefilled.unwrap_or(now)));
         let decode_ns = self.answer.map_or(0, |answer| between(answer.first, answer.latest));
         let extra = self.unpooled_extra.filter(|_| self.steps > 0);
@@ -546,17 +532,13 @@ impl RequestTimer {
             wait_steps: self.wait_steps,
             middle_steps: self.middle_steps,
             level_steps: self.level_steps,
-            middle_ns: nanoseconds(self.middle),
+            middle_ns: clock::nanoseconds(self.middle),
             unpooled: extra.map(|extra| UnpooledTiming {
                 prefill_ns: prefill_ns.saturating_add_signed(extra.prefill_ns),
                 decode_ns: decode_ns.saturating_add_signed(extra.decode_ns),
             }),
         }
     }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 type EventResult = Result<Event>;
@@ -713,11 +695,7 @@ impl EventSender {
         now.saturating_duration_since(*self.unread_since.get_or_insert(now))
     }
 
-    pub(crate) fn finish(mut self, outcome: EventResult) {
-        self.send_outcome(outcome);
-    }
-
-    fn send_outcome(&mut self, outcome: EventResult) {
+    pub(crate) fn send_outcome(&mut self, outcome: EventResult) {
         let held = std::mem::take(&mut self.held);
         if let Some(slot) = self.final_slot.take().filter(|_| !held.is_empty()) {
             slot.send(Ok(Event::Characters(held.into())));

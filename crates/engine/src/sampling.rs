@@ -178,7 +178,7 @@ fn argmax(values: &[f64]) -> Option<usize> {
 }
 
 /// Log-probabilities reported for each symbol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogprobOptions {
     /// True: the symbol's own log-probability.
     pub logprobs: bool,
@@ -308,9 +308,13 @@ impl StopMatcher {
     /// Takes the next symbol and returns the stop string that it completes. The earliest start wins, then the lowest index.
     pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
+        self.extend(symbol)
+    }
+
+    fn extend(&mut self, unit: u32) -> Option<StopMatch> {
         let mut best: Option<StopMatch> = None;
         for (index, pattern) in self.patterns.iter_mut().enumerate() {
-            pattern.push(symbol);
+            pattern.push(unit);
             let length = pattern.symbols.len();
             let complete = pattern.matched == length && self.generated >= self.min_chars;
             if complete && best.is_none_or(|other| length > other.length) {
@@ -325,21 +329,7 @@ impl StopMatcher {
     pub fn push_text(&mut self, text: &str) -> Option<(StopMatch, usize)> {
         self.generated += 1;
         self.is_text = true;
-        for (end, byte) in (1..).zip(text.bytes()) {
-            let mut best: Option<StopMatch> = None;
-            for (index, pattern) in self.patterns.iter_mut().enumerate() {
-                pattern.push(byte.into());
-                let length = pattern.symbols.len();
-                let complete = pattern.matched == length && self.generated >= self.min_chars;
-                if complete && best.is_none_or(|other| length > other.length) {
-                    best = Some(StopMatch { index, length });
-                }
-            }
-            if let Some(best) = best {
-                return Some((best, end));
-            }
-        }
-        None
+        (1..).zip(text.bytes()).find_map(|(end, byte)| Some((self.extend(byte.into())?, end)))
     }
 
     /// Number of last units that may begin a stop string that will count.
@@ -450,13 +440,14 @@ impl TokenText {
 }
 
 #[cfg(test)]
-mod logprobs_tests {
+mod tests {
     use super::*;
     use proptest::{collection::vec, prelude::*};
+    use weir_models::text::TextNormaliser;
 
     proptest! {
         #[test]
-        fn agrees_with_the_naive_implementation(
+        fn logprobs_agree_with_the_naive_implementation(
             logits in vec(prop_oneof![(-3i32..3).prop_map(|value| value as f32), -30.0f32..30.0], 1..20),
             top in 0usize..25, symbol in 0usize..20,
         ) {
@@ -484,24 +475,12 @@ mod logprobs_tests {
     }
 
     #[test]
-    fn large_logits_do_not_overflow() {
-        let reported = LogprobOptions { logprobs: true, top: 0 }.compute(1, &[3e38, 3e38, -3e38]).unwrap();
-        assert_eq!(reported.logprob, Some(-std::f32::consts::LN_2));
-    }
-
-    #[test]
-    fn rejects_logits_that_are_no_distribution() {
+    fn logprobs_of_no_distribution_are_rejected() {
         for logits in [[f32::NAN, 0.0], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
             let reported = LogprobOptions { logprobs: true, top: 0 }.compute(0, &logits);
             assert!(matches!(reported, Err(Error::Internal(_))), "{logits:?}");
         }
     }
-}
-
-#[cfg(test)]
-mod sampler_tests {
-    use super::*;
-    use proptest::{collection::vec, prelude::*};
 
     /// Naive implementation: copies, sorts and filters lists, and normalises probabilities each time.
     fn naive(sampling: &Sampling, seen: &[u32], logits: &[f32], position: usize) -> u32 {
@@ -617,12 +596,6 @@ mod sampler_tests {
             assert!(matches!(sampler.choose(&logits, 0), Err(Error::Internal(_))), "{logits:?}");
         }
     }
-}
-
-#[cfg(test)]
-mod stop_strings_tests {
-    use super::*;
-    use weir_models::text::{TextNormaliser, Vocabulary};
 
     fn stop(texts: &[&str]) -> Result<StopStrings> {
         let symbols = ["e", "n", "o", " ", "c"];
@@ -654,12 +627,6 @@ mod stop_strings_tests {
         let bytes = stop(&[&"\n".repeat(STOP_BYTES + 1)]).unwrap_err().to_string();
         assert!(bytes.ends_with("expected at most 8192 bytes, found 8193"), "{bytes}");
     }
-}
-
-#[cfg(test)]
-mod stops_tests {
-    use super::*;
-    use proptest::{collection::vec, prelude::*};
 
     /// Searches the whole text for every symbol.
     struct NaiveStops {
@@ -752,14 +719,9 @@ mod stops_tests {
         // the second may overlap the first
         assert_eq!(first_match(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     fn held(lengths: &[usize]) -> TokenText {
-        let vocabulary = Vocabulary::byte_level(weir_models::text::TextNormaliser::None);
+        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
         TokenText { lengths: lengths.iter().copied().collect(), ..TokenText::new(Arc::new(vocabulary)) }
     }
 

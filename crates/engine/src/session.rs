@@ -130,17 +130,12 @@ impl Session {
 
     /// Number of symbols of the resumed text that are not yet part of the present sequence.
     pub fn resumed_ahead(&self) -> usize {
-        self.generation.as_ref().map_or(0, |generation| generation.resumed.remaining())
+        self.generation.as_ref().map_or(0, |generation| generation.resumed.len())
     }
 
     /// The position from which another row is fed; no row is fed the symbols before it.
     pub fn replay_position(&self) -> usize {
         self.replay_start.map_or(0, |start| start.symbol)
-    }
-
-    /// Number of symbols of the text held in memory.
-    pub fn held_symbols(&self) -> usize {
-        self.prompt.symbols.held().len()
     }
 
     /// Maximum symbols of one of its sequences.
@@ -262,8 +257,8 @@ impl Session {
         if self.is_replaying() {
             let start = self.prompt.start();
             let end = self.seen().min(self.row_len + chunk.max(1));
-            let step = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
-            return row.set(self.prompt.get(start + self.row_len..start + step.end), step.want);
+            let (end, want) = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
+            return row.set(self.prompt.get(start + self.row_len..start + end), want);
         }
         match &self.generation {
             Some(generation) if self.prompt.is_done() => {
@@ -291,7 +286,7 @@ impl Session {
         }
         if !self.prompt.is_done() {
             let start = self.prompt.start();
-            let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
+            let (segments, ends_window) = self.prompt.absorb(row, &mut self.output)?;
             self.usage.prompt_segments += segments.level(0);
             self.usage.levels += segments;
             self.usage.prompt_chars = self.prompt.settled.min(self.prompt.given);
@@ -355,17 +350,18 @@ impl Session {
     /// Creates a session that generates. Fails as [`Generate::validate`] does.
     pub fn generate(request: Generate, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let (text, ends_text) = request.resumed_text(card);
-        let resumed = ResumedSymbols::new(text, ends_text);
+        let (resumed, ends_text) = request.resumed_text(card);
+        let resumed = resumed.iter().copied().collect();
         // an earlier run has emitted the prompt before the resumed text
         let echo = request.details.echo && request.resumed.is_empty();
         let Generate { prompt, sampling, stopping, details, boundaries, speculation, .. } = request;
         let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
-        let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
-        let mut generation = Generator::new(sampling, stopping, &details, card, control);
+        let mut generation = Generator::new(sampling, stopping, &details, card, mode == Some(BoundaryMode::Nxt));
         generation.resumed = resumed;
-        generation.see(&prompt);
+        generation.ends_resumed = ends_text;
+        // for the repetition penalty
+        prompt.iter().for_each(|&symbol| generation.sampler.see(symbol));
         let output = PromptOutput {
             symbols: echo,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
@@ -393,12 +389,7 @@ impl Session {
     /// Creates a session that computes the distributions after a text. Fails as [`NextSymbol::validate`] does.
     pub fn next_symbol(request: NextSymbol, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let output = PromptOutput {
-            symbols: false,
-            logprobs: LogprobOptions { logprobs: false, top: 0 },
-            boundaries: false,
-            last_logits: true,
-        };
+        let output = PromptOutput { last_logits: true, ..PromptOutput::default() };
         let prompt = Prompt::new(request.symbols, None, output);
         let room = card.max_symbols.saturating_sub(prompt.longest());
         let ahead = request.lookahead.max_symbols.min(room);
@@ -543,8 +534,8 @@ impl Session {
     fn count_generated(&mut self) {
         if let Some(generation) = &self.generation {
             self.usage.generated_chars = generation.chars;
-            self.usage.resumed_chars = generation.resumed.taken();
-            self.usage.nxt_steps = generation.nxt_steps();
+            self.usage.resumed_chars = generation.resumed_taken;
+            self.usage.nxt_steps = generation.control.map_or(0, |control| control.chosen);
         }
     }
 }
@@ -558,139 +549,116 @@ impl Session {
 // other.
 
 #[derive(Debug, Clone)]
-pub(crate) struct Generator {
+struct Generator {
     sampler: Sampler,
     stops: StopMatcher,
-    limits: GenerationLimits,
+    /// The rules without the stop strings, which `stops` has.
+    stopping: Stopping,
+    /// Maximum symbols of the sequence, prompt included.
+    max_symbols: usize,
     logprobs: LogprobOptions,
     /// True if symbols are emitted with their boundaries, hence one step later.
     with_boundaries: bool,
-    include_stop: bool,
     /// Sampled symbols that are not yet emitted, oldest first.
     held: VecDeque<EmittedSymbol>,
     /// The text of the held symbols, in a model of tokens.
     token_text: Option<TokenText>,
     /// The symbol that was sampled and not yet fed.
-    pub(crate) latest: Option<u32>,
+    latest: Option<u32>,
     /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
     latest_is_held: bool,
     /// Number of sampled symbols, and of resumed ones.
-    pub(crate) chars: usize,
+    chars: usize,
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
     control: Option<ControlSymbols>,
     /// The end-of-text marks, or the end byte, of a model without other marks.
     ends: Vec<u32>,
-    /// True if the symbols of `ends` are never chosen.
-    ignore_end: bool,
-    /// The symbols that are taken before any is sampled.
-    pub(crate) resumed: ResumedSymbols,
+    /// Symbols that an earlier run of the same request has emitted, and that are not taken yet. They count for limits, penalty and
+    /// stop strings, and are neither drawn nor emitted. They are fed in chunks, or one by one if the model ends segments with marks,
+    /// which are drawn again. A draw's number depends on its position only, so the text continues as it did.
+    resumed: VecDeque<u32>,
+    /// True if the model's end mark or end byte follows the resumed symbols.
+    ends_resumed: bool,
+    /// Number of resumed symbols that were taken.
+    resumed_taken: usize,
 }
 
 /// Marks that a model may choose in addition to the symbols of a text, and their state.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ControlSymbols {
+struct ControlSymbols {
     specials: SpecialSymbols,
     /// True if the model's marks end segments; false if its predictor does.
     ends_segments: bool,
-    ends_text: bool,
+    /// Number of segments that the model ended with its mark.
     chosen: usize,
     /// True if the last choice was a segment-end mark, which is to be fed next.
     is_ending: bool,
 }
 
-impl ControlSymbols {
-    /// Returns the control symbols of a model with `specials` in boundary mode `mode`.
-    pub(crate) fn new(
-        specials: Option<SpecialSymbols>,
-        mode: Option<BoundaryMode>,
-        stopping: &Stopping,
-    ) -> Option<Self> {
-        let ends_segments = mode == Some(BoundaryMode::Nxt);
-        let ends_text = !stopping.ignore_end;
-        specials.map(|specials| Self { specials, ends_segments, ends_text, chosen: 0, is_ending: false })
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct GenerationLimits {
-    max_chars: usize,
-    min_chars: usize,
-    max_segments: Option<usize>,
-    /// Maximum symbols of the sequence, prompt included.
-    max_symbols: usize,
-}
-
 impl Generator {
-    pub(crate) fn new(
-        sampling: Sampling,
-        stopping: Stopping,
-        details: &Details,
-        card: &Card,
-        control: Option<ControlSymbols>,
-    ) -> Self {
-        let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end } = stopping;
+    /// Creates a generator. `ends_segments` is true if the model's marks end segments.
+    fn new(sampling: Sampling, mut stopping: Stopping, details: &Details, card: &Card, ends_segments: bool) -> Self {
+        let control = |specials| ControlSymbols { specials, ends_segments, chosen: 0, is_ending: false };
         Self {
             sampler: Sampler::new(sampling, card.vocabulary.len()),
-            stops: StopMatcher::new(stop, min_chars),
-            limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
-            control,
+            stops: StopMatcher::new(std::mem::take(&mut stopping.stop), stopping.min_chars),
+            stopping,
+            max_symbols: card.max_symbols,
+            control: card.vocabulary.specials().map(control),
             ends: card.vocabulary.end_marks().collect(),
-            ignore_end,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             with_boundaries: details.boundaries,
-            include_stop,
             held: VecDeque::new(),
             token_text: card.vocabulary.is_subword().then(|| TokenText::new(card.vocabulary.clone())),
             latest: None,
             latest_is_held: false,
             chars: 0,
             reason: None,
-            resumed: ResumedSymbols::default(),
+            resumed: VecDeque::new(),
+            ends_resumed: false,
+            resumed_taken: 0,
         }
     }
 
-    /// Records the prompt for the repetition penalty.
-    pub(crate) fn see(&mut self, prompt: &[u32]) {
-        prompt.iter().for_each(|&symbol| self.sampler.see(symbol));
-    }
-
     /// The latest symbol as it is fed: with an explicit open boundary if only marks end segments.
-    pub(crate) fn latest_item(&self) -> Option<u32> {
+    fn latest_item(&self) -> Option<u32> {
         let traced = self.is_traced();
         self.latest.map(|symbol| if traced { contract::item(symbol, false) } else { symbol })
     }
 
     /// Number of symbols that this run sampled.
-    pub(crate) fn sampled(&self) -> usize {
-        self.chars - self.resumed.taken()
+    fn sampled(&self) -> usize {
+        self.chars - self.resumed_taken
     }
 
     /// True if the rest of a resumed text is taken at once: its boundaries depend on the text alone.
-    pub(crate) fn resumes_at_once(&self) -> bool {
-        self.resumed.remaining() > 0 && !self.is_traced()
+    fn resumes_at_once(&self) -> bool {
+        !self.resumed.is_empty() && !self.is_traced()
     }
 
     /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
-    pub(crate) fn take_resumed(&mut self, position: usize) -> Vec<u32> {
-        let mut symbols = Vec::with_capacity(self.resumed.remaining());
+    fn take_resumed(&mut self, position: usize) -> Vec<u32> {
+        let mut symbols = Vec::with_capacity(self.resumed.len());
         while self.reason.is_none()
-            && let Some(symbol) = self.resumed.take()
+            && let Some(symbol) = self.take(position + symbols.len())
         {
-            self.take(symbol, position + symbols.len());
             symbols.push(symbol);
         }
         self.resumed.clear();
         symbols
     }
 
-    /// Takes a symbol of the resumed text as sampled at `position`, and as emitted.
-    fn take(&mut self, symbol: u32, position: usize) {
+    /// Takes the next symbol of the resumed text, if there is one, as sampled at `position`, and as emitted.
+    fn take(&mut self, position: usize) -> Option<u32> {
+        let symbol = self.resumed.pop_front()?;
+        self.resumed_taken += 1;
         self.count(symbol, position);
         self.latest_is_held = false;
         if let Some(text) = &mut self.token_text {
             text.release(1);
         }
+        Some(symbol)
     }
 
     /// Counts a symbol that now stands at `position`, and sets the reason if the generation ends with it.
@@ -702,30 +670,25 @@ impl Generator {
         let stop = self.match_stop(symbol);
         self.reason = match stop {
             Some(index) => Some(FinishReason::Stop(index)),
-            None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
-            None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
+            None if self.chars == self.stopping.max_chars => Some(FinishReason::MaxChars),
+            None if position + 1 == self.max_symbols => Some(FinishReason::MaxContext),
             None => None,
         };
     }
 
-    /// Number of segments that the model ended with its mark.
-    pub(crate) fn nxt_steps(&self) -> usize {
-        self.control.map_or(0, |control| control.chosen)
-    }
-
     /// True if only the model's mark ends segments.
-    pub(crate) fn is_traced(&self) -> bool {
+    fn is_traced(&self) -> bool {
         self.control.is_some_and(|control| control.ends_segments)
     }
 
     /// Maximum symbols of a draft after the latest symbol. None in a model whose marks end segments.
-    pub(crate) fn draft_limit(&self) -> usize {
+    fn draft_limit(&self) -> usize {
         let may_draft = self.latest.is_some() && self.reason.is_none() && !self.is_traced();
-        if may_draft { self.limits.max_chars.saturating_sub(self.chars) } else { 0 }
+        if may_draft { self.stopping.max_chars.saturating_sub(self.chars) } else { 0 }
     }
 
     /// Sets the row's feed to the latest symbol or the mark after it. Wants no logits if the symbol is the last.
-    pub(crate) fn feed(&self, row: &mut SequenceRow) {
+    fn feed(&self, row: &mut SequenceRow) {
         let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
         let control =
             if self.control.is_some_and(|control| control.is_ending) { contract::END } else { contract::BEGIN };
@@ -733,7 +696,7 @@ impl Generator {
     }
 
     /// Records the boundary `decision` of the latest symbol. Returns why the generation ends, if it does.
-    pub(crate) fn absorb(
+    fn absorb(
         &mut self,
         decision: Option<SymbolBoundary>,
         segments: usize,
@@ -747,7 +710,7 @@ impl Generator {
         if let Some((symbol, decision)) = latest.zip(decision) {
             symbol.decision = Some(decision);
         }
-        let enough = self.limits.max_segments.is_some_and(|max| segments >= max);
+        let enough = self.stopping.max_segments.is_some_and(|max| segments >= max);
         if enough && !matches!(self.reason, Some(FinishReason::Stop(_))) {
             self.reason = Some(FinishReason::MaxSegments);
         }
@@ -759,28 +722,27 @@ impl Generator {
 
     /// Samples the symbol at `position` from the logits (vocab) before it. Returns why the generation ends without one, if it
     /// does.
-    pub(crate) fn sample(
+    fn sample(
         &mut self,
         logits: &[f32],
         position: usize,
         opens_segment: bool,
         output: &mut Vec<EmittedSymbol>,
     ) -> Result<Option<FinishReason>> {
-        if self.limits.max_chars == 0 {
+        if self.stopping.max_chars == 0 {
             return Ok(Some(FinishReason::MaxChars));
         }
-        if position >= self.limits.max_symbols {
+        if position >= self.max_symbols {
             return Ok(Some(FinishReason::MaxContext));
         }
         let symbol = self.choose(logits, position, opens_segment)?;
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
             return self.end_segment(symbol, logits, output).map(|()| None);
         }
-        if let Some(resumed) = self.resumed.take() {
-            self.take(resumed, position);
+        if self.take(position).is_some() {
             return Ok(None);
         }
-        if self.resumed.has_ended() {
+        if self.ends_resumed {
             return Ok(Some(FinishReason::EndOfText));
         }
         let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
@@ -802,7 +764,7 @@ impl Generator {
     fn match_stop(&mut self, symbol: u32) -> Option<usize> {
         let Some(text) = &mut self.token_text else {
             let stop = self.stops.push(symbol)?;
-            if !self.include_stop {
+            if !self.stopping.include_stop {
                 self.held.truncate(self.held.len().saturating_sub(stop.length));
                 self.latest_is_held = false;
             }
@@ -810,7 +772,7 @@ impl Generator {
         };
         let (stop, end) = self.stops.push_text(text.push(symbol))?;
         let end = text.before_latest() + end;
-        let kept = if self.include_stop { end } else { end.saturating_sub(stop.length) };
+        let kept = if self.stopping.include_stop { end } else { end.saturating_sub(stop.length) };
         let (symbols, cut) = text.position(kept);
         self.latest_is_held = symbols == self.held.len();
         self.held.truncate(symbols);
@@ -828,14 +790,14 @@ impl Generator {
 
     /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
     fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
-        let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.control else {
-            let banned = self.ignore_end || self.chars < self.limits.min_chars;
-            self.sampler.ban(self.ends.iter().copied().filter(|_| banned));
+        let cannot_end = self.stopping.ignore_end || self.chars < self.stopping.min_chars;
+        let Some(ControlSymbols { specials, ends_segments, chosen, .. }) = self.control else {
+            self.sampler.ban(self.ends.iter().copied().filter(|_| cannot_end));
             return self.sampler.choose(logits, position);
         };
         // a segment has at least one symbol
         let nxt = (opens_segment || !ends_segments).then_some(specials.segment_end);
-        let end = (!ends_text || self.chars < self.limits.min_chars).then_some(specials.end);
+        let end = cannot_end.then_some(specials.end);
         self.sampler.ban(specials.never_sampled().into_iter().chain(nxt).chain(end));
         self.sampler.choose(logits, position + chosen)
     }
@@ -856,7 +818,7 @@ impl Generator {
         Ok(())
     }
 
-    pub(crate) fn flush(&mut self, output: &mut Vec<EmittedSymbol>) {
+    fn flush(&mut self, output: &mut Vec<EmittedSymbol>) {
         output.extend(self.held.drain(..));
     }
 
@@ -880,13 +842,13 @@ impl Generator {
 const MAX_ECHO_SKIPPED: usize = 1024;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Prompt {
+struct Prompt {
     /// The prompt, then the sampled symbols, as far back as they may be fed again.
-    pub(crate) symbols: TextWindow,
+    symbols: TextWindow,
     /// Length of the prompt, with the symbols that were appended to it.
-    pub(crate) len: usize,
+    len: usize,
     /// Length of the prompt as it was given.
-    pub(crate) given: usize,
+    given: usize,
     /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
     windows: Option<WindowOptions>,
@@ -894,9 +856,9 @@ pub(crate) struct Prompt {
     /// The symbols fed to the present sequence.
     range: FeedRange,
     /// The next prompt symbol to feed. The present sequence was fed all symbols from `range.start` to here.
-    pub(crate) fed: usize,
+    fed: usize,
     /// Number of prompt symbols that are done: fed, and emitted if wanted.
-    pub(crate) settled: usize,
+    settled: usize,
     output: PromptOutput,
     /// Log-probabilities of the next symbol to emit; empty for the first symbol.
     next: SymbolLogprobs,
@@ -915,33 +877,18 @@ struct FeedRange {
     end: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ChunkOutcome {
-    /// Segments that ended in it by level of chunking, not counting context.
-    pub(crate) segments: LevelCounts,
-    /// True if the next chunk starts a new sequence.
-    pub(crate) ends_window: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReplayStep {
-    /// One past the last symbol fed.
-    pub(crate) end: usize,
-    pub(crate) want: Want,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PromptOutput {
+#[derive(Debug, Clone, Copy, Default)]
+struct PromptOutput {
     /// True if prompt symbols are emitted at all.
-    pub(crate) symbols: bool,
-    pub(crate) logprobs: LogprobOptions,
-    pub(crate) boundaries: bool,
+    symbols: bool,
+    logprobs: LogprobOptions,
+    boundaries: bool,
     /// True if the logits after the last symbol are needed, because a generated symbol follows.
-    pub(crate) last_logits: bool,
+    last_logits: bool,
 }
 
 impl Prompt {
-    pub(crate) fn new(text: impl Into<ForkedText>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
+    fn new(text: impl Into<ForkedText>, windows: Option<WindowOptions>, output: PromptOutput) -> Self {
         let text = text.into();
         let len = text.len();
         Self::with_len(text, len, windows, output)
@@ -969,7 +916,7 @@ impl Prompt {
     }
 
     /// Creates the text of a block of `len` symbols, the first predicted by `logits` (V). Fails as [`BlockCoder::code`] does.
-    pub(crate) fn coded(
+    fn coded(
         len: usize,
         symbols: Vec<u32>,
         windows: WindowOptions,
@@ -977,18 +924,13 @@ impl Prompt {
         logits: Option<&[f32]>,
     ) -> Result<Self> {
         let first = coder.code(symbols.first().copied(), logits)?;
-        let output = PromptOutput {
-            symbols: false,
-            logprobs: LogprobOptions { logprobs: false, top: 0 },
-            boundaries: false,
-            last_logits: false,
-        };
         let known = if coder.is_decoder() { vec![first] } else { symbols };
-        Ok(Self { coder: Some(coder), ..Self::with_len(known.into(), len, Some(windows), output) })
+        let prompt = Self::with_len(known.into(), len, Some(windows), PromptOutput::default());
+        Ok(Self { coder: Some(coder), ..prompt })
     }
 
     /// True if the next feed is the symbol that was decompressed last.
-    pub(crate) fn is_decompressing(&self) -> bool {
+    fn is_decompressing(&self) -> bool {
         let decompresses = self.coder.as_ref().is_some_and(BlockCoder::is_decoder);
         decompresses && self.fed >= self.range.emit_from && self.fed + 1 == self.symbols.len()
     }
@@ -1010,12 +952,12 @@ impl Prompt {
     }
 
     /// Returns the coded block, once, when all symbols are coded. Fails as [`BlockCoder::finish`] does.
-    pub(crate) fn finish_code(&mut self) -> Result<Option<Coded>> {
+    fn finish_code(&mut self) -> Result<Option<Coded>> {
         let symbols = self.symbols.held();
         self.coder.take().map(|coder| coder.finish(symbols)).transpose()
     }
 
-    pub(crate) fn append(&mut self, symbol: u32) {
+    fn append(&mut self, symbol: u32) {
         self.symbols.extend([symbol]);
         self.len += 1;
         self.range.end = self.len;
@@ -1027,40 +969,40 @@ impl Prompt {
     }
 
     /// Maximum prompt symbols fed to one sequence.
-    pub(crate) fn longest(&self) -> usize {
+    fn longest(&self) -> usize {
         self.windows.map_or(self.len, |windows| windows.length.min(self.len))
     }
 
     /// Maximum prompt symbols fed to all sequences together.
-    pub(crate) fn work(&self) -> usize {
+    fn work(&self) -> usize {
         self.windows.map_or(self.len, |windows| max_fed_symbols(self.len, windows))
     }
 
     /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.
-    pub(crate) fn get(&self, positions: Range<usize>) -> SymbolSlices<'_> {
+    fn get(&self, positions: Range<usize>) -> SymbolSlices<'_> {
         self.symbols.get(positions).unwrap_or_default()
     }
 
-    pub(crate) fn is_windowed(&self) -> bool {
+    fn is_windowed(&self) -> bool {
         self.windows.is_some()
     }
 
     /// The first symbol of the present sequence.
-    pub(crate) fn start(&self) -> usize {
+    fn start(&self) -> usize {
         self.range.start
     }
 
     /// One past the last known symbol of the present sequence.
-    pub(crate) fn end(&self) -> usize {
+    fn end(&self) -> usize {
         if self.is_windowed() { self.range.end.min(self.symbols.len()) } else { self.symbols.len() }
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.settled >= self.len
     }
 
     /// Records that a mark ended a segment with the last symbol.
-    pub(crate) fn end_segment(&mut self) {
+    fn end_segment(&mut self) {
         let len = self.symbols.len();
         if let Some([last]) = self.symbols.get_mut(len.saturating_sub(1)..len) {
             *last = contract::item(contract::symbol(*last), true);
@@ -1068,7 +1010,7 @@ impl Prompt {
     }
 
     /// Records that the first `agreed` symbols have the predictor's boundaries: they become plain symbols, as in a prompt.
-    pub(crate) fn agree(&mut self, agreed: usize) {
+    fn agree(&mut self, agreed: usize) {
         let more = self.agreed..agreed.min(self.symbols.len()).max(self.agreed);
         if let Some(items) = self.symbols.get_mut(more.clone()) {
             items.iter_mut().for_each(|item| *item = contract::symbol(*item));
@@ -1077,7 +1019,7 @@ impl Prompt {
     }
 
     /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
-    pub(crate) fn begin(&mut self, logits: &[f32]) -> Result<()> {
+    fn begin(&mut self, logits: &[f32]) -> Result<()> {
         if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
             self.next = self.output.logprobs.compute(first, logits)?;
         }
@@ -1090,7 +1032,7 @@ impl Prompt {
 
     /// Number of symbols that need not be fed if their state is cached. If results of a step are emitted: those that were fed once.
     /// Otherwise: all but the last, whose logits are needed. With echo, at most [`MAX_ECHO_SKIPPED`] of these.
-    pub(crate) fn skippable(&self) -> usize {
+    fn skippable(&self) -> usize {
         let all_but_last = self.len.saturating_sub(1);
         match self.windows {
             None if !self.output.symbols => self.fed.max(all_but_last),
@@ -1101,19 +1043,19 @@ impl Prompt {
         }
     }
 
-    /// Returns the next step of a replay of `fed..end`. If `repeats`, it is a step that the first row took: up to the end of the
-    /// given prompt, and then one symbol at a time.
-    pub(crate) fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> ReplayStep {
+    /// Returns the end of the next step of a replay of `fed..end`, and its wanted logits. If `repeats`, it is a step that the first
+    /// row took: up to the end of the given prompt, and then one symbol at a time.
+    fn replay_step(&self, fed: usize, end: usize, repeats: bool) -> (usize, Want) {
         match self.given.checked_sub(fed) {
-            _ if !repeats => ReplayStep { end, want: Want::Nothing },
-            Some(1..) if end < self.given => ReplayStep { end, want: Want::Nothing },
-            Some(1..) => ReplayStep { end: self.given, want: Want::Last },
-            _ => ReplayStep { end: fed + 1, want: Want::Last },
+            _ if !repeats => (end, Want::Nothing),
+            Some(1..) if end < self.given => (end, Want::Nothing),
+            Some(1..) => (self.given, Want::Last),
+            _ => (fed + 1, Want::Last),
         }
     }
 
     /// Counts the first `len` symbols, at most [`skippable`](Self::skippable), as fed, and emits them if wanted.
-    pub(crate) fn skip(&mut self, len: usize, output: &mut Vec<EmittedSymbol>) {
+    fn skip(&mut self, len: usize, output: &mut Vec<EmittedSymbol>) {
         let skipped = self.fed..len.max(self.fed);
         self.fed = skipped.end;
         self.settled = skipped.end;
@@ -1123,7 +1065,7 @@ impl Prompt {
     }
 
     /// Sets the row's feed to the next chunk. Context and emitted symbols are never in one chunk.
-    pub(crate) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
+    fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         let FeedRange { emit_from, end, .. } = self.range;
         let context = self.fed < emit_from;
         let end = if context { emit_from } else { end }.min(self.fed + chunk.max(1)).min(self.symbols.len());
@@ -1139,8 +1081,9 @@ impl Prompt {
         row.set(self.get(self.fed..end), want);
     }
 
-    /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols.
-    pub(crate) fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
+    /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols. Returns the segments
+    /// that ended in it by level of chunking, not counting context, and true if the next chunk starts a new sequence.
+    fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<(LevelCounts, bool)> {
         let chunk = self.fed..self.fed + row.feed.len();
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == &row.feed) else {
             return Err(Error::Internal(format!("the row was fed other symbols than the text has at {chunk:?}")));
@@ -1169,7 +1112,7 @@ impl Prompt {
             self.code(chunk.start, row)?;
         }
         let ends_window = self.fed == self.range.end && self.end_window(output);
-        Ok(ChunkOutcome { segments, ends_window })
+        Ok((segments, ends_window))
     }
 
     /// Moves to the next window and returns true, if there is one. The symbol after the last window has no boundary.
@@ -1189,50 +1132,6 @@ impl Prompt {
         }
         self.settled = self.len;
         false
-    }
-}
-
-// The text after which a generation resumes: symbols that an earlier run of the same request has emitted. They count for limits,
-// penalty and stop strings, and are neither drawn nor emitted. They are fed in chunks, or one by one if the model ends segments
-// with marks, which are drawn again. A draw's number depends on its position only, so the text continues as it did.
-
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ResumedSymbols {
-    symbols: VecDeque<u32>,
-    /// True if the model's end mark or end byte follows them.
-    ends_text: bool,
-    /// Number of symbols that were taken.
-    taken: usize,
-}
-
-impl ResumedSymbols {
-    /// Creates the resumed text; `ends_text` is true if the model's end mark or end byte follows the symbols.
-    pub(crate) fn new(symbols: &[u32], ends_text: bool) -> Self {
-        Self { symbols: symbols.iter().copied().collect(), ends_text, taken: 0 }
-    }
-
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        let symbol = self.symbols.pop_front()?;
-        self.taken += 1;
-        Some(symbol)
-    }
-
-    pub(crate) fn taken(&self) -> usize {
-        self.taken
-    }
-
-    pub(crate) fn remaining(&self) -> usize {
-        self.symbols.len()
-    }
-
-    /// True if all symbols were taken, and the end mark or end byte follows.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ends_text && self.symbols.is_empty()
-    }
-
-    /// Drops the symbols that are left, because the generation ended before them.
-    pub(crate) fn clear(&mut self) {
-        self.symbols.clear();
     }
 }
 
@@ -1302,21 +1201,5 @@ impl Session {
                 return Ok((reason, self.usage()));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod resumed_tests {
-    use super::*;
-
-    #[test]
-    fn an_end_mark_counts_after_the_last_symbol() {
-        let mut text = ResumedSymbols::new(&[3, 4], true);
-        assert!(!text.has_ended() && !ResumedSymbols::default().has_ended());
-        assert_eq!((text.take(), text.remaining(), text.taken()), (Some(3), 1, 1));
-        assert_eq!((text.take(), text.has_ended(), text.take(), text.taken()), (Some(4), true, None, 2));
-        let mut stopped = ResumedSymbols::new(&[3, 4], false);
-        stopped.clear();
-        assert_eq!((stopped.take(), stopped.taken(), stopped.has_ended()), (None, 0, false));
     }
 }

@@ -120,11 +120,8 @@ struct Guess {
     kind: GuessKind,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Guesses {
-    from_match: Option<Guess>,
-    from_ngrams: Option<Guess>,
-}
+/// The guesses of one symbol: from a match, and from n-grams.
+type Guesses = [Option<Guess>; 2];
 
 /// Drafts how one text continues.
 #[derive(Debug, Clone)]
@@ -158,7 +155,7 @@ impl Drafter {
             matcher: SuffixMatcher::new(max_symbols),
             ngrams,
             rates,
-            guesses: Guesses::default(),
+            guesses: [None; 2],
             seen: 0,
             caught_up: false,
             ends_segment: vec![false; vocabulary],
@@ -173,7 +170,7 @@ impl Drafter {
             return;
         }
         self.caught_up = true;
-        let mut place = self.matcher.present();
+        let mut place = self.matcher.present;
         let mut guesses = self.guesses;
         let mut probability = 1.0;
         while self.draft.len() < limit.min(self.setting.max_draft())
@@ -185,7 +182,7 @@ impl Drafter {
                 break;
             }
             self.draft.push(guess.symbol);
-            let is_followed = guesses.from_match.is_some_and(|from_match| from_match.symbol == guess.symbol);
+            let is_followed = guesses[0].is_some_and(|from_match| from_match.symbol == guess.symbol);
             place = place.filter(|_| is_followed).map(Match::extended);
             guesses = self.guess_after(place);
         }
@@ -211,13 +208,12 @@ impl Drafter {
     /// Adds at most [`SEEN_AT_ONCE`] new symbols, and updates the rates. Returns true if these were all.
     fn see(&mut self, text: TextView<'_>, shared: &mut GuessRates) -> bool {
         self.draft.clear();
-        let start = self.seen.max(text.dropped()).max(text.len().saturating_sub(self.matcher.window()));
+        let start = self.seen.max(text.dropped()).max(text.len().saturating_sub(self.matcher.ring.len()));
         let symbols = text.after(start).unwrap_or_default();
         let symbols = symbols.take(SEEN_AT_ONCE);
         self.seen = start + symbols.len();
         for symbol in symbols.iter() {
-            let Guesses { from_match, from_ngrams } = self.guesses;
-            for Guess { symbol: guessed, kind } in from_match.into_iter().chain(from_ngrams) {
+            for Guess { symbol: guessed, kind } in self.guesses.into_iter().flatten() {
                 let right = guessed == symbol;
                 if self.caught_up {
                     self.rates.record(kind, right, GENERATED_WEIGHT);
@@ -227,18 +223,15 @@ impl Drafter {
                 }
             }
             self.matcher.push(symbol);
-            self.guesses = self.guess_after(self.matcher.present());
+            self.guesses = self.guess_after(self.matcher.present);
         }
         self.seen == text.len()
     }
 
     /// The guess that was right most often among those of its kind.
-    fn best(&self, Guesses { from_match, from_ngrams }: Guesses) -> Option<Guess> {
+    fn best(&self, guesses: Guesses) -> Option<Guess> {
         let rate = |guess: Guess| self.rates.of(guess.kind);
-        match (from_match, from_ngrams) {
-            (Some(first), Some(second)) => Some(if rate(second) > rate(first) { second } else { first }),
-            (first, second) => first.or(second),
-        }
+        guesses.into_iter().flatten().reduce(|first, second| if rate(second) > rate(first) { second } else { first })
     }
 
     /// The guesses of the symbol after the text and the draft, whose end matches what is before `place`.
@@ -252,7 +245,7 @@ impl Drafter {
         let successor = self.ngrams.as_ref().and_then(|ngrams| ngrams.successor(latest_first));
         let from_ngrams =
             successor.map(|Successor { symbol, confidence }| Guess { symbol, kind: GuessKind::of_ngram(confidence) });
-        Guesses { from_match, from_ngrams }
+        [from_match, from_ngrams]
     }
 }
 
@@ -355,6 +348,7 @@ struct SuffixMatcher {
     len: usize,
     /// Low bits of the position after the latest occurrence, indexed by hash.
     table: Vec<u32>,
+    /// The latest match, if the text's end occurred before.
     present: Option<Match>,
 }
 
@@ -363,16 +357,6 @@ impl SuffixMatcher {
     fn new(max_symbols: usize) -> Self {
         let window = max_symbols.clamp(MIN_WINDOW, MAX_WINDOW).next_power_of_two();
         Self { ring: vec![0; window], len: 0, table: vec![0; window], present: None }
-    }
-
-    /// Number of symbols that the matcher remembers.
-    fn window(&self) -> usize {
-        self.ring.len()
-    }
-
-    /// The latest match, if the text's end occurred before.
-    fn present(&self) -> Option<Match> {
-        self.present
     }
 
     fn push(&mut self, symbol: u32) {
@@ -431,8 +415,9 @@ impl SuffixMatcher {
 }
 
 #[cfg(test)]
-mod drafter_tests {
+mod tests {
     use super::*;
+    use proptest::{collection::vec, prelude::*};
     use weir_models::ngrams::NgramCounter;
 
     fn budget() -> DraftBudget {
@@ -507,7 +492,7 @@ mod drafter_tests {
     fn a_long_text_is_read_from_its_end() {
         let text: Vec<u32> = (0..100_000u32).map(|position| position % 50).collect();
         let mut drafter = fresh(Speculation::UpTo(4), 100_000, 64, None);
-        let calls = drafter.matcher.window() / SEEN_AT_ONCE;
+        let calls = drafter.matcher.ring.len() / SEEN_AT_ONCE;
         for _ in 1..calls {
             assert!(drafted(&mut drafter, &text, 9).is_empty(), "it has not seen all of the text");
         }
@@ -527,11 +512,6 @@ mod drafter_tests {
         let mut drafter = fresh(Speculation::UpTo(3), 1000, 64, ngrams);
         assert_eq!(drafted(&mut drafter, &own[..own.len() - 3], 9), [20, 21, 22]);
     }
-}
-
-#[cfg(test)]
-mod guess_rates_tests {
-    use super::*;
 
     #[test]
     fn each_length_and_confidence_has_a_kind() {
@@ -552,12 +532,6 @@ mod guess_rates_tests {
         (0..100).for_each(|_| rates.record(kind, true, 0.25));
         assert!((rates.of(kind) - 1.0).abs() < 1e-6);
     }
-}
-
-#[cfg(test)]
-mod suffix_matcher_tests {
-    use super::*;
-    use proptest::{collection::vec, prelude::*};
 
     /// Naive implementation: the present match goes on if it can; otherwise the latest place with [`MIN_MATCH`] equal symbols.
     fn naive(text: &[u32], window: usize, before: Option<Match>) -> Option<Match> {
@@ -581,14 +555,14 @@ mod suffix_matcher_tests {
         #[test]
         fn matches_equal_the_naive_ones(text in vec(0u32..3, 0..400), max_symbols in 0usize..200) {
             let mut matcher = SuffixMatcher::new(max_symbols);
-            let window = matcher.window();
+            let window = matcher.ring.len();
             let mut before = None;
             for end in 1..=text.len() {
                 matcher.push(text[end - 1]);
                 let expected = naive(&text[..end], window, before);
                 // another text may have taken the entry of the table
-                prop_assert!(matcher.present() == expected || matcher.present().is_none(), "at {}", end);
-                before = matcher.present();
+                prop_assert!(matcher.present == expected || matcher.present.is_none(), "at {}", end);
+                before = matcher.present;
                 if let Some(found) = before {
                     prop_assert!(found.next < end);
                     let next = matcher.symbol(found.next, &[]);
@@ -605,18 +579,18 @@ mod suffix_matcher_tests {
         for &symbol in text.iter().chain(&text[100..104]) {
             matcher.push(symbol);
         }
-        assert_eq!(matcher.present(), Some(Match { next: 104, length: 4 }));
+        assert_eq!(matcher.present, Some(Match { next: 104, length: 4 }));
         text[104..200].iter().for_each(|&symbol| matcher.push(symbol));
-        assert_eq!(matcher.present(), Some(Match { next: 200, length: MAX_MATCH }));
+        assert_eq!(matcher.present, Some(Match { next: 200, length: MAX_MATCH }));
         matcher.push(7);
-        assert_eq!(matcher.present(), None);
+        assert_eq!(matcher.present, None);
     }
 
     #[test]
     fn a_period_continues_beyond_the_end() {
         let mut matcher = SuffixMatcher::new(100);
         [1, 2, 1, 2, 1, 2].into_iter().for_each(|symbol| matcher.push(symbol));
-        let next = matcher.present().unwrap().next;
+        let next = matcher.present.unwrap().next;
         let mut draft = Vec::new();
         for position in next..next + 6 {
             draft.push(matcher.symbol(position, &draft).unwrap());
@@ -626,16 +600,14 @@ mod suffix_matcher_tests {
 
     #[test]
     fn memory_is_bounded() {
-        assert_eq!((SuffixMatcher::new(1).window(), SuffixMatcher::new(usize::MAX).window()), (MIN_WINDOW, MAX_WINDOW));
+        assert_eq!(
+            (SuffixMatcher::new(1).ring.len(), SuffixMatcher::new(usize::MAX).ring.len()),
+            (MIN_WINDOW, MAX_WINDOW)
+        );
         let mut matcher = SuffixMatcher::new(1);
         (0..10_000u32).for_each(|symbol| matcher.push(symbol % 1000));
-        assert_eq!((matcher.ring.len(), matcher.present()), (MIN_WINDOW, None));
+        assert_eq!((matcher.ring.len(), matcher.present), (MIN_WINDOW, None));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn settings_have_names() {

@@ -17,6 +17,7 @@ use weir_kernels::{
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
+        lock,
     },
 };
 
@@ -62,7 +63,7 @@ impl<R> SharedState<R> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, EngineState<R>> {
-        self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mutex)
     }
 
     /// Queues requests for the worker, which sees all of them at once, until one fails: with `QueueFull`, `Draining`, or
@@ -150,7 +151,7 @@ struct Flag {
 
 impl WakeSignal {
     pub(crate) fn raise(&self) {
-        let mut flag = self.lock();
+        let mut flag = lock(&self.flag);
         flag.raised = true;
         let waiting = flag.waiting.take();
         drop(flag);
@@ -163,22 +164,18 @@ impl WakeSignal {
     /// Sleeps until the flag is raised or `limit` has passed, and lowers the flag.
     pub(crate) fn wait(&self, limit: Option<Duration>) {
         let limit = limit.unwrap_or(Duration::MAX);
-        let woken = self.changed.wait_timeout_while(self.lock(), limit, |flag| !flag.raised);
+        let woken = self.changed.wait_timeout_while(lock(&self.flag), limit, |flag| !flag.raised);
         woken.unwrap_or_else(PoisonError::into_inner).0.raised = false;
     }
 
     /// Is ready when the flag is raised, and lowers it. One task at most may wait.
     pub(crate) fn poll_wait(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut flag = self.lock();
+        let mut flag = lock(&self.flag);
         if std::mem::take(&mut flag.raised) {
             return Poll::Ready(());
         }
         flag.waiting = Some(cx.waker().clone());
         Poll::Pending
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Flag> {
-        self.flag.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -202,7 +199,8 @@ impl Heartbeat {
     }
 
     pub(crate) fn start_round(&self, now: Instant) {
-        self.started.store(self.since_epoch(now).saturating_add(1), Relaxed);
+        let started = clock::nanoseconds(now.saturating_duration_since(self.epoch));
+        self.started.store(started.saturating_add(1), Relaxed);
     }
 
     /// Records that the worker sleeps, or has ended.
@@ -212,11 +210,7 @@ impl Heartbeat {
 
     /// Returns how long the current round has lasted; `None` while the worker sleeps.
     pub(crate) fn busy_for(&self, now: Instant) -> Option<Duration> {
-        let started = self.started.load(Relaxed).checked_sub(1)?;
-        Some(Duration::from_nanos(self.since_epoch(now).saturating_sub(started)))
-    }
-
-    fn since_epoch(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
+        let started = Duration::from_nanos(self.started.load(Relaxed).checked_sub(1)?);
+        Some(now.saturating_duration_since(self.epoch).saturating_sub(started))
     }
 }

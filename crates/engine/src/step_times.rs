@@ -717,17 +717,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_step_of_many_symbols_is_a_measurement() {
+    fn a_step_of_many_symbols_is_a_measurement_and_steps_of_one_size_lead_back_to_the_assumption() {
         let steps: Vec<usize> = (0..400).map(|step| if step % 8 == 7 { 17 } else { 1 }).collect();
         let found = measured(2, &steps);
         assert!((found - 2.0).abs() < 0.2, "{found}");
-    }
-
-    #[test]
-    fn steps_of_one_size_lead_back_to_the_assumption() {
-        let mut steps: Vec<usize> = (0..400).map(|step| 1 + step % 5).collect();
-        steps.extend([1; 2000]);
-        assert!((measured(0, &steps) - ASSUMED_FIXED).abs() < 0.1);
+        let equal = [steps, vec![1; 2000]].concat();
+        assert!((measured(0, &equal) - ASSUMED_FIXED).abs() < 0.1);
     }
 
     /// Two rows of which one waits in every other step: steps with fewer fed symbols finish more of them.
@@ -826,28 +821,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_pooling_every_step_runs_the_middle_stack() {
-        for rows in [1, 2, 3, 6, 8] {
-            check(step(rows));
-        }
-    }
-
-    #[test]
-    fn without_pooling_a_segment_step_takes_every_row_and_attends_to_every_symbol() {
+    fn estimates_equal_the_times_of_the_artificial_machine() {
+        // without pooling, every step runs the middle stack
+        [1, 2, 3, 6, 8].map(step).into_iter().for_each(check);
+        // and its segment step takes every row, which attends to every symbol
         check(EngineStep { closed: 1, ..step(1) });
         check(EngineStep { closed: 2, ..step(5) });
         check(EngineStep { closed: 3, context: 384.0, segments: 70.0, ..step(8) });
-    }
-
-    #[test]
-    fn without_pooling_waiting_rows_would_be_fed() {
+        // waiting rows would be fed
         let waits = EngineStep { waiting: 2, finished: 3, ..step(3) };
         check(waits);
         assert!(table().extra(&waits) > table().extra(&EngineStep { waiting: 0, ..waits }));
-    }
-
-    #[test]
-    fn contexts_and_chunks_beyond_the_measured_ones_are_extrapolated() {
+        // contexts and chunks beyond the measured ones are extrapolated
         check(EngineStep { context: 2000.0, segments: 350.0, closed: 1, ..step(1) });
         check(EngineStep { context: 1000.0, segments: 150.0, closed: 4, ..step(24) });
         check(EngineStep { chunk: true, closed: 40, context: 128.0, segments: 20.0, ..step(256) });
@@ -913,12 +898,8 @@ pub(crate) mod tests {
         }
     }
 
-    fn plain() -> EngineStep {
-        EngineStep { fed: 2, finished: 2, context: 100.0, segments: 20.0, ..EngineStep::default() }
-    }
-
     fn closing() -> EngineStep {
-        EngineStep { closed: 1, ..plain() }
+        EngineStep { closed: 1, ..step(2) }
     }
 
     /// Runs both kinds of steps in turn, each `slowdown` times slower than the table; returns the last result.
@@ -931,30 +912,22 @@ pub(crate) mod tests {
                 let took = table.estimate(&step).pooled * slowdown + interruption(index);
                 drift.extra_nanoseconds(&table, &step, took)
             };
-            last = Extra { plain: extra(plain()), closing: extra(closing()) };
+            last = Extra { plain: extra(step(2)), closing: extra(closing()) };
         }
         last
     }
 
     fn by_the_table() -> Extra {
-        Extra { plain: table().extra(&plain()), closing: table().extra(&closing()) }
+        Extra { plain: table().extra(&step(2)), closing: table().extra(&closing()) }
     }
 
     #[test]
-    fn the_table_is_not_corrected_until_enough_steps_ran() {
-        assert_eq!(after(MIN_RATIOS - 1, 3.0, |_| 0.0), by_the_table());
-    }
-
-    #[test]
-    fn a_slower_machine_would_be_slower_without_pooling_too() {
+    fn recent_steps_correct_the_table() {
+        assert_eq!(after(MIN_RATIOS - 1, 3.0, |_| 0.0), by_the_table(), "too few steps");
         let slow = after(40, 1.5, |_| 0.0);
-        assert!(slow.is_near(&by_the_table(), 1.5), "{slow:?}");
-    }
-
-    #[test]
-    fn interrupted_steps_do_not_count() {
+        assert!(slow.is_near(&by_the_table(), 1.5), "a slower machine would be slower without pooling too: {slow:?}");
         let interrupted = after(40, 1.1, |index| if index % 3 == 0 { 5e6 } else { 0.0 });
-        assert!(interrupted.is_near(&after(40, 1.1, |_| 0.0), 1.0));
+        assert!(interrupted.is_near(&after(40, 1.1, |_| 0.0), 1.0), "interrupted steps do not count");
     }
 
     #[test]

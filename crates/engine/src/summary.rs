@@ -571,7 +571,7 @@ fn floor_boundary(text: &str, byte: usize) -> usize {
 }
 
 #[cfg(test)]
-mod long_documents_tests {
+mod tests {
     use super::*;
     use weir_models::{
         contract::{GenerationDefaults, SpecialIds},
@@ -581,7 +581,7 @@ mod long_documents_tests {
     const NAMES: FieldNames = FieldNames { text: "text", long_documents: "long" };
 
     /// Limits of a model that reads `bytes` bytes.
-    fn limits(bytes: usize) -> DocumentLimits {
+    fn limits_of(bytes: usize) -> DocumentLimits {
         DocumentLimits {
             tokens: bytes + 1,
             targets: 10,
@@ -600,7 +600,7 @@ mod long_documents_tests {
         let mut document = LongDocument::new(text.to_owned(), NAMES);
         let mut parts = Vec::new();
         loop {
-            let part = match document.next_part(&vocabulary, &limits(limit)) {
+            let part = match document.next_part(&vocabulary, &limits_of(limit)) {
                 Ok(part) => part,
                 Err(error) => return (Err(error), parts),
             };
@@ -696,7 +696,7 @@ mod long_documents_tests {
         let mut document = LongDocument::new("a".repeat(100), NAMES);
         // Each round's text is two bytes shorter than the last, so that it always has two parts.
         let mut push = || {
-            let part = document.next_part(&vocabulary, &limits(50))?;
+            let part = document.next_part(&vocabulary, &limits_of(50))?;
             let long = part.round_bytes as usize - 4;
             document.push_summary(&part, &"x".repeat(if part.number == 1 { long } else { 1 }))
         };
@@ -721,11 +721,6 @@ mod long_documents_tests {
             assert_eq!(covered, text.len() as u64);
         }
     }
-}
-
-#[cfg(test)]
-mod spans_tests {
-    use super::*;
 
     #[test]
     fn adjacent_tokens_form_one_span_and_padding_none() {
@@ -751,15 +746,6 @@ mod spans_tests {
         let (actual, tokens) = crate::summary::spans(&kept(&[(0, 0.25), (2, 0.75)]), &ranges, 4);
         assert_eq!((actual, tokens), (vec![KeptSpan { start: 0, end: 3, score: 0.5 }], 2));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use weir_models::{
-        contract::{GenerationDefaults, SpecialIds},
-        text::{TextNormaliser, Vocabulary},
-    };
 
     fn card(symbols: usize) -> Card {
         let symbols: Vec<String> =

@@ -5,9 +5,9 @@
 //! step usually comes sooner, and then sleeps.
 
 use crate::sync::{
-    Condvar, Mutex, MutexGuard, PoisonError,
+    Condvar, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
-    hint, limit_polls,
+    hint, limit_polls, lock,
     thread::{self, JoinHandle},
     thread_local,
 };
@@ -253,11 +253,6 @@ impl JobState {
         }
         self.asleep.fetch_sub(1, SeqCst);
     }
-}
-
-/// Locks a mutex, ignoring poisoning: no data behind these mutexes can be inconsistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // A buffer that several threads write at disjoint ranges.

@@ -370,7 +370,7 @@ impl Engines {
         })?;
         // a failure is logged, and the model serves without a calibration
         let _ = self.calibrate(&engine);
-        meter.begin(&engine);
+        meter.begin();
         Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }
 
@@ -552,10 +552,7 @@ impl Engines {
                 }
             }
             // The worker may have to finish a step for a request whose client has gone.
-            let dropped = tokio::task::spawn_blocking(move || {
-                generation.meter.catch_up(&generation.engine);
-                drop(generation);
-            });
+            let dropped = tokio::task::spawn_blocking(move || drop(generation));
             let failed = dropped.await.is_err();
             engines.drop_unused_metrics(&name);
             tracing::info!(model = name, generation = number, failed, "unloaded");

@@ -28,7 +28,7 @@ mod step_times;
 pub mod sync;
 
 use scheduler::{
-    FedSymbols, Rules,
+    Rules, WorkDone,
     tenants::{Beginning, Demand},
 };
 use state::Phase;
@@ -119,7 +119,7 @@ impl SharedState {
         let mut ran = Vec::new();
         for (request, permit) in admitted {
             ran.push(request);
-            self.0.lock().scheduler.finish(permit, FedSymbols::default());
+            self.0.lock().scheduler.finish(permit, WorkDone::default());
         }
         Taken { ran, ended: Vec::new(), is_closed: false }
     }

@@ -15,6 +15,10 @@ pub use std::{
 };
 use std::{ops::Deref, sync::Arc};
 
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns how often a thread polls before it sleeps or yields. Few polls suffice to meet every state.
 pub(crate) const fn limit_polls(_: usize) -> usize {
     2

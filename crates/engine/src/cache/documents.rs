@@ -1,15 +1,19 @@
 //! The document cache: encoded documents for later requests of the same tenant, found by their id. The tenant whose documents
 //! have the most bytes loses its least recently used one first, so a tenant within an equal part of the cache loses none.
 
-use crate::{accounting, summary::EncodedDocument};
+use crate::{
+    accounting,
+    observer::{EngineEvent, Measurements},
+    summary::EncodedDocument,
+};
 use lru::LruCache;
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 use uuid::Uuid;
-use weir_models::contract::{Document, PageUse, State};
+use weir_models::contract::Document;
 
 #[derive(Clone)]
 pub(crate) struct CachedDocument {
@@ -21,19 +25,13 @@ pub(crate) struct CachedDocument {
     pub(crate) hard: bool,
 }
 
-/// Contents and totals of a document cache.
+/// Contents of a document cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DocumentCacheUsage {
     /// Documents held.
     pub entries: usize,
     /// Bytes of the documents held.
     pub bytes: usize,
-    /// Requests whose document was found.
-    pub hits: u64,
-    /// Requests whose document was not found.
-    pub misses: u64,
-    /// Documents dropped for the memory of others.
-    pub evictions: u64,
 }
 
 pub(crate) struct DocumentCache {
@@ -42,13 +40,15 @@ pub(crate) struct DocumentCache {
     /// How long a document is kept that no request uses.
     keep: Duration,
     entries: Mutex<Entries>,
+    measurements: Arc<Measurements>,
 }
 
 struct Entries {
     /// Documents by id. The byte limit bounds it, not the number of entries.
     lru: LruCache<String, StoredDocument>,
     tenant_bytes: HashMap<Arc<str>, usize>,
-    usage: DocumentCacheUsage,
+    /// Bytes of all documents.
+    bytes: usize,
 }
 
 struct StoredDocument {
@@ -71,10 +71,9 @@ impl CachedDocument {
 }
 
 impl DocumentCache {
-    pub(crate) fn new(capacity: usize, keep: Duration) -> Self {
-        let entries =
-            Entries { lru: LruCache::unbounded(), tenant_bytes: HashMap::new(), usage: DocumentCacheUsage::default() };
-        Self { capacity, keep, entries: Mutex::new(entries) }
+    pub(crate) fn new(capacity: usize, keep: Duration, measurements: Arc<Measurements>) -> Self {
+        let entries = Entries { lru: LruCache::unbounded(), tenant_bytes: HashMap::new(), bytes: 0 };
+        Self { capacity, keep, entries: Mutex::new(entries), measurements }
     }
 
     /// Stores a document and returns its id; `None` if it is larger than the cache, or than what other tenants leave of it.
@@ -84,27 +83,27 @@ impl DocumentCache {
             return None;
         }
         let mut entries = self.lock();
-        let free = self.capacity.saturating_sub(entries.usage.bytes);
-        for victim in entries.victims_for(tenant, bytes, free)? {
-            entries.evict(&victim);
-        }
+        let free = self.capacity.saturating_sub(entries.bytes);
+        let victims = entries.victims_for(tenant, bytes, free)?;
+        victims.iter().for_each(|victim| entries.drop_document(victim));
         // 122 random bits: other tenants cannot guess an id
         let id = Uuid::new_v4().simple().to_string();
-        accounting::add(&mut entries.usage.bytes, bytes);
+        accounting::add(&mut entries.bytes, bytes);
         accounting::add(entries.tenant_bytes.entry(Arc::clone(tenant)).or_default(), bytes);
         entries.lru.put(id.clone(), StoredDocument { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
+        drop(entries);
+        victims.iter().for_each(|_| self.measurements.record(EngineEvent::DocumentEvicted));
         Some(id)
     }
 
-    /// Returns the document of a new request and counts a hit or a miss. A document of another tenant is not found.
+    /// Returns the document of a new request and records the lookup. A document of another tenant is not found.
     pub(crate) fn find(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
         let found = self.get(tenant, id, now);
-        let usage = &mut self.lock().usage;
-        *(if found.is_some() { &mut usage.hits } else { &mut usage.misses }) += 1;
+        self.measurements.record(EngineEvent::DocumentLookup { found: found.is_some() });
         found
     }
 
-    /// Returns the document of a request that starts or resumes, without counting.
+    /// Returns the document of a request that starts or resumes.
     pub(crate) fn get(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
         let mut entries = self.lock();
         entries.expire(now, self.keep);
@@ -125,7 +124,11 @@ impl DocumentCache {
     /// Evicts a document that no request uses. Returns false if there is none.
     pub(crate) fn evict(&self) -> bool {
         let mut entries = self.lock();
-        entries.unused_victim().is_some_and(|id| entries.evict(&id))
+        let Some(victim) = entries.unused_victim() else { return false };
+        entries.drop_document(&victim);
+        drop(entries);
+        self.measurements.record(EngineEvent::DocumentEvicted);
+        true
     }
 
     /// Returns the bytes of pages that only the cache refers to.
@@ -141,7 +144,7 @@ impl DocumentCache {
 
     pub(crate) fn usage(&self) -> DocumentCacheUsage {
         let entries = self.lock();
-        DocumentCacheUsage { entries: entries.lru.len(), ..entries.usage }
+        DocumentCacheUsage { entries: entries.lru.len(), bytes: entries.bytes }
     }
 
     /// Locks the entries. Drops them if a panic may have left them inconsistent.
@@ -159,7 +162,7 @@ impl Entries {
     fn clear(&mut self) {
         self.lru.clear();
         self.tenant_bytes.clear();
-        self.usage.bytes = 0;
+        self.bytes = 0;
     }
 
     fn bytes_of(&self, tenant: &str) -> usize {
@@ -197,15 +200,14 @@ impl Entries {
         Some(unused[place].0.clone())
     }
 
-    fn evict(&mut self, id: &str) -> bool {
-        let Some(entry) = self.lru.pop(id) else { return false };
-        self.subtract(&entry);
-        self.usage.evictions += 1;
-        true
+    fn drop_document(&mut self, id: &str) {
+        if let Some(entry) = self.lru.pop(id) {
+            self.subtract(&entry);
+        }
     }
 
     fn subtract(&mut self, entry: &StoredDocument) {
-        accounting::subtract(&mut self.usage.bytes, entry.bytes);
+        accounting::subtract(&mut self.bytes, entry.bytes);
         let mut left = self.bytes_of(&entry.tenant);
         accounting::subtract(&mut left, entry.bytes);
         if left == 0 {
@@ -228,112 +230,6 @@ impl Entries {
 /// Returns the first place of the largest number, with the number.
 fn largest_holder(bytes: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
     bytes.enumerate().reduce(|most, next| if next.1 > most.1 { next } else { most })
-}
-
-#[derive(Debug, Default)]
-pub(super) struct PageAccounting {
-    pages: HashMap<usize, CountedPage>,
-    /// Bytes of all distinct pages of entries.
-    pub(super) bytes: usize,
-    /// Bytes of the distinct pages that only short-lived states refer to.
-    pub(super) short_lived_bytes: usize,
-}
-
-#[derive(Debug)]
-struct CountedPage {
-    /// Entries that refer to it.
-    entries: usize,
-    /// Short-lived states that refer to it.
-    short_lived: usize,
-    /// References that these entries and states hold.
-    references: usize,
-    bytes: usize,
-}
-
-impl PageAccounting {
-    pub(super) fn add(&mut self, state: &dyn State) {
-        self.count(state, |page, bytes, short_lived_bytes| {
-            accounting::add(&mut page.entries, 1);
-            if page.entries == 1 {
-                accounting::add(bytes, page.bytes);
-                if page.short_lived > 0 {
-                    accounting::subtract(short_lived_bytes, page.bytes);
-                }
-            }
-        });
-    }
-
-    /// Adds the pages of a short-lived state, which is counted apart from the entries of tenants.
-    pub(super) fn add_short_lived(&mut self, state: &dyn State) {
-        self.count(state, |page, _, short_lived_bytes| {
-            accounting::add(&mut page.short_lived, 1);
-            if page.short_lived == 1 && page.entries == 0 {
-                accounting::add(short_lived_bytes, page.bytes);
-            }
-        });
-    }
-
-    fn count(&mut self, state: &dyn State, mut each: impl FnMut(&mut CountedPage, &mut usize, &mut usize)) {
-        let Self { pages, bytes: entry_bytes, short_lived_bytes } = self;
-        state.pages(&mut |PageUse { id, bytes, own, .. }| {
-            let new = || CountedPage { entries: 0, short_lived: 0, references: 0, bytes };
-            let page = pages.entry(id).or_insert_with(new);
-            accounting::add(&mut page.references, own);
-            each(page, entry_bytes, short_lived_bytes);
-        });
-    }
-
-    /// Subtracts the pages of an entry. Returns the bytes of those that no other entry and no running row refers to.
-    pub(super) fn remove(&mut self, state: &dyn State) -> usize {
-        self.discount(state, |page, bytes, short_lived_bytes| {
-            accounting::subtract(&mut page.entries, 1);
-            if page.entries == 0 {
-                accounting::subtract(bytes, page.bytes);
-                if page.short_lived > 0 {
-                    accounting::add(short_lived_bytes, page.bytes);
-                }
-            }
-        })
-    }
-
-    pub(super) fn remove_short_lived(&mut self, state: &dyn State) -> usize {
-        self.discount(state, |page, _, short_lived_bytes| {
-            accounting::subtract(&mut page.short_lived, 1);
-            if page.short_lived == 0 && page.entries == 0 {
-                accounting::subtract(short_lived_bytes, page.bytes);
-            }
-        })
-    }
-
-    fn discount(&mut self, state: &dyn State, mut each: impl FnMut(&mut CountedPage, &mut usize, &mut usize)) -> usize {
-        let Self { pages, bytes, short_lived_bytes } = self;
-        let mut freed = 0;
-        state.pages(&mut |PageUse { id, references, own, .. }| {
-            let Some(page) = pages.get_mut(&id) else { return };
-            accounting::subtract(&mut page.references, own);
-            each(page, bytes, short_lived_bytes);
-            if page.entries == 0 && page.short_lived == 0 {
-                freed += if references == own { page.bytes } else { 0 };
-                pages.remove(&id);
-            }
-        });
-        freed
-    }
-
-    /// Returns the bytes of pages that only `entries` refer to. These must be all counted entries and short-lived states.
-    pub(super) fn evictable_bytes<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
-        let mut evictable = 0;
-        let mut shared = HashSet::new();
-        for state in entries {
-            state.pages(&mut |PageUse { id, references, bytes, .. }| {
-                let Some(page) = self.pages.get(&id) else { return };
-                if page.references == references && (page.entries + page.short_lived == 1 || shared.insert(id)) {
-                    evictable += bytes;
-                }
-            });
-        }
-        evictable
-    }
 }
 
 #[cfg(test)]
@@ -376,9 +272,13 @@ mod tests {
         CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
     }
 
+    fn cache(keep: Duration) -> DocumentCache {
+        DocumentCache::new(10_000, keep, Arc::new(Measurements::new(Arc::new(()))))
+    }
+
     #[test]
     fn a_document_belongs_to_its_tenant_until_it_expires() {
-        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let cache = cache(Duration::from_secs(10));
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let id = cache.insert(&"a".into(), cached(1000), start).unwrap();
@@ -388,13 +288,12 @@ mod tests {
         assert!(cache.find("a", &id, after(12)).is_some());
         assert_eq!(cache.expire(after(20)), Some(after(22)));
         assert_eq!(cache.expire(after(22)), None);
-        let expected = DocumentCacheUsage { entries: 0, bytes: 0, hits: 2, misses: 1, evictions: 0 };
-        assert_eq!(cache.usage(), expected);
+        assert_eq!(cache.usage(), DocumentCacheUsage { entries: 0, bytes: 0 });
     }
 
     #[test]
     fn the_least_recently_used_document_is_evicted() {
-        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let cache = cache(Duration::from_secs(10));
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let first = cache.insert(&"a".into(), cached(4000), start).unwrap();
@@ -414,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_tenant_keeps_its_documents_while_another_stores_many() {
-        let cache = DocumentCache::new(10_000, Duration::from_secs(1000));
+        let cache = cache(Duration::from_secs(1000));
         let now = Instant::now();
         let insert = |tenant: &str, bytes| cache.insert(&tenant.into(), cached(bytes), now);
         let quiet = [insert("quiet", 2000).unwrap(), insert("quiet", 2000).unwrap()];

@@ -333,13 +333,6 @@ impl Frequencies {
             *frequency += left as u32;
         }
     }
-
-    /// Returns the information of a symbol in bits.
-    #[cfg(test)]
-    fn bits(&self, symbol: u32) -> f64 {
-        let index = self.alphabet.binary_search(&symbol).unwrap();
-        PRECISION as f64 - f64::from(self.frequencies[index]).log2()
-    }
 }
 
 impl EntropyModel<PRECISION> for &Frequencies {
@@ -371,11 +364,12 @@ impl DecoderModel<PRECISION> for &Frequencies {
 }
 
 #[cfg(test)]
-mod frequencies_tests {
+mod tests {
     use super::*;
     use proptest::prelude::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
 
-    fn frequencies(logits: &[f32]) -> Frequencies {
+    fn frequencies_of(logits: &[f32]) -> Frequencies {
         let mut frequencies = Frequencies::new((0..logits.len() as u32).collect());
         frequencies.set(logits).unwrap();
         frequencies
@@ -399,7 +393,10 @@ mod frequencies_tests {
             [POWERS[0][128], POWERS[0][1], POWERS[1][128], POWERS[1][255]],
             [1_518_500_249, 2_141_676_972, 2_144_578_344, 2_141_699_612]
         );
-        assert_eq!(frequencies(&[0.5, -1.25, 3.0, f32::NEG_INFINITY]).frequencies, [1_256_132, 218_285, 15_302_798, 1]);
+        assert_eq!(
+            frequencies_of(&[0.5, -1.25, 3.0, f32::NEG_INFINITY]).frequencies,
+            [1_256_132, 218_285, 15_302_798, 1]
+        );
     }
 
     #[test]
@@ -424,7 +421,7 @@ mod frequencies_tests {
             logits in proptest::collection::vec(-30f32..30.0, 1..300), flat: bool,
         ) {
             let logits: Vec<f32> = logits.iter().map(|&logit| if flat { logit / 30.0 } else { logit }).collect();
-            let all = frequencies(&logits);
+            let all = frequencies_of(&logits);
             prop_assert!(all.frequencies.iter().all(|&frequency| frequency >= 1));
             prop_assert_eq!(all.frequencies.iter().map(|&frequency| u64::from(frequency)).sum::<u64>(), SUM);
             let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
@@ -432,8 +429,9 @@ mod frequencies_tests {
             let mut left = 0;
             for (symbol, &logit) in logits.iter().enumerate() {
                 let probability = f64::from(logit).exp() / total;
-                excess += probability * (all.bits(symbol as u32) + probability.log2());
                 let (cumulative, frequency) = (&all).left_cumulative_and_probability(symbol as u32).unwrap();
+                let bits = PRECISION as f64 - f64::from(frequency.get()).log2();
+                excess += probability * (bits + probability.log2());
                 prop_assert_eq!(cumulative, left);
                 left += frequency.get();
                 for quantile in [cumulative, left - 1] {
@@ -444,16 +442,10 @@ mod frequencies_tests {
             prop_assert!(excess < 1e-4, "{}", excess);
         }
     }
-}
-
-#[cfg(test)]
-mod request_tests {
-    use super::*;
-    use weir_models::text::{TextNormaliser, Vocabulary};
 
     #[test]
     fn only_models_with_the_same_bits_are_accepted() {
-        let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+        let card = card();
         check_model("Compress", &card).unwrap();
         let within = Card { exactness: Exactness::Within(1e-4), ..card };
         let message = check_model("Compress", &within).unwrap_err().to_string();
@@ -463,25 +455,19 @@ mod request_tests {
 
     #[test]
     fn windows_fit_the_model() {
-        let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+        let card = card();
         for (training_length, max_symbols) in [(8, 100), (1, 1), (8, 9), (1 << 20, 300)] {
             let card = Card { training_length, max_symbols, ..card.clone() };
             default_windows(&card).validate(&card).unwrap();
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use weir_models::text::{TextNormaliser, Vocabulary};
 
     fn card() -> Card {
         Card::for_tests(Vocabulary::byte_level(TextNormaliser::None))
     }
 
     /// Returns logits that depend on the position.
-    fn logits(position: usize) -> Vec<f32> {
+    fn logits_at(position: usize) -> Vec<f32> {
         (0..256).map(|symbol| ((symbol * 37 + position * 101) % 97) as f32 / 9.0).collect()
     }
 
@@ -489,7 +475,7 @@ mod tests {
         let mut decoder = BlockCoder::decoder(&card(), data)?;
         let mut decoded = vec![decoder.code(None, None)?];
         for position in 1..count {
-            decoded.push(decoder.code(None, Some(&logits(position)))?);
+            decoded.push(decoder.code(None, Some(&logits_at(position)))?);
         }
         decoder.finish((&decoded).into())
     }
@@ -500,7 +486,7 @@ mod tests {
             let symbols: Vec<u32> = (0..count).map(|index| (index * index % 251) as u32).collect();
             let mut encoder = BlockCoder::encoder(&card());
             for (position, &symbol) in symbols.iter().enumerate() {
-                let logits = (position > 0).then(|| logits(position));
+                let logits = (position > 0).then(|| logits_at(position));
                 assert_eq!(encoder.code(Some(symbol), logits.as_deref()).unwrap(), symbol);
             }
             let Coded::Data(data) = encoder.finish((&symbols).into()).unwrap() else { panic!() };

@@ -247,7 +247,13 @@ impl ContainerReader {
             return Err(damaged("the end", "no more data", "more data".into()));
         }
         let Some(block) = self.header.as_ref().map(|header| header.block) else {
-            let Some(bytes) = self.take::<HEADER>() else { return self.check_magic() };
+            let Some(bytes) = self.take::<HEADER>() else {
+                // foreign data are rejected before they are as long as a header
+                if self.buffer.iter().zip(&MAGIC).any(|(found, expected)| found != expected) {
+                    return Err(damaged("the header", "data that weir compressed", "other data".into()));
+                }
+                return Ok(None);
+            };
             let header = Header::parse(&bytes)?;
             self.header = Some(header.clone());
             return Ok(Some(Part::Header(header)));
@@ -272,14 +278,6 @@ impl ContainerReader {
             return Ok(());
         }
         Err(damaged("the data", "an end", "data that end before it".into()))
-    }
-
-    /// Rejects foreign data before they are as long as a header.
-    fn check_magic(&self) -> Result<Option<Part>> {
-        if self.buffer.iter().zip(&MAGIC).any(|(found, expected)| found != expected) {
-            return Err(damaged("the header", "data that weir compressed", "other data".into()));
-        }
-        Ok(None)
     }
 
     fn next_block(&mut self, block: usize) -> Result<Option<Part>> {
@@ -504,11 +502,6 @@ impl TextWriter {
         bytes
     }
 
-    /// Returns the length of the text so far, in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Returns the length and the checksum of the text so far.
     pub fn end(&self) -> End {
         let sha256: Digest = self.sha256.clone().finalize().into();
@@ -690,7 +683,7 @@ impl BlockStream for Compressor {
     }
 
     fn totals(&self) -> Totals {
-        Totals { text_bytes: self.writer.bytes(), ..self.totals }
+        Totals { text_bytes: self.writer.bytes, ..self.totals }
     }
 }
 
@@ -775,18 +768,7 @@ impl BlockStream for Decompressor<'_> {
     }
 
     fn totals(&self) -> Totals {
-        Totals { text_bytes: self.writer.bytes(), ..self.totals }
-    }
-}
-
-#[cfg(test)]
-mod buffer_tests {
-    use crate::codec::format::grown;
-
-    #[test]
-    fn buffers_grow_in_few_steps_up_to_their_limit() {
-        assert_eq!([grown(8, 8, 100), grown(8, 9, 100), grown(8, 40, 100)], [8, 16, 40]);
-        assert_eq!([grown(8, 9, 10), grown(8, 9, 1), grown(1 << 16, (1 << 16) + 1, 1 << 20)], [10, 9, 5 << 14]);
+        Totals { text_bytes: self.writer.bytes, ..self.totals }
     }
 }
 
@@ -795,7 +777,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use weir_kernels::Isa;
-    use weir_models::text::{TextNormaliser, Vocabulary};
+    use weir_models::text::TextMarks;
+
+    #[test]
+    fn buffers_grow_in_few_steps_up_to_their_limit() {
+        assert_eq!([grown(8, 8, 100), grown(8, 9, 100), grown(8, 40, 100)], [8, 16, 40]);
+        assert_eq!([grown(8, 9, 10), grown(8, 9, 1), grown(1 << 16, (1 << 16) + 1, 1 << 20)], [10, 9, 5 << 14]);
+    }
 
     fn card() -> Card {
         let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
@@ -940,13 +928,6 @@ mod tests {
             assert!(matches!(error, Error::Damaged { .. }), "{error:?}");
         }
     }
-}
-
-#[cfg(test)]
-mod text_tests {
-    use super::*;
-    use proptest::prelude::*;
-    use weir_models::text::TextMarks;
 
     fn letters() -> Arc<Vocabulary> {
         Arc::new(Vocabulary::from_symbols(&[" ", "a", "b", "é", "日"], TextNormaliser::None).unwrap())
@@ -957,44 +938,44 @@ mod text_tests {
         Arc::new(Vocabulary::from_symbols(&symbols, TextNormaliser::Text8).unwrap())
     }
 
-    fn read(vocabulary: &Arc<Vocabulary>, normalise: bool, text: &[u8], piece: usize) -> Result<Vec<u32>> {
+    fn read_text(vocabulary: &Arc<Vocabulary>, normalise: bool, text: &[u8], piece: usize) -> Result<Vec<u32>> {
         let mut reader = TextReader::new(vocabulary, normalise);
         let mut symbols = Vec::new();
         text.chunks(piece).try_for_each(|piece| reader.push(piece, &mut symbols))?;
         reader.finish().map(|()| symbols)
     }
 
-    fn refusal(vocabulary: &Arc<Vocabulary>, text: &[u8]) -> String {
-        read(vocabulary, false, text, 2).unwrap_err().to_string()
+    fn refused_text(vocabulary: &Arc<Vocabulary>, text: &[u8]) -> String {
+        read_text(vocabulary, false, text, 2).unwrap_err().to_string()
     }
 
     #[test]
     fn the_first_offender_is_named() {
         let letters = letters();
-        let found = refusal(&letters, "aéé日x".as_bytes());
+        let found = refused_text(&letters, "aéé日x".as_bytes());
         assert_eq!(found, "text: expected symbols of the model's vocabulary, found 'x' at character 4");
-        let normalisable = refusal(&english(), b"the end.");
+        let normalisable = refused_text(&english(), b"the end.");
         assert!(normalisable.contains(", found '.' at character 7; with "), "{normalisable}");
         assert!(normalisable.contains("text8") && normalisable.contains("normalise"), "{normalisable}");
-        assert!(refusal(&letters, b"ab\xffa").contains("at byte 2"));
-        assert!(refusal(&letters, "a日".as_bytes().split_last().unwrap().1).contains("at byte 1"));
-        assert!(refusal(&letters, b"a\xc3a").contains("at byte 1"));
+        assert!(refused_text(&letters, b"ab\xffa").contains("at byte 2"));
+        assert!(refused_text(&letters, "a日".as_bytes().split_last().unwrap().1).contains("at byte 1"));
+        assert!(refused_text(&letters, b"a\xc3a").contains("at byte 1"));
     }
 
     #[test]
     fn a_normalised_text_is_the_one_that_comes_back() {
         for piece in 1..9 {
-            let symbols = read(&english(), true, "Café,  No. 7!".as_bytes(), piece).unwrap();
+            let symbols = read_text(&english(), true, "Café,  No. 7!".as_bytes(), piece).unwrap();
             assert_eq!(TextWriter::new(&english()).push(&symbols), b"cafe no seven ");
             // without a normaliser nothing is rewritten
-            assert!(read(&letters(), true, b"A", piece).is_err());
+            assert!(read_text(&letters(), true, b"A", piece).is_err());
         }
     }
 
     proptest! {
         #[test]
         fn texts_come_back_however_they_are_split(text in "[ abé日]{0,40}", piece in 1usize..9) {
-            let symbols = read(&letters(), false, text.as_bytes(), piece).unwrap();
+            let symbols = read_text(&letters(), false, text.as_bytes(), piece).unwrap();
             prop_assert_eq!(symbols.len(), text.chars().count());
             prop_assert_eq!(TextWriter::new(&letters()).push(&symbols), text.as_bytes());
         }
@@ -1006,7 +987,7 @@ mod text_tests {
             let marks = TextMarks { start: 254, end: 255 };
             let marked = Vocabulary::byte_level_with_marks(marks, TextNormaliser::None).unwrap();
             let vocabulary = Arc::new(if has_marks { marked } else { Vocabulary::byte_level(TextNormaliser::None) });
-            let symbols = read(&vocabulary, false, &bytes, piece).unwrap();
+            let symbols = read_text(&vocabulary, false, &bytes, piece).unwrap();
             let mut writer = TextWriter::new(&vocabulary);
             let (first, second) = symbols.split_at(symbols.len() / 2);
             prop_assert_eq!([writer.push(first), writer.push(second)].concat(), bytes.clone());

@@ -185,7 +185,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Frees the slot of a request that ended. `fed` counts the symbols fed since its last status.
-    pub(crate) fn finish(&mut self, permit: RunPermit, fed: FedSymbols) {
+    pub(crate) fn finish(&mut self, permit: RunPermit, fed: WorkDone) {
         self.count_work(permit.0, fed);
         if let Some(slot) = self.release(&permit) {
             self.tenants.leave(&slot.demand.tenant, slot.demand.rows, slot.bytes());
@@ -250,7 +250,7 @@ impl<T> Scheduler<T> {
         self.admit();
     }
 
-    fn count_work(&mut self, slot: usize, fed: FedSymbols) {
+    fn count_work(&mut self, slot: usize, fed: WorkDone) {
         let work = (fed.prompt as u64).saturating_add(DECODE_WORK.saturating_mul(fed.sampled as u64));
         self.clock = self.clock.saturating_add(work).saturating_add(fed.recomputed as u64);
         let Some(Some(slot)) = self.slots.get_mut(slot) else { return };
@@ -406,11 +406,11 @@ pub(crate) struct RowStatus {
     /// Additional bytes that it needs soon.
     soon: usize,
     /// Symbols that it was fed since the last report.
-    fed: FedSymbols,
+    fed: WorkDone,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FedSymbols {
+pub(crate) struct WorkDone {
     /// Symbols of prompts, scored texts, documents and drafts.
     pub(crate) prompt: usize,
     pub(crate) sampled: usize,
@@ -419,7 +419,7 @@ pub(crate) struct FedSymbols {
 }
 
 impl RowStatus {
-    pub(crate) fn new(permit: &RunPermit, activity: RowActivity, held: usize, soon: usize, fed: FedSymbols) -> Self {
+    pub(crate) fn new(permit: &RunPermit, activity: RowActivity, held: usize, soon: usize, fed: WorkDone) -> Self {
         Self { slot: permit.0, activity, held, soon, fed }
     }
 }
@@ -591,13 +591,13 @@ impl<T> Scheduler<T> {
             let victim = self.victim_for(&demand, statuses)?;
             Some((victim, demand.tenant))
         })?;
-        self.tenants.give_turn(tenant);
+        self.tenants.turn = Some(tenant);
         Some(victim)
     }
 
     /// Returns the index of a request that must make room for `next`, a waiting request of another tenant.
     fn victim_for(&self, next: &Demand, statuses: &[RowStatus]) -> Option<usize> {
-        let competing = self.tenants.competing();
+        let competing = self.tenants.competing;
         let own = self.tenants.share_of(&next.tenant);
         let rows_fit = own.rows == 0 || (own.rows + next.rows).saturating_mul(competing) <= self.rules.rows;
         let bytes_fit = own.bytes == 0 || (own.bytes + next.bytes).saturating_mul(competing) <= self.rules.bytes;
@@ -632,12 +632,12 @@ impl<T> Scheduler<T> {
 
     /// Returns true if a request's tenant holds more than an equal part of all rows.
     fn holds_too_many_rows(&self, slot: &RunSlot) -> bool {
-        self.tenants.share_of(&slot.demand.tenant).rows.saturating_mul(self.tenants.competing()) > self.rules.rows
+        self.tenants.share_of(&slot.demand.tenant).rows.saturating_mul(self.tenants.competing) > self.rules.rows
     }
 
     /// Returns true if a request's tenant holds more than an equal part of all bytes.
     fn holds_too_many_bytes(&self, slot: &RunSlot) -> bool {
-        self.tenants.share_of(&slot.demand.tenant).bytes.saturating_mul(self.tenants.competing()) > self.rules.bytes
+        self.tenants.share_of(&slot.demand.tenant).bytes.saturating_mul(self.tenants.competing) > self.rules.bytes
     }
 
     /// Returns the index of the least senior request that passes `filter`; one whose client is behind first.
@@ -652,31 +652,31 @@ impl<T> Scheduler<T> {
 }
 
 #[cfg(test)]
-mod plan_tests {
-
-    use crate::scheduler::{
-        FedSymbols, PromptLimits, RowActivity, RowStatus, Rules, RunPermit, SEARCH_STEPS, SEARCHING_SHARE, Scheduler,
-        tenants::{Beginning, Demand},
-    };
+mod tests {
+    use super::*;
+    use crate::scheduler::tenants::Beginning;
 
     const CHUNK: usize = 256;
 
+    fn demand(bytes: usize) -> Demand {
+        Demand { tenant: "t".into(), symbols: 9, uncached: 9, beginning: Beginning::default(), bytes, rows: 1 }
+    }
+
+    /// Returns a scheduler with running requests, which hold `bytes` bytes each, and their permits.
+    fn running_of<T>(
+        rules: Rules,
+        requests: impl IntoIterator<Item = T>,
+        bytes: usize,
+    ) -> (Scheduler<T>, Vec<RunPermit>) {
+        let mut scheduler = Scheduler::new(rules);
+        requests.into_iter().for_each(|request| scheduler.submit(request, demand(bytes), 0).unwrap());
+        let permits = scheduler.admitted.drain(..).map(|(_, permit)| permit).collect();
+        (scheduler, permits)
+    }
+
     /// Returns a scheduler with `count` running requests, and their permits.
     fn running(count: usize) -> (Scheduler<()>, Vec<RunPermit>) {
-        let mut scheduler = Scheduler::new(Rules::new(count, 1, 1, 1 << 20, CHUNK));
-        for _ in 0..count {
-            let demand = Demand {
-                tenant: "".into(),
-                symbols: 1,
-                uncached: 1,
-                beginning: Beginning::default(),
-                bytes: 0,
-                rows: 1,
-            };
-            scheduler.submit((), demand, 0).unwrap();
-        }
-        let permits = scheduler.admitted.drain(..).map(|((), permit)| permit).collect();
-        (scheduler, permits)
+        running_of(Rules::new(count, 1, 1, 1 << 20, CHUNK), vec![(); count], 0)
     }
 
     /// Plans a step. Returns the symbols that each request is fed.
@@ -692,7 +692,7 @@ mod plan_tests {
     ) -> Vec<usize> {
         let pairs = permits.iter().zip(activities);
         let statuses: Vec<RowStatus> =
-            pairs.map(|(permit, &activity)| RowStatus::new(permit, activity, 0, 0, FedSymbols::default())).collect();
+            pairs.map(|(permit, &activity)| RowStatus::new(permit, activity, 0, 0, WorkDone::default())).collect();
         let mut feeds = Vec::new();
         scheduler.plan(&statuses, limits, &mut feeds);
         let mut fed = vec![0; activities.len()];
@@ -746,38 +746,18 @@ mod plan_tests {
         activities[0] = RowActivity::Prefilling(1000);
         assert!(plan(&mut scheduler, &permits, &activities)[0] >= 10, "the most senior prompt");
     }
-}
-
-#[cfg(test)]
-mod preemption_tests {
-    use crate::scheduler::{
-        PreemptionCause, Rules, RunPermit, Scheduler,
-        tenants::{Beginning, Demand},
-    };
-
-    fn scheduler_with(requests: &[&'static str]) -> (Scheduler<&'static str>, Vec<RunPermit>) {
-        let mut scheduler = Scheduler::new(Rules::new(8, 8, 1000, 100, 16));
-        for request in requests {
-            scheduler.submit(*request, demand(), 0).unwrap();
-        }
-        let permits = scheduler.admitted.drain(..).map(|(_, permit)| permit).collect();
-        (scheduler, permits)
-    }
-
-    fn demand() -> Demand {
-        Demand { tenant: "t".into(), symbols: 9, uncached: 9, beginning: Beginning::default(), bytes: 30, rows: 1 }
-    }
 
     /// A request that is preempted because its client reads slowly leaves its memory to a request that was preempted for memory.
     #[test]
     fn memory_of_a_request_on_hold_goes_to_the_request_that_waits() {
-        let (mut scheduler, mut permits) = scheduler_with(&["first", "second", "third"]);
+        let rules = Rules::new(8, 8, 1000, 100, 16);
+        let (mut scheduler, mut permits) = running_of(rules, ["first", "second", "third"], 30);
         assert_eq!(permits.len(), 3);
         let last = permits.pop().unwrap();
-        scheduler.preempt(last, "third", demand(), false, PreemptionCause::Memory).unwrap();
+        scheduler.preempt(last, "third", demand(30), false, PreemptionCause::Memory).unwrap();
         assert!(scheduler.admitted.is_empty(), "it does not come back at once");
         let behind = permits.pop().unwrap();
-        scheduler.preempt(behind, "second", demand(), true, PreemptionCause::Queue).unwrap();
+        scheduler.preempt(behind, "second", demand(30), true, PreemptionCause::Queue).unwrap();
         let admitted: Vec<_> = scheduler.admitted.iter().map(|(request, _)| *request).collect();
         assert_eq!(admitted, ["third"]);
     }

@@ -53,27 +53,27 @@ impl NewRequests {
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
     /// Tenants with requests, and tenants that owe work.
-    all: BTreeMap<Arc<str>, Tenant<T>>,
+    pub(super) all: BTreeMap<Arc<str>, Tenant<T>>,
     /// Tenants with waiting requests, in the order of their turns.
-    ring: VecDeque<Arc<str>>,
+    pub(super) ring: VecDeque<Arc<str>>,
     /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes; or until
     /// its running requests have overdrawn its balance and another waiting tenant has not.
-    turn: Option<Arc<str>>,
+    pub(super) turn: Option<Arc<str>>,
     /// Initial balance of a tenant, and the work that it gets back at a time.
     quantum: i64,
     /// Work done in competition for which no quantum was given back yet.
     unpaid: i64,
     /// Tenants with requests.
-    present: usize,
+    pub(super) present: usize,
     /// Tenants with a request that runs or can be admitted.
-    competing: usize,
+    pub(super) competing: usize,
     pub(super) waiting: usize,
     pub(super) new: NewRequests,
 }
 
 #[derive(Debug)]
-struct Tenant<T> {
-    waiting: BTreeMap<Rank, Waiting<T>>,
+pub(super) struct Tenant<T> {
+    pub(super) waiting: BTreeMap<Rank, Waiting<T>>,
     new: NewRequests,
     running: usize,
     share: TenantShare,
@@ -152,11 +152,6 @@ impl<T> Tenants<T> {
         self.all.get(name).map(|tenant| tenant.share).unwrap_or_default()
     }
 
-    /// Returns the number of tenants with a request that runs or can be admitted.
-    pub(super) fn competing(&self) -> usize {
-        self.competing
-    }
-
     /// Records that the running requests of a tenant need `after` bytes instead of `before`.
     pub(super) fn resize(&mut self, name: &str, before: usize, after: usize) {
         if let Some(tenant) = self.all.get_mut(name) {
@@ -178,10 +173,6 @@ impl<T> Tenants<T> {
         let tenants = self.turn.iter().chain(others).filter_map(|name| self.all.get(name));
         let can_run = tenants.filter(|tenant| tenant.can_run());
         can_run.filter_map(|tenant| tenant.first().map(|(_, waiting)| &waiting.demand))
-    }
-
-    pub(super) fn give_turn(&mut self, name: Arc<str>) {
-        self.turn = Some(name);
     }
 
     /// Removes the request whose turn it is, and counts it as running.
@@ -315,22 +306,6 @@ impl<T> Tenants<T> {
     fn recount(&mut self) {
         self.present = self.all.values().filter(|tenant| tenant.is_present()).count();
         self.competing = self.all.values().filter(|tenant| tenant.running > 0 || tenant.first().is_some()).count();
-    }
-
-    /// Returns the number of waiting requests of the tenant that has most.
-    #[cfg(test)]
-    pub(super) fn longest_queue(&self) -> usize {
-        self.all.values().map(|tenant| tenant.waiting.len()).max().unwrap_or(0)
-    }
-
-    #[cfg(test)]
-    pub(super) fn present(&self) -> usize {
-        self.present
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.ring.is_empty() && (self.waiting, self.new.requests, self.new.symbols) == (0, 0, 0)
     }
 }
 

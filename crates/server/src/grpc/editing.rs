@@ -213,7 +213,7 @@ impl Editor {
         let revision = splice.revision;
         let before = document.session.text().text().len();
         let splices = self::splices(splice)?;
-        document.session.check_splices(revision, &splices)?;
+        document.session.text().check(revision, &splices)?;
         let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
         // Reserved before the text grows.
         if self.reserved.add(added).is_err() {

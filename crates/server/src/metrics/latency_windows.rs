@@ -328,7 +328,12 @@ impl LatencyWindows {
             EngineEvent::Finished { outcome, usage, timing } => {
                 self.open_at(clock::now()).finished(outcome, usage, timing);
             }
-            EngineEvent::Accepted | EngineEvent::Preempted | EngineEvent::Restarted => {}
+            EngineEvent::Accepted
+            | EngineEvent::CacheEvicted(_)
+            | EngineEvent::DocumentLookup { .. }
+            | EngineEvent::DocumentEvicted
+            | EngineEvent::Preempted
+            | EngineEvent::Restarted => {}
         }
     }
 

@@ -6,24 +6,18 @@ use crate::metrics::{
 };
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 use weir_engine::{
-    Counters, Handle,
-    cache::{DocumentCacheUsage, SegmentCacheUsage},
     clock,
     observer::{EngineEvent, Observer},
     options::FinishReason,
 };
-use weir_kernels::error::Error;
+use weir_kernels::{error::Error, sync::lock};
 use weir_models::usage::{Timing, Usage};
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Observes one engine and records its metrics.
 pub struct Meter {
@@ -32,23 +26,7 @@ pub struct Meter {
     levels: LevelFamilies,
     /// False while the engine warms up.
     enabled: AtomicBool,
-    /// The engine's counters at the last scrape.
-    last: Mutex<EngineCounters>,
     latency: Mutex<LatencyWindows>,
-}
-
-/// Counters that an engine keeps itself.
-#[derive(Debug, Clone, Copy, Default)]
-struct EngineCounters {
-    steps: Counters,
-    cache: SegmentCacheUsage,
-    documents: DocumentCacheUsage,
-}
-
-impl EngineCounters {
-    fn read(engine: &Handle) -> Self {
-        Self { steps: engine.counters(), cache: engine.segment_cache_usage(), documents: engine.document_cache_usage() }
-    }
 }
 
 impl Meter {
@@ -58,7 +36,6 @@ impl Meter {
             series,
             levels,
             enabled: AtomicBool::new(false),
-            last: Mutex::default(),
             latency: Mutex::new(LatencyWindows::new(clock::now())),
         }
     }
@@ -69,8 +46,7 @@ impl Meter {
     }
 
     /// Starts recording, after the engine's warm-up.
-    pub fn begin(&self, engine: &Handle) {
-        *lock(&self.last) = EngineCounters::read(engine);
+    pub fn begin(&self) {
         *lock(&self.latency) = LatencyWindows::new(clock::now());
         self.enabled.store(true, Relaxed);
     }
@@ -84,35 +60,6 @@ impl Meter {
     /// Starts the period since the last reset.
     pub fn reset(&self) {
         lock(&self.latency).reset(clock::now());
-    }
-
-    /// Adds the increase of the engine's counters since the last scrape.
-    pub fn catch_up(&self, engine: &Handle) {
-        let mut last = lock(&self.last);
-        let now = EngineCounters::read(engine);
-        let series = &*self.series;
-        let EngineCounters { steps, cache, documents } = now;
-        let counters = [
-            (&series.preemptions[0], steps.preemptions, last.steps.preemptions),
-            (&series.restarts[0], steps.restarts, last.steps.restarts),
-            (&series.prompt_chars[0], steps.prefill_chars, last.steps.prefill_chars),
-            (&series.generated_chars[0], steps.generated_chars, last.steps.generated_chars),
-            (&series.middle_run[0], steps.middle_run, last.steps.middle_run),
-            (&series.middle_skipped[0], steps.middle_skipped, last.steps.middle_skipped),
-            (&series.lookups[0], cache.hits, last.cache.hits),
-            (&series.lookups[1], cache.misses, last.cache.misses),
-            (&series.cache_queries[0], cache.lookup_symbols, last.cache.lookup_symbols),
-            (&series.cache_hits[0], cache.hit_symbols, last.cache.hit_symbols),
-            (&series.hit_bytes[0], cache.hit_bytes, last.cache.hit_bytes),
-            (&series.evictions[0], cache.evictions, last.cache.evictions),
-            (&series.document_lookups[0], documents.hits, last.documents.hits),
-            (&series.document_lookups[1], documents.misses, last.documents.misses),
-            (&series.document_evictions[0], documents.evictions, last.documents.evictions),
-        ];
-        for (series, now, last) in counters {
-            series.inc_by(now.saturating_sub(last));
-        }
-        *last = now;
     }
 
     /// Counts an event of an editing session.
@@ -152,8 +99,27 @@ impl Observer for Meter {
             EngineEvent::FirstChar(after) => series.first_char[0].observe(after.as_secs_f64()),
             EngineEvent::Gap { gap, boundary } => series.gap[usize::from(boundary)].observe(gap.as_secs_f64()),
             EngineEvent::Finished { outcome, usage, timing } => self.finished(outcome, usage, timing),
-            // The engine's totals, and those of its caches, are read on each scrape. Summaries are in reports only.
-            _ => {}
+            EngineEvent::Fed(fed) => {
+                series.prompt_chars[0].inc_by(fed.prompt as u64);
+                series.generated_chars[0].inc_by(fed.generated as u64);
+                series.middle_run[0].inc_by(fed.middle_run as u64);
+                series.middle_skipped[0].inc_by(fed.middle_skipped as u64);
+            }
+            EngineEvent::CacheLookup { symbols, found, bytes } => {
+                if symbols > 0 {
+                    series.lookups[usize::from(found == 0)].inc();
+                }
+                series.cache_queries[0].inc_by(symbols as u64);
+                series.cache_hits[0].inc_by(found as u64);
+                series.hit_bytes[0].inc_by(bytes as u64);
+            }
+            EngineEvent::CacheEvicted(entries) => _ = series.evictions[0].inc_by(entries),
+            EngineEvent::DocumentLookup { found } => _ = series.document_lookups[usize::from(!found)].inc(),
+            EngineEvent::DocumentEvicted => _ = series.document_evictions[0].inc(),
+            EngineEvent::Preempted => _ = series.preemptions[0].inc(),
+            EngineEvent::Restarted => _ = series.restarts[0].inc(),
+            // these are in reports only
+            EngineEvent::Accepted | EngineEvent::Segment(_) | EngineEvent::Summarized { .. } => {}
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The registry of all metrics, and their text format.
 
 use crate::metrics::{
-    meter::{Meter, lock},
+    meter::Meter,
     series::{Families, LevelFamilies, RequestTotals, Series, SortedFamily, metric_name},
 };
 use prometheus_client::{
@@ -15,6 +15,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::Ordering},
 };
 use weir_engine::Handle;
+use weir_kernels::sync::lock;
 
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
@@ -170,7 +171,7 @@ impl Metrics {
         let models = lock(&self.models);
         for series in models.values() {
             let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
-            series.set_gauges(own.inspect(|(meter, engine)| meter.catch_up(engine)).map(|(_, engine)| engine));
+            series.set_gauges(own.map(|(_, engine)| engine));
         }
         if let Some(count) = self.count_dropped.get() {
             self.dropped_log_lines.inner().store(count(), Ordering::Relaxed);

@@ -12,21 +12,19 @@
 mod tests;
 
 use crate::{
-    accounting,
-    cache::documents::PageAccounting,
-    clock,
+    accounting, clock,
+    observer::{EngineEvent, Measurements},
     session::Session,
     text_window::{Digest, TextView},
 };
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap, VecDeque},
-    ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, MutexGuard},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use weir_kernels::error::Result;
-use weir_models::contract::{BoundaryMode, BoundaryOptions, Card, Noise, State, SymbolSlices};
+use weir_models::contract::{BoundaryMode, BoundaryOptions, Card, Noise, PageUse, State, SymbolSlices};
 
 /// Texts share states only under equal keys: same tenant, same boundary decisions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -68,7 +66,7 @@ impl Capacity {
     }
 }
 
-/// Contents and totals of a segment cache.
+/// Contents of a segment cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SegmentCacheUsage {
     /// Entries held, without open states.
@@ -79,16 +77,6 @@ pub struct SegmentCacheUsage {
     pub bytes: usize,
     /// Bytes of distinct pages.
     pub page_bytes: usize,
-    /// Lookups that found an entry.
-    pub hits: u64,
-    /// Lookups that found none.
-    pub misses: u64,
-    /// Symbols that were looked up.
-    pub lookup_symbols: u64,
-    /// Symbols that hits saved from being fed.
-    pub hit_symbols: u64,
-    /// Bytes of the pages that hits shared.
-    pub hit_bytes: u64,
     /// Entries that were evicted.
     pub evictions: u64,
 }
@@ -105,14 +93,14 @@ pub struct Hit {
 pub struct SegmentCache {
     capacity: Capacity,
     trees: HashMap<Key, Trees<Box<dyn State>>>,
-    tenants: TenantTable<EntryId>,
-    open_states: OpenStates<Key>,
+    tenants: TenantTable,
+    open_states: OpenStates,
     pages: PageAccounting,
     /// Estimated bytes of entries and trees without pages.
     own_bytes: usize,
     /// Number of uses, as a clock.
     now: u64,
-    counts: SegmentCacheUsage,
+    evictions: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,12 +132,12 @@ impl SegmentCache {
         Self {
             capacity,
             trees: HashMap::new(),
-            tenants: TenantTable::new(),
-            open_states: OpenStates::new(),
+            tenants: TenantTable::default(),
+            open_states: OpenStates::default(),
             pages: PageAccounting::default(),
             own_bytes: 0,
             now: 0,
-            counts: SegmentCacheUsage::default(),
+            evictions: 0,
         }
     }
 
@@ -158,29 +146,16 @@ impl SegmentCache {
     /// if the entry cannot be rolled back, and drops it.
     pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();
-        if text.is_empty() {
-            return Ok(None);
-        }
-        self.counts.lookup_symbols += text.len() as u64;
         let closed = self.longest_match(key, text);
-        let open = self.longest_open(key, text, closed.as_ref().map_or(0, |longest| longest.len));
-        let hit = match (open, closed) {
-            (Some(OpenMatch { index, len }), _) => self.open_states.fork(index).map(|state| Hit { state, len }),
-            (None, Some(LongestMatch { entry, len, state })) => Some(self.hit_closed(&entry, state.fork(), len)?),
-            (None, None) => None,
-        };
-        match &hit {
-            None => self.counts.misses += 1,
-            Some(Hit { state, len }) => {
-                self.counts.hits += 1;
-                self.counts.hit_symbols += *len as u64;
-                self.counts.hit_bytes += state.bytes() as u64;
-            }
+        let open = self.open_states.longest(key, text, closed.as_ref().map_or(0, |longest| longest.len));
+        match (open, closed) {
+            (Some(OpenMatch { index, len }), _) => Ok(self.open_states.fork(index).map(|state| Hit { state, len })),
+            (None, Some(LongestMatch { entry, len, state })) => self.hit_closed(&entry, state.fork(), len).map(Some),
+            (None, None) => Ok(None),
         }
-        Ok(hit)
     }
 
-    /// Rolls back a fork of an entry's state, and counts the use. Drops the entry if that fails.
+    /// Rolls back a fork of an entry's state, and records the use. Drops the entry if that fails.
     fn hit_closed(&mut self, entry: &EntryId, mut state: Box<dyn State>, len: usize) -> Result<Hit> {
         if let Err(error) = state.rollback(len) {
             self.drop_entry(entry);
@@ -194,12 +169,12 @@ impl SegmentCache {
     pub fn known<'a>(&self, key: &Key, text: impl Into<TextView<'a>>) -> usize {
         let text = text.into();
         let closed = self.longest_match(key, text).map_or(0, |longest| longest.len);
-        self.longest_open(key, text, closed).map_or(closed, |open| open.len)
+        self.open_states.longest(key, text, closed).map_or(closed, |open| open.len)
     }
 
     fn longest_match(&self, key: &Key, text: TextView<'_>) -> Option<LongestMatch<'_>> {
         let matches = matching_trees(self.trees.get(key)?, text);
-        let entries = matches.filter_map(|TreeMatch { key: tree_key, tree, rest }| {
+        let entries = matches.filter_map(|(tree_key, tree, rest)| {
             tree.sharing(rest).find_map(|(shared, node)| {
                 let (state, _) = tree.value(node)?;
                 let len = state.boundary_before(tree_key.start + shared);
@@ -249,47 +224,53 @@ impl SegmentCache {
         self.insert(key, tree_key, rest, state);
         let stored_at = self.now;
         self.make_room();
-        while self.tenants.entries() > self.capacity.entries {
-            self.evict_from_largest(TenantEntries::len);
+        while self.tenants.entries > self.capacity.entries {
+            self.evict_from_largest(|tenant| tenant.order.len());
         }
-        Ok(self.tenants.has(&key.tenant, stored_at))
+        Ok(self.tenants.all.get(&key.tenant).is_some_and(|tenant| tenant.order.contains_key(&stored_at)))
     }
 
     /// Evicts an open state, or else an entry by the rules of `tenants`, for a row that needs pages. Returns the freed bytes of pages,
     /// or `None` if empty. A page that a running row shares is not freed and not counted.
     pub fn evict(&mut self) -> Option<usize> {
-        self.drop_open_state().or_else(|| self.evict_from_largest(TenantEntries::bytes))
+        self.drop_open_state().or_else(|| self.evict_from_largest(|tenant| tenant.bytes))
     }
 
-    fn evict_from_largest(&mut self, size: impl Fn(&TenantEntries<EntryId>) -> usize) -> Option<usize> {
-        let entry = self.tenants.victim(size)?.oldest()?.clone();
-        self.counts.evictions += 1;
+    fn evict_from_largest(&mut self, size: impl Fn(&TenantEntries) -> usize) -> Option<usize> {
+        let (_, entry) = self.tenants.victim(size)?.order.first_key_value()?;
+        let entry = entry.clone();
+        self.evictions += 1;
         Some(self.drop_entry(&entry))
     }
 
     /// Starts a new period. A tenant that has used nothing in the present one and the one before loses its entries first.
     pub fn start_period(&mut self) {
-        self.tenants.start_period();
+        self.tenants.period += 1;
     }
 
     /// Returns the bytes of pages that only entries and open states refer to: evicting all of these would free them.
     pub fn evictable_bytes(&self) -> usize {
         let trees = self.trees.values().flat_map(Trees::values);
         let entries = trees.flat_map(|tree| tree.values().filter_map(|node| tree.value(node)));
-        self.pages.evictable_bytes(entries.map(|(state, _)| &**state).chain(self.open_states.states()))
+        let open_states = self.open_states.states.iter().map(|open| &*open.state);
+        self.pages.evictable_bytes(entries.map(|(state, _)| &**state).chain(open_states))
     }
 
-    /// Drops all entries. The totals stay.
+    /// Drops all entries. These do not count as evicted.
     pub fn clear(&mut self) {
-        let Self { capacity, counts, .. } = *self;
-        *self = Self { counts, ..Self::new(capacity) };
+        let Self { capacity, evictions, .. } = *self;
+        *self = Self { evictions, ..Self::new(capacity) };
     }
 
-    /// Returns contents and totals.
+    /// Returns the contents.
     pub fn usage(&self) -> SegmentCacheUsage {
-        let page_bytes = self.pages.bytes + self.pages.short_lived_bytes;
-        let bytes = self.all_bytes();
-        SegmentCacheUsage { entries: self.tenants.entries(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
+        SegmentCacheUsage {
+            entries: self.tenants.entries,
+            keys: self.trees.len(),
+            bytes: self.all_bytes(),
+            page_bytes: self.pages.bytes + self.pages.short_lived_bytes,
+            evictions: self.evictions,
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -312,7 +293,7 @@ impl SegmentCache {
         if is_new_key {
             accounting::add(&mut self.own_bytes, key_bytes(key));
         }
-        self.pages.add(&*state);
+        self.pages.add(&*state, Lifetime::Entry);
         accounting::add(&mut self.own_bytes, entry_bytes(&*state));
         self.now += 1;
         let trees = self.trees.entry(key.clone()).or_default();
@@ -336,14 +317,14 @@ impl SegmentCache {
     /// Evicts all entries of the least recently used key of a tenant: of the one with the most keys, one more for `newest`.
     fn evict_key(&mut self, newest: &str) {
         let last_used = |trees: &Trees<_>| trees.values().map(Tree::last_used).max();
-        let count = |tenant: &TenantEntries<EntryId>| tenant.keys() + usize::from(tenant.is_of(newest));
+        let count = |tenant: &TenantEntries| tenant.keys + usize::from(*tenant.tenant == *newest);
         let Some(tenant) = self.tenants.victim(count) else { return };
-        let own = self.trees.iter().filter(|(key, _)| tenant.is_of(&key.tenant));
+        let own = self.trees.iter().filter(|(key, _)| key.tenant == tenant.tenant);
         let Some((key, trees)) = own.min_by_key(|(_, trees)| last_used(trees)) else { return };
         let entry = |&tree_key: &TreeKey, node| EntryId { key: key.clone(), tree_key, node };
         let entries = trees.iter().flat_map(|(tree_key, tree)| tree.values().map(move |node| entry(tree_key, node)));
         for entry in entries.collect::<Vec<_>>() {
-            self.counts.evictions += 1;
+            self.evictions += 1;
             self.drop_entry(&entry);
         }
     }
@@ -367,7 +348,7 @@ impl SegmentCache {
             accounting::subtract(&mut self.own_bytes, key_bytes(key));
         }
         accounting::subtract(&mut self.own_bytes, entry_bytes(&*state));
-        let freed = self.pages.remove(&*state);
+        let freed = self.pages.remove(&*state, Lifetime::Entry);
         if let Some(last_used) = last_used {
             let removed = bytes.saturating_sub(self.bytes());
             self.tenants.remove(&key.tenant, last_used, removed, is_last_of_key);
@@ -677,39 +658,6 @@ impl<T> Tree<T> {
     }
 }
 
-#[cfg(test)]
-impl<T> Tree<T> {
-    /// Returns all texts with their nodes, and checks the invariants of the tree.
-    fn check(&self) -> Vec<(Vec<u32>, NodeId)> {
-        let mut found = Vec::new();
-        let mut size = TreeSize { nodes: 0, symbols: 0 };
-        let mut open = vec![(ROOT, Vec::new())];
-        while let Some((id, text)) = open.pop() {
-            let node = self.node(id).unwrap();
-            size.nodes += 1;
-            size.symbols += node.edge.len();
-            let text = [&text[..], &node.edge].concat();
-            assert_eq!(node.edge.is_empty(), id == ROOT);
-            assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "a superfluous node");
-            assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
-            let mut reach = node.held.as_ref().map_or(PrefixReach::NONE, |held| held.reach);
-            for &(first, child) in &node.children {
-                let below = self.node(child).unwrap();
-                assert_eq!((below.parent, below.edge[0]), (id, first));
-                reach = reach.union(below.reach);
-                open.push((child, text.clone()));
-            }
-            assert_eq!(reach, node.reach);
-            if node.held.is_some() {
-                found.push((text, id));
-            }
-        }
-        assert_eq!(size, self.size());
-        found.sort();
-        found
-    }
-}
-
 // Which radix tree a text's entry belongs to. A state whose windows have moved on depends only on its last symbols, so its entry
 // serves every text with these symbols at the same positions. If the model counts segments, a digest of the text before must be
 // equal too.
@@ -726,10 +674,6 @@ struct TreeKey {
 }
 
 impl TreeKey {
-    /// The key of the tree of whole texts.
-    #[cfg(test)]
-    const WHOLE: Self = Self { start: 0, before: None };
-
     /// Returns a state's tree key and the part of its text that belongs into the tree. `None` if too much was dropped.
     fn for_state<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, SymbolSlices<'a>)> {
         let replay = state.replay_start();
@@ -747,13 +691,11 @@ impl TreeKey {
     }
 }
 
-struct TreeMatch<'t, 'a, T> {
-    key: TreeKey,
-    tree: &'t Tree<T>,
-    rest: SymbolSlices<'a>,
-}
-
-fn matching_trees<'t, 'a, T>(trees: &'t Trees<T>, text: TextView<'a>) -> impl Iterator<Item = TreeMatch<'t, 'a, T>> {
+/// Returns the trees whose entries may serve a text, with the part of it that the tree compares.
+fn matching_trees<'t, 'a, T>(
+    trees: &'t Trees<T>,
+    text: TextView<'a>,
+) -> impl Iterator<Item = (TreeKey, &'t Tree<T>, SymbolSlices<'a>)> {
     // by rising positions, as the digests require
     let mut digests = text.digests();
     let mut latest = None;
@@ -765,7 +707,7 @@ fn matching_trees<'t, 'a, T>(trees: &'t Trees<T>, text: TextView<'a>) -> impl It
             }
             latest.filter(|(_, digest)| *digest == before)?;
         }
-        Some(TreeMatch { key, tree, rest })
+        Some((key, tree, rest))
     })
 }
 
@@ -779,16 +721,17 @@ const MAX_OPEN_STATES: usize = 512;
 /// Symbols at the end of a text that are compared first. The texts of one search differ there.
 const LAST_SYMBOLS: usize = 16;
 
-struct OpenStates<K> {
+#[derive(Default)]
+struct OpenStates {
     /// The least recently used one first.
-    states: VecDeque<OpenState<K>>,
+    states: VecDeque<OpenState>,
     /// Estimated bytes without pages.
     own_bytes: usize,
 }
 
 /// The state of a text, which serves only texts that begin with all of it.
-struct OpenState<K> {
-    key: K,
+struct OpenState {
+    key: Key,
     place: TreeKey,
     /// The symbols of the text from the start of `place` on. Never empty.
     rest: Box<[u32]>,
@@ -804,12 +747,7 @@ struct OpenMatch {
     len: usize,
 }
 
-impl<K> OpenState<K> {
-    /// Creates an open state from the `place` and `rest` that [`TreeKey::for_state`] returns for its text.
-    fn new(key: K, place: TreeKey, rest: SymbolSlices<'_>, state: Box<dyn State>, own_bytes: usize) -> Self {
-        Self { key, place, rest: rest.to_vec().into(), state, own_bytes }
-    }
-
+impl OpenState {
     fn len(&self) -> usize {
         self.place.start + self.rest.len()
     }
@@ -826,30 +764,12 @@ impl<K> OpenState<K> {
     }
 }
 
-impl<K: PartialEq> OpenStates<K> {
-    fn new() -> Self {
-        Self { states: VecDeque::new(), own_bytes: 0 }
-    }
-
-    fn len(&self) -> usize {
-        self.states.len()
-    }
-
-    fn own_bytes(&self) -> usize {
-        self.own_bytes
-    }
-
-    fn states(&self) -> impl Iterator<Item = &dyn State> {
-        self.states.iter().map(|open| &*open.state)
-    }
-
+impl OpenStates {
     /// Returns the longest state from which `text` continues, if it serves more than `shortest` symbols.
-    fn longest<'a>(&self, key: &K, text: impl Into<TextView<'a>>, shortest: usize) -> Option<OpenMatch> {
-        let text = text.into();
+    fn longest(&self, key: &Key, text: TextView<'_>, shortest: usize) -> Option<OpenMatch> {
         // the key last, because its comparison takes longest
-        let may_serve = |open: &OpenState<K>| open.len() > shortest && open.may_begin(text) && open.key == *key;
-        let mut candidates: Vec<(usize, &OpenState<K>)> =
-            self.states.iter().enumerate().filter(|(_, open)| may_serve(open)).collect();
+        let may_serve = |open: &OpenState| open.len() > shortest && open.may_begin(text) && open.key == *key;
+        let mut candidates: Vec<_> = self.states.iter().enumerate().filter(|(_, open)| may_serve(open)).collect();
         candidates.sort_by_key(|(_, open)| Reverse(open.len()));
         let found = candidates.into_iter().find(|(_, open)| open.begins(text));
         found.map(|(index, open)| OpenMatch { index, len: open.len() })
@@ -863,13 +783,13 @@ impl<K: PartialEq> OpenStates<K> {
         Some(fork)
     }
 
-    fn push(&mut self, open: OpenState<K>) {
+    fn push(&mut self, open: OpenState) {
         accounting::add(&mut self.own_bytes, open.own_bytes);
         self.states.push_back(open);
     }
 
     /// Removes the least recently used state.
-    fn pop(&mut self) -> Option<OpenState<K>> {
+    fn pop(&mut self) -> Option<OpenState> {
         let open = self.states.pop_front()?;
         accounting::subtract(&mut self.own_bytes, open.own_bytes);
         Some(open)
@@ -880,11 +800,6 @@ impl<K: PartialEq> OpenStates<K> {
 const OPEN_STATES_PART: usize = 8;
 
 impl SegmentCache {
-    /// Returns the longest open state from which `text` continues, if it serves more than `shortest` symbols.
-    fn longest_open(&self, key: &Key, text: TextView<'_>, shortest: usize) -> Option<OpenMatch> {
-        self.open_states.longest(key, text, shortest)
-    }
-
     /// Stores the state after `text` as [`keep`](Self::keep) does. What lies after that entry's text becomes an open state.
     pub fn keep_open<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: Box<dyn State>) -> Result<()> {
         let text = text.into();
@@ -900,17 +815,17 @@ impl SegmentCache {
         let Some((place, rest)) = place.filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
         let own_bytes = entry_bytes(&*state) + key.tenant.len() + rest.len() * size_of::<u32>();
         let limit = self.open_limit();
-        if own_bytes > limit || self.longest_open(key, text, text.len() - 1).is_some() {
+        if own_bytes > limit || self.open_states.longest(key, text, text.len() - 1).is_some() {
             return Ok(());
         }
-        while self.open_states.len() >= MAX_OPEN_STATES || self.open_states.own_bytes() + own_bytes > limit {
+        while self.open_states.states.len() >= MAX_OPEN_STATES || self.open_states.own_bytes + own_bytes > limit {
             if self.drop_open_state().is_none() {
                 return Ok(());
             }
         }
-        let open = OpenState::new(key.clone(), place, rest, state, own_bytes);
-        self.pages.add_short_lived(&*open.state);
-        self.open_states.push(open);
+        self.pages.add(&*state, Lifetime::Short);
+        let rest = rest.to_vec().into();
+        self.open_states.push(OpenState { key: key.clone(), place, rest, state, own_bytes });
         self.make_room();
         Ok(())
     }
@@ -919,9 +834,9 @@ impl SegmentCache {
     /// entry is left.
     fn make_room(&mut self) {
         while self.all_bytes() > self.capacity.bytes {
-            let open_bytes = self.pages.short_lived_bytes + self.open_states.own_bytes();
-            let evicts_entry = open_bytes <= self.open_limit() && self.tenants.entries() > 1;
-            let evicted = if evicts_entry { self.evict_from_largest(TenantEntries::bytes) } else { self.evict() };
+            let open_bytes = self.pages.short_lived_bytes + self.open_states.own_bytes;
+            let evicts_entry = open_bytes <= self.open_limit() && self.tenants.entries > 1;
+            let evicted = if evicts_entry { self.evict_from_largest(|tenant| tenant.bytes) } else { self.evict() };
             if evicted.is_none() {
                 return;
             }
@@ -934,90 +849,159 @@ impl SegmentCache {
     }
 
     fn all_bytes(&self) -> usize {
-        self.bytes() + self.pages.short_lived_bytes + self.open_states.own_bytes()
+        self.bytes() + self.pages.short_lived_bytes + self.open_states.own_bytes
     }
 
     /// Drops the least recently used open state. Returns the bytes of pages that this freed; `None` if there is none.
     fn drop_open_state(&mut self) -> Option<usize> {
         let open = self.open_states.pop()?;
-        Some(self.pages.remove_short_lived(&*open.state))
+        Some(self.pages.remove(&*open.state, Lifetime::Short))
+    }
+}
+
+/// The pages of entries and open states, each counted once.
+#[derive(Debug, Default)]
+struct PageAccounting {
+    pages: HashMap<usize, CountedPage>,
+    /// Bytes of all distinct pages of entries.
+    bytes: usize,
+    /// Bytes of the distinct pages that only open states refer to.
+    short_lived_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct CountedPage {
+    /// Entries that refer to it.
+    entries: usize,
+    /// Open states that refer to it.
+    short_lived: usize,
+    /// References that these entries and states hold.
+    references: usize,
+    bytes: usize,
+}
+
+/// What refers to a page. Open states are counted apart from the entries of tenants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lifetime {
+    Entry,
+    /// An open state.
+    Short,
+}
+
+impl CountedPage {
+    fn uses(&mut self, lifetime: Lifetime) -> &mut usize {
+        match lifetime {
+            Lifetime::Entry => &mut self.entries,
+            Lifetime::Short => &mut self.short_lived,
+        }
+    }
+
+    /// Returns what its bytes count for; `None` if nothing refers to it.
+    fn lifetime(&self) -> Option<Lifetime> {
+        let short = (self.short_lived > 0).then_some(Lifetime::Short);
+        if self.entries > 0 { Some(Lifetime::Entry) } else { short }
+    }
+}
+
+impl PageAccounting {
+    fn add(&mut self, state: &dyn State, lifetime: Lifetime) {
+        state.pages(&mut |PageUse { id, bytes, own, .. }| {
+            let page = self.pages.entry(id).or_insert_with(|| CountedPage { bytes, ..CountedPage::default() });
+            let before = page.lifetime();
+            accounting::add(&mut page.references, own);
+            accounting::add(page.uses(lifetime), 1);
+            let after = page.lifetime();
+            let bytes = page.bytes;
+            self.move_bytes(bytes, before, after);
+        });
+    }
+
+    /// Subtracts the pages of a state. Returns the bytes of those that no other counted state and no running row refers to.
+    fn remove(&mut self, state: &dyn State, lifetime: Lifetime) -> usize {
+        let mut freed = 0;
+        state.pages(&mut |PageUse { id, references, own, .. }| {
+            let Some(page) = self.pages.get_mut(&id) else { return };
+            let before = page.lifetime();
+            accounting::subtract(&mut page.references, own);
+            accounting::subtract(page.uses(lifetime), 1);
+            let after = page.lifetime();
+            let bytes = page.bytes;
+            if after.is_none() {
+                freed += if references == own { bytes } else { 0 };
+                self.pages.remove(&id);
+            }
+            self.move_bytes(bytes, before, after);
+        });
+        freed
+    }
+
+    fn move_bytes(&mut self, bytes: usize, before: Option<Lifetime>, after: Option<Lifetime>) {
+        if before == after {
+            return;
+        }
+        if let Some(before) = before {
+            accounting::subtract(self.account(before), bytes);
+        }
+        if let Some(after) = after {
+            accounting::add(self.account(after), bytes);
+        }
+    }
+
+    fn account(&mut self, lifetime: Lifetime) -> &mut usize {
+        match lifetime {
+            Lifetime::Entry => &mut self.bytes,
+            Lifetime::Short => &mut self.short_lived_bytes,
+        }
+    }
+
+    /// Returns the bytes of pages that only `states` refer to. These must be all counted entries and open states.
+    fn evictable_bytes<'a>(&self, states: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
+        let mut evictable = 0;
+        let mut shared = HashSet::new();
+        for state in states {
+            state.pages(&mut |PageUse { id, references, bytes, .. }| {
+                let Some(page) = self.pages.get(&id) else { return };
+                if page.references == references && (page.entries + page.short_lived == 1 || shared.insert(id)) {
+                    evictable += bytes;
+                }
+            });
+        }
+        evictable
     }
 }
 
 // The entries of each tenant. A tenant that has not used the cache for a period or two loses its entries first; then the tenant
 // that holds the most. So a tenant that uses the cache and holds no more than an equal part keeps its entries.
 
-#[derive(Debug)]
-struct TenantTable<E> {
-    all: HashMap<Arc<str>, TenantEntries<E>>,
+#[derive(Debug, Default)]
+struct TenantTable {
+    all: HashMap<Arc<str>, TenantEntries>,
     entries: usize,
     period: u64,
 }
 
 #[derive(Debug)]
-struct TenantEntries<E> {
+struct TenantEntries {
     tenant: Arc<str>,
     /// Entries by the time of their last use.
-    order: BTreeMap<u64, E>,
+    order: BTreeMap<u64, EntryId>,
     /// Bytes of pages and trees. Tenants share neither.
     bytes: usize,
     keys: usize,
     last_period: u64,
 }
 
-impl<E> TenantEntries<E> {
-    fn len(&self) -> usize {
-        self.order.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn keys(&self) -> usize {
-        self.keys
-    }
-
-    fn is_of(&self, tenant: &str) -> bool {
-        *self.tenant == *tenant
-    }
-
-    fn oldest(&self) -> Option<&E> {
-        self.order.first_key_value().map(|(_, entry)| entry)
-    }
-
-    fn oldest_use(&self) -> Option<u64> {
-        self.order.first_key_value().map(|(used, _)| *used)
-    }
-}
-
-impl<E> TenantTable<E> {
-    fn new() -> Self {
-        Self { all: HashMap::new(), entries: 0, period: 0 }
-    }
-
-    fn entries(&self) -> usize {
-        self.entries
-    }
-
-    /// Returns true if a tenant has an entry that was last used at `used`.
-    fn has(&self, tenant: &str, used: u64) -> bool {
-        self.all.get(tenant).is_some_and(|tenant| tenant.order.contains_key(&used))
-    }
-
-    fn start_period(&mut self) {
-        self.period += 1;
-    }
-
+impl TenantTable {
     /// Returns the tenant that loses an entry: an idle one, or else the one of largest `size`.
-    fn victim(&self, size: impl Fn(&TenantEntries<E>) -> usize) -> Option<&TenantEntries<E>> {
-        let is_idle = |tenant: &&TenantEntries<E>| tenant.last_period + 1 < self.period;
-        let idle = self.all.values().filter(is_idle).min_by_key(|tenant| tenant.oldest_use());
-        idle.or_else(|| self.all.values().max_by_key(|tenant| (size(tenant), Reverse(tenant.oldest_use()))))
+    fn victim(&self, size: impl Fn(&TenantEntries) -> usize) -> Option<&TenantEntries> {
+        let is_idle = |tenant: &&TenantEntries| tenant.last_period + 1 < self.period;
+        let oldest_use = |tenant: &TenantEntries| tenant.order.first_key_value().map(|(used, _)| *used);
+        let idle = self.all.values().filter(is_idle).min_by_key(|tenant| oldest_use(tenant));
+        idle.or_else(|| self.all.values().max_by_key(|tenant| (size(tenant), Reverse(oldest_use(tenant)))))
     }
 
     /// Adds an entry of a tenant that was used at `now`, and the `bytes` and the key that it brings.
-    fn add(&mut self, tenant: &Arc<str>, now: u64, entry: E, bytes: usize, is_new_key: bool) {
+    fn add(&mut self, tenant: &Arc<str>, now: u64, entry: EntryId, bytes: usize, is_new_key: bool) {
         let tenant = self.all.entry(Arc::clone(tenant)).or_insert_with_key(|tenant| TenantEntries {
             tenant: Arc::clone(tenant),
             order: BTreeMap::new(),
@@ -1053,54 +1037,33 @@ impl<E> TenantTable<E> {
             self.all.remove(name);
         }
     }
-
-    #[cfg(test)]
-    fn get(&self, tenant: &str, used: u64) -> Option<&E> {
-        self.all.get(tenant)?.order.get(&used)
-    }
-
-    #[cfg(test)]
-    fn bytes(&self) -> BTreeMap<Arc<str>, usize> {
-        self.all.values().map(|tenant| (Arc::clone(&tenant.tenant), tenant.bytes)).collect()
-    }
 }
 
 /// Length of the cache's periods: a tenant that is idle for one to two of them loses its entries first.
 const PERIOD: Duration = Duration::from_secs(300);
 
-pub(crate) struct SegmentCacheHandle(Option<Mutex<PeriodicCache>>);
+pub(crate) struct SegmentCacheHandle {
+    /// `None` without a cache.
+    cache: Option<Mutex<PeriodicCache>>,
+    measurements: Arc<Measurements>,
+}
 
 struct PeriodicCache {
     cache: SegmentCache,
     period_began: Instant,
 }
 
-struct Locked<'a>(MutexGuard<'a, PeriodicCache>);
-
-impl Deref for Locked<'_> {
-    type Target = SegmentCache;
-
-    fn deref(&self) -> &SegmentCache {
-        &self.0.cache
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut SegmentCache {
-        &mut self.0.cache
-    }
-}
-
 impl SegmentCacheHandle {
     /// Creates a cache of `bytes` bytes; 0: off.
-    pub(crate) fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize, measurements: Arc<Measurements>) -> Self {
         let cache = || SegmentCache::new(Capacity::with_bytes(bytes));
-        Self((bytes > 0).then(|| Mutex::new(PeriodicCache { cache: cache(), period_began: clock::now() })))
+        let cache = (bytes > 0).then(|| Mutex::new(PeriodicCache { cache: cache(), period_began: clock::now() }));
+        Self { cache, measurements }
     }
 
     /// Returns the key of a tenant's sequence; `None` if it is not cached.
     pub(crate) fn key(&self, tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Key> {
-        self.0.as_ref().and_then(|_| Key::for_sequence(tenant, boundaries, card))
+        self.cache.as_ref().and_then(|_| Key::for_sequence(tenant, boundaries, card))
     }
 
     /// Returns how many of a session's symbols the cache holds now.
@@ -1110,67 +1073,78 @@ impl SegmentCacheHandle {
 
     /// Returns how many symbols of a text the cache holds now.
     pub(crate) fn known(&self, key: Option<&Key>, text: TextView<'_>) -> usize {
-        let (Some(cache), Some(key)) = (self.lock(), key) else { return 0 };
-        cache.known(key, text)
+        key.and_then(|key| self.with(|cache| cache.known(key, text))).unwrap_or(0)
     }
 
     /// Returns a state that a session can continue from.
     pub(crate) fn find(&self, key: Option<&Key>, session: &Session) -> Option<Hit> {
-        let hit = self.lock()?.find(key?, session.text().prefix(session.cacheable_prefix()));
-        hit.unwrap_or_else(|error| {
+        let key = key?;
+        let text = session.text().prefix(session.cacheable_prefix());
+        let hit = self.with(|cache| cache.find(key, text))?.unwrap_or_else(|error| {
             tracing::error!(%error, "dropped a cached state that could not be rolled back");
             None
-        })
+        });
+        let (found, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
+        self.measurements.record(EngineEvent::CacheLookup { symbols: text.len(), found, bytes });
+        hit
     }
 
     pub(crate) fn keep(&self, key: Option<&Key>, session: &Session, state: &dyn State) {
-        let (Some(mut cache), Some(key)) = (self.lock(), key) else { return };
-        if let Err(error) = cache.keep(key, session.text(), state) {
+        let kept = key.and_then(|key| self.with(|cache| cache.keep(key, session.text(), state)));
+        if let Some(Err(error)) = kept {
             tracing::error!(%error, "cannot cache a state");
         }
     }
 
     /// Stores the state after the symbols that were fed. It serves every text that begins with them.
     pub(crate) fn keep_open(&self, key: Option<&Key>, session: &Session, state: Box<dyn State>) {
-        let (Some(mut cache), Some(key)) = (self.lock(), key) else { return };
-        if let Err(error) = cache.keep_open(key, session.text().prefix(state.len()), state) {
+        let text = session.text().prefix(state.len());
+        let kept = key.and_then(|key| self.with(|cache| cache.keep_open(key, text, state)));
+        if let Some(Err(error)) = kept {
             tracing::error!(%error, "cannot cache a state");
         }
     }
 
     pub(crate) fn evict(&self) -> bool {
-        self.lock().and_then(|mut cache| cache.evict()).is_some()
+        self.with(SegmentCache::evict).flatten().is_some()
     }
 
     /// Returns the bytes of pages that only the cache refers to. Visits all pages.
     pub(crate) fn evictable_bytes(&self) -> usize {
-        self.lock().map_or(0, |cache| cache.evictable_bytes())
+        self.with(|cache| cache.evictable_bytes()).unwrap_or(0)
     }
 
     pub(crate) fn clear(&self) {
-        if let Some(mut cache) = self.lock() {
-            cache.clear();
-        }
+        self.with(SegmentCache::clear);
     }
 
     pub(crate) fn usage(&self) -> SegmentCacheUsage {
-        self.lock().map(|cache| cache.usage()).unwrap_or_default()
+        self.with(|cache| cache.usage()).unwrap_or_default()
     }
 
-    /// Locks the cache, and starts a new period if one has passed. Empties the cache if a panic may have left it inconsistent.
-    fn lock(&self) -> Option<Locked<'_>> {
-        let cache = self.0.as_ref()?;
-        let mut locked = Locked(cache.lock().unwrap_or_else(|poisoned| {
-            cache.clear_poison();
-            let mut cache = poisoned.into_inner();
-            cache.cache.clear();
-            cache
-        }));
+    /// Locks the cache for `act`, after starting a new period if one has passed, and records what `act` evicts. Empties the cache
+    /// first if a panic may have left it inconsistent.
+    fn with<T>(&self, act: impl FnOnce(&mut SegmentCache) -> T) -> Option<T> {
+        let mutex = self.cache.as_ref()?;
+        let mut locked = mutex.lock().unwrap_or_else(|poisoned| {
+            mutex.clear_poison();
+            let mut locked = poisoned.into_inner();
+            locked.cache.clear();
+            locked
+        });
+        let PeriodicCache { cache, period_began } = &mut *locked;
         let now = clock::now();
-        if now.saturating_duration_since(locked.0.period_began) >= PERIOD {
-            locked.start_period();
-            locked.0.period_began = now;
+        if now.saturating_duration_since(*period_began) >= PERIOD {
+            cache.start_period();
+            *period_began = now;
         }
-        Some(locked)
+        let before = cache.evictions;
+        let result = act(cache);
+        let evicted = cache.evictions - before;
+        drop(locked);
+        if evicted > 0 {
+            self.measurements.record(EngineEvent::CacheEvicted(evicted));
+        }
+        Some(result)
     }
 }

@@ -13,6 +13,41 @@ use weir_models::{
     random::{Purpose, uniform},
 };
 
+impl<T> Tree<T> {
+    /// Returns all texts with their nodes, and checks the invariants of the tree.
+    fn check(&self) -> Vec<(Vec<u32>, NodeId)> {
+        let mut found = Vec::new();
+        let mut size = TreeSize { nodes: 0, symbols: 0 };
+        let mut open = vec![(ROOT, Vec::new())];
+        while let Some((id, text)) = open.pop() {
+            let node = self.node(id).unwrap();
+            size.nodes += 1;
+            size.symbols += node.edge.len();
+            let text = [&text[..], &node.edge].concat();
+            assert_eq!(node.edge.is_empty(), id == ROOT);
+            assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "a superfluous node");
+            assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
+            let mut reach = node.held.as_ref().map_or(PrefixReach::NONE, |held| held.reach);
+            for &(first, child) in &node.children {
+                let below = self.node(child).unwrap();
+                assert_eq!((below.parent, below.edge[0]), (id, first));
+                reach = reach.union(below.reach);
+                open.push((child, text.clone()));
+            }
+            assert_eq!(reach, node.reach);
+            if node.held.is_some() {
+                found.push((text, id));
+            }
+        }
+        assert_eq!(size, self.size());
+        found.sort();
+        found
+    }
+}
+
+/// The key of the tree of whole texts.
+const WHOLE: TreeKey = TreeKey { start: 0, before: None };
+
 /// Symbols of a page.
 const PAGE: usize = 4;
 
@@ -47,7 +82,6 @@ struct PagedState {
     /// Pages dropped from the front.
     dropped: usize,
     pages: Vec<Arc<TestPage>>,
-    segmented: bool,
     /// Number of last symbols whose pages it holds; `None`: all.
     window: Option<usize>,
     replay_start: Option<ReplayStart>,
@@ -61,15 +95,7 @@ impl PagedState {
 
     fn windowed(text: &[u32], window: Option<usize>, alive: &Arc<AtomicUsize>) -> Self {
         let alive = Arc::clone(alive);
-        let mut state = Self {
-            text: Vec::new(),
-            dropped: 0,
-            pages: Vec::new(),
-            segmented: true,
-            window,
-            replay_start: None,
-            alive,
-        };
+        let mut state = Self { text: Vec::new(), dropped: 0, pages: Vec::new(), window, replay_start: None, alive };
         text.iter().for_each(|&symbol| state.push(symbol));
         state
     }
@@ -125,7 +151,7 @@ impl State for PagedState {
 
     fn boundary_before(&self, len: usize) -> usize {
         let text = &self.text[..len.min(self.len())];
-        let end = if self.segmented { boundary(text) } else { text.len() };
+        let end = boundary(text);
         if end < self.earliest() { 0 } else { end }
     }
 
@@ -154,9 +180,13 @@ fn boundary(text: &[u32]) -> usize {
     text.iter().rposition(|&symbol| symbol == 0).map_or(0, |last| last + 1)
 }
 
+fn paged(state: &dyn State) -> &PagedState {
+    weir_models::contract::state_ref(state).unwrap()
+}
+
 /// Returns a state's text, and checks that its pages hold it. Pages of a rolled back state may hold more.
 fn text_of(state: &dyn State) -> Vec<u32> {
-    let state = weir_models::contract::state_ref::<PagedState>(state).unwrap();
+    let state = paged(state);
     let held: Vec<u32> = state.pages.iter().flat_map(|page| page.symbols.iter().copied()).collect();
     let text = &state.text[state.dropped * PAGE..];
     assert_eq!(&held[..text.len()], text);
@@ -175,109 +205,6 @@ fn key(tenant: &str) -> Key {
 
 fn keep(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) -> bool {
     cache.keep(&key("a"), text, &PagedState::new(text, alive)).unwrap()
-}
-
-/// Looks a text up and returns how many of its symbols the hit serves.
-fn served(cache: &mut SegmentCache, text: &[u32]) -> Option<usize> {
-    cache.find(&key("a"), text).unwrap().map(|hit| hit.len)
-}
-
-#[test]
-fn a_text_serves_all_texts_with_its_prefix() {
-    let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-    let text = [1, 2, 0, 1, 1, 0, 2];
-    assert!(keep(&mut cache, &text, &alive));
-    assert_eq!(served(&mut cache, &text), Some(6), "up to the end of the last segment");
-    assert_eq!(served(&mut cache, &[1, 2, 0, 1, 1]), Some(3));
-    assert_eq!(served(&mut cache, &[1, 2, 0, 2, 2]), Some(3));
-    assert_eq!(served(&mut cache, &[1, 2]), None);
-    assert_eq!(served(&mut cache, &[2, 2, 0]), None);
-    assert_eq!(served(&mut cache, &[]), None);
-    let longer = [1, 2, 0, 1, 1, 0, 2, 0, 0];
-    assert!(keep(&mut cache, &longer, &alive));
-    assert!(keep(&mut cache, &text, &alive));
-    assert_eq!(cache.usage().entries, 1, "the longer serves both");
-    let usage = cache.usage();
-    assert_eq!((usage.hits, usage.misses, usage.hit_symbols, usage.evictions), (3, 2, 12, 0));
-    cache.clear();
-    assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
-    assert_eq!(cache.usage().hits, 3);
-}
-
-#[test]
-fn a_longer_text_does_not_replace_one_that_its_window_has_left() {
-    let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-    let text: Vec<u32> = (0..100).map(|position| if position % 5 == 4 { 0 } else { 1 }).collect();
-    let mut row = PagedState::windowed(&text[..40], Some(16), &alive);
-    let mut extend_and_keep = |cache: &mut SegmentCache, to: usize| {
-        text[row.len()..to].iter().for_each(|&symbol| row.push(symbol));
-        assert!(cache.keep(&key("a"), &row.text, &row).unwrap());
-        cache.usage().entries
-    };
-    // at first nothing more is dropped, then more each time
-    assert_eq!([40, 42, 45, 70, 100].map(|to| extend_and_keep(&mut cache, to)), [1, 1, 2, 3, 4]);
-    assert_eq!([39, 44, 69, 99].map(|to| served(&mut cache, &text[..to])), [35, 40, 65, 95].map(Some));
-    let branch = [&text[..45], &[2, 2, 0, 1, 1]].concat();
-    assert_eq!(served(&mut cache, &branch), Some(45));
-    assert_eq!(served(&mut cache, &text[..53]), Some(45), "a shorter entry: no longer one can be rolled back so far");
-    assert_eq!(served(&mut cache, &text[..25]), None);
-    let usage = cache.usage();
-    assert_eq!((usage.entries, usage.page_bytes), (4, alive.load(SeqCst) * PAGE_BYTES));
-    // storing it again changes nothing
-    let again = PagedState::windowed(&text[..45], Some(16), &alive);
-    assert!(cache.keep(&key("a"), &again.text, &again).unwrap());
-    drop((again, row));
-    assert_eq!(cache.usage(), usage);
-    // the least recently used entry is evicted first, wherever it is
-    for (gone, entries, expected) in [(39, 3, 35), (69, 2, 45), (99, 1, 45), (44, 0, 0)] {
-        assert!(cache.evict().is_some());
-        let usage = cache.usage();
-        assert_eq!((usage.entries, usage.page_bytes), (entries, alive.load(SeqCst) * PAGE_BYTES));
-        assert_eq!(cache.known(&key("a"), &text[..gone]), expected);
-    }
-    assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
-}
-
-#[test]
-fn texts_without_segments_are_stored_whole() {
-    let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-    let text = [1, 0, 2, 2, 1];
-    let state = PagedState { segmented: false, ..PagedState::new(&text, &alive) };
-    assert!(cache.keep(&key("a"), &text, &state).unwrap());
-    assert_eq!((served(&mut cache, &text), served(&mut cache, &text[..4])), (Some(5), Some(4)));
-}
-
-#[test]
-fn texts_that_are_too_large_or_have_no_segment_are_not_stored() {
-    let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(6_000));
-    let small = [1, 0];
-    assert!(keep(&mut cache, &small, &alive));
-    let large = [0; 40];
-    assert!(!keep(&mut cache, &large, &alive));
-    assert!(!keep(&mut cache, &[2, 2], &alive));
-    assert_eq!((cache.usage().entries, cache.usage().evictions), (1, 0), "nothing was evicted for it");
-    assert!(!keep(&mut SegmentCache::new(Capacity::with_bytes(0)), &small, &alive));
-}
-
-#[test]
-fn other_keys_find_nothing() {
-    let with = |mode, seed| Key { mode: Some(mode), seed, ..key("a") };
-    let sampled = |seed| with(BoundaryMode::Sampled, Some(seed));
-    let all = [key("a"), key("b"), sampled(1), sampled(2), with(BoundaryMode::Threshold, None)];
-    assert_eq!(all[0], with(BoundaryMode::Given, None));
-    let alive = Arc::default();
-    let text = [1, 0];
-    for stored in &all {
-        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-        cache.keep(stored, &text, &PagedState::new(&text, &alive)).unwrap();
-        for other in &all {
-            assert_eq!(cache.find(other, &text).unwrap().is_some(), other == stored);
-        }
-    }
 }
 
 #[test]
@@ -508,6 +435,8 @@ impl NaiveCache {
 struct CacheSimulation {
     seed: u64,
     draws: usize,
+    /// Lookups without a hit, and with one.
+    lookups: [u64; 2],
     cache: SegmentCache,
     naive: NaiveCache,
     window: Option<usize>,
@@ -519,7 +448,7 @@ impl CacheSimulation {
     fn new(seed: u64, capacity: Capacity, window: Option<usize>) -> Self {
         let naive = NaiveCache::new(capacity);
         let cache = SegmentCache::new(capacity);
-        Self { seed, draws: 0, cache, naive, window, rows: Vec::new(), alive: Arc::default() }
+        Self { seed, draws: 0, lookups: [0; 2], cache, naive, window, rows: Vec::new(), alive: Arc::default() }
     }
 
     fn below(&mut self, limit: usize) -> usize {
@@ -578,9 +507,10 @@ impl CacheSimulation {
         let text = self.likely_text(&key);
         let hit = self.cache.find(&key, &text).unwrap();
         assert_eq!(hit.as_ref().map(|hit| hit.len), self.naive.find(&key, &text));
+        self.lookups[usize::from(hit.is_some())] += 1;
         if let Some(Hit { state, len }) = hit {
             assert_eq!(text_of(&*state), text[..len]);
-            let mut row = weir_models::contract::state_ref::<PagedState>(&*state).unwrap().clone();
+            let mut row = paged(&*state).clone();
             // feed the rest of the text
             text[len..].iter().for_each(|&symbol| row.push(symbol));
             self.add_row(key, row);
@@ -649,12 +579,12 @@ impl CacheSimulation {
         let mut found = Vec::new();
         for (key, trees) in &self.cache.trees {
             let (tree_key, tree) = trees.first_key_value().unwrap();
-            assert_eq!((tree_key, trees.len()), (&TreeKey::WHOLE, 1), "these states need their whole texts");
+            assert_eq!((tree_key, trees.len()), (&WHOLE, 1), "these states need their whole texts");
             for (text, node) in tree.check() {
                 let (state, last_used) = tree.value(node).unwrap();
                 assert_eq!(text_of(&**state), text);
                 let entry = EntryId { key: key.clone(), tree_key: *tree_key, node };
-                assert_eq!(self.cache.tenants.get(&key.tenant, last_used), Some(&entry));
+                assert_eq!(self.cache.tenants.all[&key.tenant].order.get(&last_used), Some(&entry));
                 found.push((key.tenant.clone(), key.seed, text));
             }
         }
@@ -667,7 +597,8 @@ impl CacheSimulation {
         assert_eq!(self.cache.usage().entries, found.len());
         assert_eq!(self.cache.usage().bytes, self.naive.bytes());
         let parts = self.naive.parts().into_iter().map(|(tenant, part)| (tenant, part.bytes()));
-        assert_eq!(self.cache.tenants.bytes(), parts.collect());
+        let held = self.cache.tenants.all.iter().map(|(tenant, own)| (Arc::clone(tenant), own.bytes));
+        assert_eq!(held.collect::<BTreeMap<_, _>>(), parts.collect());
     }
 }
 
@@ -690,9 +621,9 @@ fn the_cache_equals_the_naive_implementation_on_random_texts() {
             }
         }
         simulation.compare();
-        let usage = simulation.cache.usage();
-        let uses = [usage.hits, usage.misses, usage.hit_symbols, usage.evictions];
-        assert!(uses.iter().all(|&count| count > 500), "a simulation without events: {usage:?}");
+        let [misses, hits] = simulation.lookups;
+        let uses = [hits, misses, simulation.cache.evictions];
+        assert!(uses.iter().all(|&count| count > 500), "a simulation without events: {uses:?}");
         let CacheSimulation { cache, rows, alive, .. } = simulation;
         drop((cache, rows));
         assert_eq!(alive.load(SeqCst), 0, "pages leaked");
@@ -715,29 +646,6 @@ fn checked(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) -> 
     assert_eq!(cache.usage().page_bytes, alive.load(SeqCst) * PAGE_BYTES);
     assert_eq!(cache.evictable_bytes(), cache.usage().page_bytes);
     len
-}
-
-#[test]
-fn a_text_serves_those_that_begin_with_all_of_it() {
-    let alive = Arc::default();
-    let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 20));
-    keep_open(&mut cache, &[1, 0, 2, 2], &alive);
-    keep_open(&mut cache, &[1, 0, 2, 2], &alive);
-    keep_open(&mut cache, &[1, 0, 2, 2, 1], &alive);
-    let mut served = |text: &[u32]| checked(&mut cache, text, &alive);
-    assert_eq!((served(&[1, 0, 2, 2, 3, 3]), served(&[1, 0, 2, 2]), served(&[1, 0, 2, 2, 1, 1])), (4, 4, 5));
-    assert_eq!((served(&[1, 0, 2]), served(&[1, 0, 2, 3, 3]), served(&[2, 0, 2, 2])), (2, 2, 0));
-    assert_eq!((cache.usage().entries, cache.known(&key("b"), &[1, 0, 2, 2])), (1, 0));
-    assert!(keep(&mut cache, &[1, 0, 2, 2, 1, 0], &alive));
-    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 1, 0, 3], &alive), 6, "the end of a segment serves more");
-    // open states are evicted first, the least recently used one before the others
-    assert_eq!(checked(&mut cache, &[1, 0, 2, 2], &alive), 4);
-    assert!(cache.evict().is_some());
-    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 1], &alive), 4);
-    assert!(cache.evict().is_some());
-    assert_eq!(checked(&mut cache, &[1, 0, 2, 2, 1], &alive), 2);
-    while cache.evict().is_some() {}
-    assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
 }
 
 #[test]
@@ -811,8 +719,9 @@ fn entries_of_a_full_cache_make_room() {
     assert!((10..20).filter(|&number| checked(&mut cache, &long(number), &alive) == 62).count() < 3);
 }
 
-fn opened(key: u32, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState<u32> {
-    OpenState::new(key, TreeKey::WHOLE, text.into(), Box::new(PagedState::new(&[], alive)), 1)
+fn opened(key: &Key, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState {
+    let state = Box::new(PagedState::new(&[], alive));
+    OpenState { key: key.clone(), place: WHOLE, rest: text.into(), state, own_bytes: 1 }
 }
 
 #[test]
@@ -822,29 +731,29 @@ fn the_longest_state_is_that_of_a_naive_search() {
     for round in 0..2_000 {
         let below = |draw, sides| (uniform(round, Purpose::Sampling, draw) * sides as f32) as usize;
         let symbols = |first| (0..below(first, 7)).map(|index| below(first + 1 + index, 2) as u32).collect();
-        let mut states = OpenStates::new();
-        let mut texts: Vec<(u32, Vec<u32>)> = Vec::new();
+        let mut states = OpenStates::default();
+        let mut texts: Vec<(Key, Vec<u32>)> = Vec::new();
         for number in 0..12 {
             let text: Vec<u32> = symbols(100 + 10 * number);
-            let key = number as u32 % 2;
-            let own = (key, text);
+            let own = (key(["a", "b"][number % 2]), text);
             if !own.1.is_empty() && !texts.contains(&own) {
-                states.push(opened(key, &own.1, &alive));
+                states.push(opened(&own.0, &own.1, &alive));
                 texts.push(own);
             }
         }
         let text: Vec<u32> = symbols(300);
         let shortest = below(400, 3);
         let all = texts.iter().enumerate();
-        let serving = all.filter(|(_, (key, own))| *key == 1 && own.len() > shortest && text.starts_with(own));
+        let asked = key("b");
+        let serving = all.filter(|(_, (key, own))| *key == asked && own.len() > shortest && text.starts_with(own));
         let naive = serving.max_by_key(|(_, (_, own))| own.len());
         let naive = naive.map(|(index, (_, own))| OpenMatch { index, len: own.len() });
-        assert_eq!(states.longest(&1, &text, shortest), naive);
+        assert_eq!(states.longest(&asked, (&text).into(), shortest), naive);
         let shared = SharedPrefix::new(text[..below(401, text.len() + 1)].to_vec());
-        let prefix = states.longest(&1, shared.text(), shortest);
-        assert_eq!(prefix, states.longest(&1, &text[..shared.len()], shortest));
+        let prefix = states.longest(&asked, shared.text(), shortest);
+        assert_eq!(prefix, states.longest(&asked, (&text[..shared.len()]).into(), shortest));
         let fork = shared.fork(&text[shared.len()..]);
-        assert_eq!(states.longest(&1, fork.text(), shortest), naive);
+        assert_eq!(states.longest(&asked, fork.text(), shortest), naive);
         found += usize::from(naive.is_some());
     }
     assert!(found > 300, "{found}");
@@ -907,8 +816,4 @@ fn random_texts_have_their_own_states() {
     assert!(open_hits > 300, "{open_hits}");
     while cache.evict().is_some() {}
     assert_eq!((cache.usage().bytes, alive.load(SeqCst)), (0, 0));
-}
-
-fn paged(state: &dyn State) -> &PagedState {
-    weir_models::contract::state_ref(state).unwrap()
 }

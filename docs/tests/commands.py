@@ -140,7 +140,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
         Elsewhere("cargo test --test simulation", CI),
         Elsewhere("WEIR_SEED=7 cargo test --test simulation replay -- --nocapture", CI),
-        Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation worlds", "it takes hours"),
+        Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation scenarios", "it takes hours"),
         Elsewhere("cargo test --manifest-path tests/interleavings/Cargo.toml", FULL),
         Elsewhere("cargo +nightly miri test --manifest-path tests/interleavings/Cargo.toml", FULL),
         Elsewhere(".ci/package", PACKAGES),

@@ -1,11 +1,11 @@
 //! A client of the simulated server: one connection, and the calls on it.
 
 use crate::{
-    document_model::{MARKS, logits},
-    model::greedy,
+    document_model::{MARKS, hypotheses},
     network::{Dialer, Link},
     plan::{Reading, key},
-    world::World,
+    scenario::Scenario,
+    toy_model::{SAMPLED, SYMBOLS, logits_after},
     *,
 };
 use hyper_util::rt::TokioIo;
@@ -15,10 +15,7 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 use tonic_types::StatusExt;
-use weir::engine::{
-    beam::{BeamSearch, RowMove, SearchStep},
-    summary::Summarize,
-};
+use weir::engine::summary::Summarize;
 use weir_proto::{
     inference::{
         ModelInferRequest, grpc_inference_service_client::GrpcInferenceServiceClient,
@@ -43,7 +40,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// A connected client.
 #[derive(Clone)]
 pub(crate) struct Client {
-    pub(crate) world: Arc<World>,
+    pub(crate) scenario: Arc<Scenario>,
     pub(crate) channel: Channel,
     /// The API keys with which a call on this connection was complete. They stay valid for it after a reload.
     used: Arc<Mutex<Option<KeySet>>>,
@@ -68,11 +65,24 @@ pub(crate) enum End {
     Cancelled,
 }
 
+/// Returns the `count` most probable symbols after `prompt`, each chosen after the one before: the text of a request with
+/// temperature 0. Of equally probable symbols, the first.
+fn greedy(prompt: &str, count: usize) -> String {
+    let id = |symbol: char| SYMBOLS.iter().position(|known| known.starts_with(symbol)).unwrap() as u32;
+    let mut text: Vec<u32> = prompt.chars().map(id).collect();
+    for _ in 0..count {
+        let logits = logits_after(&text);
+        let best = (0..SAMPLED as usize).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        text.push(best as u32);
+    }
+    text[prompt.len()..].iter().map(|&symbol| SYMBOLS[symbol as usize]).collect()
+}
+
 /// Runs a client until all of its calls have ended.
-pub(crate) async fn run(world: Arc<World>, plan: ClientPlan, number: usize, mut dice: Dice) {
+pub(crate) async fn run(scenario: Arc<Scenario>, plan: ClientPlan, number: usize, mut random: Random) {
     sleep(plan.start).await;
-    let Some((client, link)) = Client::connect(&world, &plan, number, dice.split()).await else {
-        return world.log.line(format_args!("client {number} could not connect"));
+    let Some((client, link)) = Client::connect(&scenario, &plan, number, random.split()).await else {
+        return scenario.log.line(format_args!("client {number} could not connect"));
     };
     let (leave, left) = oneshot::channel();
     let faults = tokio::spawn(break_link(link, plan.link, left));
@@ -116,24 +126,27 @@ async fn break_link(link: Link, plan: Vec<(Duration, LinkState)>, left: oneshot:
 impl Client {
     /// Connects. Returns the client and the control of its connection.
     pub(crate) async fn connect(
-        world: &Arc<World>,
+        scenario: &Arc<Scenario>,
         plan: &ClientPlan,
         number: usize,
-        mut dice: Dice,
+        mut random: Random,
     ) -> Option<(Self, Link)> {
         let address = SocketAddr::from(([10, 0, 0, number as u8 + 1], 1000));
         let link = Link::open();
-        let http = Arc::new(Mutex::new(link.dialer(&world.http, address, plan.quality, dice.split())));
-        let mut dialer = link.dialer(&world.listener, address, plan.quality, dice);
+        let http = Arc::new(Mutex::new(link.dialer(&scenario.http, address, plan.quality, random.split())));
+        let mut dialer = link.dialer(&scenario.listener, address, plan.quality, random);
         let connector = tower::service_fn(move |_: Uri| {
             let connecting = dialer.connect();
             async move { connecting.await.map(TokioIo::new) }
         });
         let endpoint = Endpoint::from_static("http://simulated").initial_stream_window_size(plan.window);
         let channel = endpoint.connect_with_connector(connector).await.ok()?;
-        let has_faults = !plan.link.is_empty() || world.plan.breaks_connections();
+        let has_faults = !plan.link.is_empty() || scenario.plan.breaks_connections();
         let used = Arc::default();
-        Some((Self { world: Arc::clone(world), channel, used, http, number, tenant: plan.tenant, has_faults }, link))
+        Some((
+            Self { scenario: Arc::clone(scenario), channel, used, http, number, tenant: plan.tenant, has_faults },
+            link,
+        ))
     }
 
     /// Repeats long calls until all other clients are served.
@@ -145,7 +158,7 @@ impl Client {
                 loop {
                     let end = tokio::select! {
                         biased;
-                        () = client.world.served.cancelled() => return,
+                        () = client.scenario.served.cancelled() => return,
                         end = client.call(&call, index) => end,
                     };
                     if end != End::Complete {
@@ -159,7 +172,7 @@ impl Client {
 
     /// Makes a call, and checks its response and how it ends.
     pub(crate) async fn call(&self, plan: &CallPlan, index: usize) -> End {
-        let log = &self.world.log;
+        let log = &self.scenario.log;
         let name = format!("call {}.{index}", self.number);
         log.line(format_args!("{name} {:?} {:?} +{}", plan.kind, plan.prompt, plan.count));
         let began = Instant::now();
@@ -176,7 +189,7 @@ impl Client {
                 CallKind::Inference => self.infer(plan, &name).await,
             }
         };
-        let keys = self.world.keys();
+        let keys = self.scenario.keys();
         let limit = if let Reading::Leave(limit) = plan.reading { limit } else { PATIENCE };
         let end = match timeout(limit, response).await {
             Ok(Ok(end)) => end,
@@ -203,13 +216,13 @@ impl Client {
         if end == End::Complete {
             self.count_complete(plan.kind, keys);
         }
-        self.world.check_fairness(plan, self.tenant, took, &end, &name);
+        self.scenario.check_fairness(plan, self.tenant, took, &end, &name);
         end
     }
 
     /// Counts a call that began while the server had these keys.
     fn count_complete(&self, kind: CallKind, keys: KeySet) {
-        let log = &self.world.log;
+        let log = &self.scenario.log;
         match kind {
             CallKind::Completion => log.count("completion over HTTP", 1),
             CallKind::RoundTrip => log.count("text that came back", 1),
@@ -218,7 +231,7 @@ impl Client {
             _ => {}
         }
         // a completion has a connection of its own, and health needs no key
-        if !matches!(kind, CallKind::Completion | CallKind::Health) && keys == self.world.keys() {
+        if !matches!(kind, CallKind::Completion | CallKind::Health) && keys == self.scenario.keys() {
             let used = *self.used.lock().unwrap().get_or_insert(keys);
             if used != keys {
                 log.count("call with a removed key", 1);
@@ -229,16 +242,16 @@ impl Client {
     /// Returns true if a call may have had a removed key: it was on its way during a reload, or it used a connection that has taken the
     /// place of the one on which the key is valid.
     fn may_have_removed_key(&self, call: &CallPlan) -> bool {
-        let removed = self.used.lock().unwrap().filter(|used| *used != self.world.keys());
+        let removed = self.used.lock().unwrap().filter(|used| *used != self.scenario.keys());
         if removed.is_none() || call.kind == CallKind::Completion {
-            return self.world.has_just_reloaded();
+            return self.scenario.has_just_reloaded();
         }
-        self.has_faults || self.world.plan.closes_idle_connections()
+        self.has_faults || self.scenario.plan.closes_idle_connections()
     }
 
     /// Returns the keys with which this client calls: those that it has used on its connection, or those of the server.
     fn keys(&self) -> KeySet {
-        self.used.lock().unwrap().unwrap_or(self.world.keys())
+        self.used.lock().unwrap().unwrap_or(self.scenario.keys())
     }
 
     /// Returns the request of a call. It has an id, because the length of a random one differs once it is compressed.
@@ -248,7 +261,7 @@ impl Client {
         if let Some(deadline) = plan.deadline {
             request.set_timeout(deadline);
         }
-        if self.world.plan.tenants > 0 {
+        if self.scenario.plan.tenants > 0 {
             let key = format!("Bearer {}", key(self.tenant, self.keys()));
             request.metadata_mut().insert("authorization", key.parse().unwrap());
         }
@@ -267,9 +280,9 @@ impl Client {
         let mut client = GenerationClient::new(self.channel.clone());
         let call = client.generate(self.request(plan, name, message));
         let mut messages = call.await?.into_inner();
-        let mut answer = Answer::new(plan, name, &self.world.log);
+        let mut answer = Answer::new(plan, name, &self.scenario.log);
         loop {
-            if answer.pause(plan.reading).await {
+            if plan.reading.pause(answer.messages).await {
                 return Ok(End::Cancelled);
             }
             match messages.message().await? {
@@ -298,12 +311,12 @@ impl Client {
                     chunk.characters.iter().for_each(|character| text.push_str(&character.text));
                 }
                 Some(ScoreEvent::Summary(found)) if !is_late => summary = Some(found),
-                other => self.world.log.violation(format_args!("{name}: {other:?} follows the summary")),
+                other => self.scenario.log.violation(format_args!("{name}: {other:?} follows the summary")),
             }
         }
         let chars = summary.and_then(|summary| summary.usage).map(|usage| usage.prompt_chars as usize);
         if text != plan.prompt || chars != Some(plan.prompt.len()) {
-            self.world.log.violation(format_args!("{name}: scored {text:?}, {chars:?} characters"));
+            self.scenario.log.violation(format_args!("{name}: scored {text:?}, {chars:?} characters"));
         }
         Ok(End::Complete)
     }
@@ -320,7 +333,7 @@ impl Client {
         let response = call.await?.into_inner();
         let text: String = response.segments.iter().map(|segment| segment.text.as_str()).collect();
         if text != plan.prompt {
-            self.world.log.violation(format_args!("segments of {:?}: {text:?}", plan.prompt));
+            self.scenario.log.violation(format_args!("segments of {:?}: {text:?}", plan.prompt));
         }
         Ok(End::Complete)
     }
@@ -328,11 +341,11 @@ impl Client {
     /// Sends the longest message that the server takes, which is too long for the model. Returns the reason of the refusal.
     pub(crate) async fn longest_message(&self) -> Option<String> {
         // a tag and the length of the text
-        let text = "a".repeat(self.world.plan.transport.message_bytes - 3);
+        let text = "a".repeat(self.scenario.plan.transport.message_bytes - 3);
         let message = v1::ScoreRequest { text, ..Default::default() };
         let request = self.request(&CallPlan::plain(), "longest", message);
         let status = GenerationClient::new(self.channel.clone()).score(request).await.err()?;
-        status.get_error_details().error_info().map(|info| info.reason.clone())
+        error_reason(&status)
     }
 
     async fn models(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
@@ -345,35 +358,34 @@ impl Client {
         let request = self.request(plan, name, tonic_health::pb::HealthCheckRequest::default());
         let mut health = tonic_health::pb::health_client::HealthClient::new(self.channel.clone());
         let status = health.check(request).await?.into_inner().status();
-        self.world.log.line(format_args!("health: {status:?}"));
+        self.scenario.log.line(format_args!("health: {status:?}"));
         Ok(End::Complete)
     }
 
     /// Checks that an error is one that the plan explains.
     fn judge(&self, call: &CallPlan, status: &Status, name: &str) -> End {
-        let plan = &self.world.plan;
-        let reason = status.get_error_details().error_info().map(|info| info.reason.clone());
-        let Some(reason) = reason else {
-            self.world.log.line(format_args!("{name}: {:?} {:?}", status.code(), status.message()));
+        let plan = &self.scenario.plan;
+        let Some(reason) = error_reason(status) else {
+            self.scenario.log.line(format_args!("{name}: {:?} {:?}", status.code(), status.message()));
             let expired = call.deadline.is_some() && matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
             // The client's library does not send a call again that met the end of an idle connection.
             let is_unsent = plan.closes_idle_connections()
                 && status.code() == Code::Cancelled
                 && status.message() == "operation was canceled";
-            if !(self.has_faults || expired || is_unsent || self.world.is_ending()) {
-                self.world.log.violation(format_args!("{name}: the connection broke: {status:?}"));
+            if !(self.has_faults || expired || is_unsent || self.scenario.is_ending()) {
+                self.scenario.log.violation(format_args!("{name}: the connection broke: {status:?}"));
             }
             return End::Disconnected;
         };
         if !self.is_explained(call, &reason) {
-            self.world.log.violation(format_args!("{name}: {reason}: {}", status.message()));
+            self.scenario.log.violation(format_args!("{name}: {reason}: {}", status.message()));
         }
         End::Refused(reason)
     }
 
     /// Returns true if the plan explains that a call ends for this reason.
     pub(crate) fn is_explained(&self, call: &CallPlan, reason: &str) -> bool {
-        let plan = &self.world.plan;
+        let plan = &self.scenario.plan;
         match reason {
             "QUEUE_FULL" | "TOO_MANY" => true,
             "NEVER_FITS" => plan.never_fits(call),
@@ -381,7 +393,7 @@ impl Client {
             "RAN_TOO_LONG" => plan.limits.request_time < Duration::from_secs(3600),
             "STALLED" => matches!(call.reading, Reading::Slow(_) | Reading::Late(_)) || self.has_faults,
             "OUT_OF_MEMORY" => plan.refusals > 0,
-            "DRAINING" => self.world.is_ending(),
+            "DRAINING" => self.scenario.is_ending(),
             // A block and the next part of its text never fit together.
             "OVERSIZED" => {
                 call.kind == CallKind::RoundTrip && plan.transport.request_memory == plan.transport.message_bytes
@@ -410,17 +422,6 @@ impl<'a> Answer<'a> {
     pub(crate) fn new(plan: &CallPlan, name: &'a str, log: &'a Log) -> Self {
         let expected = if plan.prompt.contains('!') { String::new() } else { greedy(&plan.prompt, plan.count) };
         Self { name, log, expected, text: String::new(), messages: 0, started: false, finished: false }
-    }
-
-    /// Waits as long as the client does before it reads the next message. Returns true if it cancels the call instead.
-    pub(crate) async fn pause(&self, reading: Reading) -> bool {
-        match reading {
-            Reading::Slow(pause) => sleep(pause).await,
-            Reading::Late(pause) if self.messages == 0 => sleep(pause).await,
-            Reading::Cancel(messages) if self.messages >= messages => return true,
-            _ => {}
-        }
-        false
     }
 
     pub(crate) fn take(&mut self, message: GenerateResponse) {
@@ -508,7 +509,7 @@ impl Client {
         let call = client.decompress(self.request(plan, name, tokio_stream::iter(parts)));
         let Some(text) = self.output(plan, name, call.await?.into_inner()).await? else { return Ok(End::Cancelled) };
         if text != plan.prompt.as_bytes() {
-            self.world.log.violation(format_args!("{name}: {:?} comes back", String::from_utf8_lossy(&text)));
+            self.scenario.log.violation(format_args!("{name}: {:?} comes back", String::from_utf8_lossy(&text)));
         }
         Ok(End::Complete)
     }
@@ -523,21 +524,18 @@ impl Client {
         let mut output = Vec::new();
         let mut summary = None;
         for number in 0.. {
-            match plan.reading {
-                Reading::Slow(pause) => sleep(pause).await,
-                Reading::Late(pause) if number == 0 => sleep(pause).await,
-                Reading::Cancel(messages) if number >= messages => return Ok(None),
-                _ => {}
+            if plan.reading.pause(number).await {
+                return Ok(None);
             }
             match messages.message().await?.map(Into::into) {
                 Some(Event::Output(more)) if summary.is_none() => output.extend(more),
                 Some(Event::Summary(found)) if summary.is_none() => summary = Some(found),
-                Some(_) => self.world.log.violation(format_args!("{name}: a message follows the summary")),
+                Some(_) => self.scenario.log.violation(format_args!("{name}: a message follows the summary")),
                 None => break,
             }
         }
         if summary.map(|summary| summary.chars) != Some(plan.prompt.len() as u64) {
-            self.world.log.violation(format_args!("{name}: the stream ends with {summary:?}"));
+            self.scenario.log.violation(format_args!("{name}: the stream ends with {summary:?}"));
         }
         Ok(Some(output))
     }
@@ -564,7 +562,8 @@ impl Client {
             return reason.map_or_else(|| self.broken(plan, name), |reason| self.refused(plan, reason, name));
         }
         let expected = if plan.prompt.contains('!') { String::new() } else { greedy(&plan.prompt, plan.count) };
-        let violation = |what: &str, found: &str| self.world.log.violation(format_args!("{name}: {what}: {found:?}"));
+        let violation =
+            |what: &str, found: &str| self.scenario.log.violation(format_args!("{name}: {what}: {found:?}"));
         if !plan.per_segment {
             if !response.is_complete {
                 return self.broken(plan, name);
@@ -613,8 +612,8 @@ impl Client {
             body.len(),
             name.replace(' ', "-")
         );
-        if self.world.plan.tenants > 0 {
-            head += &format!("Authorization: Bearer {}\r\n", key(self.tenant, self.world.keys()));
+        if self.scenario.plan.tenants > 0 {
+            head += &format!("Authorization: Bearer {}\r\n", key(self.tenant, self.scenario.keys()));
         }
         let connecting = self.http.lock().unwrap().connect();
         let mut bytes = Vec::new();
@@ -622,31 +621,25 @@ impl Client {
         if stream.write_all(format!("{head}\r\n{body}").as_bytes()).await.is_err() {
             return Some(bytes);
         }
-        if let Reading::Late(pause) = plan.reading {
-            sleep(pause).await;
-        }
         let mut part = [0; 4096];
         let size = if matches!(plan.reading, Reading::Slow(_)) { SLOW_BYTES } else { part.len() };
-        let mut reads = 0;
-        loop {
-            match plan.reading {
-                Reading::Slow(pause) => sleep(pause).await,
-                Reading::Cancel(limit) if reads >= limit => return None,
-                _ => {}
+        for reads in 0.. {
+            if plan.reading.pause(reads).await {
+                return None;
             }
-            reads += 1;
             match stream.read(&mut part[..size]).await {
-                Ok(0) | Err(_) => return Some(bytes),
+                Ok(0) | Err(_) => break,
                 Ok(count) => bytes.extend_from_slice(&part[..count]),
             }
         }
+        Some(bytes)
     }
 
     /// Checks that a refusal is one that the plan explains.
     fn refused(&self, plan: &CallPlan, reason: String, name: &str) -> End {
         let reason = reason.to_uppercase();
         if !self.is_explained(plan, &reason) {
-            self.world.log.violation(format_args!("{name}: {reason} over HTTP"));
+            self.scenario.log.violation(format_args!("{name}: {reason} over HTTP"));
         }
         End::Refused(reason)
     }
@@ -655,8 +648,8 @@ impl Client {
     fn broken(&self, plan: &CallPlan, name: &str) -> End {
         // Over HTTP the server can end a response early only by closing the connection.
         let is_slow = matches!(plan.reading, Reading::Slow(_) | Reading::Late(_));
-        if !(self.has_faults || is_slow || self.world.is_ending()) {
-            self.world.log.violation(format_args!("{name}: the response is incomplete"));
+        if !(self.has_faults || is_slow || self.scenario.is_ending()) {
+            self.scenario.log.violation(format_args!("{name}: the response is incomplete"));
         }
         End::Disconnected
     }
@@ -726,14 +719,11 @@ impl Client {
             !plan.prompt.contains('!') && text == (plan.prompt.clone() + &greedy(&plan.prompt, plan.count)).as_bytes()
         };
         if !text.is_some_and(is_expected) {
-            self.world.log.violation(format_args!("{name}: inferred {:?}", text.map(String::from_utf8_lossy)));
+            self.scenario.log.violation(format_args!("{name}: inferred {:?}", text.map(String::from_utf8_lossy)));
         }
         Ok(End::Complete)
     }
 }
-
-/// Symbols of the document model.
-const SYMBOLS: usize = 256;
 
 impl Client {
     /// Summarizes the prompt, and once more from the cache if the server has kept it. Checks the summaries.
@@ -746,11 +736,11 @@ impl Client {
         let Some(id) = finished.document_id else { return Ok(End::Complete) };
         let options = self.summary_options(plan, Some(id));
         match self.summary(plan, name, vec![Part::Options(options)]).await {
-            Ok(Some(_)) => self.world.log.count("summary of a cached document", 1),
+            Ok(Some(_)) => self.scenario.log.count("summary of a cached document", 1),
             Ok(None) => return Ok(End::Cancelled),
             // another document has taken its place
-            Err(status) if summary_reason(&status).as_deref() == Some("UNKNOWN_DOCUMENT") => {
-                self.world.log.count("document that was not kept", 1);
+            Err(status) if error_reason(&status).as_deref() == Some("UNKNOWN_DOCUMENT") => {
+                self.scenario.log.count("document that was not kept", 1);
             }
             Err(status) => return Err(status),
         }
@@ -758,7 +748,7 @@ impl Client {
     }
 
     fn summary_options(&self, plan: &CallPlan, document_id: Option<String>) -> SummarizeOptions {
-        let Summarize { beam, min_tokens, max_tokens, .. } = search(plan, self.world.plan.limits.rows);
+        let Summarize { beam, min_tokens, max_tokens, .. } = search(plan, self.scenario.plan.limits.rows);
         SummarizeOptions {
             beam_size: beam.map(|beam| beam as u32),
             min_tokens: min_tokens.map(|count| count as u32),
@@ -779,11 +769,8 @@ impl Client {
         let mut started = false;
         let mut finished = None;
         for number in 0.. {
-            match plan.reading {
-                Reading::Slow(pause) => sleep(pause).await,
-                Reading::Late(pause) if number == 0 => sleep(pause).await,
-                Reading::Cancel(messages) if number >= messages => return Ok(None),
-                _ => {}
+            if plan.reading.pause(number).await {
+                return Ok(None);
             }
             match messages.message().await?.map(|message| message.event) {
                 Some(Some(summarize_response::Event::Started(_))) if !started => started = true,
@@ -795,14 +782,14 @@ impl Client {
                 Some(Some(summarize_response::Event::Finished(last))) if started && finished.is_none() => {
                     finished = Some(last)
                 }
-                Some(other) => self.world.log.violation(format_args!("{name}: message {number} is {other:?}")),
+                Some(other) => self.scenario.log.violation(format_args!("{name}: message {number} is {other:?}")),
                 None => break,
             }
         }
-        let expected = best(&plan.prompt, &search(plan, self.world.plan.limits.rows), &self.world.reader);
+        let expected = best(&plan.prompt, &search(plan, self.scenario.plan.limits.rows), &self.scenario.reader);
         let found = finished.as_ref().and_then(|finished| finished.hypotheses.first());
         if text != expected || found.map(|found| &found.text) != Some(&expected) {
-            self.world.log.violation(format_args!("{name}: {text:?} and {found:?} instead of {expected:?}"));
+            self.scenario.log.violation(format_args!("{name}: {text:?} and {found:?} instead of {expected:?}"));
         }
         Ok(finished)
     }
@@ -821,24 +808,11 @@ fn search(plan: &CallPlan, rows: usize) -> Summarize {
 /// Returns the best summary of a text, from a beam search without a server.
 fn best(text: &str, request: &Summarize, model: &DocumentModel) -> String {
     let document: Vec<u32> = text.bytes().map(u32::from).chain([MARKS.end]).collect();
-    let rules = request.plan(model.card(), model.document_encoder().unwrap().limits(), 2).unwrap().rules;
-    let mut search = BeamSearch::new(rules, MARKS, SYMBOLS);
-    let mut rows = vec![vec![MARKS.start]];
-    loop {
-        let row_logits: Vec<_> = rows.iter().map(|row| logits(&document, row)).collect();
-        match search.advance(row_logits.iter().map(Vec::as_slice)).unwrap() {
-            SearchStep::Done => {
-                let tokens = search.finished()[0].tokens.iter().filter(|token| **token != MARKS.end);
-                return tokens.map(|token| char::from(*token as u8)).collect();
-            }
-            SearchStep::Continue(moves) => {
-                let grown = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
-                rows = moves.iter().map(grown).collect();
-            }
-        }
-    }
+    let found = hypotheses(&document, request, model, 2);
+    found[0].text(MARKS.end).iter().map(|token| char::from(*token as u8)).collect()
 }
 
-fn summary_reason(status: &Status) -> Option<String> {
+/// Returns the reason of an error, if the server has sent one.
+fn error_reason(status: &Status) -> Option<String> {
     status.get_error_details().error_info().map(|info| info.reason.clone())
 }

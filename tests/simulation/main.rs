@@ -1,14 +1,14 @@
 //! Deterministic simulation of the whole server: real HTTP/2 and HTTP/1.1 connections, services, engine and scheduler, in virtual
 //! time.
 //!
-//! A seed determines a small world: limits, tenants, clients with their calls, and what goes wrong. One thread runs everything
+//! A seed determines a small scenario: limits, tenants, clients with their calls, and what goes wrong. One thread runs everything
 //! in it on a paused clock, so a seed always gives the same events. At the end, every call has ended once, with a complete
 //! response or an error that the plan explains, and the server and the engine hold nothing.
 //!
 //! ```sh
 //! cargo test --test simulation                               # a few hundred seeds
 //! WEIR_STORMS=1 cargo test --test simulation                 # 10,000 seeds, as in CI
-//! WEIR_SEEDS=1000000 cargo test --test simulation worlds     # as many as you like
+//! WEIR_SEEDS=1000000 cargo test --test simulation scenarios     # as many as you like
 //! WEIR_SEED=1234 cargo test --test simulation replay -- --nocapture   # one seed, with its events
 //! ```
 
@@ -20,15 +20,17 @@ mod calls;
 #[path = "../weir/document_model.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod document_model;
-mod model;
 mod network;
 mod plan;
-mod world;
+mod scenario;
+#[path = "../weir/toy_model.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod toy_model;
 
 use crate::{
     document_model::DocumentModel,
     network::{Contents, LinkQuality, LinkState, Log, MAX_LATENCY},
-    plan::{CallKind, CallPlan, ClientPlan, Dice, KeySet},
+    plan::{CallKind, CallPlan, ClientPlan, KeySet, Random},
 };
 use std::{
     any::Any,
@@ -54,7 +56,7 @@ use weir::{models::contract::Model, server::Accepted};
 /// Seeds of the default run, and of one with `WEIR_STORMS`.
 const SEEDS: u64 = 400;
 
-const STORM_SEEDS: u64 = 10_000;
+const LONG_RUN_SEEDS: u64 = 10_000;
 
 /// Seeds that run twice.
 const REPEATED: u64 = 100;
@@ -62,7 +64,7 @@ const REPEATED: u64 = 100;
 /// Failed seeds after which a run stops.
 const MAX_FAILURES: usize = 5;
 
-/// Events that must occur in every run, or the worlds are too peaceful to show anything.
+/// Events that must occur in every run, or the scenarios are too peaceful to show anything.
 const EXPECTED: [&str; 24] = [
     "complete",
     "completion over HTTP",
@@ -91,9 +93,9 @@ const EXPECTED: [&str; 24] = [
 ];
 
 #[test]
-fn worlds() {
+fn scenarios() {
     hide_wanted_panics();
-    let default = if env::var_os("WEIR_STORMS").is_some() { STORM_SEEDS } else { SEEDS };
+    let default = if env::var_os("WEIR_STORMS").is_some() { LONG_RUN_SEEDS } else { SEEDS };
     let seeds = number("WEIR_SEEDS").unwrap_or(default);
     let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());
@@ -106,12 +108,12 @@ fn worlds() {
                     if seed >= seeds {
                         return;
                     }
-                    let world = run(seed);
-                    if !world.violations.is_empty() {
-                        failures.lock().unwrap().push((seed, world.violations));
+                    let scenario = run(seed);
+                    if !scenario.violations.is_empty() {
+                        failures.lock().unwrap().push((seed, scenario.violations));
                     }
                     let mut totals = totals.lock().unwrap();
-                    world.counts.into_iter().for_each(|(kind, count)| *totals.entry(kind).or_default() += count);
+                    scenario.counts.into_iter().for_each(|(kind, count)| *totals.entry(kind).or_default() += count);
                 }
             });
         }
@@ -137,10 +139,10 @@ fn worlds() {
 fn replay() {
     hide_wanted_panics();
     let Some(seed) = number("WEIR_SEED") else { return };
-    let world = run(seed);
-    world.lines.iter().for_each(|line| println!("{line}"));
-    println!("hash {:016x}", world.hash());
-    assert!(world.violations.is_empty(), "{}", world.violations.join("\n"));
+    let scenario = run(seed);
+    scenario.lines.iter().for_each(|line| println!("{line}"));
+    println!("hash {:016x}", scenario.hash());
+    assert!(scenario.violations.is_empty(), "{}", scenario.violations.join("\n"));
 }
 
 #[test]
@@ -156,9 +158,9 @@ fn equal_seeds_give_equal_events() {
     }
 }
 
-/// Runs a world. A panic of the simulation itself is a violation.
+/// Runs a scenario. A panic of the simulation itself is a violation.
 fn run(seed: u64) -> Contents {
-    catch_unwind(AssertUnwindSafe(|| crate::world::run(seed))).unwrap_or_else(|panic| {
+    catch_unwind(AssertUnwindSafe(|| crate::scenario::run(seed))).unwrap_or_else(|panic| {
         let why = message(&*panic).unwrap_or("unknown").to_owned();
         Contents { violations: vec![format!("panic: {why}")], ..Contents::default() }
     })
@@ -179,7 +181,7 @@ fn hide_wanted_panics() {
     HOOK.call_once(|| {
         let default = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !message(info.payload()).is_some_and(|message| message.starts_with(crate::model::WANTED_PANIC)) {
+            if !message(info.payload()).is_some_and(|message| message.starts_with(crate::toy_model::WANTED_PANIC)) {
                 default(info);
             }
         }));

@@ -22,7 +22,7 @@ pub(crate) enum LinkState {
     Cut,
 }
 
-/// Maximum milliseconds that a packet takes in any world.
+/// Maximum milliseconds that a packet takes in any scenario.
 pub(crate) const MAX_LATENCY: usize = 20;
 
 /// Properties of a connection.
@@ -49,7 +49,7 @@ pub(crate) struct Dialer {
     listener: mpsc::Sender<Accepted>,
     address: SocketAddr,
     quality: LinkQuality,
-    dice: Dice,
+    random: Random,
 }
 
 impl Link {
@@ -67,9 +67,9 @@ impl Link {
         listener: &mpsc::Sender<Accepted>,
         address: SocketAddr,
         quality: LinkQuality,
-        dice: Dice,
+        random: Random,
     ) -> Dialer {
-        Dialer { line: Arc::clone(&self.0), listener: listener.clone(), address, quality, dice }
+        Dialer { line: Arc::clone(&self.0), listener: listener.clone(), address, quality, random }
     }
 }
 
@@ -105,8 +105,8 @@ impl Dialer {
         let (from_near, to_near) = split(near_wire);
         let (from_far, to_far) = split(far_wire);
         let is_cut = self.line.state() == LinkState::Cut;
-        tokio::spawn(carry(from_near, to_far, Arc::clone(&self.line), self.quality, self.dice.split()));
-        tokio::spawn(carry(from_far, to_near, Arc::clone(&self.line), self.quality, self.dice.split()));
+        tokio::spawn(carry(from_near, to_far, Arc::clone(&self.line), self.quality, self.random.split()));
+        tokio::spawn(carry(from_far, to_near, Arc::clone(&self.line), self.quality, self.random.split()));
         let listener = self.listener.clone();
         let address = self.address;
         async move {
@@ -126,12 +126,12 @@ async fn carry(
     to: WriteHalf<DuplexStream>,
     line: Arc<Line>,
     quality: LinkQuality,
-    dice: Dice,
+    random: Random,
 ) {
     tokio::select! {
         biased;
         () = line.wait_for(|state| state == LinkState::Cut) => {}
-        () = forward(from, to, &line, quality, dice) => {}
+        () = forward(from, to, &line, quality, random) => {}
     }
 }
 
@@ -140,13 +140,13 @@ async fn forward(
     mut to: WriteHalf<DuplexStream>,
     line: &Line,
     quality: LinkQuality,
-    mut dice: Dice,
+    mut random: Random,
 ) {
     let mut packet = [0; 2048];
     loop {
-        let limit = if dice.chance(30) { dice.between(1, 64) } else { packet.len() };
+        let limit = if random.chance(30) { random.between(1, 64) } else { packet.len() };
         let count = from.read(&mut packet[..limit]).await.unwrap_or(0);
-        let delay = dice.between(0, quality.latency);
+        let delay = random.between(0, quality.latency);
         if delay > 0 {
             sleep(Duration::from_millis(delay as u64)).await;
         }

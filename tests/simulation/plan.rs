@@ -1,7 +1,7 @@
-//! The plan of a world: its limits, its clients, and its faults.
+//! The plan of a scenario: its limits, its clients, and its faults.
 
 use crate::{
-    model::{MAX_SYMBOLS, PAGE_BYTES, SYMBOLS},
+    toy_model::{BYTES, SAMPLED, SYMBOLS},
     *,
 };
 use weir::{
@@ -9,14 +9,22 @@ use weir::{
     server::config::{Access, Credentials, Keys, TransportConfig},
 };
 
+/// Maximum symbols of a sequence.
+pub(crate) const MAX_SYMBOLS: usize = 400;
+
+/// Symbols of a page of keys and values.
+pub(crate) const PAGE_SYMBOLS: usize = 8;
+
+const PAGE_BYTES: usize = PAGE_SYMBOLS * BYTES;
+
 /// The short one of two limits on idle connections. A slow reader can reach it.
 const SHORT_IDLE: Duration = Duration::from_secs(1);
 
-/// Maximum bytes of a message in some worlds.
+/// Maximum bytes of a message in some scenarios.
 const MESSAGE_BYTES: usize = 1 << 10;
 
-/// The world of a seed.
-pub(crate) struct WorldPlan {
+/// The scenario of a seed.
+pub(crate) struct ScenarioPlan {
     pub(crate) limits: Limits,
     pub(crate) transport: TransportConfig,
     /// Bytes of key-value memory.
@@ -105,40 +113,54 @@ pub(crate) enum Reading {
     Late(Duration),
 }
 
-impl WorldPlan {
-    pub(crate) fn roll(dice: &mut Dice) -> Self {
-        let has_flood = dice.chance(20);
-        let has_panics = !has_flood && dice.chance(25);
-        let tenants = if has_flood { dice.between(2, 3) } else { dice.pick(&[0, 1, 2, 3]) };
-        let limits = limits(dice, has_flood);
-        let memory = PAGE_BYTES * if dice.chance(50) { dice.between(8, 40) } else { 1000 };
-        let mut clients: Vec<_> = (0..dice.between(1, 4))
+impl Reading {
+    /// Waits as long as the client does before it reads another message after `messages` ones. Returns true if it cancels the call
+    /// instead.
+    pub(crate) async fn pause(self, messages: usize) -> bool {
+        match self {
+            Self::Slow(pause) => sleep(pause).await,
+            Self::Late(pause) if messages == 0 => sleep(pause).await,
+            Self::Cancel(limit) => return messages >= limit,
+            _ => {}
+        }
+        false
+    }
+}
+
+impl ScenarioPlan {
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        let has_flood = random.chance(20);
+        let has_panics = !has_flood && random.chance(25);
+        let tenants = if has_flood { random.between(2, 3) } else { random.pick(&[0, 1, 2, 3]) };
+        let limits = limits(random, has_flood);
+        let memory = PAGE_BYTES * if random.chance(50) { random.between(8, 40) } else { 1000 };
+        let mut clients: Vec<_> = (0..random.between(1, 4))
             .map(|index| {
-                let mut dice = dice.split();
+                let mut random = random.split();
                 let tenant = if has_flood { index % (tenants - 1) + 1 } else { index % tenants.max(1) };
-                ClientPlan::roll(&mut dice, tenant, has_flood, has_panics)
+                ClientPlan::draw(&mut random, tenant, has_flood, has_panics)
             })
             .collect();
         if has_flood {
-            clients.push(ClientPlan::flood(dice));
+            clients.push(ClientPlan::flood(random));
         }
-        let within = |dice: &mut Dice| Duration::from_millis(dice.between(0, 1500) as u64);
+        let within = |random: &mut Random| Duration::from_millis(random.between(0, 1500) as u64);
         Self {
             limits,
-            transport: transport(dice, tenants, has_flood),
+            transport: transport(random, tenants, has_flood),
             memory: if has_flood { 1000 * PAGE_BYTES } else { memory },
-            reader_memory: dice.pick(&[10_000, 40_000]),
-            refusals: if !has_flood && dice.chance(10) { 20 } else { 0 },
-            step: dice.between(1, 8),
-            stalls: if !has_flood && dice.chance(15) { 10 } else { 0 },
+            reader_memory: random.pick(&[10_000, 40_000]),
+            refusals: if !has_flood && random.chance(10) { 20 } else { 0 },
+            step: random.between(1, 8),
+            stalls: if !has_flood && random.chance(15) { 10 } else { 0 },
             tenants,
             clients,
-            shutdown: (!has_flood && dice.chance(25)).then(|| within(dice)),
-            second_signal: dice.chance(40).then(|| within(dice)),
+            shutdown: (!has_flood && random.chance(25)).then(|| within(random)),
+            second_signal: random.chance(40).then(|| within(random)),
             // while the clients still call
-            reload: (!has_flood && tenants > 0 && dice.chance(30))
-                .then(|| Duration::from_millis(dice.between(20, 200) as u64)),
-            breaks: (!has_flood && dice.chance(4)).then(|| within(dice)),
+            reload: (!has_flood && tenants > 0 && random.chance(30))
+                .then(|| Duration::from_millis(random.between(20, 200) as u64)),
+            breaks: (!has_flood && random.chance(4)).then(|| within(random)),
             has_flood,
             has_panics,
         }
@@ -158,48 +180,48 @@ impl WorldPlan {
     pub(crate) fn never_fits(&self, call: &CallPlan) -> bool {
         let generates = matches!(call.kind, CallKind::Generate | CallKind::Completion | CallKind::Inference);
         let count = if generates { call.count } else { 0 };
-        (call.prompt.len() + count).div_ceil(8) * PAGE_BYTES > self.memory
+        (call.prompt.len() + count).div_ceil(PAGE_SYMBOLS) * PAGE_BYTES > self.memory
     }
 }
 
-fn limits(dice: &mut Dice, has_flood: bool) -> Limits {
+fn limits(random: &mut Random, has_flood: bool) -> Limits {
     Limits {
-        rows: dice.between(1, 4),
-        queue: if has_flood { 16 } else { dice.between(4, 10) },
+        rows: random.between(1, 4),
+        queue: if has_flood { 16 } else { random.between(4, 10) },
         queued_symbols: 2000,
-        chunk: dice.pick(&[1, 4, 16, 256]),
-        events: dice.pick(&[1, 2, 8, 256]),
-        boundary_wait: dice.between(0, 3),
-        stall: Duration::from_millis(dice.pick(&[300, 2000, 30_000])),
-        request_time: Duration::from_secs(if !has_flood && dice.chance(10) { 1 } else { 3600 }),
-        cache_bytes: dice.pick(&[0, 4 * PAGE_BYTES, 100 * PAGE_BYTES]),
-        document_bytes: dice.pick(&[0, 600, 4000]),
+        chunk: random.pick(&[1, 4, 16, 256]),
+        events: random.pick(&[1, 2, 8, 256]),
+        boundary_wait: random.between(0, 3),
+        stall: Duration::from_millis(random.pick(&[300, 2000, 30_000])),
+        request_time: Duration::from_secs(if !has_flood && random.chance(10) { 1 } else { 3600 }),
+        cache_bytes: random.pick(&[0, 4 * PAGE_BYTES, 100 * PAGE_BYTES]),
+        document_bytes: random.pick(&[0, 600, 4000]),
         calibration: Duration::ZERO,
         ..Limits::default()
     }
 }
 
-fn transport(dice: &mut Dice, tenants: usize, has_flood: bool) -> TransportConfig {
+fn transport(random: &mut Random, tenants: usize, has_flood: bool) -> TransportConfig {
     let config = TransportConfig {
-        drain: Duration::from_millis(dice.pick(&[0, 100, 5000])),
-        calls: if has_flood { 64 } else { dice.between(4, 20) },
-        connection_idle: Some(dice.pick(&[SHORT_IDLE, Duration::from_secs(300)])),
+        drain: Duration::from_millis(random.pick(&[0, 100, 5000])),
+        calls: if has_flood { 64 } else { random.between(4, 20) },
+        connection_idle: Some(random.pick(&[SHORT_IDLE, Duration::from_secs(300)])),
         keepalive_interval: Some(Duration::from_secs(5)),
         keepalive_timeout: Duration::from_secs(2),
-        late_headers: dice.chance(20),
+        late_headers: random.chance(20),
         access: Access::from(credentials(tenants, KeySet::First)),
         ..TransportConfig::default()
     };
-    if has_flood || dice.chance(60) {
+    if has_flood || random.chance(60) {
         return config;
     }
     TransportConfig {
-        connections: dice.between(1, 4),
-        concurrent_streams: dice.between(1, 4) as u32,
-        connection_age: Some(Duration::from_millis(dice.between(500, 1500) as u64)),
-        connection_age_grace: Duration::from_millis(dice.pick(&[50, 5000])),
+        connections: random.between(1, 4),
+        concurrent_streams: random.between(1, 4) as u32,
+        connection_age: Some(Duration::from_millis(random.between(500, 1500) as u64)),
+        connection_age_grace: Duration::from_millis(random.pick(&[50, 5000])),
         message_bytes: MESSAGE_BYTES,
-        request_memory: dice.pick(&[MESSAGE_BYTES, 16 << 10, 64 << 20]),
+        request_memory: random.pick(&[MESSAGE_BYTES, 16 << 10, 64 << 20]),
         ..config
     }
 }
@@ -224,68 +246,71 @@ pub(crate) fn credentials(tenants: usize, set: KeySet) -> Credentials {
 }
 
 impl ClientPlan {
-    fn roll(dice: &mut Dice, tenant: usize, has_flood: bool, has_panics: bool) -> Self {
+    fn draw(random: &mut Random, tenant: usize, has_flood: bool, has_panics: bool) -> Self {
         let mut link = Vec::new();
-        if !has_flood && dice.chance(30) {
-            let pause = |dice: &mut Dice| Duration::from_millis(dice.between(1, 800) as u64);
-            if dice.chance(50) {
-                link.push((pause(dice), LinkState::Stalled));
-                if dice.chance(50) {
-                    link.push((pause(dice), LinkState::Open));
+        if !has_flood && random.chance(30) {
+            let pause = |random: &mut Random| Duration::from_millis(random.between(1, 800) as u64);
+            if random.chance(50) {
+                link.push((pause(random), LinkState::Stalled));
+                if random.chance(50) {
+                    link.push((pause(random), LinkState::Open));
                 }
             }
-            if dice.chance(60) {
-                link.push((pause(dice), LinkState::Cut));
+            if random.chance(60) {
+                link.push((pause(random), LinkState::Cut));
             }
         }
-        let calls = (0..dice.between(1, 4)).map(|_| CallPlan::roll(dice, has_flood, has_panics)).collect();
+        let calls = (0..random.between(1, 4)).map(|_| CallPlan::draw(random, has_flood, has_panics)).collect();
         Self {
             tenant,
-            start: Duration::from_millis(if has_flood { 500 } else { dice.between(0, 300) as u64 }),
-            quality: quality(dice),
+            start: Duration::from_millis(if has_flood { 500 } else { random.between(0, 300) as u64 }),
+            quality: quality(random),
             link,
-            window: dice.pick(&[200, 4096, 65_535]),
-            parallel: !has_flood && dice.chance(50),
+            window: random.pick(&[200, 4096, 65_535]),
+            parallel: !has_flood && random.chance(50),
             floods: false,
             calls,
         }
     }
 
     /// A client whose tenant wants more than the whole engine.
-    fn flood(dice: &mut Dice) -> Self {
-        let calls = (0..dice.between(4, 8)).map(|_| CallPlan {
-            kind: CallKind::Generate,
-            prompt: text(dice, 1, 60),
-            count: dice.between(50, 300),
+    fn flood(random: &mut Random) -> Self {
+        let calls = (0..random.between(4, 8)).map(|_| CallPlan {
+            prompt: text(random, 1, 60),
+            count: random.between(50, 300),
             priority: 7,
-            deadline: None,
-            reading: Reading::Eager,
             per_segment: true,
+            ..CallPlan::plain()
         });
+        Self { calls: calls.collect(), quality: quality(random), floods: true, ..Self::parallel(Vec::new()) }
+    }
+
+    /// A client that makes all calls at once, over a connection without delays and faults.
+    pub(crate) fn parallel(calls: Vec<CallPlan>) -> Self {
         Self {
-            calls: calls.collect(),
             tenant: 0,
             start: Duration::ZERO,
-            quality: quality(dice),
+            quality: LinkQuality { latency: 0, buffer: 65_536 },
             link: Vec::new(),
             window: 65_535,
             parallel: true,
-            floods: true,
+            floods: false,
+            calls,
         }
     }
 }
 
-fn quality(dice: &mut Dice) -> LinkQuality {
-    LinkQuality { latency: dice.pick(&[0, 1, MAX_LATENCY]), buffer: dice.pick(&[256, 4096, 65_536]) }
+fn quality(random: &mut Random) -> LinkQuality {
+    LinkQuality { latency: random.pick(&[0, 1, MAX_LATENCY]), buffer: random.pick(&[256, 4096, 65_536]) }
 }
 
 /// Returns a text of `low` to `high` characters.
-fn text(dice: &mut Dice, low: usize, high: usize) -> String {
-    (0..dice.between(low, high)).map(|_| SYMBOLS[dice.between(0, SYMBOLS.len() - 2)]).collect()
+fn text(random: &mut Random, low: usize, high: usize) -> String {
+    (0..random.between(low, high)).map(|_| SYMBOLS[random.between(0, SAMPLED as usize - 1)]).collect()
 }
 
 impl CallPlan {
-    fn roll(dice: &mut Dice, has_flood: bool, has_panics: bool) -> Self {
+    fn draw(random: &mut Random, has_flood: bool, has_panics: bool) -> Self {
         let kinds = [
             CallKind::Score,
             CallKind::Segment,
@@ -299,33 +324,33 @@ impl CallPlan {
             CallKind::Summarize,
             CallKind::Summarize,
         ];
-        let kind = if dice.chance(60) { CallKind::Generate } else { dice.pick(&kinds) };
+        let kind = if random.chance(60) { CallKind::Generate } else { random.pick(&kinds) };
         // texts that begin alike share cached pages
-        let common = if dice.chance(50) { "a bc de a b " } else { "" };
-        let mut prompt = format!("{common}{}", text(dice, 1, 40));
-        if has_panics && dice.chance(20) {
+        let common = if random.chance(50) { "a bc ca a b " } else { "" };
+        let mut prompt = format!("{common}{}", text(random, 1, 40));
+        if has_panics && random.chance(20) {
             prompt.push('!');
         }
         let ms = |ms: usize| Duration::from_millis(ms as u64);
-        let reading = match dice.between(0, 9) {
+        let reading = match random.between(0, 9) {
             _ if has_flood => Reading::Eager,
-            0 | 1 => Reading::Slow(ms(dice.between(1, 100))),
-            2 => Reading::Cancel(dice.between(0, 5)),
-            3 => Reading::Leave(ms(dice.between(0, 300))),
-            4 => Reading::Late(ms(dice.between(100, 5000))),
+            0 | 1 => Reading::Slow(ms(random.between(1, 100))),
+            2 => Reading::Cancel(random.between(0, 5)),
+            3 => Reading::Leave(ms(random.between(0, 300))),
+            4 => Reading::Late(ms(random.between(100, 5000))),
             _ => Reading::Eager,
         };
-        let count = if dice.chance(10) { MAX_SYMBOLS - prompt.len() } else { dice.between(1, 40) };
-        let count = if has_flood { dice.between(1, 20) } else { count };
+        let count = if random.chance(10) { MAX_SYMBOLS - prompt.len() } else { random.between(1, 40) };
+        let count = if has_flood { random.between(1, 20) } else { count };
         Self {
             kind,
             // during a flood, each block would wait for a turn
             count: if has_flood && kind == CallKind::RoundTrip { prompt.len() } else { count },
             prompt,
-            priority: dice.pick(&[-8, 0, 0, 7]),
-            deadline: (!has_flood && dice.chance(15)).then(|| ms(dice.between(1, 400))),
+            priority: random.pick(&[-8, 0, 0, 7]),
+            deadline: (!has_flood && random.chance(15)).then(|| ms(random.between(1, 400))),
             reading,
-            per_segment: dice.chance(30),
+            per_segment: random.chance(30),
         }
     }
 
@@ -345,9 +370,9 @@ impl CallPlan {
 
 /// A random number generator (SplitMix64). Equal seeds give equal sequences.
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct Random(pub(crate) u64);
 
-impl Dice {
+impl Random {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -369,7 +394,7 @@ impl Dice {
         choices[self.between(0, choices.len() - 1)]
     }
 
-    /// Returns independent dice, so that one part of the world can roll more often without changing the others.
+    /// Returns an independent generator, so that one part of the scenario can draw more often without changing the others.
     pub(crate) fn split(&mut self) -> Self {
         Self(self.next())
     }

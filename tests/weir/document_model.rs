@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 use weir::{
+    engine::{
+        beam::{BeamSearch, Hypothesis, RowMove, SearchStep},
+        summary::{Summarize, ValidSummarize},
+    },
     error::{Error, Result},
     models::{
         contract::{
@@ -251,6 +255,23 @@ impl State for DecoderState {
 pub(crate) fn logits(document: &[u32], fed: &[u32]) -> Vec<f32> {
     let hash = document.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
     logits_of(fed.iter().fold(mix(hash), |hash, &symbol| mix(hash ^ u64::from(symbol))))
+}
+
+/// Returns the hypotheses of a beam search without an engine, on at most `rows` rows.
+pub(crate) fn hypotheses(document: &[u32], request: &Summarize, model: &DocumentModel, rows: usize) -> Vec<Hypothesis> {
+    let ValidSummarize { rules, hypotheses, .. } = request.plan(&model.card, &model.limits, rows).unwrap();
+    let mut search = BeamSearch::new(rules, MARKS, 256);
+    let mut rows = vec![vec![MARKS.start]];
+    loop {
+        let row_logits: Vec<_> = rows.iter().map(|row| logits(document, row)).collect();
+        match search.advance(row_logits.iter().map(Vec::as_slice)).unwrap() {
+            SearchStep::Done => return search.finished()[..hypotheses.min(search.finished().len())].to_vec(),
+            SearchStep::Continue(moves) => {
+                let extended = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
+                rows = moves.iter().map(extended).collect();
+            }
+        }
+    }
 }
 
 fn logits_of(hash: u64) -> Vec<f32> {

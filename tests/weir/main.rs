@@ -119,5 +119,6 @@ mod summaries;
 mod support;
 mod t5;
 mod t5_checkpoints;
+mod toy_model;
 mod verify;
 mod wire;

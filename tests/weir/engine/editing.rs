@@ -1,12 +1,11 @@
 //! Sessions that edit a document give the results of cold requests for the same text, bit for bit, after any edits.
 
 use super::*;
-use std::slice;
-use tokio::runtime::Runtime;
+use crate::engine::harness::{drive, fresh_row};
 use weir::engine::{
     completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
     edited_text::Splice,
-    editing::{EditSession, MAX_SCORED_BYTES},
+    editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores},
 };
 
 const TEXT_BYTES: usize = 2000;
@@ -17,6 +16,33 @@ fn engine(model: &Arc<dyn Model>) -> Handle {
 
 fn open(engine: &Handle, text: &str) -> EditSession {
     EditSession::open(engine.clone(), Terms::default(), text.to_owned(), 0, TEXT_BYTES).unwrap()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn complete(session: &EditSession, cursor: usize, rules: CompletionRules) -> Completions {
+    block_on(session.complete(cursor, rules).unwrap().run()).unwrap()
+}
+
+fn score(session: &EditSession, range: std::ops::Range<usize>) -> Scores {
+    block_on(session.score(range).unwrap().run()).unwrap()
+}
+
+/// Returns the completions of a session, and those of a session on an engine that has read nothing, after comparing them.
+fn compared(
+    session: &EditSession,
+    cold: &EditSession,
+    cursor: usize,
+    rules: CompletionRules,
+) -> (Completions, Completions) {
+    let own = complete(session, cursor, rules);
+    let expected = complete(cold, cursor, rules);
+    let text = session.text().text();
+    assert_eq!((&own.items, own.is_cut), (&expected.items, expected.is_cut), "{text:?} at {cursor}");
+    assert_eq!(own.expansions, expected.expansions, "{text:?} at {cursor}");
+    (own, expected)
 }
 
 /// Returns characters of the model: letters and spaces, if it has them.
@@ -56,23 +82,13 @@ fn scored(engine: &Handle, symbols: &[u32], count: usize) -> Vec<EmittedSymbol> 
 }
 
 /// Splices of a model's document, and how many of them lie between the comparisons after three successive ones.
-fn storm_size() -> (u64, u64) {
+fn splice_counts() -> (u64, u64) {
     if storms() { (17_000, 20) } else { (500, 125) }
 }
 
 #[test]
 fn edits_give_the_results_of_cold_requests() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let f32 = Dtype::F32;
-    let models = [
-        fixture_in("whitespaces", Dtype::Int8),
-        fixture_in("gumbel", f32),
-        lslm_in("dp", f32),
-        hnet_in("two_stage", f32),
-        decoder::model("xpos_sliding", f32),
-        decoder::model("alibi_bca", f32),
-    ];
-    for (number, model) in models.into_iter().enumerate() {
+    for (number, model) in small_models().into_iter().enumerate() {
         let name = model.card().name.clone();
         let mut dice = Dice::new(number as u64 + 1);
         let warm = engine(&model);
@@ -83,7 +99,7 @@ fn edits_give_the_results_of_cold_requests() {
         let mut fork = session.clone();
         let mut reused = 0;
         let mut reused_distributions = 0;
-        let (splices, between) = storm_size();
+        let (splices, between) = splice_counts();
         for round in 1..=splices {
             match dice.below(40) {
                 0 => fork = session.clone(),
@@ -113,12 +129,9 @@ fn edits_give_the_results_of_cold_requests() {
             // long enough for requests that look ahead
             let max_chars = if dice.below(16) == 0 { 4 } else { 2 };
             let rules = CompletionRules { count: 3, end, max_chars };
-            let own = runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
-            let expected = runtime.block_on(cold.complete(cursor, rules).unwrap().run()).unwrap();
-            assert_eq!(own.items, expected.items, "{name}, {text:?} at {cursor}");
-            assert_eq!((own.is_cut, own.expansions), (expected.is_cut, expected.expansions), "{name}");
+            let (own, expected) = compared(&session, &cold, cursor, rules);
             assert_eq!(expected.reused_distributions, 0, "{name}: a session that keeps none");
-            let again = runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
+            let again = complete(&session, cursor, rules);
             assert_eq!(again.items, own.items, "{name}, asked again");
             reused_distributions += again.reused_distributions;
             assert_eq!(own.reused + own.recomputed, expected.recomputed, "{name}");
@@ -137,9 +150,8 @@ fn edits_give_the_results_of_cold_requests() {
             }
             let range =
                 edge(&mut dice, &text[..text.char_indices().nth(kept / 2).map_or(0, |(offset, _)| offset)])..cursor;
-            let own = runtime.block_on(session.score(range.clone()).unwrap().run()).unwrap();
-            let expected = runtime.block_on(cold.score(range.clone()).unwrap().run()).unwrap();
-            assert!(own == expected && !own.characters.is_empty(), "{name}, {text:?}, {range:?}");
+            let own = score(&session, range.clone());
+            assert!(own == score(&cold, range.clone()) && !own.characters.is_empty(), "{name}, {text:?}, {range:?}");
         }
         assert!(reused > 0, "{name}: no edit found the state before it");
         assert!(reused_distributions > 0, "{name}: no search found a distribution");
@@ -153,7 +165,6 @@ fn edits_give_the_results_of_cold_requests() {
 /// A typist who takes characters back and edits the text before the word gets what a session without a cache gets.
 #[test]
 fn keystrokes_reuse_what_the_last_searches_computed() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for model in [fixture_in("whitespaces", Dtype::Int8), decoder::model("alibi_bca", Dtype::F32)] {
         let name = model.card().name.clone();
         let alphabet = alphabet(&*model);
@@ -178,14 +189,11 @@ fn keystrokes_reuse_what_the_last_searches_computed() {
             let text = session.text().text().to_owned();
             let cold_engine = engine(&model);
             let cold = open(&cold_engine, &text);
-            let own = runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
-            let expected = runtime.block_on(cold.complete(text.len(), rules).unwrap().run()).unwrap();
-            assert_eq!((&own.items, own.is_cut), (&expected.items, expected.is_cut), "{name}: {text:?}");
-            assert_eq!(own.expansions, expected.expansions, "{name}: {text:?}");
+            let (own, expected) = compared(&session, &cold, text.len(), rules);
             computed += own.distributions;
             needed += expected.distributions;
             // asked again, nothing is computed
-            let again = runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
+            let again = complete(&session, text.len(), rules);
             assert_eq!((again.distributions, again.recomputed, &again.items), (0, 0, &own.items), "{name}");
         }
         assert!(computed * 10 < needed * 9, "{name}: {computed} of {needed}");
@@ -194,17 +202,14 @@ fn keystrokes_reuse_what_the_last_searches_computed() {
 
 #[test]
 fn an_edit_computes_what_follows_its_segment() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let model = fixture_in("whitespaces", Dtype::F32);
     let engine = engine(&model);
     let mut session = open(&engine, &"abc de ".repeat(12));
     let rules = CompletionRules { count: 1, end: CompletionEnd::Length, max_chars: 1 };
-    let complete =
-        |session: &EditSession, cursor| runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
-    assert_eq!((complete(&session, 84).reused, complete(&session, 40).recomputed), (0, 1));
+    assert_eq!((complete(&session, 84, rules).reused, complete(&session, 40, rules).recomputed), (0, 1));
     // the segment that ends at the 70th character is whole, and the one after it is open
     session.splice(1, &[Splice { range: 72..73, text: "xy".into() }]).unwrap();
-    let edited = complete(&session, 85);
+    let edited = complete(&session, 85, rules);
     assert_eq!((edited.reused, edited.recomputed), (70, 15));
 }
 
@@ -225,11 +230,10 @@ fn spelled_out_digits_fit_the_bytes_of_a_score() {
 
 #[test]
 fn a_distribution_of_the_empty_text_is_not_computed() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let engine = engine(&lslm_in("dp", Dtype::F32));
     let session = open(&engine, "");
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 1 };
-    let found = runtime.block_on(session.complete(0, rules).unwrap().run()).unwrap();
+    let found = complete(&session, 0, rules);
     assert_eq!((found.items.len(), found.distributions, found.reused_distributions), (2, 0, 0));
 }
 
@@ -255,14 +259,13 @@ fn wrong_requests_are_refused() {
 /// A search computes the distributions after many segments that the text does not have. They must not displace other texts.
 #[test]
 fn a_search_adds_no_entries_for_segments_that_it_tries() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let model = fixture_in("whitespaces", Dtype::F32);
     let engine = engine(&model);
     let text = "abc de ".repeat(12);
     let mut session = open(&engine, &text);
     let complete = |session: &EditSession, end| {
         let rules = CompletionRules { count: 16, end, max_chars: 4 };
-        let found = runtime.block_on(session.complete(session.text().text().len(), rules).unwrap().run()).unwrap();
+        let found = complete(session, session.text().text().len(), rules);
         assert!(found.distributions > 20, "{end:?}: {} distributions", found.distributions);
         found
     };
@@ -279,21 +282,19 @@ fn a_search_adds_no_entries_for_segments_that_it_tries() {
 /// The states of a text may be evicted while the session still has a distribution after it.
 #[test]
 fn an_evicted_text_is_read_once() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let pooled = fixture_in("whitespaces", Dtype::F32);
     let unpooled = fixture_in("vanilla", Dtype::F32);
     for (model, end) in
         [(&pooled, CompletionEnd::Length), (&pooled, CompletionEnd::Segment), (&unpooled, CompletionEnd::Length)]
     {
-        read_once(&runtime, model, end);
+        read_once(model, end);
     }
 }
 
-fn read_once(runtime: &Runtime, model: &Arc<dyn Model>, end: CompletionEnd) {
+fn read_once(model: &Arc<dyn Model>, end: CompletionEnd) {
     let text = "abc de ".repeat(12);
     let rules = |max_chars| CompletionRules { count: 3, end, max_chars };
-    let complete =
-        |session: &EditSession, rules| runtime.block_on(session.complete(text.len(), rules).unwrap().run()).unwrap();
+    let complete = |session: &EditSession, rules| complete(session, text.len(), rules);
     let cold_engine = engine(model);
     let cold = complete(&open(&cold_engine, &text), rules(3));
     let measured = engine(model);
@@ -347,14 +348,11 @@ fn edge_before(text: &str, bytes: usize) -> usize {
 /// Sessions keep their symbols or not, and the states of their texts are in the cache or were evicted.
 #[test]
 fn edits_of_a_long_text_give_the_results_of_cold_requests() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 2 };
     for (number, model) in models().into_iter().enumerate() {
         let name = model.card().name.clone();
         let engine =
             |cache_bytes| Handle::start(Arc::clone(&model), Limits { cache_bytes, ..Limits::default() }).unwrap();
-        let complete =
-            |session: &EditSession, cursor| runtime.block_on(session.complete(cursor, rules).unwrap().run()).unwrap();
         for (cache_bytes, symbol_bytes) in [(1 << 24, 1 << 20), (1 << 24, 0), (1, 1 << 20)] {
             let mut dice = Dice::new(10 * number as u64 + 1);
             let alphabet = alphabet(&*model);
@@ -385,9 +383,7 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
                 let cursor = if dice.below(4) == 0 { edge(&mut dice, &text) } else { text.len() };
                 let cursor = if cursor == 0 { text.len() } else { cursor };
                 let cold_engine = engine(1 << 24);
-                let own = complete(&session, cursor);
-                let expected = complete(&open_long(&cold_engine, &text), cursor);
-                assert_eq!(own.items, expected.items, "{name}, round {round} at {cursor} of {}", text.len());
+                let (own, _) = compared(&session, &open_long(&cold_engine, &text), cursor, rules);
                 reused += own.reused;
             }
             assert_eq!(reused > 0, cache_bytes > 1, "{name}: {reused}");
@@ -397,7 +393,7 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
     }
 }
 
-fn lookahead_models() -> [Arc<dyn Model>; 6] {
+fn small_models() -> [Arc<dyn Model>; 6] {
     [
         fixture_in("whitespaces", Dtype::Int8),
         fixture_in("gumbel", Dtype::F32),
@@ -442,7 +438,7 @@ fn cold(model: &Arc<dyn Model>, symbols: &[u32]) -> Distribution {
 
 #[test]
 fn distributions_are_those_of_requests_for_each_text() {
-    for (number, model) in lookahead_models().into_iter().enumerate() {
+    for (number, model) in small_models().into_iter().enumerate() {
         let name = model.card().name.clone();
         let mut most = 0;
         let mut dice = Dice::new(number as u64 + 1);
@@ -478,33 +474,22 @@ fn distributions_are_those_of_requests_for_each_text() {
 #[test]
 fn a_request_that_loses_its_row_has_the_same_distributions() {
     let mut most = 0;
-    for model in lookahead_models() {
+    for model in small_models() {
         let name = model.card().name.clone();
         let alphabet = alphabet(&*model);
         let text = words(&mut Dice::new(3), &alphabet, 10);
         let text = model.card().encode("text", &text).unwrap();
         let run = |loss: Option<usize>| {
             let mut session = Session::next_symbol(next(&*model, &text, 4), model.card()).unwrap();
-            let begin = |session: &Session| {
-                let mut state = model.begin(session.boundaries().clone()).unwrap();
-                session.resume(&mut *state).unwrap();
-                SequenceRow::new(state)
-            };
-            let mut row = begin(&session);
-            let mut scratch = model.scratch();
-            for steps in 1.. {
-                session.feed(&mut row, 4);
-                advance(&*model, slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-                if matches!(session.absorb(&mut row).unwrap(), SessionProgress::Finished(_)) {
-                    let prompt = session.usage().prompt_chars;
-                    return (session.take_distributions().unwrap(), prompt, steps);
-                }
-                if loss == Some(steps) {
+            let mut row = fresh_row(&*model, &session);
+            let lose = |session: &mut Session, row: &mut SequenceRow, step, _| {
+                if loss == Some(step) {
                     session.rewind();
-                    row = begin(&session);
+                    *row = fresh_row(&*model, session);
                 }
-            }
-            unreachable!("a session ends")
+            };
+            let (output, last_step) = drive(&mut session, &*model, &mut row, 4, lose);
+            (session.take_distributions().unwrap(), output.usage.prompt_chars, last_step + 1)
         };
         let (expected, prompt, steps) = run(None);
         let ahead = expected.symbols.len();
@@ -537,31 +522,22 @@ impl Observer for Ends {
 
 #[test]
 fn a_step_that_the_queue_cannot_hold_is_accounted_for() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let ends = Arc::new(Ends::default());
     let limits = Limits { cache_bytes: 1 << 24, rows: 1, queue: 6, ..Limits::default() };
     let observer = Arc::clone(&ends) as Arc<dyn Observer>;
     let engine = Handle::start_with(fixture_in("whitespaces", Dtype::F32), limits, observer).unwrap();
     let rules = CompletionRules { count: 3, end: CompletionEnd::Length, max_chars: 3 };
     let search = open(&engine, "abc de").complete(6, rules).unwrap();
-    let refused = runtime.block_on(search.run()).unwrap_err();
+    let refused = block_on(search.run()).unwrap_err();
     assert!(matches!(refused, Error::QueueFull { .. }), "{refused}");
     let accepted = ends.accepted.load(SeqCst);
     assert!((2..9).contains(&accepted), "{accepted}");
-    // those that were queued are cancelled
-    for _ in 0..1_000 {
-        if ends.finished.load(SeqCst) == accepted {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("{} of {accepted} ended", ends.finished.load(SeqCst));
+    eventually("those that were queued are cancelled", || ends.finished.load(SeqCst) == accepted);
 }
 
-/// Requests whose clients read nothing stay, and take part in the width of a search.
+/// Requests whose clients read nothing keep running, and take part in the width of a search.
 #[test]
 fn a_search_next_to_other_requests_finds_the_same() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let model = fixture_in("whitespaces", Dtype::F32);
     let text = "abc de ".repeat(12);
     let idle = engine(&model);
@@ -571,13 +547,7 @@ fn a_search_next_to_other_requests_finds_the_same() {
     for count in 1..=4 {
         for max_chars in 2..=4 {
             let rules = CompletionRules { count, end: CompletionEnd::Length, max_chars };
-            let search = |engine: &Handle| {
-                let task = open(engine, &text).complete(text.len(), rules).unwrap();
-                runtime.block_on(task.run()).unwrap()
-            };
-            let alone = search(&idle);
-            let shared = search(&busy);
-            assert_eq!((&shared.items, shared.expansions), (&alone.items, alone.expansions), "{rules:?}");
+            compared(&open(&busy, &text), &open(&idle, &text), text.len(), rules);
         }
     }
     drop(others);

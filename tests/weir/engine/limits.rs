@@ -13,8 +13,7 @@ fn plain(max_chars: usize) -> Job {
 
 #[test]
 fn without_a_queue_jobs_still_run() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 0));
+    let (toy, engine) = started(limits(1, 0));
     toy.hold(0);
     let first = engine.submit(plain(3), None).unwrap();
     assert!(matches!(engine.submit(plain(3), None), Err(Error::QueueFull { .. })));
@@ -26,7 +25,7 @@ fn without_a_queue_jobs_still_run() {
 #[test]
 fn memory_limits_the_running_rows() {
     // The memory holds twenty symbols in total.
-    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 20 * BYTES);
+    let toy = Toy::with(MAX_SYMBOLS, 20 * BYTES);
     let engine = toy.engine(limits(8, 8));
     match engine.submit(plain(20), None) {
         Err(error @ Error::NeverFits { field: "stopping.max_chars", needed: 210, limit: 200 }) => {
@@ -50,26 +49,14 @@ fn memory_limits_the_running_rows() {
 
 #[test]
 fn the_worst_case_is_limited_by_the_context() {
-    let toy = crate::engine::toy_model::Toy::with(10, 10 * BYTES);
+    let toy = Toy::with(10, 10 * BYTES);
     let engine = toy.engine(limits(8, 8));
     assert_eq!(read(engine.submit(plain(10), None).unwrap()).unwrap().usage.generated_chars, 9);
 }
 
 #[test]
-fn invalid_jobs_are_rejected_at_once() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 1));
-    let rejection = |job| engine.submit(job, None).unwrap_err().code();
-    assert_eq!(rejection(plain(usize::MAX)), Code::InvalidArgument);
-    assert_eq!(rejection(Job::Generate(generate(&[99], 1))), Code::InvalidArgument);
-    assert_eq!(rejection(Job::Generate(generate(&[], 1))), Code::InvalidArgument);
-    assert_idle(&toy, &engine);
-}
-
-#[test]
 fn a_request_for_no_characters_succeeds() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 1));
+    let (toy, engine) = started(limits(1, 1));
     let output = read(engine.submit(plain(0), None).unwrap()).unwrap();
     assert_eq!((output.characters.len(), output.reason), (0, FinishReason::MaxChars));
     assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (1, 0));
@@ -78,8 +65,7 @@ fn a_request_for_no_characters_succeeds() {
 
 #[test]
 fn a_generation_has_bounded_work() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { request_work: 20, ..limits(1, 1) });
+    let (toy, engine) = started(Limits { request_work: 20, ..limits(1, 1) });
     let submit = |prompt: usize, max_chars| engine.submit(Job::Generate(generate(&vec![1; prompt], max_chars)), None);
     match submit(11, 10) {
         Err(error @ Error::TooMuchWork { field: "stopping.max_chars", work: 21, limit: 20 }) => {
@@ -94,7 +80,7 @@ fn a_generation_has_bounded_work() {
 
 #[test]
 fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     toy.step_ns.store(1_000_000, SeqCst);
     let request_time = Duration::from_millis(200);
     let engine = toy.engine(Limits { request_time, ..limits(1, 4) });
@@ -109,7 +95,7 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
     assert!((1..4000).contains(&symbols.len()) && began.elapsed() >= request_time);
     read(short).unwrap();
     // A request that is paused ends too.
-    let paused = crate::engine::toy_model::Toy::new();
+    let paused = Toy::new();
     let engine = paused.engine(Limits { request_time, events: 4, ..limits(1, 4) });
     let (symbols, error) = {
         let events = engine.submit(plain(1000), None).unwrap();
@@ -121,22 +107,19 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
 
 #[test]
 fn without_a_time_limit_a_request_runs_on() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { request_time: Duration::ZERO, ..limits(1, 4) });
+    let (_, engine) = started(Limits { request_time: Duration::ZERO, ..limits(1, 4) });
     assert_eq!(read(engine.submit(plain(100), None).unwrap()).unwrap().usage.generated_chars, 100);
 }
 
 #[test]
 fn a_deadline_in_the_past_is_rejected() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 1));
+    let (_, engine) = started(limits(1, 1));
     assert!(matches!(engine.submit(plain(3), Some(Instant::now())), Err(Error::Deadline { .. })));
 }
 
 #[test]
 fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 4));
+    let (toy, engine) = started(limits(1, 4));
     toy.hold(5);
     let mut request = generate(&[1], 1000);
     // The whole text is held back, because it may become a stop string.
@@ -157,8 +140,7 @@ fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
 
 #[test]
 fn a_paused_job_has_a_deadline_too() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { events: 4, ..limits(1, 4) });
+    let (toy, engine) = started(Limits { events: 4, ..limits(1, 4) });
     let mut request = generate(&[1], 1000);
     // One symbol waits for its boundary decision, another for the reader.
     request.details.boundaries = true;
@@ -186,8 +168,7 @@ fn read_to_error(mut events: Events) -> (Vec<u32>, Error) {
 
 #[test]
 fn a_cancelled_job_leaves_the_queue() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(1, 1));
+    let (toy, engine) = started(limits(1, 1));
     let slow = engine.submit(plain(1000), None).unwrap();
     let waiting = engine.submit(plain(1), None).unwrap();
     eventually("the row has paused", || slow.len() == 256);
@@ -210,8 +191,7 @@ fn unsegmented(max_chars: usize) -> Job {
 
 #[test]
 fn a_failed_step_ends_its_batch_and_the_engine_continues() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 3, ..Limits::default() });
+    let (toy, engine) = started(Limits { rows: 3, ..Limits::default() });
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH] {
         let steps = toy.begun.load(SeqCst);
         toy.hold(0);
@@ -245,8 +225,7 @@ fn a_failed_step_ends_its_batch_and_the_engine_continues() {
 
 #[test]
 fn dropping_the_last_handle_ends_all_jobs() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
+    let (toy, engine) = started(Limits { rows: 1, ..Limits::default() });
     let running = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
     let queued = engine.submit(varied(1), None).unwrap();
     eventually("one job runs", || toy.sequences() == 1);
@@ -262,7 +241,7 @@ fn dropping_the_last_handle_ends_all_jobs() {
 
 #[test]
 fn a_broken_worker_fails_all_waiting_jobs() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     // The model creates one scratch at the start, and none after a failed step.
     toy.scratches.store(1, SeqCst);
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
@@ -284,8 +263,7 @@ fn a_broken_worker_fails_all_waiting_jobs() {
 /// The scheduler's state is locked during the panic. No request stays unanswered, and queue and caches work afterwards.
 #[test]
 fn a_panic_in_the_bookkeeping_ends_all_requests_and_the_worker_starts_over() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 2, cache_bytes: 1 << 20, ..Limits::default() });
+    let (toy, engine) = started(Limits { rows: 2, cache_bytes: 1 << 20, ..Limits::default() });
     for restarts in 1..=3 {
         read(engine.submit(varied(1), None).unwrap()).unwrap();
         toy.hold(0);
@@ -321,7 +299,7 @@ impl Observer for PanickingObserver {
 
 #[test]
 fn a_panic_at_the_end_of_a_request_ends_no_other() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let model = Arc::clone(&toy) as Arc<dyn Model>;
     let engine = Handle::start_with(model, Limits::default(), Arc::new(PanickingObserver)).unwrap();
     toy.hold(0);
@@ -337,7 +315,7 @@ fn a_panic_at_the_end_of_a_request_ends_no_other() {
 #[cfg(target_os = "linux")]
 #[test]
 fn an_idle_engine_sleeps() {
-    let toy = crate::engine::toy_model::Toy::named("idle", MAX_SYMBOLS, usize::MAX);
+    let toy = Toy::paged("idle", MAX_SYMBOLS, usize::MAX, 1, || false);
     let engine = toy.engine(Limits::default());
     read(engine.submit(varied(1), None).unwrap()).unwrap();
     let before = processor_ticks();
@@ -397,7 +375,7 @@ fn engine(toy: &Arc<Toy>, limits: Limits) -> (Handle, Arc<Recorder>) {
 
 #[test]
 fn each_step_character_and_end_is_reported_once() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, recorder) = engine(&toy, Limits { rows: 5, chunk: 16, ..Limits::default() });
     let jobs: Vec<_> = (0..40).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
     let mut usages = Vec::new();
@@ -446,7 +424,7 @@ fn each_step_character_and_end_is_reported_once() {
 
 #[test]
 fn the_end_of_a_queued_request_is_reported() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, recorder) = engine(&toy, Limits { rows: 1, ..Limits::default() });
     toy.hold(0);
     let first = engine.submit(varied(1), None).unwrap();
@@ -466,7 +444,7 @@ fn the_end_of_a_queued_request_is_reported() {
 
 #[test]
 fn a_long_step_is_reported_as_busy() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, _) = engine(&toy, Limits::default());
     eventually("the worker sleeps", || engine.busy_for().is_none());
     toy.hold(0);

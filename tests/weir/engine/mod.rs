@@ -2,13 +2,15 @@
 
 use crate::{
     engine::{
-        resume::models,
-        toy_model::{
-            BYTES, FAIL, JobOutput, MAX_SYMBOLS, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, Toy, VOCABULARY, alone,
-            assert_idle, eventually, generate, mix, read, read_timed, varied,
+        harness::{
+            JobOutput, MAX_SYMBOLS, alone, assert_idle, eventually, generate, read, read_timed, started, varied,
         },
+        resume::models,
     },
     support::settings,
+    toy_model::{
+        BYTES, FAIL, NAN, PANIC, PANIC_AT_FINISH, PANIC_IN_MIDDLE, SAMPLED, Toy, VOCABULARY, logits_after, mix,
+    },
     *,
 };
 use proptest::collection::vec;
@@ -22,8 +24,8 @@ use weir::{
 };
 mod caching;
 mod editing;
+mod harness;
 mod limits;
 mod resume;
 mod scheduling;
 mod session;
-mod toy_model;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::{
     caching::ask,
-    toy_model::{self},
+    harness::{drive, fresh_row, run as run_alone, session},
 };
 use proptest::prelude::*;
 use weir::{
@@ -32,13 +32,9 @@ struct Loss {
     replacement: Replacement,
 }
 
-fn begin(model: &dyn Model, session: &Session) -> SequenceRow {
-    SequenceRow::new(model.begin(session.boundaries().clone()).unwrap())
-}
-
 /// Returns the state after the first `len` symbols of a session's text.
 fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn State> {
-    let mut rows = [begin(model, session)];
+    let mut rows = [fresh_row(model, session)];
     if len > 0 {
         rows[0].set(session.text().after(0).unwrap().take(len), Want::Nothing);
         advance(model, &mut rows, &[0], &mut model.scratch()).unwrap();
@@ -52,17 +48,17 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement
     session.rewind();
     let max_prefix = session.cacheable_prefix();
     let state = match replacement {
-        Replacement::Cold => return begin(model, session),
+        Replacement::Cold => return fresh_row(model, session),
         Replacement::LongestPrefix => state_after(model, session, max_prefix),
         Replacement::Cached => {
             let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
             // A scoring window has no key.
             let Some(key) = Key::for_sequence(&"".into(), session.boundaries(), model.card()) else {
-                return begin(model, session);
+                return fresh_row(model, session);
             };
             cache.keep(&key, session.text(), &*row.state).unwrap();
             let Some(hit) = cache.find(&key, session.text().prefix(max_prefix)).unwrap() else {
-                return begin(model, session);
+                return fresh_row(model, session);
             };
             hit.state
         }
@@ -73,42 +69,30 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement
 
 /// Runs a session that may lose its row. Returns its output and the number of steps.
 fn run(mut session: Session, model: &dyn Model, loss: Option<Loss>) -> (JobOutput, usize) {
-    let mut rows = [begin(model, &session)];
-    continue_session(&mut session, model, &mut rows, loss)
+    let row = fresh_row(model, &session);
+    continue_session(&mut session, model, row, loss)
 }
 
 fn continue_session(
     session: &mut Session,
     model: &dyn Model,
-    rows: &mut [SequenceRow; 1],
+    mut row: SequenceRow,
     loss: Option<Loss>,
 ) -> (JobOutput, usize) {
-    let mut scratch = model.scratch();
-    let mut characters = Vec::new();
-    for step in 0.. {
+    let output = drive(session, model, &mut row, 5, |session, row, step, _| {
         if let Some(Loss { in_flight, replacement, .. }) =
             loss.filter(|loss| step == loss.step || step == loss.step + 2)
         {
             if in_flight {
-                session.feed(&mut rows[0], 5);
-                model.symbol_step(rows, &[0], &mut scratch).unwrap();
+                session.feed(row, 5);
+                model.symbol_step(std::slice::from_mut(row), &[0], &mut model.scratch()).unwrap();
             }
-            rows[0] = lose(model, session, &rows[0], replacement);
+            *row = lose(model, session, row, replacement);
         }
-        let decoding = !session.is_prefilling();
-        session.feed(&mut rows[0], 5);
-        assert!(!decoding || rows[0].feed.len() == 1);
-        advance(model, rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&mut rows[0]).unwrap();
-        characters.extend(session.take_output());
-        assert_eq!(progress == SessionProgress::Prefilling, session.is_prefilling());
-        if let SessionProgress::Finished(reason) = progress {
-            let windowed = session.text().is_empty();
-            assert!(windowed || rows[0].state.len() == session.text().len(), "some symbol was not fed");
-            return (JobOutput { characters, reason, usage: session.usage() }, step);
-        }
-    }
-    unreachable!()
+    });
+    let windowed = session.text().is_empty();
+    assert!(windowed || row.state.len() == session.text().len(), "some symbol was not fed");
+    output
 }
 
 /// Compares an undisturbed session with ones that lose their row before each step. Each step tries every kind of loss if
@@ -136,64 +120,29 @@ fn check_starts(name: &str, session: &Session, model: &dyn Model) {
         let state = state_after(model, &session, len);
         session.start_at(state.len(), state.level_segments()).unwrap();
         let loss = Loss { step: 2, in_flight: false, replacement: Replacement::Cached };
-        let (output, _) = continue_session(&mut session, model, &mut [SequenceRow::new(state)], Some(loss));
+        let (output, _) = continue_session(&mut session, model, SequenceRow::new(state), Some(loss));
         let usage = Usage { cached_chars: len, ..expected.usage };
         assert_eq!(output, JobOutput { usage, ..expected.clone() }, "{name}: from {len}");
     }
 }
 
-fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
-    let mut all = Vec::new();
-    for bits in 0..8 {
-        let [echo, logprobs, boundaries] = [1, 2, 4].map(|bit| bits & bit > 0);
-        let details = Details { echo, logprobs, top_logprobs: usize::from(logprobs) * 2, boundaries };
-        let session =
-            Session::generate(Generate { details: details.clone(), ..request.clone() }, model.card()).unwrap();
-        all.push((format!("{details:?}"), session));
-    }
-    let windows = [None, Some(WindowOptions { length: 6, stride: 6 }), Some(WindowOptions { length: 9, stride: 4 })];
-    for (logprobs, windows) in [false, true].into_iter().flat_map(|logprobs| windows.map(|windows| (logprobs, windows)))
-    {
-        let boundaries = request.boundaries.clone();
-        let score = Score { symbols: request.prompt.clone(), logprobs, top: 0, boundaries, windows };
-        all.push((format!("score, {logprobs}, {windows:?}"), Session::score(score, model.card()).unwrap()));
-    }
-    all
-}
-
 #[test]
-fn a_session_that_loses_its_row_has_the_same_output() {
+fn losses_and_starts_keep_the_output() {
     let toy = Toy::new();
     for seed in 0..150 {
-        let session = match toy_model::varied(seed) {
-            Job::Generate(request) => Session::generate(request, toy.card()),
-            Job::Score(request) => Session::score(request, toy.card()),
-            Job::Code(request) => Session::code(request, toy.card()),
-            Job::Next(request) => Session::next_symbol(request, toy.card()),
-        };
-        check_losses(&format!("{seed}"), &session.unwrap(), &*toy, seed < 20);
+        let session = session(varied(seed), toy.card());
+        check_losses(&format!("{seed}"), &session, &*toy, seed < 20);
+        if seed < 60 {
+            check_starts(&format!("{seed}"), &session, &*toy);
+        }
     }
     assert_eq!(toy.sequences(), 0);
 }
 
 #[test]
-fn a_session_starts_after_any_cacheable_prefix() {
-    let toy = Toy::new();
-    for seed in 0..60 {
-        let session = match toy_model::varied(seed) {
-            Job::Generate(request) => Session::generate(request, toy.card()),
-            Job::Score(request) => Session::score(request, toy.card()),
-            Job::Code(request) => Session::code(request, toy.card()),
-            Job::Next(request) => Session::next_symbol(request, toy.card()),
-        };
-        check_starts(&format!("{seed}"), &session.unwrap(), &*toy);
-    }
-}
-
-#[test]
 fn only_symbols_without_requested_details_may_be_skipped() {
     let toy = Toy::new();
-    let mut request = toy_model::generate(&[1, 2, 0, 1, 2], 3);
+    let mut request = generate(&[1, 2, 0, 1, 2], 3);
     let max_prefix = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
     assert_eq!(max_prefix(&request), 4);
     request.details.boundaries = true;
@@ -230,27 +179,6 @@ fn a_cache_key_holds_the_inputs_of_the_boundaries() {
     assert_ne!(Some(plain), key("b", None, Noise::Seeded(1), 0));
     assert_eq!(key("a", sampled, Noise::Given([].into()), 0), None);
     assert_eq!(key("a", threshold, Noise::Seeded(0), 1), None);
-}
-
-fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
-    let stopping = Stopping {
-        max_chars: 14,
-        min_chars: 0,
-        max_segments: None,
-        stop: vec![vec![2, 3, 4]],
-        include_stop: false,
-        ignore_end: false,
-    };
-    let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
-    Generate {
-        prompt,
-        sampling,
-        stopping,
-        details: Details::default(),
-        boundaries,
-        resumed: Vec::new(),
-        speculation: None,
-    }
 }
 
 /// Prefix of the names of latent segment models.
@@ -290,35 +218,6 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     all
 }
 
-#[test]
-fn losses_and_starts_keep_the_output_on_every_kind_of_model() {
-    for (name, model, boundaries) in models() {
-        let prompt: Vec<u32> = (0..17).map(|i| if i % 5 == 4 { 0 } else { 1 + i % 7 }).collect();
-        let mut request = request(text_symbols(&*model, &prompt), boundaries);
-        request.stopping.stop = vec![text_symbols(&*model, &[2, 3, 4])];
-        for (details, session) in sessions(&request, &*model) {
-            check_losses(&format!("{name}, {details}"), &session, &*model, false);
-            check_starts(&format!("{name}, {details}"), &session, &*model);
-        }
-        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
-    }
-}
-
-#[test]
-fn the_shipped_model_resumes_from_its_cache() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
-    for dtype in Dtype::ALL {
-        let model = load(&folder, &Settings { dtype, ..settings() }).unwrap();
-        let prompt = "it was the best of times it was the worst of ti";
-        let prompt = model.card().vocabulary.encode("prompt", prompt, 100).unwrap();
-        let request = request(prompt, BoundaryOptions::default());
-        for (details, session) in sessions(&request, &*model).into_iter().step_by(3) {
-            check_losses(&format!("{dtype:?}, {details}"), &session, &*model, false);
-        }
-        assert_eq!(model.memory().in_use, 0, "pages leaked");
-    }
-}
-
 fn resumed_request(seed: u64) -> Option<Generate> {
     match varied(seed) {
         Job::Generate(resumed_request) => Some(resumed_request),
@@ -336,32 +235,23 @@ fn resumed(request: &Generate, generated: &[EmittedSymbol], cut: usize) -> Gener
     Generate { resumed: generated[..cut].iter().map(|emitted| emitted.symbol).collect(), ..request.clone() }
 }
 
-/// Runs a session that loses its row after each step of `losses`.
+/// Runs a session that loses its row before each step of `losses`.
 fn run_with_losses(request: Generate, chunk: usize, losses: &[usize]) -> JobOutput {
-    let toy = toy_model::Toy::new();
+    let toy = Toy::new();
     let mut session = Session::generate(request, toy.card()).unwrap();
-    let fresh = |session: &Session| {
-        let mut state = toy.begin(session.boundaries().clone()).unwrap();
-        session.resume(&mut *state).unwrap();
-        SequenceRow::new(state)
-    };
-    let mut row = fresh(&session);
-    let mut scratch = toy.scratch();
-    let mut characters = Vec::new();
-    for step in 0.. {
-        session.feed(&mut row, chunk);
-        advance(&*toy, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&mut row).unwrap();
-        characters.extend(session.take_output());
-        if let SessionProgress::Finished(reason) = progress {
-            return JobOutput { characters, reason, usage: session.usage() };
-        }
+    let mut row = fresh_row(&*toy, &session);
+    let lose = |session: &mut Session, row: &mut SequenceRow, step, _| {
         if losses.contains(&step) {
-            session.rewind();
-            row = fresh(&session);
+            *row = rewound(&*toy, session);
         }
-    }
-    unreachable!()
+    };
+    drive(&mut session, &*toy, &mut row, chunk, lose).0
+}
+
+/// Takes the row of a session away. Returns a new one.
+fn rewound(model: &dyn Model, session: &mut Session) -> SequenceRow {
+    session.rewind();
+    fresh_row(model, session)
 }
 
 proptest! {
@@ -369,7 +259,7 @@ proptest! {
 
     #[test]
     fn the_rest_is_that_of_the_whole(
-        seed: u64, cut: usize, chunk in 1_usize..12, losses in prop::collection::vec(0_usize..30, 0..3),
+        seed: u64, cut: usize, chunk in 1_usize..12, losses in prop::collection::vec(1_usize..30, 0..3),
     ) {
         let Some(request) = resumed_request(seed) else { return Ok(()) };
         let whole = alone(Job::Generate(request.clone()), chunk);
@@ -382,30 +272,6 @@ proptest! {
         prop_assert_eq!(&rest.reason, &whole.reason);
         prop_assert_eq!(rest.usage, Usage { resumed_chars: cut, ..whole.usage });
     }
-}
-
-#[test]
-fn the_engine_resumes_many_texts_at_once() {
-    let (toy, engine) = {
-        let toy = toy_model::Toy::new();
-        let engine = Handle::start(toy.clone(), Limits { rows: 5, chunk: 7, ..Limits::default() }).unwrap();
-        (toy, engine)
-    };
-    let mut running = Vec::new();
-    for (seed, request) in (0..120_u64).filter_map(|seed| Some((seed, resumed_request(seed)?))) {
-        let whole = alone(Job::Generate(request.clone()), 9);
-        let generated = generated(&request, &whole);
-        let cut = (mix(seed) % (generated.len() as u64 + 1)) as usize;
-        let request = resumed(&request, generated, cut);
-        let before = if cut == 0 { whole.characters.len() - generated.len() } else { 0 };
-        let rest = whole.characters[whole.characters.len() - generated.len() - before + cut..].to_vec();
-        running.push((engine.submit(Job::Generate(request), None).unwrap(), rest, whole.reason));
-    }
-    for (events, characters, reason) in running {
-        let output = read(events).unwrap();
-        assert_eq!((output.characters, output.reason), (characters, reason));
-    }
-    assert_idle(&toy, &engine);
 }
 
 #[test]
@@ -423,7 +289,7 @@ fn a_complete_text_ends_without_another_symbol() {
 
 #[test]
 fn a_resumed_text_has_limits() {
-    let toy = toy_model::Toy::new();
+    let toy = Toy::new();
     let refused = |request: Generate| Session::generate(request, toy.card()).map(drop).unwrap_err();
     let long = refused(Generate { resumed: vec![1; 4], ..generate(&[1], 3) });
     assert!(matches!(long, Error::BadOption { field: "resume_text", .. }), "{long}");
@@ -467,83 +333,44 @@ fn endless_request(model: &dyn Model, seed: u64, chars: usize) -> Generate {
 fn run_losing(
     model: &dyn Model,
     request: &Generate,
-    mut lose: impl FnMut(&mut Session, &SequenceRow, usize) -> Option<SequenceRow>,
+    mut lose: impl FnMut(&mut Session, usize) -> Option<SequenceRow>,
 ) -> (JobOutput, usize) {
     let mut session = Session::generate(request.clone(), model.card()).unwrap();
-    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
-    let mut scratch = model.scratch();
-    let mut characters = Vec::new();
+    let mut row = fresh_row(model, &session);
     let mut max_held = 0;
-    loop {
+    let change = |session: &mut Session, row: &mut SequenceRow, _, emitted| {
+        max_held = max_held.max(session.text().len() - session.text().dropped());
         if !session.is_prefilling()
-            && let Some(other) = lose(&mut session, &rows[0], characters.len())
+            && let Some(other) = lose(session, emitted)
         {
-            rows[0] = other;
+            *row = other;
         }
-        session.feed(&mut rows[0], 64);
-        advance(model, &mut rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&mut rows[0]).unwrap();
-        characters.extend(session.take_output());
-        max_held = max_held.max(session.held_symbols());
-        if let SessionProgress::Finished(reason) = progress {
-            return (JobOutput { characters, reason, usage: session.usage() }, max_held);
-        }
-    }
-}
-
-/// Returns a new row for a session that lost its row.
-fn fresh_row(model: &dyn Model, session: &mut Session) -> SequenceRow {
-    session.rewind();
-    let mut state = model.begin(session.boundaries().clone()).unwrap();
-    session.resume(&mut *state).unwrap();
-    SequenceRow::new(state)
+    };
+    let (output, _) = drive(&mut session, model, &mut row, 64, change);
+    (output, max_held)
 }
 
 #[test]
 fn only_the_text_that_a_new_row_needs_is_held() {
-    let mut pooled_hits = 0;
     for (name, model) in endless_models() {
         let model = &*model;
         let request = endless_request(model, 5, CHARS);
-        let (expected, max_held) = run_losing(model, &request, |_, _, _| None);
+        let (expected, max_held) = run_losing(model, &request, |_, _| None);
         assert_eq!(expected.characters.len(), CHARS, "{name}");
         assert!(max_held <= 2100, "{name}: {max_held} symbols of {CHARS} were held");
         let mut dice = Dice::new(3);
         let mut losses = 0;
-        let (output, max_held) = run_losing(model, &request, |session, _, generated| {
+        let (output, max_held) = run_losing(model, &request, |session, generated| {
             (generated >= LOSS_START && dice.below(200) == 0).then(|| {
                 losses += 1;
                 assert!(session.replay_position() > 0, "{name}: no text was dropped");
-                fresh_row(model, session)
+                rewound(model, session)
             })
         });
         assert_eq!(output, expected, "{name}, from its own text");
         assert!(losses > 0 && max_held <= 2100, "{name}: lost {losses} times, {max_held} held");
-        // Resumes from the cache, which finds the row's state although its text is dropped.
-        let key = Key::for_sequence(&"".into(), &BoundaryOptions::default(), model.card()).unwrap();
-        let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
-        let mut hits = 0;
-        let (mut output, _) = run_losing(model, &request, |session, row, generated| {
-            (generated >= LOSS_START && dice.below(200) == 0).then(|| {
-                cache.keep(&key, session.text(), &*row.state).unwrap();
-                let mut other = fresh_row(model, session);
-                // The lookup misses if no segment ended recently.
-                if let Some(hit) = cache.find(&key, session.text().prefix(session.cacheable_prefix())).unwrap() {
-                    session.start_at(hit.len, hit.state.level_segments()).unwrap();
-                    other = SequenceRow::new(hit.state);
-                    hits += 1;
-                }
-                other
-            })
-        });
-        output.usage.cached_chars = 0;
-        assert_eq!(output, expected, "{name}, from the cache");
-        assert!(hits > 0 || model.card().pooled, "{name}");
-        pooled_hits += if model.card().pooled { hits } else { 0 };
-        drop(cache);
         assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
     }
-    assert!(pooled_hits > 0, "no pooled model had a cache hit");
 }
 
 /// Reads events until `count` characters have arrived.
@@ -564,7 +391,7 @@ fn a_long_generation_is_preempted_and_resumes() {
     for (name, model) in endless_models().into_iter().step_by(2) {
         let job = endless_request(&*model, 8, CHARS);
         let brief = endless_request(&*model, 9, 20);
-        let (expected, _) = run_losing(&*model, &job, |_, _, _| None);
+        let expected = run_alone(Session::generate(job.clone(), model.card()).unwrap(), &*model, 64);
         for cache_bytes in [0, 1 << 20] {
             let engine =
                 Handle::start(model.clone(), Limits { rows: 1, events: 16, cache_bytes, ..Limits::default() }).unwrap();
@@ -628,10 +455,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
             assert!((least..len).contains(&cached), "{name}: {cached} of {len}, at least {least} expected");
         }
         let usage = warm.segment_cache_usage();
-        assert!(
-            usage.page_bytes == model.memory().in_use - warm.load().bytes && usage.misses == 1,
-            "{name}: {usage:?}"
-        );
+        assert!(usage.page_bytes == model.memory().in_use - warm.load().bytes, "{name}: {usage:?}");
         drop(warm);
         // A repeated prompt stays in a cache for a few requests with two entries each.
         let measure = start(64 << 20);
@@ -668,7 +492,7 @@ fn long(seed: u64, max_chars: usize) -> Job {
 
 #[test]
 fn a_stalled_reader_is_ended_after_the_stall_limit() {
-    let toy = toy_model::Toy::new();
+    let toy = Toy::new();
     let stall = Duration::from_millis(150);
     let engine = toy.engine(Limits { events: 4, stall, ..Limits::default() });
     let start = Instant::now();
@@ -692,7 +516,7 @@ fn a_stalled_reader_is_ended_after_the_stall_limit() {
 
 #[test]
 fn a_slow_but_steady_reader_is_not_ended() {
-    let toy = toy_model::Toy::new();
+    let toy = Toy::new();
     let stall = Duration::from_millis(400);
     let engine = toy.engine(Limits { events: 2, stall, ..Limits::default() });
     // on a busy machine this thread may itself pause for longer than the limit
@@ -719,8 +543,7 @@ fn a_slow_but_steady_reader_is_not_ended() {
 
 #[test]
 fn rows_of_slow_readers_are_preempted_and_resumed() {
-    let toy = toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 2, events: 8, ..Limits::default() });
+    let (toy, engine) = started(Limits { rows: 2, events: 8, ..Limits::default() });
     let mut slow: Vec<_> = (0..2).map(|seed| engine.submit(long(seed, 60), None).unwrap()).collect();
     eventually("both rows have paused", || slow.iter().all(|events| events.len() == 8));
     // Without preemption these requests would wait forever.
@@ -736,7 +559,7 @@ fn rows_of_slow_readers_are_preempted_and_resumed() {
 
 #[test]
 fn a_preempted_job_with_a_stalled_reader_is_ended() {
-    let toy = toy_model::Toy::new();
+    let toy = Toy::new();
     let stall = Duration::from_secs(2);
     let engine = toy.engine(Limits { rows: 1, events: 4, stall, ..Limits::default() });
     let mut slow = engine.submit(long(1, 500), None).unwrap();
@@ -746,16 +569,4 @@ fn a_preempted_job_with_a_stalled_reader_is_ended() {
     assert_idle(&toy, &engine);
     let error = std::iter::from_fn(|| slow.blocking_recv()).find_map(Result::err);
     assert!(matches!(error, Some(Error::Stalled { .. })), "{error:?}");
-}
-
-#[test]
-fn a_preempted_job_ends_when_its_reader_cancels() {
-    let toy = toy_model::Toy::new();
-    let engine = toy.engine(Limits { rows: 1, events: 4, ..Limits::default() });
-    let slow = engine.submit(long(1, 500), None).unwrap();
-    eventually("the row has paused", || slow.len() == 4);
-    read(engine.submit(varied(3), None).unwrap()).unwrap();
-    assert_eq!(engine.load().queued, 1);
-    drop(slow);
-    assert_idle(&toy, &engine);
 }

@@ -1,7 +1,7 @@
 //! The scheduler with a real engine: order, batches, preemption and shared segment steps.
 
 use super::*;
-use crate::engine::resume::checkpoint;
+use crate::engine::{harness::run, resume::checkpoint};
 use proptest::prelude::*;
 use weir::models::contract::{count_step, is_due};
 
@@ -31,7 +31,7 @@ fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
 
 #[test]
 fn higher_priorities_go_first() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "");
     let low = 2;
     let usual = 3;
@@ -45,29 +45,9 @@ fn higher_priorities_go_first() {
     assert_idle(&toy, &engine);
 }
 
-/// A tenant with long requests of high priority gets its turn by the work that they do, not by their number.
-#[test]
-fn tenants_take_turns_whatever_their_priorities() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let (engine, first) = held(&toy, Limits::default(), "many");
-    let mut jobs = Vec::new();
-    let [many, few] = [2, 3];
-    let mut submit = |job, terms| jobs.push(engine.submit(job, terms).unwrap());
-    (0..6).for_each(|_| submit(plain(many, 600), terms("many", 7)));
-    (0..4).for_each(|_| submit(plain(few, 3), terms("few", -8)));
-    toy.release();
-    let order = order(&toy, jobs);
-    // The first long request does more work than all four short ones.
-    let second_long = order.iter().enumerate().filter(|(_, length)| **length == many).nth(1).unwrap().0;
-    assert_eq!(order[..second_long].iter().filter(|length| **length == few).count(), 4, "{order:?}");
-    assert_eq!(order[0], many, "{order:?}");
-    read(first).unwrap();
-    assert_idle(&toy, &engine);
-}
-
 #[test]
 fn only_a_tenant_over_its_share_is_rejected() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queue: 8, ..Limits::default() }, "many");
     let submit = |tenant: &str| engine.submit(plain(1, 3), terms(tenant, 0));
     let mut jobs: Vec<_> = (0..4).map(|_| submit("many").unwrap()).collect();
@@ -89,7 +69,7 @@ fn only_a_tenant_over_its_share_is_rejected() {
 
 #[test]
 fn the_total_length_of_queued_prompts_is_limited() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
     let score = |symbols| {
         let boundaries = BoundaryOptions::default();
@@ -115,7 +95,7 @@ fn the_total_length_of_queued_prompts_is_limited() {
 
 /// Returns an engine that has measured its prefill rate: 16 symbols in ten milliseconds.
 fn measured(rows: usize) -> (Arc<Toy>, Handle) {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { rows, chunk: 16, ..Limits::default() });
     read(engine.submit(plain(160, 1), None).unwrap()).unwrap();
@@ -144,16 +124,6 @@ fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
 }
 
 #[test]
-fn no_deadline_is_rejected_before_a_measurement() {
-    let toy = crate::engine::toy_model::Toy::new();
-    toy.step_ns.store(10_000_000, SeqCst);
-    let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
-    // No rate has been measured.
-    let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
-    assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
-}
-
-#[test]
 fn work_that_must_run_before_counts_against_a_deadline() {
     let (toy, engine) = measured(1);
     let long = engine.submit(plain(1600, 1), None).unwrap();
@@ -173,34 +143,9 @@ fn small(rows: usize, queue: usize) -> Limits {
     Limits { rows, queue, chunk: 16, events: 8, ..Limits::default() }
 }
 
-/// Reads all jobs at once, each on its own thread.
-fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, JobOutput)> {
-    let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
-    readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
-}
-
-#[test]
-fn cancelled_jobs_do_not_disturb_others() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(6, 800));
-    let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
-    let mut jobs: Vec<_> = (0..300).map(submit).collect();
-    let cancelled: Vec<_> = (0..100).map(|index| jobs.swap_remove(mix(index) as usize % jobs.len())).collect();
-    // Some readers cancel at once, some after one or two events.
-    let cancel = cancelled
-        .into_iter()
-        .map(|(seed, mut events)| thread::spawn(move || (0..seed % 3).for_each(|_| drop(events.blocking_recv()))));
-    let cancelling: Vec<_> = cancel.collect();
-    for (seed, output) in read_all(jobs) {
-        assert_eq!(output, alone(varied(seed), 7), "job {seed}");
-    }
-    cancelling.into_iter().for_each(|reader| reader.join().unwrap());
-    assert_idle(&toy, &engine);
-}
-
 #[test]
 fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     // The stream's events all fit in its buffer, because its reader starts late.
     let engine = toy.engine(Limits { events: 300, boundary_wait: 0, ..small(8, 8) });
     toy.hold(1);
@@ -218,52 +163,8 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
 }
 
 #[test]
-fn prompts_take_turns() {
-    let toy = crate::engine::toy_model::Toy::new();
-    // Without a target for the time of a step, the number of steps does not depend on the machine.
-    let engine = toy.engine(Limits { boundary_wait: 0, step: Duration::ZERO, ..small(8, 8) });
-    toy.hold(0);
-    let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
-    let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
-    eventually("both have rows", || {
-        // A step that began before the short prompt came takes the long one alone.
-        toy.hold(1);
-        engine.load().running == 2
-    });
-    // The long prompt alone needs 100 steps, so the short one does not wait for it.
-    toy.hold(12);
-    eventually("the short prompt's job has ended", || engine.load().running == 1);
-    toy.release();
-    read(short).unwrap();
-    read(long).unwrap();
-}
-
-#[test]
-fn newcomers_do_not_starve_a_long_prompt() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(64, 8));
-    toy.hold(0);
-    let mut long = engine.submit(Job::Generate(generate(&[2; 160], 1)), None).unwrap();
-    // A prompt that fills a chunk arrives with every step.
-    let newcomers: Vec<_> = (0..100)
-        .map(|_| {
-            let events = engine.submit(Job::Generate(generate(&[2; 16], 1)), None).unwrap();
-            let step_count = toy.steps.lock().unwrap().len();
-            toy.hold(1);
-            eventually("a step was taken", || toy.steps.lock().unwrap().len() > step_count);
-            events
-        })
-        .collect();
-    let events: Vec<_> = std::iter::from_fn(|| long.try_recv().ok()).collect();
-    toy.release();
-    assert!(matches!(events.last(), Some(Ok(Event::Finished { .. }))), "{events:?}");
-    newcomers.into_iter().for_each(|events| drop(read(events).unwrap()));
-}
-
-#[test]
 fn a_cancelled_request_frees_its_row_within_a_step() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(1, 4));
+    let (toy, engine) = started(small(1, 4));
     toy.hold(3);
     let events = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
     eventually("three steps were taken", || toy.steps.lock().unwrap().len() == 3);
@@ -275,8 +176,7 @@ fn a_cancelled_request_frees_its_row_within_a_step() {
 
 #[test]
 fn a_reader_that_does_not_read_pauses_only_its_own_row() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(4, 4));
+    let (toy, engine) = started(small(4, 4));
     let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
     for seed in 0..20 {
         let quick = engine.submit(varied(seed), None).unwrap();
@@ -288,38 +188,6 @@ fn a_reader_that_does_not_read_pauses_only_its_own_row() {
     assert_eq!(toy.steps.lock().unwrap().len(), steps, "a paused row was stepped");
     assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
     assert_idle(&toy, &engine);
-}
-
-#[test]
-fn a_paused_job_ends_when_its_reader_cancels() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(1, 4));
-    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
-    let next = engine.submit(varied(1), None).unwrap();
-    eventually("the row has paused", || slow.len() == 8);
-    drop(slow);
-    assert_eq!(read(next).unwrap(), alone(varied(1), 16));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
-fn handles_are_shared_between_threads() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(small(4, 1000));
-    let submitters: Vec<_> = (0..4u64)
-        .map(|thread| {
-            let engine: Handle = engine.clone();
-            thread::spawn(move || {
-                for seed in thread * 50..thread * 50 + 50 {
-                    assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 9));
-                }
-            })
-        })
-        .collect();
-    submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
-    assert_idle(&toy, &engine);
-    drop(engine);
-    assert_eq!(Arc::strong_count(&toy), 1, "the worker has ended and keeps no reference");
 }
 
 /// Returns a request whose answer is long compared with the margin at its admission.
@@ -337,7 +205,7 @@ fn long(seed: u64, prompt: usize, max_chars: usize) -> Generate {
 fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
     for (rows, cache_bytes) in [(8, 0), (3, 0), (8, 1 << 20)] {
         // All jobs together need far more memory.
-        let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 700 * BYTES);
+        let toy = Toy::with(MAX_SYMBOLS, 700 * BYTES);
         let engine = toy.engine(Limits { rows, cache_bytes, chunk: 32, events: 400, ..Limits::default() });
         let jobs: Vec<_> = (0..24).map(|seed| long(seed, 1 + seed as usize * 3, 300)).collect();
         let submit = |job: &Generate| engine.submit(Job::Generate(job.clone()), None).unwrap();
@@ -364,18 +232,23 @@ fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
 }
 
 #[test]
-fn a_thousand_cancellations_at_random_points_release_everything() {
+fn a_thousand_cancellations_at_random_points_release_everything_and_disturb_no_other() {
     for cache_bytes in [0, 1 << 20] {
-        let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 500 * BYTES);
+        let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
         let limits = Limits { rows: 6, queue: 2400, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
         let engine = toy.engine(limits);
-        let jobs: Vec<_> = (0..1000)
-            .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())
-            .collect();
+        let job = |seed| Job::Generate(long(seed, 1 + seed as usize % 50, 250));
+        let jobs: Vec<_> = (0..1000).map(|seed| engine.submit(job(seed), None).unwrap()).collect();
         // At this point some jobs are queued, some run, some are preempted, and some have ended.
-        for (index, mut events) in jobs.into_iter().enumerate() {
-            let read = mix(index as u64) % 5 * 40;
-            (0..read).for_each(|_| drop(events.blocking_recv()));
+        for (seed, mut events) in (0..).zip(jobs) {
+            if seed % 20 == 0 {
+                let mut output = read(events).unwrap();
+                output.usage.cached_chars = 0;
+                assert_eq!(output, alone(job(seed), 1000), "job {seed}");
+                continue;
+            }
+            let events_read = mix(seed) % 5 * 40;
+            (0..events_read).for_each(|_| drop(events.blocking_recv()));
         }
         eventually("everything is released", || {
             let load = engine.load();
@@ -385,18 +258,6 @@ fn a_thousand_cancellations_at_random_points_release_everything() {
         });
         assert!(engine.counters().preemptions > 0);
     }
-}
-
-/// Returns the output of a request on a model with enough memory.
-fn undisturbed(model: &dyn Model, request: &Generate) -> JobOutput {
-    let session = Session::generate(request.clone(), model.card()).unwrap();
-    let mut characters = Vec::new();
-    let mut emit = |symbols: Vec<_>| {
-        characters.extend(symbols);
-        Ok(())
-    };
-    let (reason, usage) = session.run(model, 64, &mut emit).unwrap();
-    JobOutput { characters, reason, usage }
 }
 
 /// Loads the same checkpoint with memory for `symbols` symbols in total.
@@ -423,7 +284,8 @@ fn preemption_does_not_change_outputs_of_real_models() {
             for (seed, events) in jobs.into_iter().enumerate() {
                 let mut output = read(events).unwrap_or_else(|error| panic!("{name}: {error}"));
                 output.usage.cached_chars = 0;
-                assert_eq!(output, undisturbed(&*free, &request(seed as u64)), "{name}, job {seed}");
+                let expected = run(Session::generate(request(seed as u64), free.card()).unwrap(), &*free, 64);
+                assert_eq!(output, expected, "{name}, job {seed}");
             }
             preemptions += engine.counters().preemptions;
             drop(engine);
@@ -435,7 +297,7 @@ fn preemption_does_not_change_outputs_of_real_models() {
 
 #[test]
 fn scoring_is_preempted_and_resumes() {
-    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 500 * BYTES);
+    let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
     let engine = toy.engine(Limits { rows: 4, chunk: 16, ..Limits::default() });
     let score = |seed: u64| {
         let symbols = (0..200).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
@@ -489,7 +351,7 @@ fn step(toy: &Toy, count: usize) {
 
 /// Returns an engine with two running jobs. The first waits for its segment step.
 fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir::engine::Handle, [Events; 2]) {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let deadline = deadline.map(|after| Instant::now() + after);
     let engine = toy.engine(limits(boundary_wait));
     toy.hold(0);
@@ -508,8 +370,7 @@ fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir:
 #[test]
 fn outputs_are_equal_and_no_row_waits_longer_than_allowed() {
     for wait in 0..=3 {
-        let toy = crate::engine::toy_model::Toy::new();
-        let engine = toy.engine(Limits { rows: 7, chunk: 16, ..limits(wait) });
+        let (toy, engine) = started(Limits { rows: 7, chunk: 16, ..limits(wait) });
         toy.hold(0);
         let jobs: Vec<_> = (0..64).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
         toy.release();
@@ -527,8 +388,7 @@ fn outputs_are_equal_and_no_row_waits_longer_than_allowed() {
 #[test]
 fn rows_that_wait_share_segment_steps() {
     let segment_steps = |wait| {
-        let toy = crate::engine::toy_model::Toy::new();
-        let engine = toy.engine(limits(wait));
+        let (toy, engine) = started(limits(wait));
         toy.hold(0);
         let submit = |seed| {
             let mut request = generate(&[1], 200);
@@ -551,8 +411,7 @@ fn rows_that_wait_share_segment_steps() {
 
 #[test]
 fn a_row_alone_never_waits() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(64));
+    let (toy, engine) = started(limits(64));
     for job in [closing(50), varied(7), varied(8)] {
         assert_eq!(read_timed(engine.submit(job, None).unwrap()).unwrap().1.wait_steps, 0);
     }
@@ -561,8 +420,7 @@ fn a_row_alone_never_waits() {
 
 #[test]
 fn a_wait_is_counted_in_the_timing() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(2));
+    let (toy, engine) = started(limits(2));
     toy.hold(1);
     let neighbor = engine.submit(open(200), None).unwrap();
     eventually("the first job runs", || step_count(&toy) == 1);
@@ -617,8 +475,7 @@ fn a_deadline_passes_while_a_row_waits() {
 
 #[test]
 fn no_row_waits_for_a_paused_row() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { events: 8, ..limits(64) });
+    let (toy, engine) = started(Limits { events: 8, ..limits(64) });
     let slow = engine.submit(open(500), None).unwrap();
     eventually("the row has paused", || slow.len() == 8);
     let before = step_count(&toy);
@@ -626,18 +483,6 @@ fn no_row_waits_for_a_paused_row() {
     assert_eq!((output, timing.wait_steps), (alone(closing(50), 1000), 0));
     assert_eq!(step_count(&toy), before + 51, "one step for the prompt and one per symbol");
     assert_eq!(read(slow).unwrap(), alone(open(500), 1000));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
-fn a_waiting_row_with_a_slow_reader_delays_no_other() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(Limits { events: 8, ..limits(2) });
-    let slow = engine.submit(closing(500), None).unwrap();
-    for seed in 0..20 {
-        assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 1000));
-    }
-    assert_eq!(read(slow).unwrap(), alone(closing(500), 1000));
     assert_idle(&toy, &engine);
 }
 
@@ -666,7 +511,7 @@ fn a_failed_segment_step_ends_only_the_rows_in_it() {
 
 /// Creates waiting rows from the steps that each has waited and the number of symbols that it was fed.
 fn waiting_rows(waited_and_fed: &[(usize, usize)]) -> Vec<SequenceRow> {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let row = |&(waited, fed): &(usize, usize)| {
         let mut row = SequenceRow::new(toy.begin(BoundaryOptions::default()).unwrap());
         row.set(&vec![0; fed], Want::Last);

@@ -1,11 +1,11 @@
 //! Sessions, and speculation.
 
 use super::*;
-use crate::engine::toy_model::{SAMPLED, logits_after, run};
+use crate::engine::harness::{drive, fresh_row, run};
 use proptest::prelude::*;
 use weir::engine::{
     sampling::{LogprobOptions, Sampler},
-    speculation::{DraftBudget, GuessRates, Speculation},
+    speculation::Speculation,
 };
 
 /// Returns the expected output for the symbol at `position` of a text.
@@ -52,14 +52,8 @@ fn stopping() -> impl Strategy<Value = Stopping> {
     let stop = vec(vec(0..SAMPLED, 1..4), 0..3);
     let segments = prop_oneof![Just(None), (1usize..4).prop_map(Some)];
     (1usize..30, 0usize..10, segments, stop, any::<bool>()).prop_map(|(max_chars, min, max_segments, stop, include)| {
-        Stopping {
-            max_chars,
-            min_chars: min.min(max_chars),
-            max_segments,
-            stop,
-            include_stop: include,
-            ignore_end: false,
-        }
+        let min_chars = min.min(max_chars);
+        Stopping { max_chars, min_chars, max_segments, stop, include_stop: include, ..Stopping::default() }
     })
 }
 
@@ -81,8 +75,8 @@ proptest! {
 
     #[test]
     fn generates_as_the_naive_implementation(request in request(), chunk in 1usize..12, max_symbols in 30usize..60) {
-        let toy = crate::engine::toy_model::Toy::with(max_symbols, usize::MAX);
-        let output = run(Session::generate(request.clone(), toy.card()).unwrap(), &toy, chunk);
+        let toy = Toy::with(max_symbols, usize::MAX);
+        let output = run(Session::generate(request.clone(), toy.card()).unwrap(), &*toy, chunk);
         let (characters, reason) = naive(&request, max_symbols);
         prop_assert_eq!(&output.reason, &reason);
         prop_assert_eq!(&output.characters, &characters);
@@ -101,10 +95,10 @@ proptest! {
     fn scores_as_the_naive_implementation(
         symbols in vec(0..SAMPLED, 1..60), logprobs: bool, top in 0usize..3, chunk in 1usize..12,
     ) {
-        let toy = crate::engine::toy_model::Toy::new();
+        let toy = Toy::new();
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: None };
-        let output = run(Session::score(score, toy.card()).unwrap(), &toy, chunk);
+        let output = run(Session::score(score, toy.card()).unwrap(), &*toy, chunk);
         let options = LogprobOptions { logprobs, top };
         let expected: Vec<_> = (0..symbols.len()).map(|position| character(&symbols, position, options, true)).collect();
         prop_assert_eq!(output.characters, expected);
@@ -139,12 +133,12 @@ proptest! {
         stride in 1usize..20,
     ) {
         let windows = WindowOptions { length, stride: stride.min(length) };
-        let toy = crate::engine::toy_model::Toy::with(20, 20 * BYTES);
+        let toy = Toy::with(20, 20 * BYTES);
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };
         let session = Session::score(score, toy.card()).unwrap();
         prop_assert!(session.max_symbols() <= length);
-        let output = run(session, &toy, chunk);
+        let output = run(session, &*toy, chunk);
         let expected = windowed(&symbols, windows, LogprobOptions { logprobs, top });
         prop_assert_eq!(output.usage.prompt_segments, expected.iter().filter(|c| c.decision.is_some_and(|m| m.boundary)).count());
         prop_assert_eq!(output.characters, expected);
@@ -155,22 +149,15 @@ proptest! {
 
 /// Steps a session and returns the number of characters that each step emits.
 fn emitted_per_step(request: Generate) -> Vec<usize> {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     let mut session = Session::generate(request, toy.card()).unwrap();
-    let mut rows = [SequenceRow::new(toy.begin(session.boundaries().clone()).unwrap())];
-    let mut scratch = toy.scratch();
-    let mut counts = Vec::new();
-    loop {
-        session.feed(&mut rows[0], 4);
-        advance(&*toy, &mut rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&mut rows[0]).unwrap();
-        counts.push(session.take_output().len());
-        if matches!(progress, SessionProgress::Finished(_)) {
-            // Every generated symbol has been fed.
-            assert_eq!(rows[0].state.len(), session.usage().prompt_chars + session.usage().generated_chars);
-            return counts;
-        }
-    }
+    let mut row = fresh_row(&*toy, &session);
+    let mut emitted = Vec::new();
+    let (output, _) = drive(&mut session, &*toy, &mut row, 4, |_, _, _, before| emitted.push(before));
+    emitted.push(output.characters.len());
+    // Every generated symbol has been fed.
+    assert_eq!(row.state.len(), output.usage.prompt_chars + output.usage.generated_chars);
+    emitted.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
 #[test]
@@ -198,27 +185,10 @@ fn a_possible_stop_string_is_held_back_until_decided() {
 }
 
 #[test]
-fn a_stop_string_in_the_prompt_does_not_count() {
-    let text: Vec<u32> = alone(Job::Generate(generate(&[1], 2)), 4).characters.iter().map(|c| c.symbol).collect();
-    let mut request = generate(&[1], 2);
-    request.stopping.stop = vec![vec![1], vec![1, text[0]]];
-    request.stopping.stop.retain(|stop| !text.windows(stop.len()).any(|window| window == stop));
-    assert_eq!(alone(Job::Generate(request), 4).reason, FinishReason::MaxChars);
-}
-
-#[test]
 fn a_prompt_of_the_longest_context_leaves_nothing_to_generate() {
-    let toy = crate::engine::toy_model::Toy::with(5, usize::MAX);
-    let output = run(Session::generate(generate(&[1; 5], 3), toy.card()).unwrap(), &toy, 2);
+    let toy = Toy::with(5, usize::MAX);
+    let output = run(Session::generate(generate(&[1; 5], 3), toy.card()).unwrap(), &*toy, 2);
     assert_eq!((output.reason, output.characters.len(), output.usage.prompt_chars), (FinishReason::MaxContext, 0, 5));
-}
-
-#[test]
-fn nan_logits_are_an_error() {
-    let toy = crate::engine::toy_model::Toy::new();
-    let session = Session::generate(generate(&[1, NAN], 3), toy.card()).unwrap();
-    assert!(matches!(session.run(&*toy, 8, &mut |_| Ok(())), Err(Error::Internal(_))));
-    assert_eq!(toy.sequences(), 0);
 }
 
 fn limits(speculation: Speculation) -> Limits {
@@ -244,8 +214,16 @@ fn repeating(symbol: u32, max_chars: usize) -> Generate {
 
 #[test]
 fn outputs_do_not_depend_on_speculation() {
-    for speculation in [Speculation::Auto, Speculation::UpTo(1), Speculation::UpTo(3), Speculation::UpTo(16)] {
-        let toy = crate::engine::toy_model::Toy::new();
+    let ample = usize::MAX;
+    let scarce = 400 * BYTES;
+    for (speculation, memory) in [
+        (Speculation::Auto, ample),
+        (Speculation::UpTo(1), ample),
+        (Speculation::UpTo(3), ample),
+        (Speculation::UpTo(8), scarce),
+        (Speculation::UpTo(16), ample),
+    ] {
+        let toy = Toy::with(MAX_SYMBOLS, memory);
         let engine = toy.engine(limits(speculation));
         let jobs = (0..120).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
         let mut drafted = 0;
@@ -256,29 +234,14 @@ fn outputs_do_not_depend_on_speculation() {
         }
         assert!(drafted > 0 || speculation == Speculation::Auto, "{speculation}: nothing was drafted");
         assert_idle(&toy, &engine);
-        let counters = engine.counters();
-        assert_eq!(counters.drafted_chars as usize, drafted);
+        assert_eq!(engine.counters().drafted_chars as usize, drafted);
     }
-}
-
-#[test]
-fn outputs_do_not_depend_on_speculation_under_memory_pressure() {
-    let toy = crate::engine::toy_model::Toy::with(MAX_SYMBOLS, 400 * BYTES);
-    let engine = toy.engine(limits(Speculation::UpTo(8)));
-    let jobs = (0..80).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
-    for (seed, output) in read_all(jobs) {
-        let cached_chars = output.usage.cached_chars;
-        let expected = alone(varied(seed), 1000);
-        let expected = JobOutput { usage: Usage { cached_chars, ..expected.usage }, ..expected };
-        assert_eq!(without_drafts(output), expected, "job {seed}");
-    }
-    assert_idle(&toy, &engine);
 }
 
 #[test]
 fn accepted_drafts_save_steps() {
     for (speculation, most_steps) in [(Speculation::UpTo(7), 200 / 8 + 4), (Speculation::Auto, 150)] {
-        let toy = crate::engine::toy_model::Toy::new();
+        let toy = Toy::new();
         // A step of this model costs the same for any number of symbols. Without a duration, noise would decide what `Auto` measures.
         toy.step_ns.store(1_000_000, std::sync::atomic::Ordering::SeqCst);
         let engine = toy.engine(limits(speculation));
@@ -297,14 +260,12 @@ fn accepted_drafts_save_steps() {
 #[test]
 fn drafts_end_before_their_first_boundary() {
     // symbol 0 ends a segment
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(Speculation::UpTo(7)));
+    let (_, engine) = started(limits(Speculation::UpTo(7)));
     let output = read(engine.submit(Job::Generate(repeating(0, 50)), None).unwrap()).unwrap();
     assert_eq!((output.usage.generated_segments, output.usage.accepted_chars), (50, 0));
     let mut request = generate(&[1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0], 40);
     request.details.boundaries = true;
-    let toy = crate::engine::toy_model::Toy::new();
-    let engine = toy.engine(limits(Speculation::UpTo(7)));
+    let (toy, engine) = started(limits(Speculation::UpTo(7)));
     let output = read(engine.submit(Job::Generate(request.clone()), None).unwrap()).unwrap();
     assert_eq!(without_drafts(output), alone(Job::Generate(request), 7));
     assert!(toy.segment_steps.lock().unwrap().iter().all(|&(rows, _)| rows == 1));
@@ -312,7 +273,7 @@ fn drafts_end_before_their_first_boundary() {
 
 #[test]
 fn a_request_can_choose() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     for (engine_wide, own, drafts) in [
         (Speculation::Off, None, false),
         (Speculation::Off, Some(Speculation::UpTo(3)), true),
@@ -328,7 +289,7 @@ fn a_request_can_choose() {
 
 #[test]
 fn a_full_step_feeds_no_drafts() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     // four rows fill the step
     let engine = toy.engine(Limits { chunk: 4, rows: 4, ..limits(Speculation::UpTo(7)) });
     toy.hold(0);
@@ -342,54 +303,11 @@ fn a_full_step_feeds_no_drafts() {
 
 #[test]
 fn a_deadline_ends_a_generation_with_drafts() {
-    let toy = crate::engine::toy_model::Toy::new();
+    let toy = Toy::new();
     toy.step_ns.store(1_000_000, std::sync::atomic::Ordering::SeqCst);
     let engine = toy.engine(Limits { events: 4000, ..limits(Speculation::UpTo(2)) });
     let deadline = std::time::Instant::now() + Duration::from_millis(60);
     let events = engine.submit(Job::Generate(repeating(1, 3000)), Some(deadline)).unwrap();
     assert!(read(events).is_err());
     assert_idle(&toy, &engine);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    #[test]
-    fn a_session_with_drafts_equals_one_without(seed in 0u64..100_000, length in 1usize..16) {
-        let Job::Generate(request) = varied(seed) else { return Ok(()) };
-        let toy = crate::engine::toy_model::Toy::new();
-        let speculation = Some(Speculation::UpTo(length));
-        let mut session = Session::generate(Generate { speculation, ..request.clone() }, toy.card()).unwrap();
-        let mut row = SequenceRow::new(toy.begin(session.boundaries().clone()).unwrap());
-        let mut scratch = toy.scratch();
-        let mut characters = Vec::new();
-        let mut rates = GuessRates::default();
-        let reason = loop {
-            let mut budget =
-                DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
-            session.draft(&mut budget, &mut rates);
-            session.feed(&mut row, 9);
-            toy.symbol_step(std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-            if session.has_draft() {
-                row.cut_draft().unwrap();
-            }
-            toy.segment_step(std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-            toy.finish_step(std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-            let progress = session.absorb(&mut row).unwrap();
-            characters.extend(session.take_output());
-            if let SessionProgress::Finished(reason) = progress {
-                break reason;
-            }
-        };
-        let output = JobOutput { characters, reason, usage: session.usage() };
-        // the state holds exactly the fed symbols
-        prop_assert_eq!(row.state.len(), session.text_symbols());
-        prop_assert_eq!(without_drafts(output), alone(Job::Generate(request), 9));
-        // and continues as one that was fed them alone
-        let text: Vec<u32> = session.text().after(0).unwrap().to_vec();
-        row.set(&[1], weir::models::contract::Want::Last);
-        advance(&*toy as &dyn Model, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-        let expected = logits_after(&[text, vec![1]].concat());
-        prop_assert_eq!(&row.logits[..], &expected[..]);
-    }
 }

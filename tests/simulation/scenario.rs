@@ -1,9 +1,9 @@
-//! One world: a server, its clients, what goes wrong, and what must hold at the end.
+//! One scenario: a server, its clients, what goes wrong, and what must hold at the end.
 
 use crate::{
     calls::{Client, End},
-    model::{Faults, SimModel},
-    plan::{WorldPlan, credentials},
+    plan::{MAX_SYMBOLS, PAGE_SYMBOLS, ScenarioPlan, credentials},
+    toy_model::Toy,
     *,
 };
 use std::sync::atomic::Ordering::SeqCst;
@@ -23,7 +23,7 @@ use weir::{
     },
 };
 
-/// Longest time that a world may last. No limit of the server or its clients adds up to this.
+/// Longest time that a scenario may last. No limit of the server or its clients adds up to this.
 const HORIZON: Duration = Duration::from_secs(3600);
 
 /// Time after which everything that the clients left behind is gone: longer than the keepalive of the plans.
@@ -38,9 +38,9 @@ const TURN_STEPS: usize = 512;
 /// Messages on the way before a call's first and after its last symbol, each of which takes up to the latency.
 const MESSAGES: usize = 20;
 
-/// The state that a world's clients share.
-pub(crate) struct World {
-    pub(crate) plan: WorldPlan,
+/// The state that a scenario's clients share.
+pub(crate) struct Scenario {
+    pub(crate) plan: ScenarioPlan,
     pub(crate) log: Log,
     pub(crate) listener: mpsc::Sender<Accepted>,
     /// The listener for HTTP/1.1.
@@ -53,6 +53,15 @@ pub(crate) struct World {
     ending: AtomicBool,
     /// When the API keys were replaced.
     reloaded: Mutex<Option<Instant>>,
+}
+
+/// Faults of the model and its worker.
+#[derive(Default)]
+struct Faults {
+    /// True if no memory is refused and no step stalls any more.
+    calm: AtomicBool,
+    /// Number of steps in which memory was refused.
+    refusals: AtomicUsize,
 }
 
 /// Counts the requests of the engine.
@@ -71,16 +80,16 @@ impl Observer for Audit {
     }
 }
 
-/// Runs the world of a seed in virtual time.
+/// Runs the scenario of a seed in virtual time.
 pub(crate) fn run(seed: u64) -> Contents {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
-        let mut dice = Dice(seed);
-        let plan = WorldPlan::roll(&mut dice);
+        let mut random = Random(seed);
+        let plan = ScenarioPlan::draw(&mut random);
         let reader = DocumentModel::with("reader", plan.reader_memory);
         let (listener, accepted) = mpsc::channel(4);
         let (http, accepted_http) = mpsc::channel(4);
-        let world = Arc::new(World {
+        let scenario = Arc::new(Scenario {
             plan,
             log: Log::begin(),
             listener,
@@ -90,25 +99,26 @@ pub(crate) fn run(seed: u64) -> Contents {
             ending: AtomicBool::new(false),
             reloaded: Mutex::new(None),
         });
-        if timeout(HORIZON, live(&world, [accepted, accepted_http], dice)).await.is_err() {
-            world.log.violation("the world never ends");
+        if timeout(HORIZON, live(&scenario, [accepted, accepted_http], random)).await.is_err() {
+            scenario.log.violation("the scenario never ends");
         }
-        world.log.take()
+        scenario.log.take()
     })
 }
 
-async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut dice: Dice) {
-    let World { plan, log, .. } = &**world;
+async fn live(scenario: &Arc<Scenario>, accepted: [mpsc::Receiver<Accepted>; 2], mut random: Random) {
+    let Scenario { plan, log, .. } = &**scenario;
     let faults = Arc::new(Faults::default());
-    let model = SimModel::new(plan.memory, plan.refusals, dice.split(), Arc::clone(&faults));
+    let refuses = refuses(plan.refusals, Mutex::new(random.split()), Arc::clone(&faults));
+    let model = Toy::paged("sim", MAX_SYMBOLS, plan.memory, PAGE_SYMBOLS, refuses);
     let audit = Arc::new(Audit { accepted: AtomicUsize::new(0), finished: AtomicUsize::new(0) });
-    let models = [Arc::clone(&model) as Arc<dyn Model>, Arc::clone(&world.reader) as Arc<dyn Model>];
+    let models = [Arc::clone(&model) as Arc<dyn Model>, Arc::clone(&scenario.reader) as Arc<dyn Model>];
     let mut workers = JoinSet::new();
     let engines = models.map(|model| {
         let (engine, worker) = Handle::with_task(model, plan.limits, Arc::clone(&audit) as Arc<dyn Observer>);
         // calibration is disabled; deciding it now keeps the server from starting a thread for it
         let _ = engine.calibrate(Duration::ZERO, || std::ops::ControlFlow::Continue(()));
-        workers.spawn(work(worker, plan.step, plan.stalls, Arc::clone(&faults), dice.split()));
+        workers.spawn(work(worker, plan.step, plan.stalls, Arc::clone(&faults), random.split()));
         engine
     });
     let (stop, stopped) = oneshot::channel();
@@ -121,33 +131,33 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
     let parts = ServerParts { http: Some(http), force_shutdown: force_shutdown.clone(), ..served.into() };
     let server = run::run(grpc, parts, shutdown, plan.transport.clone());
     let server = tokio::spawn(server);
-    let signal = tokio::spawn(signal(Arc::clone(world), stop, force_shutdown));
+    let signal = tokio::spawn(signal(Arc::clone(scenario), stop, force_shutdown));
     if let Some(after) = plan.reload {
-        tokio::spawn(reload(Arc::clone(world), after));
+        tokio::spawn(reload(Arc::clone(scenario), after));
     }
     if let Some(after) = plan.breaks {
-        let faults = Arc::clone(&faults);
+        let model = Arc::clone(&model);
         tokio::spawn(async move {
             sleep(after).await;
-            faults.break_worker.store(true, Relaxed);
+            model.break_worker(true);
         });
     }
-    run_clients(world, &mut dice).await;
+    run_clients(scenario, &mut random).await;
     sleep(SETTLED).await;
-    faults.break_worker.store(false, Relaxed);
+    model.break_worker(false);
     faults.calm.store(true, Relaxed);
-    check_gauges(world, &engines, &audit);
+    check_gauges(scenario, &engines, &audit);
     if engines.iter().any(|engine| engine.phase() == Phase::Broken) {
         log.violation("a worker has not recovered from its panics");
     }
     if plan.shutdown.is_none() {
-        probe(world, dice.split()).await;
+        probe(scenario, random.split()).await;
         sleep(SETTLED).await;
-        check_gauges(world, &engines, &audit);
+        check_gauges(scenario, &engines, &audit);
     }
-    world.served.cancel();
+    scenario.served.cancel();
     log.line("the clients are gone");
-    world.ending.store(true, SeqCst);
+    scenario.ending.store(true, SeqCst);
     // an error means that the signal was sent before
     if plan.shutdown.is_none() {
         signal.abort();
@@ -162,86 +172,86 @@ async fn live(world: &Arc<World>, accepted: [mpsc::Receiver<Accepted>; 2], mut d
             log.violation(format_args!("a worker ended with {ended:?}"));
         }
     }
-    check_leaks(world, &model, &faults).await;
+    check_leaks(scenario, &model, &faults).await;
+}
+
+/// Decides in which symbol steps memory is refused: in `refusals` of 1,000.
+fn refuses(refusals: usize, random: Mutex<Random>, faults: Arc<Faults>) -> impl Fn() -> bool {
+    move || {
+        let is_refused = random.lock().unwrap().between(1, 1000) <= refusals && !faults.calm.load(Relaxed);
+        faults.refusals.fetch_add(usize::from(is_refused), Relaxed);
+        is_refused
+    }
 }
 
 /// Runs the worker. Its steps take up to `step` milliseconds, and stall for seconds in `stalls` of 1,000 cases.
-async fn work(worker: WorkerTask, step: usize, stalls: usize, faults: Arc<Faults>, mut dice: Dice) {
+async fn work(worker: WorkerTask, step: usize, stalls: usize, faults: Arc<Faults>, mut random: Random) {
     let took = move || {
-        let is_stalled = dice.between(1, 1000) <= stalls && !faults.calm.load(Relaxed);
-        Duration::from_millis(if is_stalled { dice.between(1000, 5000) } else { dice.between(1, step) } as u64)
+        let is_stalled = random.between(1, 1000) <= stalls && !faults.calm.load(Relaxed);
+        Duration::from_millis(if is_stalled { random.between(1000, 5000) } else { random.between(1, step) } as u64)
     };
     worker.run(took).await;
 }
 
 /// Sends the shutdown signal when it is planned, and the second one. Without a time, keeps the signal until this task is aborted,
 /// which sends it.
-async fn signal(world: Arc<World>, stop: oneshot::Sender<()>, force: CancellationToken) {
-    match world.plan.shutdown {
+async fn signal(scenario: Arc<Scenario>, stop: oneshot::Sender<()>, force: CancellationToken) {
+    match scenario.plan.shutdown {
         Some(after) => sleep(after).await,
         None => std::future::pending().await,
     }
-    world.ending.store(true, SeqCst);
-    world.log.line("the server gets a signal");
-    world.log.count("signal", 1);
+    scenario.ending.store(true, SeqCst);
+    scenario.log.line("the server gets a signal");
+    scenario.log.count("signal", 1);
     let _ = stop.send(());
-    if let Some(after) = world.plan.second_signal {
+    if let Some(after) = scenario.plan.second_signal {
         sleep(after).await;
-        world.log.line("the server gets a second signal");
-        world.log.count("second signal", 1);
+        scenario.log.line("the server gets a second signal");
+        scenario.log.count("second signal", 1);
         force.cancel();
     }
 }
 
 /// Replaces the API keys of all tenants after the given time.
-async fn reload(world: Arc<World>, after: Duration) {
+async fn reload(scenario: Arc<Scenario>, after: Duration) {
     sleep(after).await;
-    let WorldPlan { tenants, transport, .. } = &world.plan;
+    let ScenarioPlan { tenants, transport, .. } = &scenario.plan;
     transport.access.credentials.replace(credentials(*tenants, KeySet::Second));
-    *world.reloaded.lock().unwrap() = Some(Instant::now());
-    world.log.line("the keys are replaced");
-    world.log.count("reload", 1);
+    *scenario.reloaded.lock().unwrap() = Some(Instant::now());
+    scenario.log.line("the keys are replaced");
+    scenario.log.count("reload", 1);
 }
 
 /// Runs all clients. Those that flood the server end after the others.
-async fn run_clients(world: &Arc<World>, dice: &mut Dice) {
+async fn run_clients(scenario: &Arc<Scenario>, random: &mut Random) {
     let mut others = JoinSet::new();
     let mut floods = JoinSet::new();
-    for (number, plan) in world.plan.clients.iter().enumerate() {
+    for (number, plan) in scenario.plan.clients.iter().enumerate() {
         let group = if plan.floods { &mut floods } else { &mut others };
-        group.spawn(crate::calls::run(Arc::clone(world), plan.clone(), number, dice.split()));
+        group.spawn(crate::calls::run(Arc::clone(scenario), plan.clone(), number, random.split()));
     }
     let check = |ended: Result<(), JoinError>| {
         if let Err(panic) = ended {
-            world.log.violation(format_args!("a client failed: {panic}"));
+            scenario.log.violation(format_args!("a client failed: {panic}"));
         }
     };
     while let Some(ended) = others.join_next().await {
         check(ended);
     }
-    world.served.cancel();
+    scenario.served.cancel();
     while let Some(ended) = floods.join_next().await {
         check(ended);
     }
 }
 
 /// Uses all calls, and all memory of requests, that the server allows a caller, to see that nothing was kept from before.
-async fn probe(world: &Arc<World>, mut dice: Dice) {
-    let plan = &world.plan;
+async fn probe(scenario: &Arc<Scenario>, mut random: Random) {
+    let plan = &scenario.plan;
     let calls = plan.transport.calls.div_ceil(2).min(plan.transport.concurrent_streams as usize);
     let calls = calls.min(plan.limits.queue / 2);
-    let probe = ClientPlan {
-        tenant: 0,
-        start: Duration::ZERO,
-        quality: LinkQuality { latency: 0, buffer: 65_536 },
-        link: Vec::new(),
-        window: 65_535,
-        parallel: true,
-        floods: false,
-        calls: vec![CallPlan::plain(); calls],
-    };
-    let Some((client, link)) = Client::connect(world, &probe, plan.clients.len(), dice.split()).await else {
-        return world.log.violation("no client can connect any more");
+    let probe = ClientPlan::parallel(vec![CallPlan::plain(); calls]);
+    let Some((client, link)) = Client::connect(scenario, &probe, plan.clients.len(), random.split()).await else {
+        return scenario.log.violation("no client can connect any more");
     };
     let mut probes = JoinSet::new();
     for (index, call) in probe.calls.into_iter().enumerate() {
@@ -250,15 +260,15 @@ async fn probe(world: &Arc<World>, mut dice: Dice) {
     }
     while let Some(end) = probes.join_next().await {
         if !matches!(end, Ok(End::Complete)) {
-            world.log.violation(format_args!("a call on the idle server ended with {end:?}"));
+            scenario.log.violation(format_args!("a call on the idle server ended with {end:?}"));
         }
     }
     // Where the memory holds just one such message, a byte that was kept would show.
     if plan.transport.request_memory == plan.transport.message_bytes {
-        world.log.count("full request memory", 1);
+        scenario.log.count("full request memory", 1);
         let refusal = client.longest_message().await;
         if refusal.as_deref() != Some("TOO_LONG") {
-            world.log.violation(format_args!("the memory of requests is not free: {refusal:?}"));
+            scenario.log.violation(format_args!("the memory of requests is not free: {refusal:?}"));
         }
     }
     drop(client);
@@ -266,15 +276,15 @@ async fn probe(world: &Arc<World>, mut dice: Dice) {
     drop(link);
 }
 
-fn check_gauges(world: &World, engines: &[Handle], audit: &Audit) {
-    let log = &world.log;
+fn check_gauges(scenario: &Scenario, engines: &[Handle], audit: &Audit) {
+    let log = &scenario.log;
     let accepted = audit.accepted.load(Relaxed);
     let finished = audit.finished.load(Relaxed);
     if accepted != finished {
         log.violation(format_args!("{accepted} requests were accepted, {finished} ended"));
     }
     // texts are cached for the first, documents for the second
-    let limits = &world.plan.limits;
+    let limits = &scenario.plan.limits;
     for (engine, limit) in engines.iter().zip([limits.cache_bytes, limits.document_bytes]) {
         let load = engine.load();
         if load != (Load { queued: 0, running: 0, bytes: 0 }) {
@@ -290,23 +300,24 @@ fn check_gauges(world: &World, engines: &[Handle], audit: &Audit) {
 }
 
 /// Checks that nothing is left of the server and the engine.
-async fn check_leaks(world: &World, model: &SimModel, faults: &Faults) {
-    let log = &world.log;
+async fn check_leaks(scenario: &Scenario, model: &Toy, faults: &Faults) {
+    let log = &scenario.log;
     sleep(Duration::from_secs(1)).await;
-    if model.in_use() > 0 {
-        log.violation(format_args!("{} bytes of pages leaked", model.in_use()));
+    let leaked = model.memory().in_use;
+    if leaked > 0 {
+        log.violation(format_args!("{leaked} bytes of pages leaked"));
     }
-    if world.reader.alive() > 0 {
-        log.violation(format_args!("{} documents or rows leaked", world.reader.alive()));
+    if scenario.reader.alive() > 0 {
+        log.violation(format_args!("{} documents or rows leaked", scenario.reader.alive()));
     }
-    if world.reader.peak() > world.plan.reader_memory {
-        log.violation(format_args!("documents and rows took {} bytes", world.reader.peak()));
+    if scenario.reader.peak() > scenario.plan.reader_memory {
+        log.violation(format_args!("documents and rows took {} bytes", scenario.reader.peak()));
     }
     let tasks = Runtime::current().metrics().num_alive_tasks();
     if tasks > 0 {
         log.violation(format_args!("{tasks} tasks are left"));
     }
-    let overruns = faults.overruns.load(Relaxed);
+    let overruns = model.overruns();
     if overruns > 0 {
         log.violation(format_args!("the engine needed more memory than there is {overruns} times"));
     }
@@ -314,7 +325,7 @@ async fn check_leaks(world: &World, model: &SimModel, faults: &Faults) {
     log.line("the end");
 }
 
-impl World {
+impl Scenario {
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(SeqCst)
     }

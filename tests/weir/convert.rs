@@ -1,6 +1,10 @@
 //! Conversion of official checkpoints: the fixtures, and malicious files.
 
-use crate::*;
+use crate::{
+    support::{configured, copied, golden_data, read_json},
+    verify::{Tensors, changed_copy},
+    *,
+};
 use proptest::prelude::*;
 use safetensors::Dtype;
 use std::io::Cursor;
@@ -12,10 +16,6 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
 const CASES: &[&str] =
     &["entropy", "fixed_sf2", "fixed_sf3", "fixed_sf4", "gumbel", "unigram", "vanilla", "whitespaces"];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
 
 fn convert(from: &Path, dest: &Path) -> Result<()> {
     convert::convert(Source::DynamicPooling, from, dest, false).map(|_| ())
@@ -39,7 +39,7 @@ fn message(from: &Path) -> String {
 #[test]
 fn every_fixture_is_converted_number_by_number() {
     for case in CASES {
-        let source = golden("dynamic-pooling").join(case);
+        let source = golden_data("dynamic-pooling").join(case);
         let dest = TempDir::new().unwrap();
         convert(&source, dest.path()).unwrap();
         let (config, weights) = read(dest.path());
@@ -72,7 +72,7 @@ fn every_fixture_is_converted_number_by_number() {
 #[test]
 fn the_safetensors_crate_reads_what_is_written() {
     let dest = TempDir::new().unwrap();
-    convert(&golden("dynamic-pooling/unigram"), dest.path()).unwrap();
+    convert(&golden_data("dynamic-pooling/unigram"), dest.path()).unwrap();
     let bytes = fs::read(dest.path().join("model.safetensors")).unwrap();
     let official = SafeTensors::deserialize(&bytes).unwrap();
     let (_, weights) = read(dest.path());
@@ -93,16 +93,16 @@ fn training_checkpoints_convert_like_the_fixture() {
         convert(from, &dest).unwrap();
         (fs::read(dest.join("model.safetensors")).unwrap(), fs::read_to_string(dest.join("config.json")).unwrap())
     };
-    let fixture = convert_to(&golden("dynamic-pooling/unigram"), "fixture");
-    assert_eq!(convert_to(&golden("dynamic-pooling-pt/plain"), "plain"), fixture);
-    assert_eq!(convert_to(&golden("dynamic-pooling-pt/ddp"), "ddp"), fixture);
-    assert_eq!(convert_to(&golden("dynamic-pooling-pt/ddp/checkpoint_last.pt"), "file"), fixture);
+    let fixture = convert_to(&golden_data("dynamic-pooling/unigram"), "fixture");
+    assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/plain"), "plain"), fixture);
+    assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/ddp"), "ddp"), fixture);
+    assert_eq!(convert_to(&golden_data("dynamic-pooling-pt/ddp/checkpoint_last.pt"), "file"), fixture);
 }
 
 #[test]
 fn a_folder_with_files_is_not_overwritten() {
     let dest = TempDir::new().unwrap();
-    let source = golden("dynamic-pooling/vanilla");
+    let source = golden_data("dynamic-pooling/vanilla");
     let forced = || convert::convert(Source::DynamicPooling, &source, dest.path(), true);
     let names = || {
         let mut names: Vec<_> = fs::read_dir(dest.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -127,13 +127,10 @@ fn a_folder_with_files_is_not_overwritten() {
 #[test]
 fn the_source_is_refused_as_destination() {
     let folder = TempDir::new().unwrap();
-    let source = folder.path().join("official");
-    fs::create_dir(&source).unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(golden("dynamic-pooling/vanilla").join(file), source.join(file)).unwrap();
-    }
+    let copy = copied(&golden_data("dynamic-pooling/vanilla"));
+    let source = copy.path().to_owned();
     let before = fs::read(source.join("model.safetensors")).unwrap();
-    let mut paths = vec![source.clone(), source.join("..").join("official")];
+    let mut paths = vec![source.clone(), source.join("..").join(source.file_name().unwrap())];
     #[cfg(unix)]
     {
         let link = folder.path().join("link");
@@ -148,53 +145,42 @@ fn the_source_is_refused_as_destination() {
 }
 
 /// Copies a fixture and changes its arguments.
-fn with_arguments(case: &str, change: impl FnOnce(&mut serde_json::Value)) -> TempDir {
-    let source = golden("dynamic-pooling").join(case);
-    let dir = TempDir::new().unwrap();
-    fs::copy(source.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
-    let mut arguments = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    change(&mut arguments);
-    fs::write(dir.path().join("config.json"), arguments.to_string()).unwrap();
-    dir
+fn with_arguments(case: &str, change: impl FnOnce(&mut Value)) -> TempDir {
+    configured(&golden_data("dynamic-pooling").join(case), change)
 }
 
 #[test]
 fn invalid_arguments_are_named() {
-    let set = |case: &str, key: &str, value: serde_json::Value| {
-        message(with_arguments(case, |arguments| arguments[key] = value).path())
-    };
-    let cases = [
+    for (case, key, value, expected) in [
+        ("unigram", "model_config", json!("[1, (2,), __import__('os')]"), "model_config: expected three layer counts"),
+        ("unigram", "layers", json!([2, 2, 1]), "layers: expected [1, 2, 1], as in model_config"),
+        ("unigram", "boundaries_type", json!("magic"), "boundaries_type: expected none, fixed"),
+        ("fixed_sf2", "fixed_sf", Value::Null, "fixed_sf: expected the segments' length, found nothing"),
+        ("fixed_sf2", "fixed_sf", json!(0), "fixed_sf: expected 1 to"),
+        ("whitespaces", "whitespace_id", json!(3), "whitespace_id: expected the index of \" \" in vocab, found 3"),
+        ("whitespaces", "n_token", json!(28), "vocab: expected 28 symbols (n_token), found 27"),
+        ("unigram", "pre_lnorm", json!(true), "pre_lnorm: expected false"),
+        ("unigram", "d_model", json!(34), ", 34], found shape ["),
+        ("unigram", "d_model", json!(1_u64 << 40), "d_model: expected 1 to"),
+        ("unigram", "n_head", json!(0), "n_head: expected 1 to"),
+        ("unigram", "d_head", json!("8"), "d_head: expected a whole number of at least 0, found \"8\""),
+        ("unigram", "activation_function", json!("swish"), "activation_function: expected"),
+        ("vanilla", "boundaries_type", json!("fixed"), "fixed_sf"),
+        ("unigram", "boundaries_type", json!("none"), "model_config: expected [n, (0,), 0] without boundaries"),
         (
-            set("unigram", "model_config", "[1, (2,), __import__('os')]".into()),
-            "model_config: expected three layer counts",
-        ),
-        (set("unigram", "layers", [2, 2, 1].into()), "layers: expected [1, 2, 1], as in model_config"),
-        (set("unigram", "boundaries_type", "magic".into()), "boundaries_type: expected none, fixed"),
-        (
-            set("fixed_sf2", "fixed_sf", serde_json::Value::Null),
-            "fixed_sf: expected the segments' length, found nothing",
-        ),
-        (set("fixed_sf2", "fixed_sf", 0.into()), "fixed_sf: expected 1 to"),
-        (set("whitespaces", "whitespace_id", 3.into()), "whitespace_id: expected the index of \" \" in vocab, found 3"),
-        (set("whitespaces", "n_token", 28.into()), "vocab: expected 28 symbols (n_token), found 27"),
-        (set("unigram", "pre_lnorm", true.into()), "pre_lnorm: expected false"),
-        (set("unigram", "d_model", 34.into()), ", 34], found shape ["),
-        (set("unigram", "d_model", (1_u64 << 40).into()), "d_model: expected 1 to"),
-        (set("unigram", "n_head", 0.into()), "n_head: expected 1 to"),
-        (set("unigram", "d_head", "8".into()), "d_head: expected a whole number of at least 0, found \"8\""),
-        (set("unigram", "activation_function", "swish".into()), "activation_function: expected"),
-        (set("vanilla", "boundaries_type", "fixed".into()), "fixed_sf"),
-        (set("unigram", "boundaries_type", "none".into()), "model_config: expected [n, (0,), 0] without boundaries"),
-        (
-            set("whitespaces", "boundaries_type", "gumbel".into()),
+            "whitespaces",
+            "boundaries_type",
+            json!("gumbel"),
             "boundary_predictor.boundary_predictor.0.bias: expected a tensor",
         ),
         (
-            set("gumbel", "boundaries_type", "whitespaces".into()),
+            "gumbel",
+            "boundaries_type",
+            json!("whitespaces"),
             "boundary_predictor.boundary_predictor.0.bias: expected no tensor",
         ),
-    ];
-    for (found, expected) in cases {
+    ] {
+        let found = message(with_arguments(case, |arguments| arguments[key] = value).path());
         assert!(found.contains(expected), "{found}\nshould contain: {expected}");
     }
 }
@@ -210,7 +196,7 @@ fn other_vocabularies_keep_their_text_as_it_is() {
 
 /// Returns name and bytes of each file in the archive of a training checkpoint.
 fn entries() -> Vec<(String, Vec<u8>)> {
-    let file = fs::read(golden("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
+    let file = fs::read(golden_data("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
     let mut archive = ZipArchive::new(Cursor::new(file)).unwrap();
     let mut entries = Vec::new();
     for index in 0..archive.len() {
@@ -309,9 +295,14 @@ fn malicious_archives_are_refused() {
 
 #[test]
 fn malicious_pickles_are_refused() {
+    const START: &[u8] = b"\x80\x02";
     const NAMESPACE: &[u8] = b"cargparse\nNamespace\n";
+    const BUILDER: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n";
     const PREDICTOR: &str = "boundary_predictor.boundary_predictor.2.bias";
-    let unknown = "data.pkl byte 17: expected a name that training checkpoints need, found";
+    let name = "expected a name that training checkpoints need, found";
+    let unknown = format!("data.pkl byte 17: {name}");
+    let floats = "r_w_bias: expected floats of 16 or 32 bits, found";
+    let inserted = |code: &[u8]| patched(START, &[START, code].concat());
     let cases = [
         (patched(NAMESPACE, b"cos\nsystem\n"), format!("{unknown} os.system")),
         (patched(NAMESPACE, b"cbuiltins\neval\n"), format!("{unknown} builtins.eval")),
@@ -319,10 +310,23 @@ fn malicious_pickles_are_refused() {
         (patched(NAMESPACE, b"ios\nsystem\n"), format!("{unknown} os.system")),
         (patched(NAMESPACE, b"itorch\nSize\n"), "data.pkl byte 17: expected an instruction that reads data".into()),
         (patched(NAMESPACE, b"K\x00"), "expected a known name and a tuple of arguments".into()),
-        (
-            patched(b"FloatStorage", b"LongStorage"),
-            "r_w_bias: expected floats of 16 or 32 bits, found torch.LongStorage".into(),
-        ),
+        // a call before the dict, as exploits put it
+        (inserted(b"cposix\nsystem\n(X\x04\0\0\0truetR0"), format!("byte 2: {name} posix.system")),
+        (inserted(b"csubprocess\nPopen\n(X\x04\0\0\0truetR0"), format!("{name} subprocess.Popen")),
+        (inserted(b"\x8c\x08builtins\x8c\x04eval\x93(X\x01\0\0\x001tR0"), format!("{name} builtins.eval")),
+        (inserted(b"(X\x04\0\0\0trueios\nsystem\n0"), format!("{name} os.system")),
+        (inserted(b"comegaconf.listconfig\nListConfig\n0"), format!("{name} omegaconf.listconfig.ListConfig")),
+        // instructions that run code without naming it
+        (inserted(b"\x82\x01"), "expected an instruction that reads data, found 0x82".into()),
+        (inserted(b"(ctorch\nSize\no"), "expected an instruction that reads data, found 0x6f".into()),
+        (patched(START, b"cos\nsystem\n"), "expected a pickle (first byte 0x80), found 0x63".into()),
+        // a name in the place of one that is needed; a known one cannot be called in place of a tensor's builder
+        (patched(b"ccollections\nOrderedDict\n", b"cbuiltins\nexec\n"), format!("{name} builtins.exec")),
+        (patched(BUILDER, b"ctorch\nload\n"), format!("{name} torch.load")),
+        (patched(BUILDER, b"cbuiltins\nint\n"), "r_w_bias: expected a tensor".into()),
+        (patched(b"FloatStorage", b"hub.load_state_x"), format!("{name} torch.hub.load_state_x")),
+        (patched(b"FloatStorage", b"LongStorage"), format!("{floats} torch.LongStorage")),
+        (patched(b"FloatStorage", b"DoubleStorage"), format!("{floats} torch.DoubleStorage")),
         // `r_w_bias` has one row more than its storage, repeats one number, or reads beyond the storage's end.
         (patched(b"K\x04K\x08\x86", b"K\x05K\x08\x86"), "r_w_bias: expected a view of a storage of 32 numbers".into()),
         (patched(b"K\x04K\x08\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), "r_w_bias: expected a view".into()),
@@ -352,7 +356,7 @@ fn a_transposed_view_is_put_in_order() {
     fs::write(dir.path().join("x.pt"), archive(&entries, CompressionMethod::Stored)).unwrap();
     convert(&dir.path().join("x.pt"), dest.path()).unwrap();
     let straight = TempDir::new().unwrap();
-    convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
+    convert(&golden_data("dynamic-pooling-pt/plain"), straight.path()).unwrap();
     let bias = |dir: &Path| read(dir).1.take("position.content_bias").unwrap();
     let [turned, straight] = [&dest, &straight].map(|folder| bias(folder.path()));
     for (index, number) in turned.iter().enumerate() {
@@ -366,7 +370,7 @@ fn other_precisions_are_read() {
     let half: Narrow = |x| (half::f16::from_f32(x).to_le_bytes().to_vec(), half::f16::from_f32(x).to_f32());
     let to_bf16: Narrow = |x| (half::bf16::from_f32(x).to_le_bytes().to_vec(), half::bf16::from_f32(x).to_f32());
     let straight = TempDir::new().unwrap();
-    convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
+    convert(&golden_data("dynamic-pooling-pt/plain"), straight.path()).unwrap();
     for (class, narrow) in [("HalfStorage", half), ("BFloat16Storage", to_bf16)] {
         let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         let mut entries = entries();
@@ -400,7 +404,7 @@ fn a_pickle_cut_anywhere_is_an_error() {
 
 #[test]
 fn a_training_checkpoint_cut_anywhere_is_an_error() {
-    let file = fs::read(golden("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
+    let file = fs::read(golden_data("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
     for length in (0..file.len()).step_by(file.len() / 100) {
         message_of(&file[..length]);
     }
@@ -426,7 +430,7 @@ proptest! {
 
     #[test]
     fn bytes_changed_in_an_archive_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
-        let mut file = fs::read(golden("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
+        let mut file = fs::read(golden_data("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
         for (index, byte) in changes {
             let index = index.index(file.len());
             file[index] = byte;
@@ -437,24 +441,12 @@ proptest! {
     }
 }
 
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
-
 /// Copies a fixture and changes its config and tensors.
 fn torchscale_changed(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let source = golden("torchscale").join(case);
-    let dir = TempDir::new().unwrap();
-    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    let bytes = fs::read(source.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let tensors = file.tensors().into_iter();
-    let mut tensors: Tensors =
-        tensors.map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec()))).collect();
-    change(&mut config, &mut tensors);
+    let folder = golden_data("torchscale").join(case);
+    let mut config = read_json(&folder.join("config.json"));
+    let dir = changed_copy(&folder, |tensors| change(&mut config, tensors));
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let views = tensors
-        .iter()
-        .map(|(name, (shape, data))| (name.clone(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
-    fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     dir
 }
 
@@ -477,7 +469,7 @@ fn tensors_are_copied_to_their_names() {
     let dest = converted(&torchscale_changed("xpos_full", |_, _| {})).unwrap();
     let (config, weights) = read(dest.path());
     assert_eq!((config.family.as_str(), config.training_length), ("decoder", 32));
-    let source = fs::read(golden("torchscale/xpos_full/model.safetensors")).unwrap();
+    let source = fs::read(golden_data("torchscale/xpos_full/model.safetensors")).unwrap();
     let official = SafeTensors::deserialize(&source).unwrap();
     let official_tensor = |name: &str| official.tensor(name).unwrap().data().to_vec();
     let converted_tensor =
@@ -503,7 +495,7 @@ fn prefixes_and_buffer_locations_are_optional() {
     let prefixed = torchscale_changed("xpos_full", |_, tensors| {
         *tensors =
             std::mem::take(tensors).into_iter().map(|(name, tensor)| (format!("decoder.{name}"), tensor)).collect();
-        tensors.insert("decoder.version".into(), (vec![1], vec![0; 4]));
+        tensors.insert("decoder.version".into(), (Dtype::F32, vec![1], vec![0; 4]));
     });
     assert_eq!(written(&converted(&prefixed).unwrap()), plain);
     let top = torchscale_changed("xpos_full", |_, tensors| {
@@ -524,7 +516,7 @@ fn a_learned_table_starts_after_the_padding() {
         config["train_length"] = json!(3);
         tensors.remove("self_attn_xpos.scale");
         let rows: Vec<u8> = (0..5 * 32).flat_map(|n| (n as f32).to_le_bytes()).collect();
-        tensors.insert("embed_positions.weight".into(), (vec![5, 32], rows));
+        tensors.insert("embed_positions.weight".into(), (Dtype::F32, vec![5, 32], rows));
     });
     let dest = converted(&learned).unwrap();
     let (_, weights) = read(dest.path());
@@ -543,10 +535,10 @@ fn unsupported_checkpoints_are_refused() {
             config["position"] = "xpos".into();
         }),
         ("xpos_bca_lmexample", "to which it is tied, found other numbers", |_, tensors| {
-            tensors.get_mut("output_projection.weight").unwrap().1[0] ^= 1;
+            tensors.get_mut("output_projection.weight").unwrap().2[0] ^= 1;
         }),
         ("alibi_full", "self_attn_xpos.scale: expected no tensor of this name", |_, tensors| {
-            tensors.insert("self_attn_xpos.scale".into(), (vec![4], vec![0; 16]));
+            tensors.insert("self_attn_xpos.scale".into(), (Dtype::F32, vec![4], vec![0; 16]));
         }),
         ("xpos_full", "layers.1.ffn.fc1.bias: expected a tensor, found none", |_, tensors| {
             tensors.remove("layers.1.ffn.fc1.bias");
@@ -614,7 +606,7 @@ fn fairseq_names_give_the_same_checkpoint() {
         (config["xpos_rel_pos"], config["no_token_positional_embeddings"]) = (false.into(), Value::Null);
         config["tokens_per_sample"] = 7.into();
         tensors.remove("self_attn_xpos.scale");
-        tensors.insert("embed_positions.weight".into(), (vec![9, 32], vec![0; 9 * 32 * 4]));
+        tensors.insert("embed_positions.weight".into(), (Dtype::F32, vec![9, 32], vec![0; 9 * 32 * 4]));
     });
     let (_, config) = written(&converted(&learned).unwrap());
     let config: Value = serde_json::from_str(&config).unwrap();
@@ -624,12 +616,12 @@ fn fairseq_names_give_the_same_checkpoint() {
 #[test]
 fn a_training_checkpoint_equals_its_exported_parts() {
     let dest = TempDir::new().unwrap();
-    let file = golden("torchscale-pt/rope_bca/checkpoint_last.pt");
+    let file = golden_data("torchscale-pt/rope_bca/checkpoint_last.pt");
     for from in [&*file, file.parent().unwrap()] {
         convert::convert(Source::Torchscale, from, dest.path(), true).unwrap();
         assert_eq!(written(&dest), written(&converted(&torchscale_changed("rope_bca", |_, _| {})).unwrap()));
     }
-    let other = golden("dynamic-pooling-pt/plain/checkpoint_last.pt");
+    let other = golden_data("dynamic-pooling-pt/plain/checkpoint_last.pt");
     let error = convert::convert(Source::Torchscale, &other, &dest.path().join("to"), false).unwrap_err().to_string();
     assert!(error.contains("model: expected a dict of tensors, found nothing"), "{error}");
 }

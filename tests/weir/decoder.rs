@@ -2,9 +2,8 @@
 //! operator alone, and receptive fields of windows.
 
 use crate::{
-    command_line::{run_json, weir},
     hourglass::{self, write},
-    support::settings,
+    support::{golden_data, read_json, settings, weir, weir_json},
     *,
 };
 use weir::models::{
@@ -37,7 +36,7 @@ pub(crate) const CASES: [&str; 16] = [
 const LOGITS: f32 = 5e-5;
 
 pub(crate) fn source(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/torchscale").join(case)
+    golden_data("torchscale").join(case)
 }
 
 /// Returns the folder of a converted case. It lives as long as the test run.
@@ -52,7 +51,7 @@ pub(crate) fn converted(case: &str) -> PathBuf {
     ROOT.path().join(case)
 }
 
-pub(crate) fn model(case: &str, dtype: weir_kernels::Dtype) -> Arc<dyn Model> {
+pub(crate) fn model(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
@@ -61,7 +60,7 @@ fn golden(case: &str) -> Golden {
 }
 
 fn golden_config(case: &str) -> Value {
-    serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap()
+    read_json(&source(case).join("config.json"))
 }
 
 #[test]
@@ -91,7 +90,7 @@ fn greedy_text_equals_the_golden_data() {
     let mut cases = 0;
     for case in CASES.into_iter().filter(|case| golden(case).has("greedy.tokens")) {
         let golden = golden(case);
-        let model = model(case, weir_kernels::Dtype::F32);
+        let model = model(case, Dtype::F32);
         let config = golden_config(case);
         let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
         let expected = golden.row_ids("greedy.tokens", 0);
@@ -114,7 +113,7 @@ fn greedy_text_equals_the_golden_data() {
 fn receptive_fields_equal_the_official_ones() {
     for case in CASES {
         let golden = golden(case);
-        let model = model(case, weir_kernels::Dtype::F32);
+        let model = model(case, Dtype::F32);
         let config = golden_config(case);
         let text = &golden.texts("tokens")[0];
         let symbols = model.card().vocabulary.len();
@@ -186,7 +185,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
 #[test]
 fn a_long_stream_holds_only_its_windows() {
     for case in ["xpos_bca", "rope_bca", "alibi_bca", "xpos_sliding"] {
-        for dtype in weir_kernels::Dtype::ALL {
+        for dtype in Dtype::ALL {
             let model = model(case, dtype);
             let symbols = model.card().vocabulary.len() as u32;
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -215,7 +214,7 @@ fn a_long_stream_holds_only_its_windows() {
 /// Returns decoders and hourglasses with moving windows.
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
-    let official = cases.into_iter().map(|case| (case.to_string(), model(case, weir_kernels::Dtype::F32)));
+    let official = cases.into_iter().map(|case| (case.to_string(), model(case, Dtype::F32)));
     let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
     assert_eq!(all.len(), 10);
@@ -303,7 +302,7 @@ fn a_long_generation_uses_constant_memory() {
 /// beyond the receptive field.
 #[test]
 fn logits_depend_only_on_the_receptive_field() {
-    let model = model("xpos_bca", weir_kernels::Dtype::F32);
+    let model = model("xpos_bca", Dtype::F32);
     let text = &golden("xpos_bca").texts("tokens")[0];
     let symbols = model.card().vocabulary.len();
     let complete = full(&*model, text, &BoundaryOptions::default()).0;
@@ -320,7 +319,7 @@ fn every_layer_equals_the_golden_data() {
     let mut compared = 0;
     for case in CASES {
         let golden = golden(case);
-        let model = model(case, weir_kernels::Dtype::F32);
+        let model = model(case, Dtype::F32);
         for (row, text) in golden.texts("tokens").iter().enumerate() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -448,19 +447,19 @@ fn model_folder(case: &str) -> String {
 fn bits_by_length_equal_those_of_windows() {
     let model = model_folder("xpos_bca");
     let ids = ids(301);
-    let scored = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]);
+    let scored = weir_json(&["score", "--json", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]);
     let entries = scored["lengths"].as_array().unwrap();
     assert_eq!(entries.len(), 4);
     for entry in entries {
         let length = entry["length"].as_u64().unwrap();
         let windows = format!("{length},{length}");
-        let windowed = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
+        let windowed = weir_json(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
         assert_eq!(entry["bits_per_char"], windowed["bits_per_char"], "{length}");
         // Each length scores the same symbols.
         assert_eq!((&entry["scored"], &entry["pieces"]), (&300.into(), &windowed["windows"]));
         assert_eq!(entry["extrapolates"], length > 32);
     }
-    let table = weir(&[], &["score", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]).unwrap();
+    let table = weir(&["score", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]).unwrap();
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["length", "16", "32", "100", "300"]);
     assert_eq!(lines[1][3..], ["inter", "inter", "extra", "extra"]);
@@ -475,7 +474,7 @@ fn lengths_out_of_range_are_rejected() {
         let model = model_folder(case);
         let ids = ids(1_300);
         let args = [&["score", "--model", &model, "--ids", &ids, "--lengths", lengths], more].concat();
-        weir(&[], &args).unwrap_err()
+        weir(&args).unwrap_err()
     };
     assert!(rejection("xpos_bca", "1300", &[]).contains("at most 1299"));
     // The scale of xPos without a window, B = 16, leaves the range of f32.
@@ -511,11 +510,11 @@ fn the_maximum_length_follows_from_scheme_and_window() {
     }
     let learned = shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
-    let long = weir(&[], &["score", "--model", &model_folder("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
+    let long = weir(&["score", "--model", &model_folder("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
     let expected = "expected at most 1115 characters (without a window, xpos's scale of keys further off leaves f32's range), found 1116";
     assert!(long.contains(expected), "{long}");
     // A requested limit is not explained by the model.
-    let short = weir(&[], &["score", "--model", &model_folder("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
+    let short = weir(&["score", "--model", &model_folder("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
     let short = short.unwrap_err();
     assert!(short.contains("expected at most 9 characters, found 10"), "{short}");
 }
@@ -523,7 +522,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
 /// Logits stay finite up to the last symbol that xPos without a window accepts.
 #[test]
 fn the_longest_text_has_finite_logits() {
-    for dtype in weir_kernels::Dtype::ALL {
+    for dtype in Dtype::ALL {
         let model = model("xpos_full_base16", dtype);
         let text = Dice::new(2).text(1115, 56);
         let (logits, _) = crate::support::full(&*model, &text, &Default::default());
@@ -534,11 +533,11 @@ fn the_longest_text_has_finite_logits() {
 #[test]
 fn inspect_reports_the_resolution() {
     let text = ids(100);
-    let inspected = run_json(&["inspect", &model_folder("xpos_bca"), "--json", "--resolution-ids", &text]);
+    let inspected = weir_json(&["inspect", &model_folder("xpos_bca"), "--json", "--resolution-ids", &text]);
     let resolution = &inspected["resolution"];
     // With blocks of 16, a query reads itself and at most 31 symbols before it.
     assert_eq!((resolution["distances"].as_u64(), resolution["layers"].as_array().unwrap().len()), (Some(32), 2));
-    let printed = weir(&[], &["inspect", &model_folder("xpos_bca"), "--resolution-ids", &text]).unwrap();
+    let printed = weir(&["inspect", &model_folder("xpos_bca"), "--resolution-ids", &text]).unwrap();
     assert!(
         printed.contains(&format!("resolution       {:.4} over 32", resolution["all"].as_f64().unwrap())),
         "{printed}"
@@ -547,23 +546,22 @@ fn inspect_reports_the_resolution() {
     let file = dir.path().join("text");
     fs::write(&file, "a be é").unwrap();
     let shape = folder("xpos, full").to_str().unwrap();
-    let by_file = run_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
-    assert_eq!(by_file["resolution"], run_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
+    let by_file = weir_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
+    assert_eq!(by_file["resolution"], weir_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
     assert_eq!(by_file["resolution"]["distances"], 6);
     let pooled = crate::support::converted("whitespaces");
-    let error = weir(&[], &["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
+    let error = weir(&["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
     assert!(
         error.contains("model: expected one that is of the family decoder (for attention resolution), found "),
         "{error}"
     );
-    assert!(weir(&[], &["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
+    assert!(weir(&["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
 }
 
-/// Returns the error for a changed architecture.
-fn refusal(change: &dyn Fn(&mut Value)) -> String {
-    let mut config: Value =
-        serde_json::from_slice(&fs::read(folder("xpos, blocks of 32").join("config.json")).unwrap()).unwrap();
-    change(&mut config["architecture"]);
+/// Returns the error for other values of keys of an architecture.
+fn refusal(changes: &[(&str, Value)]) -> String {
+    let mut config = read_json(&folder("xpos, blocks of 32").join("config.json"));
+    changes.iter().for_each(|(key, value)| config["architecture"][*key] = value.clone());
     let file = Path::new("config.json");
     let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
     match blueprint(&config, file) {
@@ -574,49 +572,35 @@ fn refusal(change: &dyn Fn(&mut Value)) -> String {
 
 #[test]
 fn incompatible_parts_are_rejected_with_the_rule() {
-    let set = |key: &'static str, value: Value| move |a: &mut Value| a[key] = value.clone();
-    let position = |value: Value| set("position", value);
-    let window = |value: Value| set("window", value);
-    let cases: [(&dyn Fn(&mut Value), &str); 17] = [
-        (&set("head_dim", 7.into()), "architecture.head_dim: an even number: this position scheme turns pairs"),
-        (&window(json!({"blockwise": {"length": 7}})), "architecture.window.blockwise.length: an even number from 2"),
-        (&window(json!({"blockwise": {"length": 0}})), "architecture.window.blockwise.length: an even number from 2"),
-        (&window(json!({"sliding": {"keys": 0}})), "architecture.window.sliding.keys: 1 to"),
-        (&window(json!({"sliding": {"keys": 1 << 20}})), "architecture.window: at most"),
-        (&window(json!({"sliding": {"keys": 5, "length": 6}})), "architecture.window.sliding"),
-        (&window(json!("circular")), "architecture.window"),
-        (&position(json!({"xpos": {"scale_base": 0}})), "architecture.position.xpos.scale_base: 1 to"),
-        (&position(json!({"xpos": {}})), "architecture.position.xpos"),
-        (&position(json!("xpos")), "architecture.position"),
-        (&position(json!({"buckets": {"count": 7, "max_distance": 50}})), "architecture.position.buckets.count"),
+    let buckets = |count: usize, max: usize| json!({"buckets": {"count": count, "max_distance": max}});
+    let large = json!(1 << 20);
+    let cases: &[(&[(&str, Value)], &str)] = &[
+        (&[("head_dim", json!(7))], "head_dim: an even number: this position scheme turns pairs"),
+        (&[("window", json!({"blockwise": {"length": 7}}))], "window.blockwise.length: an even number from 2"),
+        (&[("window", json!({"blockwise": {"length": 0}}))], "window.blockwise.length: an even number from 2"),
+        (&[("window", json!({"sliding": {"keys": 0}}))], "window.sliding.keys: 1 to"),
+        (&[("window", json!({"sliding": {"keys": 1 << 20}}))], "window: at most"),
+        (&[("window", json!({"sliding": {"keys": 5, "length": 6}}))], "window.sliding"),
+        (&[("window", json!("circular"))], "window"),
+        (&[("position", json!({"xpos": {"scale_base": 0}}))], "position.xpos.scale_base: 1 to"),
+        (&[("position", json!({"xpos": {}}))], "position.xpos"),
+        (&[("position", json!("xpos"))], "position"),
+        (&[("position", buckets(7, 50))], "position.buckets.count"),
+        (&[("position", buckets(8, 4))], "position.buckets.max_distance: 5 to"),
+        (&[("position", json!({"learned": {"positions": 0}}))], "position.learned.positions: 1 to"),
+        (&[("layers", json!(0))], "layers: 1 to"),
+        (&[("layer_norm_eps", json!(0))], "layer_norm_eps: above 0"),
+        (&[("pooling", json!("mean"))], "pooling"),
+        (&[("sub_norms", json!(1))], "sub_norms"),
+        (&[("dim", json!(21)), ("position", json!("sinusoidal"))], "dim: an even number"),
+        (&[("dim", large.clone()), ("layers", json!(1024)), ("feed_forward", large)], "dim: at most"),
         (
-            &position(json!({"buckets": {"count": 8, "max_distance": 4}})),
-            "architecture.position.buckets.max_distance: 5 to",
+            &[("heads", json!(64)), ("position", buckets(8, 1 << 20))],
+            "position.buckets.max_distance: a table of at most 67108864",
         ),
-        (&position(json!({"learned": {"positions": 0}})), "architecture.position.learned.positions: 1 to"),
-        (&set("layers", 0.into()), "architecture.layers: 1 to"),
-        (&set("layer_norm_eps", 0.into()), "architecture.layer_norm_eps: above 0"),
-        (&set("pooling", "mean".into()), "architecture.pooling"),
-        (&set("sub_norms", 1.into()), "architecture.sub_norms"),
     ];
-    for (change, expected) in cases {
-        let message = refusal(change);
-        assert!(message.contains(expected), "{message}");
+    for (changes, expected) in cases {
+        let message = refusal(changes);
+        assert!(message.contains(&format!("architecture.{expected}")), "{message}");
     }
-    let odd_heads = |a: &mut Value| {
-        a["dim"] = 21.into();
-        a["position"] = "sinusoidal".into();
-    };
-    assert!(refusal(&odd_heads).contains("architecture.dim: an even number"));
-    let huge_scale = |a: &mut Value| {
-        a["dim"] = (1 << 20).into();
-        a["layers"] = 1024.into();
-        a["feed_forward"] = (1 << 20).into();
-    };
-    assert!(refusal(&huge_scale).contains("architecture.dim: at most"));
-    let huge_tables = |a: &mut Value| {
-        a["heads"] = 64.into();
-        a["position"] = json!({"buckets": {"count": 8, "max_distance": 1 << 20}});
-    };
-    assert!(refusal(&huge_tables).contains("architecture.position.buckets.max_distance: a table of at most 67108864"));
 }

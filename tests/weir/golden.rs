@@ -1,7 +1,7 @@
 //! Golden data of the official code for each fixture: logits, boundaries, and the output of every stage.
 
 use crate::{
-    support::{golden, settings},
+    support::{golden, read_json, settings},
     *,
 };
 use safetensors::Dtype;
@@ -91,11 +91,16 @@ fn bits(marks: &[SymbolBoundary]) -> Vec<f32> {
 fn logits_and_boundaries_equal_the_golden_data() {
     for case in CASES {
         let golden = Golden::read(case);
-        let model = fixture(case);
-        for (row, ids) in golden.texts("ids").iter().enumerate() {
-            let (logits, marks) = full(&*model, ids, &BoundaryOptions::default());
+        let models = Isa::all().into_iter().map(|isa| load(&converted(case), &Settings { isa, ..settings() }).unwrap());
+        let all = models.flat_map(|model| (0..golden.shape("ids")[0]).map(move |row| (model.clone(), row)));
+        for (model, row) in all {
+            let ids = golden.row_ids("ids", row);
+            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
             let max_error = difference(&logits, golden.row("logits", row));
             assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
+            assert_eq!(stepped, logits, "{case} row {row}: single steps differ from one pass");
             if golden.has("boundaries") {
                 assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
             } else {
@@ -107,23 +112,6 @@ fn logits_and_boundaries_equal_the_golden_data() {
                     assert!((mark.probability.unwrap() - expected).abs() < 1e-5, "{case}");
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn the_portable_kernels_agree_with_the_golden_data() {
-    for case in CASES {
-        let portable = Settings { isa: Isa::portable(), ..settings() };
-        let golden = Golden::read(case);
-        let model = load(&converted(case), &portable).unwrap();
-        for (row, ids) in golden.texts("ids").iter().enumerate() {
-            let (logits, _) = full(&*model, ids, &BoundaryOptions::default());
-            let max_error = difference(&logits, golden.row("logits", row));
-            assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
-            let mut alone = Alone::new(&*model, BoundaryOptions::default());
-            let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
-            assert_eq!(stepped, logits, "{case} row {row}: single steps differ from one pass");
         }
     }
 }
@@ -285,8 +273,7 @@ fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
 fn windowed_evaluation_equals_the_official_figures() {
     for case in CASES {
         let model = fixture(case);
-        let eval: serde_json::Value =
-            serde_json::from_slice(&fs::read(golden(case).join("eval.json")).unwrap()).unwrap();
+        let eval = read_json(&golden(case).join("eval.json"));
         let number = |key: &str| eval[key].as_u64().unwrap() as usize;
         let rows = number("bsz");
         let stride = number("eval_tgt_len");

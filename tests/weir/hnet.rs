@@ -1,16 +1,18 @@
 //! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
 
 use crate::{
-    support::{HNET_CASES, hnet_golden, settings},
+    support::{
+        HNET_CASES, config_error, configured, copied, golden_data, hnet_golden, published_shape, settings, weir,
+        weir_json,
+    },
     *,
 };
-use std::{io::Cursor, ops::ControlFlow};
+use std::ops::ControlFlow;
 use weir::{
     engine::calibration::measure,
     models::{contract::levels, convert::convert, load::init},
     report::sample::Sample,
 };
-use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
 /// Largest difference between logits, relative to the largest logit of the text.
 const LOGITS: f32 = 5e-5;
@@ -146,12 +148,6 @@ fn measured_steps_begin_a_chunk_or_none() {
     }
 }
 
-fn weir(args: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn folder(case: &str) -> String {
     hnet_converted(case).to_str().unwrap().to_owned()
 }
@@ -171,7 +167,7 @@ fn scores_list_the_boundaries_of_every_level() {
             for mode in ["full", "incremental", "chunked"] {
                 let args =
                     ["score", "--json", "--model", &folder(case), "--ids", &list, "--mode", mode, "--chunk", "9"];
-                let output: Value = serde_json::from_str(&weir(&args)).unwrap();
+                let output = weir_json(&args);
                 assert_eq!(output["boundaries"], json!(level(0).unwrap()), "{case}, {text}, {mode}");
                 let levels: Vec<_> = (0..).map_while(level).collect();
                 let expected = if levels.len() > 1 { json!(levels) } else { Value::Null };
@@ -186,7 +182,7 @@ fn scores_list_the_boundaries_of_every_level() {
 fn segments_begin_with_their_boundary() {
     let model = folder("two_stage");
     let text = "Chunks begin where bytes differ: été.";
-    let output: Value = serde_json::from_str(&weir(&["segment", "--json", "--model", &model, "--text", text])).unwrap();
+    let output = weir_json(&["segment", "--json", "--model", &model, "--text", text]);
     let levels = output["boundary_levels"].as_array().unwrap();
     let boundaries: Vec<u64> = levels[0].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
     // the start mark is a symbol, but has no place in the text
@@ -203,7 +199,7 @@ fn segments_begin_with_their_boundary() {
     let parts: Vec<_> = places.map(String::from_utf8_lossy).collect();
     assert_eq!(segments.iter().map(|segment| segment["text"].as_str().unwrap()).collect::<Vec<_>>(), parts);
     assert_eq!(levels[1].as_array().unwrap().len(), starts.len());
-    let shown = weir(&["segment", "--model", &model, "--text", text]);
+    let shown = weir(&["segment", "--model", &model, "--text", text]).unwrap();
     let bars = shown.lines().next().unwrap().matches('│').count();
     let deeper = levels[1].as_array().unwrap().iter().filter(|bit| **bit == 1).count();
     // the first chunk has no bar before it
@@ -216,9 +212,9 @@ fn a_text_gets_a_start_mark_that_is_not_shown() {
     let args = |prompt| {
         ["generate", "--json", "--model", &model, "--max-chars", "5", "--temperature", "0", "--prompt", prompt]
     };
-    let output: Value = serde_json::from_str(&weir(&args("ab"))).unwrap();
+    let output = weir_json(&args("ab"));
     assert_eq!(output["usage"]["prompt_chars"], 3, "{output}");
-    let empty: Value = serde_json::from_str(&weir(&args(""))).unwrap();
+    let empty = weir_json(&args(""));
     assert_eq!(empty["usage"]["prompt_chars"], 1, "{empty}");
 }
 
@@ -228,11 +224,11 @@ fn levels_are_counted_in_generations_and_benchmarks() {
     let model = folder("two_stage");
     let args =
         ["generate", "--json", "--model", &model, "--max-chars", "30", "--seed", "4", "--ignore-eos", "--prompt"];
-    let output: Value = serde_json::from_str(&weir(&[&args[..], &["levels of chunks"]].concat())).unwrap();
+    let output = weir_json(&[&args[..], &["levels of chunks"]].concat());
     let ids = output["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
     let all: Vec<u64> = std::iter::once(254).chain(b"levels of chunks".iter().map(|&b| b.into())).chain(ids).collect();
     let list = all.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    let score: Value = serde_json::from_str(&weir(&["score", "--json", "--model", &model, "--ids", &list])).unwrap();
+    let score = weir_json(&["score", "--json", "--model", &model, "--ids", &list]);
     let levels = output["levels"].as_array().unwrap();
     assert_eq!(levels.len(), 2, "{output}");
     assert_eq!(levels[0]["middle_steps"], output["timing"]["middle_steps"]);
@@ -248,11 +244,11 @@ fn levels_are_counted_in_generations_and_benchmarks() {
     // a model with one level has no list
     let one = folder("one_stage");
     let args = ["generate", "--json", "--model", &one, "--max-chars", "3", "--prompt", "levels"];
-    assert_eq!(serde_json::from_str::<Value>(&weir(&args)).unwrap()["levels"], Value::Null);
+    assert_eq!(weir_json(&args)["levels"], Value::Null);
     let args =
         ["bench", "decode", "--json", "--batch", "1", "--context", "8", "--steps", "150", "--threads", "1", "--model"];
     for (model, count) in [(&model, 2), (&one, 0)] {
-        let output: Value = serde_json::from_str(&weir(&[&args[..], &[model]].concat())).unwrap();
+        let output = weir_json(&[&args[..], &[model]].concat());
         let levels = output[0]["levels"].as_array().map_or(&[][..], Vec::as_slice);
         assert_eq!(levels.len(), count, "{output}");
         if let [outer, inner] = levels {
@@ -267,91 +263,79 @@ fn levels_are_counted_in_generations_and_benchmarks() {
 
 #[test]
 fn a_torch_file_gives_the_weights_of_safetensors() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
     let to = TempDir::new().unwrap();
-    let written = convert(Source::Hnet, &folder, to.path(), false).unwrap();
+    let written = convert(Source::Hnet, &golden_data("hnet-pt/two_stage"), to.path(), false).unwrap();
     let bytes = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
     assert_eq!(bytes(to.path()), bytes(&hnet_converted("two_stage")));
     assert!(written.parameters > 0 && written.shape.contains("2 levels"), "{}", written.shape);
 }
 
-/// Converts a fixture with a changed configuration and returns the error.
-fn refused(case: &str, change: impl Fn(&mut Value)) -> String {
-    let from = TempDir::new().unwrap();
-    let source = hnet_golden(case);
-    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    change(&mut config);
-    fs::write(from.path().join("config.json"), config.to_string()).unwrap();
-    fs::copy(source.join("model.safetensors"), from.path().join("model.safetensors")).unwrap();
-    let to = from.path().join("to");
-    let message = convert(Source::Hnet, from.path(), &to, false).unwrap_err().to_string();
-    assert!(!to.join("config.json").exists(), "{message}");
-    message.replace(&*from.path().to_string_lossy(), "SRC")
+/// Returns the error of converting a folder, without its path.
+fn refusal(from: &Path) -> String {
+    let to = TempDir::new().unwrap();
+    let message = convert(Source::Hnet, from, &to.path().join("to"), false).unwrap_err().to_string();
+    assert!(!to.path().join("to/config.json").exists(), "{message}");
+    message.replace(&format!("{}/", from.display()), "")
+}
+
+/// Returns the error for a fixture with another value of a key.
+fn refused(case: &str, key: &str, value: &str) -> String {
+    let value = serde_json::from_str(value).unwrap();
+    refusal(configured(&hnet_golden(case), |config| *config.pointer_mut(key).unwrap() = value).path())
 }
 
 #[test]
 fn configurations_out_of_bounds_are_refused_by_key() {
-    let cases: [(fn(&mut Value), &str); 15] = [
-        (|config| config["arch_layout"] = json!(["m2", "T2", "m2"]), "config.json: arch_layout: expected [encoder"),
-        (|config| config["arch_layout"] = json!(["m2", ["x2"], "m2"]), "arch_layout[1][0]: expected letters of mMtT"),
-        (|config| config["arch_layout"] = json!(["T2"]), "d_model: expected 1 numbers, one for each stage"),
+    for (key, value, expected) in [
+        ("/arch_layout", r#"["m2", "T2", "m2"]"#, "config.json: arch_layout: expected [encoder"),
+        ("/arch_layout", r#"["m2", ["x2"], "m2"]"#, "arch_layout[1][0]: expected letters of mMtT"),
+        ("/arch_layout", r#"["T2"]"#, "d_model: expected 1 numbers, one for each stage"),
         (
-            |config| config["arch_layout"] = json!(["m2", ["m2", ["T2"], "m2"], "m2"]),
+            "/arch_layout",
+            r#"["m2", ["m2", ["T2"], "m2"], "m2"]"#,
             "d_model: expected 3 numbers, one for each stage of arch_layout, found 2 numbers",
         ),
-        (|config| config["d_model"] = json!([64, 32]), "d_model[1]: expected at least 64"),
-        (|config| config["d_model"] = json!([16, 32]), "ssm_cfg.expand[0]: expected expand · d_model divisible by 64"),
-        (|config| config["d_intermediate"] = json!([0, 0]), "d_intermediate[1]: expected 1 to"),
         (
-            |config| config["attn_cfg"]["num_heads"] = json!([2, 3]),
-            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 3",
-        ),
-        (
-            |config| config["attn_cfg"]["rotary_emb_dim"] = json!([16, 18]),
-            "attn_cfg.rotary_emb_dim[1]: expected an even",
-        ),
-        (
-            |config| config["attn_cfg"]["window_size"] = json!([1023, -2]),
-            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found -2",
-        ),
-        (|config| config["ssm_cfg"]["d_conv"] = json!(0), "ssm_cfg.d_conv[0]: expected 1 to 64, found 0"),
-        (|config| config["ssm_cfg"]["d_ssm"] = json!(0), "ssm_cfg.d_ssm: expected one of"),
-        (|config| config["vocab_size"] = json!(257), "vocab_size: expected 256, the byte values, found 257"),
-        (|config| config["tie_embeddings"] = json!(true), "lm_head.weight: expected the numbers of embeddings.weight"),
-        (
-            |config| config["arch_layout"] = json!(["m2", ["T3"], "m2"]),
+            "/arch_layout",
+            r#"["m2", ["T3"], "m2"]"#,
             "backbone.main_network.main_network.layers.2.mixer.Wqkv.weight: expected a tensor, found none (5 more",
         ),
-    ];
-    for (change, expected) in cases {
-        let message = refused("one_stage", change);
+        ("/arch_layout", r#"["m1", ["T2"], "m2"]"#, "backbone.encoder.layers.1"),
+        ("/d_model", "[64, 32]", "d_model[1]: expected at least 64"),
+        ("/d_model", "[16, 32]", "ssm_cfg.expand[0]: expected expand · d_model divisible by 64"),
+        ("/d_intermediate", "[0, 0]", "d_intermediate[1]: expected 1 to"),
+        ("/attn_cfg/num_heads", "[2, 3]", "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 3"),
+        ("/attn_cfg/rotary_emb_dim", "[16, 18]", "attn_cfg.rotary_emb_dim[1]: expected an even"),
+        (
+            "/attn_cfg/window_size",
+            "[1023, -2]",
+            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found -2",
+        ),
+        ("/ssm_cfg/d_conv", "0", "ssm_cfg.d_conv[0]: expected 1 to 64, found 0"),
+        ("/ssm_cfg/d_state", "32", "expected shape"),
+        ("/ssm_cfg", r#"{"d_ssm": 0}"#, "ssm_cfg.d_ssm: expected one of"),
+        ("/vocab_size", "257", "vocab_size: expected 256, the byte values, found 257"),
+        ("/tie_embeddings", "true", "lm_head.weight: expected the numbers of embeddings.weight"),
+    ] {
+        let message = refused("one_stage", key, value);
         assert!(message.contains(expected), "{message}\n{expected}");
     }
-    let superfluous = refused("one_stage", |config| config["arch_layout"] = json!(["m1", ["T2"], "m2"]));
-    assert!(superfluous.contains("backbone.encoder.layers.1") && superfluous.contains("found one"), "{superfluous}");
-    let shape = refused("one_stage", |config| config["ssm_cfg"]["d_state"] = json!(32));
-    assert!(shape.contains("expected shape"), "{shape}");
 }
 
 #[test]
 fn two_files_of_tensors_are_refused() {
-    let from = TempDir::new().unwrap();
-    let source = hnet_golden("two_stage");
-    for name in ["config.json", "model.safetensors"] {
-        fs::copy(source.join(name), from.path().join(name)).unwrap();
-    }
+    let from = copied(&hnet_golden("two_stage"));
     fs::write(from.path().join("checkpoint.pt"), "no archive").unwrap();
-    let message = convert(Source::Hnet, from.path(), &from.path().join("to"), false).unwrap_err().to_string();
+    let message = refusal(from.path());
     assert!(message.contains("expected model.safetensors, or one .pt file, found both"), "{message}");
     fs::remove_file(from.path().join("model.safetensors")).unwrap();
-    let message = convert(Source::Hnet, from.path(), &from.path().join("to"), false).unwrap_err().to_string();
+    let message = refusal(from.path());
     assert!(message.contains("checkpoint.pt") && message.contains("a zip archive"), "{message}");
 }
 
 /// Returns the mean length of each level's chunks, in units of the level around it, on English.
 fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
-    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
-    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    let mut shape = published_shape("hnet-41m.json");
     shape["architecture"]["stages"] = stages.clone();
     let dir = TempDir::new().unwrap();
     let config = dir.path().join("shape.json");
@@ -362,7 +346,7 @@ fn chunk_lengths(stages: &Value, dtype: Dtype) -> Vec<f64> {
     let symbols = model.card().encode("text", &Sample::text()[..1000]).unwrap();
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
     row.set(&symbols, Want::Nothing);
-    weir::models::contract::advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
+    advance(&*model, std::slice::from_mut(&mut row), &[0], &mut model.scratch()).unwrap();
     let levels = levels(row.decisions.iter().map(|mark| mark.depth));
     let mean = |level: &Vec<u8>| level.len() as f64 / level.iter().filter(|&&bit| bit == 1).count() as f64;
     levels.iter().map(mean).collect()
@@ -393,15 +377,12 @@ fn random_chunks_are_as_long_as_trained_ones() {
 /// Memory and cost depend on a stage's window, and the parameter count on its convolution, even if the stage has no such layer.
 #[test]
 fn keys_that_no_layer_needs_are_bounded() {
-    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
     let refusal = |key: &str, value: Value| {
         let mut outer = stage(1, json!({ "encoder": "", "decoder": "", "state_dim": 0, "expand": 0 }));
         outer[key] = value;
-        let mut shape: Value = serde_json::from_str(&shape).unwrap();
+        let mut shape = published_shape("hnet-41m.json");
         shape["architecture"]["stages"] = json!([outer, stage(2, json!({ "main": "" }))]);
-        let file = Path::new("config.json");
-        let config = Config::parse(shape.to_string().as_bytes(), file).unwrap();
-        blueprint(&config, file).unwrap_err().to_string()
+        config_error(&shape)
     };
     for (key, value, expected) in [
         (
@@ -427,178 +408,11 @@ fn keys_that_no_layer_needs_are_bounded() {
 
 #[test]
 fn an_end_byte_without_a_start_mark_is_refused() {
-    let shape = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hnet-41m.json")).unwrap();
-    let mut shape: Value = serde_json::from_str(&shape).unwrap();
+    let mut shape = published_shape("hnet-41m.json");
     shape["vocabulary"] = json!({ "bytes": true, "end": 3 });
-    let dir = TempDir::new().unwrap();
-    let config = dir.path().join("shape.json");
-    fs::write(&config, shape.to_string()).unwrap();
-    let error = init(&config, &dir.path().join("model"), 5, false).unwrap_err().to_string();
+    let error = config_error(&shape);
     let expected = "vocabulary.start: expected the mark before a text, as there is an `end`, found nothing";
     assert!(error.contains(expected), "{error}");
-}
-
-/// Runs the command on a folder, which it must refuse, and returns its error.
-fn refused_config(from: &Path) -> String {
-    let to = from.join("to");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    command.args(["convert", "--from", "hnet"]).arg(from).arg(&to).env_clear();
-    let output = command.output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && !to.join("config.json").exists(), "{message}");
-    message
-}
-
-/// Replaces the first occurrence of `from`.
-fn patched(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
-    let offset = bytes.windows(from.len()).position(|window| window == from).unwrap();
-    [&bytes[..offset], to, &bytes[offset + from.len()..]].concat()
-}
-
-/// Writes the two-stage fixture with another pickle and returns the error of its conversion.
-fn refused_pickle(change: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
-    let mut archive = ZipArchive::new(Cursor::new(fs::read(source.join("checkpoint.pt")).unwrap())).unwrap();
-    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
-    for index in 0..archive.len() {
-        let mut entry = archive.by_index(index).unwrap();
-        let name = entry.name().unwrap().into_owned();
-        let mut bytes = Vec::new();
-        entry.read_to_end(&mut bytes).unwrap();
-        if name.ends_with("data.pkl") {
-            bytes = change(&bytes);
-        }
-        let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
-        writer.start_file(name, stored).unwrap();
-        writer.write_all(&bytes).unwrap();
-    }
-    let dir = TempDir::new().unwrap();
-    fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
-    fs::write(dir.path().join("checkpoint.pt"), writer.finish().unwrap().into_inner()).unwrap();
-    refused_config(dir.path())
-}
-
-#[test]
-fn a_pickle_with_anything_executable_is_refused_by_name() {
-    const DICT: &[u8] = b"ccollections\nOrderedDict\n";
-    const TENSOR: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n";
-    let at_start = |code: &'static [u8]| move |pickle: &[u8]| [&pickle[..2], code, &pickle[2..]].concat();
-    let unknown = "expected a name that training checkpoints need, found";
-    let replaced = |from: &'static [u8], to: &'static [u8]| move |pickle: &[u8]| patched(pickle, from, to);
-    let cases: [(Box<dyn Fn(&[u8]) -> Vec<u8>>, String); 13] = [
-        // a call before the dict, as exploits put it
-        (Box::new(at_start(b"cos\nsystem\n(X\x04\0\0\0truetR0")), format!("data.pkl byte 2: {unknown} os.system")),
-        (Box::new(at_start(b"cposix\nsystem\n(X\x04\0\0\0truetR0")), format!("{unknown} posix.system")),
-        (Box::new(at_start(b"csubprocess\nPopen\n(X\x04\0\0\0truetR0")), format!("{unknown} subprocess.Popen")),
-        (Box::new(at_start(b"\x8c\x08builtins\x8c\x04eval\x93(X\x01\0\0\x001tR0")), format!("{unknown} builtins.eval")),
-        (Box::new(at_start(b"(X\x04\0\0\0trueios\nsystem\n0")), format!("{unknown} os.system")),
-        // a name in the place of one that is needed
-        (Box::new(replaced(DICT, b"cbuiltins\nexec\n")), format!("data.pkl byte 2: {unknown} builtins.exec")),
-        (Box::new(replaced(TENSOR, b"ctorch\nload\n")), format!("{unknown} torch.load")),
-        (Box::new(replaced(b"BFloat16Storage", b"hub.load_state_x")), format!("{unknown} torch.hub.load_state_x")),
-        (
-            Box::new(at_start(b"comegaconf.listconfig\nListConfig\n0")),
-            format!("{unknown} omegaconf.listconfig.ListConfig"),
-        ),
-        // instructions that run code without naming it
-        (Box::new(at_start(b"\x82\x01")), "expected an instruction that reads data, found 0x82".into()),
-        (Box::new(at_start(b"(ctorch\nSize\no")), "expected an instruction that reads data, found 0x6f".into()),
-        (
-            Box::new(|_| b"cos\nsystem\n(S'true'\ntR.".to_vec()),
-            "expected a pickle (first byte 0x80), found 0x63".into(),
-        ),
-        // a known name cannot be called in place of a tensor's builder
-        (Box::new(replaced(TENSOR, b"cbuiltins\nint\n")), "embeddings.weight: expected a tensor".into()),
-    ];
-    for (change, expected) in cases {
-        let message = refused_pickle(&*change);
-        assert!(message.contains("checkpoint.pt") && message.contains(&expected), "{message}\n{expected}");
-    }
-}
-
-#[test]
-fn a_pickle_with_other_tensors_is_refused_by_key() {
-    let cases: [(&[u8], &[u8], &str); 5] = [
-        (b"lm_head.weight", b"lm_head.wright", "lm_head.weight: expected a tensor, found none"),
-        (b"BFloat16Storage", b"DoubleStorage", "expected floats of 16 or 32 bits, found torch.DoubleStorage"),
-        (b"BFloat16Storage", b"LongStorage", "expected floats of 16 or 32 bits, found torch.LongStorage"),
-        (
-            b"M\x00\x01K\x20\x86",
-            b"M\x80\x00K\x40\x86",
-            "embeddings.weight: expected shape [256, 32], found shape [128, 64]",
-        ),
-        (
-            b"M\x00\x01K\x20\x86",
-            b"M\x01\x01K\x20\x86",
-            "embeddings.weight: expected a view of a storage of 8192 numbers",
-        ),
-    ];
-    for (from, to, expected) in cases {
-        let message = refused_pickle(&|pickle| patched(pickle, from, to));
-        assert!(message.contains("checkpoint.pt") && message.contains(expected), "{message}\n{expected}");
-    }
-}
-
-/// Writes the one-stage fixture with another header of `model.safetensors` and returns the error of its conversion.
-fn refused_header(change: &dyn Fn(&mut serde_json::Map<String, Value>)) -> String {
-    let source = hnet_golden("one_stage");
-    let file = fs::read(source.join("model.safetensors")).unwrap();
-    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-    let mut header = serde_json::from_slice(&file[8..8 + length]).unwrap();
-    change(&mut header);
-    let header = serde_json::to_vec(&header).unwrap();
-    let dir = TempDir::new().unwrap();
-    fs::copy(source.join("config.json"), dir.path().join("config.json")).unwrap();
-    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &file[8 + length..]].concat();
-    fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
-    refused_config(dir.path())
-}
-
-#[test]
-fn safetensors_with_other_tensors_are_refused_by_key() {
-    type Change = fn(&mut serde_json::Map<String, Value>);
-    let cases: [(Change, &[&str]); 4] = [
-        (
-            |header| {
-                let tensor = header.remove("backbone.residual_proj.bias").unwrap();
-                header.insert("backbone.residual_proj.bios".into(), tensor);
-            },
-            &["backbone.residual_proj.bias: expected a tensor, found none"],
-        ),
-        (
-            |header| header["backbone.encoder.layers.0.mixer.D"]["dtype"] = "I32".into(),
-            &["backbone.encoder.layers.0.mixer.D", "expected dtype F32, F16, BF16 or I8, found dtype \"I32\""],
-        ),
-        (
-            |header| header["lm_head.weight"]["dtype"] = "F64".into(),
-            &["lm_head.weight", "expected dtype F32, F16, BF16 or I8, found dtype \"F64\""],
-        ),
-        (
-            |header| {
-                let shape = header["lm_head.weight"]["shape"].as_array_mut().unwrap();
-                shape.reverse();
-            },
-            &["lm_head.weight: expected shape [256, ", "found shape ["],
-        ),
-    ];
-    for (change, expected) in cases {
-        let message = refused_header(&change);
-        assert!(expected.iter().all(|part| message.contains(part)), "{message}\n{expected:?}");
-    }
-}
-
-/// Changes the text of the two-stage fixture's configuration and returns the error of its conversion, without the folder.
-fn refusals_refused_config(change: &dyn Fn(&mut Value) -> Option<String>) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
-    let dir = TempDir::new().unwrap();
-    fs::copy(source.join("checkpoint.pt"), dir.path().join("checkpoint.pt")).unwrap();
-    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    let text = change(&mut config).unwrap_or_else(|| config.to_string());
-    fs::write(dir.path().join("config.json"), text).unwrap();
-    refused_config(dir.path())
-        .replace(&format!("weir: {}/config.json: ", dir.path().display()), "")
-        .trim_end()
-        .to_owned()
 }
 
 /// Messages have the official keys and the words of JSON.
@@ -644,13 +458,10 @@ fn configurations_of_another_form_are_refused_in_official_words() {
         ),
     ];
     for (key, value, expected) in set {
-        let message = refusals_refused_config(&|config| {
-            *config.pointer_mut(key).unwrap() = serde_json::from_str(value).unwrap();
-            None
-        });
-        assert_eq!(message, expected, "{key}: {value}");
+        assert_eq!(refused("two_stage", key, value), format!("config.json: {expected}"), "{key}: {value}");
     }
     let json = "expected valid JSON, found a syntax error (EOF while parsing";
+    let from = copied(&hnet_golden("two_stage"));
     for (text, expected) in [
         ("[]", "the file: expected an object, found a list of 0".to_owned()),
         ("null", "the file: expected an object, found null".into()),
@@ -658,14 +469,14 @@ fn configurations_of_another_form_are_refused_in_official_words() {
         ("{\"ssm_cfg\": {\"d_conv\": 4", format!("ssm_cfg: {json} an object at line 1 column 24)")),
         ("{\"d_model\": [32], \"d_in", format!("the file: {json} a string at line 1 column 23)")),
     ] {
-        assert_eq!(refusals_refused_config(&|_| Some(text.to_owned())), expected, "{text}");
+        fs::write(from.path().join("config.json"), text).unwrap();
+        assert_eq!(refusal(from.path()), format!("config.json: {expected}"), "{text}");
     }
 }
 
 /// The error names the file that is missing, and what the folder has.
 #[test]
 fn sources_without_a_file_are_refused_by_its_name() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet-pt/two_stage");
     let expected =
         "the folder: expected a folder with the official config.json, and model.safetensors or one .pt file, found";
     let cases: [(&[&str], &str, String); 5] = [
@@ -682,27 +493,16 @@ fn sources_without_a_file_are_refused_by_its_name() {
     for (files, source, expected) in cases {
         let dir = TempDir::new().unwrap();
         for file in files {
-            fs::copy(fixture.join(file), dir.path().join(file)).unwrap();
+            fs::copy(golden_data("hnet-pt/two_stage").join(file), dir.path().join(file)).unwrap();
         }
         let to = TempDir::new().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(["convert", "--from", "hnet"]).arg(dir.path().join(source)).arg(to.path().join("to")).env_clear();
-        let output = command.output().unwrap();
-        let message = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && message.trim_end().ends_with(&expected), "{message}\n{expected}");
+        let error = convert(Source::Hnet, &dir.path().join(source), &to.path().join("to"), false).unwrap_err();
+        let message = error.to_string();
+        assert!(message.ends_with(&expected), "{message}\n{expected}");
         assert!(message.contains(&*dir.path().to_string_lossy()) && !message.contains("os error"), "{message}");
     }
-    // a converted checkpoint whose window is no window
-    let dir = TempDir::new().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(hnet_converted("two_stage").join(file), dir.path().join(file)).unwrap();
-    }
-    let file = dir.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    config["architecture"]["stages"][1]["window"] = 0.into();
-    fs::write(&file, config.to_string()).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).arg("inspect").arg(dir.path()).env_clear().output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
+    let no_window = |config: &mut Value| config["architecture"]["stages"][1]["window"] = 0.into();
+    let message = load(configured(&hnet_converted("two_stage"), no_window).path(), &settings()).err().unwrap();
     let expected = "architecture.stages[1].window: expected one of `full`, `blockwise`, `sliding`, found 0";
-    assert!(message.contains(expected), "{message}");
+    assert!(message.to_string().contains(expected), "{message}");
 }

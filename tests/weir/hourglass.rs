@@ -1,11 +1,11 @@
 //! Hourglasses in shapes that the official fixtures lack: d_head ≠ d_model / n_heads, a vocabulary with a newline and non-ASCII
-//! letters whose space is not id 0, ReLU, last-token pooling, and boundaries at a companion's entropy spikes. The tests of
-//! `verify` compare their logits and boundaries with a second implementation; these test companions and text.
+//! letters whose space is not id 0, ReLU, last-token pooling, and boundaries at the entropy spikes of another model. The
+//! tests of `verify` compare their logits and boundaries with a second implementation; these test entropy models and text.
 
 use crate::{
-    command_line::run_json,
     hostile_checkpoints::entries::SMALL_CONFIG,
-    support::{remove_card, settings},
+    support::{config_error, copied, edit_json, golden_data, remove_card, settings, weir, weir_json},
+    verify::{changed_copy, edit_tensors, run},
     *,
 };
 use safetensors::Dtype as Stored;
@@ -20,19 +20,16 @@ fn entropy(x: &[f64]) -> f64 {
     -x.iter().map(|x| (x.exp() / total) * (x.exp() / total).ln()).sum::<f64>()
 }
 
-/// A companion with a shorter training length accepts texts as long as its model's, because a prefill feeds both.
+/// An entropy model with a shorter training length accepts texts as long as its model's, because a prefill feeds both.
 #[test]
-fn a_companion_accepts_the_lengths_of_its_model() {
+fn an_entropy_model_accepts_the_lengths_of_its_model() {
     let root = TempDir::new().unwrap();
     let folder = spikes(root.path(), &config(json!({"pre": 1}), json!({"kind": "none"}), &[]));
-    let file = folder.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    config["training_length"] = json!(2500);
-    fs::write(&file, config.to_string()).unwrap();
+    edit_json(&folder.join("config.json"), |config| config["training_length"] = json!(2500));
     let model = load(&folder, &settings()).unwrap();
     assert_eq!(model.card().max_symbols, 10_000);
     let mut alone = Alone::new(&*model, BoundaryOptions::default());
-    // The limit of the companion alone is 8,192.
+    // The limit of the entropy model alone is 8,192.
     for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
         alone.rows[0].set(chunk, Want::Nothing);
         advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
@@ -40,31 +37,24 @@ fn a_companion_accepts_the_lengths_of_its_model() {
     assert_eq!(alone.rows[0].state.len(), 8_200);
 }
 
-/// Fixed boundaries of a companion count from the start of the whole stream.
+/// Fixed boundaries of an entropy model count from the start of the whole stream.
 #[test]
-fn a_companion_keeps_the_phase_of_the_stream() {
+fn an_entropy_model_keeps_the_phase_of_the_stream() {
     let root = TempDir::new().unwrap();
     let folder = spikes(root.path(), &config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[]));
     let model = load(&folder, &settings()).unwrap();
-    let companion = load(&folder.join("companion"), &settings()).unwrap();
+    let entropy_model = load(&folder.join("companion"), &settings()).unwrap();
     let text = Dice::new(3).text(70, SYMBOLS.len());
     let closes = |offset| {
         let (_, marks) = full(&*model, &text, &BoundaryOptions { offset, ..Default::default() });
         marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>()
     };
-    let (logits, _) = full(&*companion, &text, &BoundaryOptions { offset: 3, ..Default::default() });
+    let (logits, _) = full(&*entropy_model, &text, &BoundaryOptions { offset: 3, ..Default::default() });
     let wide = |logits: &[f32]| logits.iter().map(|&logit| f64::from(logit)).collect::<Vec<_>>();
     let entropies: Vec<f64> = logits.chunks(SYMBOLS.len()).map(|logits| entropy(&wide(logits))).collect();
     let spike = |t: usize| entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before);
     assert_eq!(closes(3), (0..text.len()).map(spike).collect::<Vec<_>>());
     assert_ne!(closes(3), closes(0));
-}
-
-/// Returns the error for a configuration.
-fn refusal(config: &Value) -> String {
-    let file = Path::new("config.json");
-    let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
-    blueprint(&config, file).unwrap_err().to_string()
 }
 
 /// Pooling reads as many outputs as the window keeps, also directly after a rollback to the earliest length that is possible.
@@ -91,12 +81,12 @@ fn hops_reach_as_far_as_the_window() {
         let again = alone.feed(&text[every..]);
         assert!(again.1[0].boundary, "{name}");
         assert_eq!(again, (logits[every * SYMBOLS.len()..].to_vec(), marks[every..].to_vec()), "{name}");
-        let message = refusal(&shape(hops + 1));
+        let message = config_error(&shape(hops + 1));
         let expected = format!("config.json: architecture.pooling.hops: expected at most {hops} (");
         assert!(message.starts_with(&expected) && message.ends_with(&format!("found {}", hops + 1)), "{message}");
     }
     let one_key = [("window", json!({"sliding": {"keys": 1}}))];
-    let message = refusal(&config(three_stacks(), json!({"kind": "fixed", "every": 5}), &one_key));
+    let message = config_error(&config(three_stacks(), json!({"kind": "fixed", "every": 5}), &one_key));
     assert!(message.contains("architecture.window.sliding.keys: expected at least 2 ("), "{message}");
 }
 
@@ -146,37 +136,28 @@ pub(crate) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathB
     let to = root.join(name);
     fs::write(&file, config.to_string()).unwrap();
     load::init(&file, &to, seed, false).unwrap();
-    randomise(&to.join("model.safetensors"), seed);
+    randomise(&to, seed);
     to
 }
 
-/// Replaces the weights of a checkpoint file.
-fn randomise(path: &Path, seed: u64) {
-    remove_card(path.parent().unwrap());
-    let mut bytes = fs::read(path).unwrap();
-    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+/// Replaces the weights of a checkpoint.
+fn randomise(folder: &Path, seed: u64) {
+    remove_card(folder);
     let mut dice = Dice::new(seed);
-    let mut views: Vec<(String, usize, usize)> = {
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let start =
-            |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
-        file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
-    };
-    views.sort(); // the reader's order varies, and the weights must be the same in every run
-    for (name, offset, len) in views {
-        assert!(offset >= header);
-        if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&*name) {
-            continue;
+    edit_tensors(folder, |tensors| {
+        for (name, (.., data)) in tensors {
+            if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&**name) {
+                continue;
+            }
+            let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+            // Weights are larger, so that the predictor's output varies between symbols.
+            let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
+            for number in data.as_chunks_mut().0 {
+                let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
+                *number = value.to_le_bytes();
+            }
         }
-        let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-        // Weights are larger, so that the predictor's output varies between symbols.
-        let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
-        for number in bytes[offset..offset + len].chunks_exact_mut(4) {
-            let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
-            number.copy_from_slice(&value.to_le_bytes());
-        }
-    }
-    fs::write(path, bytes).unwrap();
+    });
 }
 
 /// Returns boundaries after every third ASCII character, so that random bytes and small ids close segments.
@@ -240,12 +221,12 @@ fn folders() -> &'static [(String, PathBuf)] {
     &SHAPES.1
 }
 
-/// Writes a model whose boundaries are the entropy spikes of a companion.
-fn spikes(root: &Path, companion: &Value) -> PathBuf {
-    fs::write(root.join("companion.json"), companion.to_string()).unwrap();
+/// Writes a model whose boundaries are the entropy spikes of another one.
+fn spikes(root: &Path, entropy_model: &Value) -> PathBuf {
+    fs::write(root.join("companion.json"), entropy_model.to_string()).unwrap();
     let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
     let to = write(root, "spikes", &config(three_stacks(), kind, &[]), 11);
-    randomise(&to.join("companion/model.safetensors"), 12);
+    randomise(&to.join("companion"), 12);
     to
 }
 
@@ -262,14 +243,7 @@ pub(crate) fn folder(name: &str) -> &'static Path {
 #[test]
 fn bf16_matrices_are_the_rounded_matrices() {
     let root = TempDir::new().unwrap();
-    let file = root.path().join("shape.json");
-    fs::write(&file, config(three_stacks(), json!({"kind": "whitespace", "symbol": " "}), &[]).to_string()).unwrap();
-    let folders = ["f32", "bf16"].map(|dtype| {
-        let to = root.path().join(dtype);
-        let args = ["init", "--dtype", dtype, "--config", file.to_str().unwrap(), to.to_str().unwrap()];
-        crate::command_line::weir(&[], &args).unwrap();
-        to
-    });
+    let folders = ["f32", "bf16"].map(|format| created(root.path(), format));
     let files = folders.each_ref().map(|folder| fs::read(folder.join("model.safetensors")).unwrap());
     let [whole, half] = files.each_ref().map(|bytes| SafeTensors::deserialize(bytes).unwrap());
     assert_eq!(whole.len(), half.len());
@@ -298,47 +272,26 @@ fn created(root: &Path, format: &str) -> PathBuf {
     let boundaries = json!({"kind": "whitespace", "symbol": " "});
     fs::write(&file, config(three_stacks(), boundaries, &extra).to_string()).unwrap();
     let to = root.join(format);
-    crate::command_line::weir(
-        &[],
-        &["init", "--dtype", format, "--config", file.to_str().unwrap(), to.to_str().unwrap()],
-    )
-    .unwrap();
+    weir(&["init", "--dtype", format, "--config", file.to_str().unwrap(), to.to_str().unwrap()]).unwrap();
     to
 }
 
 /// Copies an int8 checkpoint with f32 matrices of the same numbers. Returns the folder and the number of int8 matrices.
-fn widened(folder: &Path, root: &Path) -> (PathBuf, usize) {
-    let bytes = fs::read(folder.join("model.safetensors")).unwrap();
-    let stored = SafeTensors::deserialize(&bytes).unwrap();
-    let floats = |view: &TensorView| -> Vec<f32> {
-        view.data().as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect()
-    };
-    let mut all: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
+fn widened(folder: &Path) -> (TempDir, usize) {
     let mut matrices = 0;
-    for (name, view) in stored.tensors() {
-        let shape = view.shape().to_vec();
-        if view.dtype() == Stored::I8 {
+    let copy = changed_copy(folder, |tensors| {
+        let names: Vec<String> = tensors.keys().filter(|name| name.ends_with("_scale")).cloned().collect();
+        for name in names {
             matrices += 1;
-            let scales = floats(&stored.tensor(&format!("{name}_scale")).unwrap());
-            let rows = view.data().chunks(shape[1]).zip(scales);
-            let numbers =
-                rows.flat_map(|(row, scale)| row.iter().map(move |&byte| f32::from(byte.cast_signed()) * scale));
-            all.insert(name, (shape, numbers.collect()));
-        } else if !name.ends_with("_scale") {
-            all.insert(name, (shape, floats(&view)));
+            let (.., scales) = tensors.remove(&name).unwrap();
+            let (dtype, shape, data) = tensors.get_mut(name.trim_end_matches("_scale")).unwrap();
+            assert_eq!(*dtype, Stored::I8);
+            let rows = data.chunks(shape[1]).zip(scales.as_chunks().0);
+            let widen = |byte: &u8, scale: [u8; 4]| f32::from(byte.cast_signed()) * f32::from_le_bytes(scale);
+            let wide = rows.flat_map(|(row, &scale)| row.iter().flat_map(move |byte| widen(byte, scale).to_le_bytes()));
+            (*dtype, *data) = (Stored::F32, wide.collect());
         }
-    }
-    let copy = root.join("widened");
-    fs::create_dir(&copy).unwrap();
-    fs::copy(folder.join("config.json"), copy.join("config.json")).unwrap();
-    let bytes: BTreeMap<&String, Vec<u8>> = all
-        .iter()
-        .map(|(name, (_, numbers))| (name, numbers.iter().flat_map(|number| number.to_le_bytes()).collect()))
-        .collect();
-    let views = all
-        .iter()
-        .map(|(name, (shape, _))| (name.clone(), TensorView::new(Stored::F32, shape.clone(), &bytes[name]).unwrap()));
-    fs::write(copy.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    });
     (copy, matrices)
 }
 
@@ -346,12 +299,12 @@ fn widened(folder: &Path, root: &Path) -> (PathBuf, usize) {
 fn an_int8_checkpoint_computes_what_its_widened_copy_computes() {
     let root = TempDir::new().unwrap();
     let folder = created(root.path(), "int8");
-    let (copy, matrices) = widened(&folder, root.path());
+    let (copy, matrices) = widened(&folder);
     assert!(matrices > 20, "{matrices}");
-    let text = crate::support::Dice::new(3).text(60, SYMBOLS.len());
+    let text = Dice::new(3).text(60, SYMBOLS.len());
     for dtype in Dtype::ALL {
         let settings = Settings { dtype, ..settings() };
-        let [own, wide] = [&folder, &copy].map(|folder| {
+        let [own, wide] = [&*folder, copy.path()].map(|folder| {
             let model = load(folder, &settings).unwrap();
             full(&*model, &text, &BoundaryOptions::default())
         });
@@ -365,7 +318,7 @@ fn an_int8_checkpoint_computes_what_its_widened_copy_computes() {
 fn the_stored_type_is_inspected() {
     let root = TempDir::new().unwrap();
     let [whole, short] = ["f32", "int8"].map(|format| created(root.path(), format));
-    let inspected = run_json(&["inspect", "--json", short.to_str().unwrap()]);
+    let inspected = weir_json(&["inspect", "--json", short.to_str().unwrap()]);
     let tensors = inspected["tensors"].as_array().unwrap();
     for tensor in tensors {
         let shape: Vec<usize> = serde_json::from_value(tensor["shape"].clone()).unwrap();
@@ -383,7 +336,7 @@ fn the_stored_type_is_inspected() {
     assert!(names.contains(&"ngrams.3.weight") && !names.iter().any(|name| name.ends_with("_scale")), "{names:?}");
     let size = |folder: &Path| fs::metadata(folder.join("model.safetensors")).unwrap().len();
     assert!(2 * size(&short) < size(&whole), "{} of {}", size(&short), size(&whole));
-    let text = crate::command_line::weir(&[], &["inspect", short.to_str().unwrap()]).unwrap();
+    let text = weir(&["inspect", short.to_str().unwrap()]).unwrap();
     assert!(text.lines().any(|line| line.starts_with("ngrams.3.weight ") && line.contains("  I8  ")), "{text}");
 }
 
@@ -395,7 +348,7 @@ fn the_second_implementation_reads_int8() {
     fs::write(&text, "ea eał e語 a😀e\nשe").unwrap();
     for dtype in ["f32", "int8"] {
         let args = ["--model", folder.to_str().unwrap(), "--dtype", dtype, "--file", text.to_str().unwrap()];
-        let (code, out, error) = crate::verify::run(&args);
+        let (code, out, error) = run(&args);
         assert_eq!(code, 0, "{out}{error}");
     }
 }
@@ -405,7 +358,7 @@ const LOGITS: f32 = 2e-5;
 
 /// Returns the fixture of `models/training/tests/ngrams_golden.py`.
 fn ngrams_folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ngrams").join(case)
+    golden_data("ngrams").join(case)
 }
 
 fn model(case: &str) -> Arc<dyn Model> {
@@ -489,29 +442,8 @@ fn shapes_with_segments_and_large_logits_are_verified() {
     }
 }
 
-fn weir(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap()
-}
-
-fn json(args: &[&str]) -> Value {
-    let output = weir(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 fn failure(args: &[&str]) -> String {
-    let output = weir(args);
-    assert!(!output.status.success() && output.stdout.is_empty());
-    String::from_utf8(output.stderr).unwrap()
-}
-
-/// Copies the files of a checkpoint.
-fn copied(from: &Path) -> TempDir {
-    let to = TempDir::new().unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
-        fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
-    }
-    to
+    weir(args).unwrap_err()
 }
 
 fn english() -> String {
@@ -525,10 +457,10 @@ fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
     let dir = checkpoint.path().to_str().unwrap();
     let generate = |speculate: &str| {
         let args = ["generate", "--json", "--model", dir, "--prompt", "the history of ", "--max-chars", "100"];
-        json(&[&args[..], &["--temperature", "0.5", "--seed", "3", "--speculate", speculate]].concat())
+        weir_json(&[&args[..], &["--temperature", "0.5", "--seed", "3", "--speculate", speculate]].concat())
     };
     let plain = generate("off");
-    let written = json(&["ngrams", "--json", "--slots", "65536", &english(), dir]);
+    let written = weir_json(&["ngrams", "--json", "--slots", "65536", &english(), dir]);
     assert_eq!((written["slots"].as_u64(), written["bytes"].as_u64()), (Some(65536), Some(24 + 8 * 65536)));
     assert!(written["contexts"].as_u64().unwrap() > 500 && written["symbols"].as_u64().unwrap() > 1000, "{written}");
     let drafted = generate("8");
@@ -539,7 +471,7 @@ fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
     assert_eq!(plain["usage"]["drafted_chars"], 0);
     let steps = |output: &Value| output["timing"]["steps"].as_u64().unwrap();
     assert_eq!(steps(&drafted) + count("accepted_chars"), steps(&plain));
-    let inspected = json(&["inspect", "--json", dir]);
+    let inspected = weir_json(&["inspect", "--json", dir]);
     assert_eq!(inspected["speculates"], true);
 }
 
@@ -574,7 +506,7 @@ fn positions_are_those_of_the_file() {
     fs::write(&config, SMALL_CONFIG.replace("\" \"", "\"\u{20ac}\"")).unwrap();
     let model = folder.path().join("model");
     let dir = model.to_str().unwrap();
-    assert!(weir(&["init", "--config", config.to_str().unwrap(), dir]).status.success());
+    weir(&["init", "--config", config.to_str().unwrap(), dir]).unwrap();
     let text = folder.path().join("text");
     // A character of three bytes lies across the end of the first block.
     let long = "a".repeat((1 << 20) - 1);

@@ -1,12 +1,12 @@
 //! Hugging Face checkpoints, as transformers wrote them: golden logits, bad input, and the serving of tokens.
 
 use crate::{
-    support::settings,
+    support::{self, configured, edit_json, golden_data, read_json, settings, weir, weir_json},
     verify::{changed_copy, run},
     *,
 };
 use proptest::prelude::*;
-use serde_json::{Map, Value as Json};
+use serde_json::Map;
 use weir::{
     models::{load::DeviceChoice, text::StreamDetokenizer},
     verify::{LengthLimit, load::load as reference},
@@ -18,7 +18,7 @@ pub(crate) const MODEL_TYPES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", 
 
 /// Returns the folder of a golden checkpoint.
 pub(crate) fn folder(model_type: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face").join(model_type)
+    golden_data("hugging-face").join(model_type)
 }
 
 /// Loads a golden checkpoint.
@@ -33,11 +33,7 @@ pub(crate) fn configurations() -> impl Iterator<Item = (String, Arc<dyn Model>)>
 
 /// Copies a golden checkpoint, so that a test can change it.
 pub(crate) fn copied(model_type: &str) -> TempDir {
-    let copy = TempDir::new().unwrap();
-    for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
-        fs::copy(folder(model_type).join(file), copy.path().join(file)).unwrap();
-    }
-    copy
+    support::copied(&folder(model_type))
 }
 
 /// Replaces the only occurrence of `from` in a file.
@@ -52,94 +48,124 @@ fn message(dir: &Path, settings: &Settings) -> String {
     error.replace(&format!("{}/", dir.display()), "")
 }
 
-/// Returns the error after one change of one file.
-fn after(model_type: &str, file: &str, from: &str, to: &str) -> String {
+/// Returns the error after another value of a key in a file; null removes the key.
+fn after(model_type: &str, file: &str, key: &str, value: Value) -> String {
     let copy = copied(model_type);
-    edit(&copy.path().join(file), from, to);
+    edit_json(&copy.path().join(file), |keys| set(keys, key, value));
     message(copy.path(), &settings())
+}
+
+fn set(keys: &mut Value, key: &str, value: Value) {
+    let keys = keys.as_object_mut().unwrap();
+    if value.is_null() { drop(keys.remove(key)) } else { drop(keys.insert(key.into(), value)) }
 }
 
 #[test]
 fn a_key_of_the_configuration_is_named() {
-    let config = |model_type: &str, from: &str, to: &str| after(model_type, "config.json", from, to);
-    for (actual, expected) in [
+    for (model_type, file, key, value, expected) in [
         (
-            config("llama", r#""model_type": "llama""#, r#""model_type": "falcon""#),
-            "config.json: model_type: expected one of llama, qwen2, qwen3, gemma2, gpt_bigcode, mamba, t5, mt5, longt5, mrt5, \
+            "llama",
+            "config.json",
+            "model_type",
+            json!("falcon"),
+            "model_type: expected one of llama, qwen2, qwen3, gemma2, gpt_bigcode, mamba, t5, mt5, longt5, mrt5, \
              which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md), found a Hugging Face model of \
              type \"falcon\"",
         ),
         (
-            config("llama", r#""hidden_size": 48"#, r#""hidden_size": "x""#),
-            "config.json: hidden_size: expected a whole number of at least 0, found \"x\"",
+            "llama",
+            "config.json",
+            "hidden_size",
+            json!("x"),
+            "hidden_size: expected a whole number of at least 0, found \"x\"",
+        ),
+        ("llama", "config.json", "rms_norm_eps", Value::Null, "rms_norm_eps: expected a value, found nothing"),
+        (
+            "llama",
+            "config.json",
+            "num_key_value_heads",
+            json!(3),
+            "num_key_value_heads: expected a divisor of num_attention_heads, 4, found 3",
         ),
         (
-            config("llama", r#""rms_norm_eps": 1e-06,"#, ""),
-            "config.json: rms_norm_eps: expected a value, found nothing",
+            "llama",
+            "config.json",
+            "quantization_config",
+            json!({"quant_method": "gptq", "bits": 4}),
+            "quantization_config: expected nothing: weights in f32, f16 or bf16, found gptq",
         ),
         (
-            config("llama", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
-            "config.json: num_key_value_heads: expected a divisor of num_attention_heads, 4, found 3",
+            "gemma2",
+            "config.json",
+            "layer_types",
+            json!(["chunked_attention", "full_attention"]),
+            "layer_types[0]: expected full_attention or sliding_attention, found chunked_attention",
+        ),
+        ("gemma2", "config.json", "head_dim", Value::Null, "head_dim: expected a value, found nothing"),
+        (
+            "gpt_bigcode",
+            "config.json",
+            "n_embd",
+            json!(i64::MAX),
+            "n_embd: expected 1 to 4194304, found 9223372036854775807",
         ),
         (
-            config("llama", r#""use_cache": true"#, r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#),
-            "config.json: quantization_config: expected nothing: weights in f32, f16 or bf16, found gptq",
+            "gpt_bigcode",
+            "config.json",
+            "multi_query",
+            json!(false),
+            "multi_query: expected true, the only one that weir computes, found false",
+        ),
+        ("mamba", "config.json", "conv_kernel", json!(1), "conv_kernel: expected at least 2, found 1"),
+        (
+            "llama",
+            "config.json",
+            "vocab_size",
+            json!(300),
+            "vocab_size: expected 384 to 1114112, at least the number of the tokenizer's pieces, found 300",
         ),
         (
-            config("gemma2", r#""sliding_attention""#, r#""chunked_attention""#),
-            "config.json: layer_types[0]: expected full_attention or sliding_attention, found chunked_attention",
+            "llama",
+            "generation_config.json",
+            "eos_token_id",
+            json!(400),
+            "eos_token_id: expected ids below vocab_size, 384, found 400",
         ),
-        (
-            config("gpt_bigcode", r#""n_embd": 48"#, r#""n_embd": 9223372036854775807"#),
-            "config.json: n_embd: expected 1 to 4194304, found 9223372036854775807",
-        ),
-        (
-            config("gpt_bigcode", r#""multi_query": true"#, r#""multi_query": false"#),
-            "config.json: multi_query: expected true, the only one that weir computes, found false",
-        ),
-        (
-            config("mamba", r#""conv_kernel": 4"#, r#""conv_kernel": 1"#),
-            "config.json: conv_kernel: expected at least 2, found 1",
-        ),
-        (
-            config("llama", r#""vocab_size": 384"#, r#""vocab_size": 300"#),
-            "config.json: vocab_size: expected 384 to 1114112, at least the number of the tokenizer's pieces, found 300",
-        ),
-        (
-            after("llama", "generation_config.json", r#""eos_token_id": 0"#, r#""eos_token_id": 400"#),
-            "generation_config.json: eos_token_id: expected ids below vocab_size, 384, found 400",
-        ),
-        (
-            after("llama", "generation_config.json", r#""use_cache": true"#, r#""temperature": -1.0"#),
-            "generation_config.json: temperature: expected 0 to 100, found -1",
-        ),
+        ("llama", "generation_config.json", "temperature", json!(-1.0), "temperature: expected 0 to 100, found -1"),
     ] {
-        assert_eq!(actual, expected);
+        assert_eq!(after(model_type, file, key, value), format!("{file}: {expected}"));
     }
 }
 
 #[test]
 fn a_wrong_tensor_or_file_is_named() {
-    let shape = after("llama", "config.json", r#""intermediate_size": 96"#, r#""intermediate_size": 95"#);
-    assert!(
-        shape.starts_with("model.safetensors: model.layers.0.mlp.")
-            && shape.contains("expected shape [")
-            && shape.contains("found shape ["),
-        "{shape}"
-    );
-    let missing = after("llama", "config.json", r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 3"#);
-    assert!(
-        missing.starts_with("model.safetensors: model.layers.2.")
-            && missing.contains(": expected a tensor, found none"),
-        "{missing}"
-    );
-    let superfluous = after("llama", "config.json", r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 1"#);
-    assert!(
-        superfluous.contains("model.layers.1.") && superfluous.contains("expected no tensor of this name"),
-        "{superfluous}"
-    );
-    let untied = after("qwen2", "config.json", r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
-    assert_eq!(untied, "model.safetensors: lm_head.weight: expected a tensor, found none");
+    for (model_type, key, value, start, part) in [
+        ("llama", "intermediate_size", json!(95), "model.safetensors: model.layers.0.mlp.", "found shape ["),
+        (
+            "llama",
+            "num_hidden_layers",
+            json!(3),
+            "model.safetensors: model.layers.2.",
+            ": expected a tensor, found none",
+        ),
+        (
+            "llama",
+            "num_hidden_layers",
+            json!(1),
+            "model.safetensors: model.layers.1.",
+            "expected no tensor of this name",
+        ),
+        (
+            "qwen2",
+            "tie_word_embeddings",
+            json!(false),
+            "model.safetensors: lm_head.weight: expected a tensor, found none",
+            "",
+        ),
+    ] {
+        let message = after(model_type, "config.json", key, value);
+        assert!(message.starts_with(start) && message.contains(part), "{message}");
+    }
     let copy = copied("llama");
     shard(copy.path());
     fs::remove_file(copy.path().join("model-00002-of-00002.safetensors")).unwrap();
@@ -174,10 +200,10 @@ fn with_hole(model_type: &str, name: &str, shape: &[u64]) -> TempDir {
     let file = copy.path().join("model.safetensors");
     let stored = fs::read(&file).unwrap();
     let start = 8 + usize::try_from(u64::from_le_bytes(*stored.first_chunk().unwrap())).unwrap();
-    let mut header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&stored[8..start]).unwrap();
+    let mut header: Map<String, Value> = serde_json::from_slice(&stored[8..start]).unwrap();
     let end = (stored.len() - start) as u64;
     let offsets = [end, end + 4 * shape.iter().product::<u64>()];
-    header.insert(name.into(), serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
+    header.insert(name.into(), json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
     let header = serde_json::to_vec(&header).unwrap();
     let length = (header.len() as u64).to_le_bytes();
     fs::write(&file, [&length[..], &header, &stored[start..]].concat()).unwrap();
@@ -240,22 +266,12 @@ fn settings_that_do_not_suit_the_model_are_rejected() {
     }
 }
 
-fn weir(args: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn parsed(args: &[&str]) -> Value {
-    serde_json::from_str(&weir(args)).unwrap()
-}
-
 #[test]
 fn a_score_has_bits_per_byte_character_and_token() {
     let folder = folder("qwen2");
     let folder = folder.to_str().unwrap();
     let text = "Zürich's café, 1.5 million – naïve";
-    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let score = weir_json(&["score", "--json", "--model", folder, "--text", text]);
     let logprobs: Vec<f64> =
         score["logprobs"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
     let bits = -logprobs.iter().sum::<f64>() / std::f64::consts::LN_2;
@@ -267,11 +283,11 @@ fn a_score_has_bits_per_byte_character_and_token() {
     per("bits_per_byte", text.len() - 1);
     per("bits_per_char", text.chars().count() - 1);
     per("bits_per_token", logprobs.len());
-    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
     assert!(windowed["bits_per_byte"].as_f64().unwrap() < windowed["bits_per_char"].as_f64().unwrap());
     // in a model of characters a-z both are the same
     let characters = converted("whitespaces");
-    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    let score = weir_json(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
     assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
 }
 
@@ -284,7 +300,7 @@ fn scores_by_length_are_per_character_of_the_text() {
     let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
     let address = server.address.to_string();
     let score = |source: [&str; 2], size: [&str; 2], more: &[&str]| {
-        weir(&[&["score", "--text", text][..], &source, &size, more].concat())
+        weir(&[&["score", "--text", text][..], &source, &size, more].concat()).unwrap()
     };
     let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4;
     for source in [["--model", folder], ["--server", &address]] {
@@ -317,15 +333,15 @@ fn generate_and_score_count_tokens_and_characters() {
     let folder = folder("qwen2");
     let folder = folder.to_str().unwrap();
     let text = "Zürich's café, 1.5 million – naïve";
-    let score = parsed(&["score", "--json", "--model", folder, "--text", text]);
+    let score = weir_json(&["score", "--json", "--model", folder, "--text", text]);
     let tokens = score["symbols"].as_u64().unwrap();
     assert_eq!(score["text_chars"], text.chars().count());
     assert!(tokens > 1 && tokens as usize != text.chars().count());
-    let windowed = parsed(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
     assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
     let generate = |source: &[&str]| {
         let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
-        parsed(&[&options[..], source].concat())
+        weir_json(&[&options[..], source].concat())
     };
     let generated = generate(&["--prompt", text]);
     let usage = &generated["usage"];
@@ -339,7 +355,7 @@ fn generate_and_score_count_tokens_and_characters() {
     assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
     // A model of characters counts the same number twice.
     let characters = converted("whitespaces");
-    let score = parsed(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
+    let score = weir_json(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
     assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
 }
 
@@ -349,10 +365,10 @@ fn models_of_tokens_and_of_characters_are_compared_per_character() {
     let characters = converted("whitespaces");
     let folders = [tokens.to_str().unwrap(), characters.to_str().unwrap()];
     let options = ["--pairs", "2", "--context", "16", "--steps", "8", "--batch", "2", "--threads", "1"];
-    let table = weir(&[&["bench", "compare"], &options[..], &folders[..]].concat());
+    let table = weir(&[&["bench", "compare"], &options[..], &folders[..]].concat()).unwrap();
     assert!(table.contains(" per character (p10"), "{table}");
     assert!(table.contains("llama: a symbol is a token of "), "{table}");
-    let json = parsed(&[&["bench", "compare", "--json"], &options[..], &folders[..]].concat());
+    let json = weir_json(&[&["bench", "compare", "--json"], &options[..], &folders[..]].concat());
     let comparison = if json.is_array() { json[0].clone() } else { json };
     let found = comparison.to_string();
     assert!(found.contains("\"chars_per_symbol\":1.0") && found.contains("\"chars_per_symbol\":"), "{found}");
@@ -362,7 +378,7 @@ fn models_of_tokens_and_of_characters_are_compared_per_character() {
 fn a_folder_is_inspected_as_it_is() {
     let copy = copied("llama");
     shard(copy.path());
-    let inspected = parsed(&["inspect", "--json", copy.path().to_str().unwrap()]);
+    let inspected = weir_json(&["inspect", "--json", copy.path().to_str().unwrap()]);
     assert_eq!((&inspected["family"], &inspected["exactness"]), (&json!("hugging-face"), &json!("within")));
     assert_eq!(
         inspected["vocabulary"],
@@ -433,7 +449,7 @@ fn older_keys_and_shards_give_the_same_logits() {
             keys.remove("rope_parameters");
             keys.remove("layer_types");
             keys.insert("rope_theta".into(), 10_000.0.into());
-            keys.insert("rope_scaling".into(), Json::Null);
+            keys.insert("rope_scaling".into(), Value::Null);
             if model_type == "llama" {
                 keys.remove("head_dim");
             }
@@ -450,7 +466,7 @@ fn older_keys_and_shards_give_the_same_logits() {
 /// An absent key has the value that transformers gives it; null stands for none.
 #[test]
 fn absent_keys_have_the_values_of_transformers() {
-    let logits = |model_type: &str, change: &dyn Fn(&mut Map<String, Json>)| {
+    let logits = |model_type: &str, change: &dyn Fn(&mut Map<String, Value>)| {
         let copy = copied(model_type);
         change_config(copy.path(), change);
         let model = load(copy.path(), &settings()).unwrap();
@@ -462,10 +478,10 @@ fn absent_keys_have_the_values_of_transformers() {
     let without_caps = logits("gemma2", &|keys| keys.retain(|key, _| !caps.contains(&key.as_str())));
     assert_eq!(without_caps, unchanged("gemma2"));
     for cap in caps {
-        let null = logits("gemma2", &|keys| drop(keys.insert(cap.into(), Json::Null)));
+        let null = logits("gemma2", &|keys| drop(keys.insert(cap.into(), Value::Null)));
         assert_ne!(null, unchanged("gemma2"), "{cap}");
     }
-    let with_window = |keys: &mut Map<String, Json>, layers: Option<usize>| {
+    let with_window = |keys: &mut Map<String, Value>, layers: Option<usize>| {
         keys.remove("layer_types");
         keys.remove("max_window_layers");
         keys.insert("use_sliding_window".into(), true.into());
@@ -478,11 +494,8 @@ fn absent_keys_have_the_values_of_transformers() {
 }
 
 /// Changes the keys of a copy's `config.json`.
-fn change_config(dir: &Path, change: impl FnOnce(&mut Map<String, Json>)) {
-    let file = dir.join("config.json");
-    let mut keys = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    change(&mut keys);
-    fs::write(&file, serde_json::to_vec(&keys).unwrap()).unwrap();
+fn change_config(dir: &Path, change: impl FnOnce(&mut Map<String, Value>)) {
+    edit_json(&dir.join("config.json"), |keys| change(keys.as_object_mut().unwrap()));
 }
 
 /// Splits the weights into two files with an index, and adds a tensor that older versions of transformers wrote.
@@ -497,13 +510,13 @@ fn shard(dir: &Path) {
         parts[index % 2].push((name, view));
     }
     parts[0].push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), unused));
-    let mut map = serde_json::Map::new();
+    let mut map = Map::new();
     for (index, part) in parts.into_iter().enumerate() {
         let file = format!("model-0000{}-of-00002.safetensors", index + 1);
         map.extend(part.iter().map(|(name, _)| (name.clone(), file.clone().into())));
         safetensors::serialize_to_file(part, None, &dir.join(file)).unwrap();
     }
-    let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+    let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
     fs::remove_file(single).unwrap();
 }
@@ -512,8 +525,7 @@ fn shard(dir: &Path) {
 fn the_tokenizer_gives_the_ids_and_the_text_of_transformers() {
     for model_type in MODEL_TYPES {
         let golden = Golden::open(&folder(model_type));
-        let facts = fs::read(folder(model_type).join("golden.json")).unwrap();
-        let facts: Json = serde_json::from_slice(&facts).unwrap();
+        let facts = read_json(&folder(model_type).join("golden.json"));
         let model = model(model_type);
         let vocabulary = &model.card().vocabulary;
         let text = facts["text"].as_str().unwrap();
@@ -569,14 +581,7 @@ fn growth_bounds_the_memory_that_a_step_takes() {
 
 /// Runs a request whose row is lost after each of `losses` steps.
 fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -> Vec<EmittedSymbol> {
-    let stopping = Stopping {
-        max_chars: 40,
-        min_chars: 0,
-        max_segments: None,
-        stop: Vec::new(),
-        include_stop: false,
-        ignore_end: true,
-    };
+    let stopping = Stopping { max_chars: 40, ignore_end: true, ..Stopping::default() };
     let request = Generate {
         prompt: prompt.to_vec(),
         sampling: Sampling { seed: 5, ..Sampling::default() },
@@ -737,7 +742,7 @@ proptest! {
     /// Random tokens split code points and are often invalid UTF-8.
     #[test]
     fn pieces_are_never_taken_back_and_concatenate_to_the_text(ids in prop::collection::vec(0_u32..384, 0..60)) {
-        static MODEL: std::sync::LazyLock<Arc<dyn Model>> = std::sync::LazyLock::new(|| model("llama"));
+        static MODEL: LazyLock<Arc<dyn Model>> = LazyLock::new(|| model("llama"));
         let vocabulary = &MODEL.card().vocabulary;
         let mut stream = StreamDetokenizer::new(vocabulary.clone());
         let mut sent = String::new();
@@ -810,12 +815,10 @@ fn other_layouts_are_verified() {
     let older = r#""rope_theta": 300.0, "rope_scaling": null"#;
     for (model_type, positions) in [("llama", llama3), ("llama", older), ("qwen2", older), ("qwen3", older)] {
         let copy = copied(model_type);
-        let file = copy.path().join("config.json");
-        let mut keys: serde_json::Map<String, Value> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        keys.remove("rope_parameters");
-        let changed: serde_json::Map<String, Value> = serde_json::from_str(&format!("{{{positions}}}")).unwrap();
-        keys.extend(changed);
-        fs::write(&file, Value::from(keys).to_string()).unwrap();
+        change_config(copy.path(), |keys| {
+            keys.remove("rope_parameters");
+            keys.extend(serde_json::from_str::<Map<String, Value>>(&format!("{{{positions}}}")).unwrap());
+        });
         shard(copy.path());
         verified(copy.path(), model_type);
     }
@@ -841,52 +844,29 @@ fn the_limit_of_a_text_has_the_reason_of_its_architecture() {
 /// Each refusal names the key, the value that the second implementation computes, and the value found.
 #[test]
 fn what_the_second_implementation_does_not_compute_is_refused() {
-    let refused = |model_type: &str, from: &str, to: &str| {
-        let copy = copied(model_type);
-        edit(&copy.path().join("config.json"), from, to);
-        let error = reference(&copy.path().into()).err().expect("it is refused").to_string();
-        error.replace(&format!("{}/", copy.path().display()), "")
-    };
     let only = "(candle-transformers, the reference, computes no other)";
-    for (model_type, from, to, expected) in [
+    for (model_type, key, value, expected) in [
+        ("llama", "attention_bias", json!(true), "attention_bias: expected false ONLY, found true"),
+        ("llama", "head_dim", json!(16), "head_dim: expected 12 ONLY, found 16"),
+        ("llama", "hidden_act", json!("gelu_new"), "hidden_act: expected silu ONLY, found gelu_new"),
         (
             "llama",
-            r#""attention_bias": false"#,
-            r#""attention_bias": true"#,
-            "attention_bias: expected false ONLY, found true",
-        ),
-        ("llama", r#""head_dim": 12"#, r#""head_dim": 16"#, "head_dim: expected 12 ONLY, found 16"),
-        (
-            "llama",
-            r#""hidden_act": "silu""#,
-            r#""hidden_act": "gelu_new""#,
-            "hidden_act: expected silu ONLY, found gelu_new",
-        ),
-        (
-            "llama",
-            r#""rope_type": "default""#,
-            r#""rope_type": "linear""#,
+            "rope_parameters",
+            json!({"rope_type": "linear", "rope_theta": 10_000.0}),
             "rope_type: expected default or llama3, the only ones that the reference, candle-transformers, computes, found linear",
         ),
         (
             "qwen2",
-            r#""rope_type": "default""#,
-            r#""rope_type": "linear""#,
+            "rope_parameters",
+            json!({"rope_type": "linear", "rope_theta": 10_000.0}),
             "rope_type: expected default ONLY, found linear",
         ),
-        (
-            "gemma2",
-            r#""query_pre_attn_scalar": 16"#,
-            r#""query_pre_attn_scalar": 24"#,
-            "query_pre_attn_scalar: expected 16 ONLY, found 24",
-        ),
-        (
-            "gpt_bigcode",
-            r#""tie_word_embeddings": true"#,
-            r#""tie_word_embeddings": false"#,
-            "tie_word_embeddings: expected true ONLY, found false",
-        ),
+        ("gemma2", "query_pre_attn_scalar", json!(24), "query_pre_attn_scalar: expected 16 ONLY, found 24"),
+        ("gpt_bigcode", "tie_word_embeddings", json!(false), "tie_word_embeddings: expected true ONLY, found false"),
     ] {
-        assert_eq!(refused(model_type, from, to), format!("config.json: {}", expected.replace("ONLY", only)));
+        let copy = configured(&folder(model_type), |keys| set(keys, key, value));
+        let error = reference(&copy.path().into()).err().expect("it is refused").to_string();
+        let message = error.replace(&format!("{}/", copy.path().display()), "");
+        assert_eq!(message, format!("config.json: {}", expected.replace("ONLY", only)));
     }
 }

@@ -203,9 +203,14 @@ fn golden_text(case: &Case, name: &str) -> Vec<u32> {
 
 #[test]
 fn logits_boundaries_and_end_logprobs() {
-    for case in Case::all() {
+    let load = |name, isa| load(&lslm_converted(name), &Settings { isa, ..settings() }).unwrap();
+    for (name, isa) in LSLM_CASES.into_iter().flat_map(|name| Isa::all().into_iter().map(move |isa| (name, isa))) {
+        let case = Case { model: load(name, isa), ..Case::load(name) };
         let text = golden_text(&case, "ids");
         let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
+        let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
+        let (stepped, stepped_marks): (Vec<_>, Vec<_>) = text.iter().map(|&id| alone.feed(&[id])).unzip();
+        assert!(stepped.concat() == logits && stepped_marks.concat() == marks, "{}", case.name);
         assert_eq!(cuts(&marks), case.golden.get("z"), "{}", case.name);
         let steps = case.steps(&logits, &marks);
         let targets = case.golden.ids("dec.target_ids");
@@ -218,20 +223,6 @@ fn logits_boundaries_and_end_logprobs() {
         for (mark, expected) in marks.iter().zip(&case.golden.get("boundary_probs")[1..]) {
             assert!((mark.probability.unwrap() - expected).abs() < STAGES, "{}", case.name);
         }
-    }
-}
-
-#[test]
-fn the_portable_kernels_agree_and_single_steps_equal_one_pass() {
-    for case in Case::all() {
-        let portable = Settings { isa: Isa::portable(), ..settings() };
-        let case = Case { model: load(&lslm_converted(case.name), &portable).unwrap(), ..case };
-        let text = golden_text(&case, "ids");
-        let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
-        compare(&case, &case.steps(&logits, &marks), "dec.logits", case.golden.get("dec.target_logprobs"));
-        let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
-        let (stepped, stepped_marks): (Vec<_>, Vec<_>) = text.iter().map(|&id| alone.feed(&[id])).unzip();
-        assert!(stepped.concat() == logits && stepped_marks.concat() == marks, "{}", case.name);
     }
 }
 
@@ -331,14 +322,7 @@ fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {
     Generate {
         prompt: prompt.to_vec(),
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-        stopping: Stopping {
-            max_chars,
-            min_chars: 0,
-            max_segments: None,
-            stop: Vec::new(),
-            include_stop: false,
-            ignore_end: false,
-        },
+        stopping: Stopping { max_chars, ..Stopping::default() },
         details: Details { boundaries: true, echo: true, ..Details::default() },
         boundaries: BoundaryOptions { mode: Some(mode), ..BoundaryOptions::default() },
         resumed: Vec::new(),
@@ -496,8 +480,7 @@ fn generating_and_scoring_report_the_same_details() {
     }
 }
 
-const MODE: BoundaryOptions =
-    BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: weir::models::contract::Noise::Seeded(0), offset: 0 };
+const MODE: BoundaryOptions = BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: Noise::Seeded(0), offset: 0 };
 
 /// Generates in the mode `nxt` and calls `each` after every step. Returns the final session and row.
 fn write(
@@ -506,22 +489,10 @@ fn write(
     seed: u64,
     each: &mut dyn FnMut(&Session, &SequenceRow),
 ) -> (Session, SequenceRow) {
-    let request = Generate {
-        prompt: prompt.to_vec(),
-        sampling: Sampling { temperature: if seed == 0 { 0.0 } else { 1.5 }, seed, ..Sampling::default() },
-        stopping: Stopping {
-            max_chars: 60,
-            min_chars: 0,
-            max_segments: None,
-            stop: Vec::new(),
-            include_stop: false,
-            ignore_end: true,
-        },
-        details: Details { boundaries: true, ..Details::default() },
-        boundaries: MODE,
-        resumed: Vec::new(),
-        speculation: None,
-    };
+    let mut request = greedy(prompt, 60, BoundaryMode::Nxt);
+    request.sampling = Sampling { temperature: if seed == 0 { 0.0 } else { 1.5 }, seed, ..Sampling::default() };
+    request.stopping.ignore_end = true;
+    request.details.echo = false;
     let mut session = Session::generate(request, case.model.card()).unwrap();
     let mut rows = [SequenceRow::new(case.model.begin(MODE).unwrap())];
     let mut scratch = case.model.scratch();

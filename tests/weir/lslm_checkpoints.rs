@@ -1,139 +1,109 @@
 //! Invalid sources and configurations. Each error names the key.
 
-use crate::{lslm::LOGITS, *};
+use crate::{
+    lslm::LOGITS,
+    support::{config_error, configured, published_shape, read_json, weir, weir_json},
+    verify::{Tensors, changed_copy},
+    *,
+};
 use safetensors::Dtype as Stored;
-use weir::models::convert::{self};
-
-fn read(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
+use weir::models::convert;
 
 /// Converts a fixture with a changed configuration. Returns the error message, or "converted".
-fn converted(case: &str, change: impl Fn(&mut Value)) -> String {
-    let root = TempDir::new().unwrap();
-    let from = root.path().join("from");
-    fs::create_dir(&from).unwrap();
-    fs::copy(lslm_golden(case).join("model.safetensors"), from.join("model.safetensors")).unwrap();
-    let mut config = read(&lslm_golden(case).join("config.json"));
-    change(&mut config);
-    fs::write(from.join("config.json"), config.to_string()).unwrap();
-    let result = convert::convert(convert::Source::Lslm, &from, &root.path().join("to"), false);
+fn converted(case: &str, change: impl FnOnce(&mut Value)) -> String {
+    let from = configured(&lslm_golden(case), change);
+    let to = TempDir::new().unwrap();
+    let result = convert::convert(Source::Lslm, from.path(), &to.path().join("to"), false);
     result.map_or_else(|error| error.to_string(), |_| "converted".into())
 }
 
 #[test]
 fn invalid_sources_are_rejected_by_key() {
-    let cases: &[(&str, &dyn Fn(&mut Value), &str)] = &[
-        ("dp", &|c| c["model_type"] = json!("t5"), "model_type: expected \"lslm\", found \"t5\""),
-        ("dp", &|c| c["feed_forward_proj"] = json!("gated-gelu"), "feed_forward_proj: expected \"relu\""),
-        ("dp", &|c| c["vocab_size"] = json!(29), "vocab_size: expected 28"),
-        ("byte_vocab", &|c| c["vocab_size"] = json!(256), "vocab_size: expected 261"),
-        ("byte_vocab", &|c| c["byte_offset"] = json!(6), "byte_offset: expected 0 to 5, found 6"),
-        ("byte_vocab", &|c| c["byte_offset"] = json!(5), "bos_token_id: expected an id that is not a text symbol"),
-        ("dp", &|c| c["next_token_id"] = json!(2), "next_token_id: expected a distinct id"),
-        ("dp", &|c| c["unk_token_id"] = json!(28), "unk_token_id: expected an id below 28"),
-        ("dp", &|c| c["vocab"] = json!(null), "vocab: expected a list of symbols"),
-        ("dp", &|c| c["pooling"] = json!({"type": "max"}), "pooling"),
-        ("dp", &|c| c["width_matching"] = json!("projection"), "width_matching: expected none, as both widths are"),
+    for (case, key, value, expected) in [
+        ("dp", "/model_type", json!("t5"), "model_type: expected \"lslm\", found \"t5\""),
+        ("dp", "/feed_forward_proj", json!("gated-gelu"), "feed_forward_proj: expected \"relu\""),
+        ("dp", "/vocab_size", json!(29), "vocab_size: expected 28"),
+        ("byte_vocab", "/vocab_size", json!(256), "vocab_size: expected 261"),
+        ("byte_vocab", "/byte_offset", json!(6), "byte_offset: expected 0 to 5, found 6"),
+        ("byte_vocab", "/byte_offset", json!(5), "bos_token_id: expected an id that is not a text symbol"),
+        ("dp", "/next_token_id", json!(2), "next_token_id: expected a distinct id"),
+        ("dp", "/unk_token_id", json!(28), "unk_token_id: expected an id below 28"),
+        ("dp", "/vocab", json!(null), "vocab: expected a list of symbols"),
+        ("dp", "/pooling", json!({"type": "max"}), "pooling"),
+        ("dp", "/width_matching", json!("projection"), "width_matching: expected none, as both widths are"),
         (
             "small_encoder",
-            &|c| c["width_matching"] = json!("none"),
+            "/width_matching",
+            json!("none"),
             "width_matching: expected projection or first_layer, as widths differ (token encoder 16, context encoder 32), found none",
         ),
-        ("small_encoder", &|c| c["share_embeddings"] = json!(true), "share_embeddings: expected false"),
-        ("dp", &|c| c["decoder"]["num_heads"] = json!(0), "decoder.num_heads: expected 1 to"),
-        ("dp", &|c| c["decoder"]["d_kv"] = json!(15), "decoder.block.0.layer.0.SelfAttention."),
-        ("dp", &|c| c["token_encoder"]["num_layers"] = json!(3), "token_encoder.block.2"),
-        ("dp", &|c| c["tie_word_embeddings"] = json!(true), "lm_head.weight"),
+        ("small_encoder", "/share_embeddings", json!(true), "share_embeddings: expected false"),
+        ("dp", "/decoder/num_heads", json!(0), "decoder.num_heads: expected 1 to"),
+        ("dp", "/decoder/d_kv", json!(15), "decoder.block.0.layer.0.SelfAttention."),
+        ("dp", "/token_encoder/num_layers", json!(3), "token_encoder.block.2"),
+        ("dp", "/tie_word_embeddings", json!(true), "lm_head.weight"),
         (
             "dp",
-            &|c| c["context_encoder"]["relative_attention_max_distance"] = json!(16),
+            "/context_encoder/relative_attention_max_distance",
+            json!(16),
             "context_encoder.relative_attention_max_distance: expected more than",
         ),
-        (
-            "dp",
-            &|c| c["boundary_predictor"]["threshold"] = json!(1.0),
-            "boundary_predictor.threshold: expected above 0",
-        ),
-        ("dp", &|c| c["layer_norm_epsilon"] = json!(0.0), "layer_norm_epsilon: expected above 0"),
-        ("dp", &|c| c["n_hops"] = json!(3), "config.json: n_hops: expected one of model_type, token_encoder"),
-        ("dp", &|c| c["dropout_rate"] = json!(0.1), "converted"),
-        ("dp", &|c| c["golden_info"] = json!(null), "converted"),
-        // Absent keys have the defaults of stock T5 and of the paper.
-        (
-            "dp",
-            &|c| {
-                ["feed_forward_proj", "layer_norm_epsilon", "width_matching", "generation_boundary_source"]
-                    .iter()
-                    .for_each(|key| drop(c.as_object_mut().unwrap().remove(*key)))
-            },
-            "converted",
-        ),
-        ("dp", &|c| drop(c["decoder"].as_object_mut().unwrap().remove("d_kv")), "converted"),
-    ];
-    for (index, (case, change, expected)) in cases.iter().enumerate() {
-        let message = converted(case, change);
-        assert!(message.contains(expected), "{index}: {message}, not {expected}");
+        ("dp", "/boundary_predictor/threshold", json!(1.0), "boundary_predictor.threshold: expected above 0"),
+        ("dp", "/layer_norm_epsilon", json!(0.0), "layer_norm_epsilon: expected above 0"),
+    ] {
+        let message = converted(case, |config| *config.pointer_mut(key).unwrap() = value);
+        assert!(message.contains(expected), "{key}: {message}, not {expected}");
     }
+    // Absent keys have the defaults of stock T5 and of the paper; some keys are ignored.
+    let changed = |config: &mut Value| {
+        let keys = config.as_object_mut().unwrap();
+        for key in ["feed_forward_proj", "layer_norm_epsilon", "width_matching", "generation_boundary_source"] {
+            keys.remove(key);
+        }
+        keys.insert("dropout_rate".into(), json!(0.1));
+        keys.insert("golden_info".into(), Value::Null);
+        keys["decoder"].as_object_mut().unwrap().remove("d_kv");
+    };
+    assert_eq!(converted("dp", changed), "converted");
+    let unknown = converted("dp", |config| config["n_hops"] = json!(3));
+    assert!(unknown.contains("config.json: n_hops: expected one of model_type, token_encoder"), "{unknown}");
 }
 
 #[test]
 fn invalid_configurations_are_rejected_by_key() {
-    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/lslm-41m.json");
-    let outcome = |change: &dyn Fn(&mut Value)| {
-        let mut config = read(&shape);
-        change(&mut config);
-        let file = Path::new("config.json");
-        let read = Config::parse(config.to_string().as_bytes(), file).and_then(|config| blueprint(&config, file));
-        read.map_or_else(|error| error.to_string(), |blueprint| blueprint.shape())
-    };
+    let shape = published_shape("lslm-41m.json");
+    let file = Path::new("config.json");
+    let valid = Config::parse(shape.to_string().as_bytes(), file).and_then(|config| blueprint(&config, file)).unwrap();
     assert_eq!(
-        outcome(&|_| {}),
+        valid.shape(),
         "token encoder 2 × 512, context encoder 8 × 512, segment decoder 2 × 512, mean pooling, learned boundaries"
     );
-    let cases: &[(&dyn Fn(&mut Value), &str)] = &[
+    for (key, value, expected) in [
+        ("/vocabulary", json!({"bytes": true}), "vocabulary.specials: expected the ids of the model's special symbols"),
+        ("/vocabulary/first_byte", json!(1), "vocabulary.specials.start: expected an id that is not a text symbol"),
+        ("/vocabulary/specials", json!({"pad": 1}), "vocabulary.specials.pad"),
+        ("/architecture/token/layers", json!(0), "architecture.token.layers: expected 1 to 1024, found 0"),
         (
-            &|c| c["vocabulary"] = json!({"bytes": true}),
-            "vocabulary.specials: expected the ids of the model's special symbols",
-        ),
-        (
-            &|c| c["vocabulary"]["first_byte"] = json!(1),
-            "vocabulary.specials.start: expected an id that is not a text symbol",
-        ),
-        (&|c| c["vocabulary"]["specials"]["pad"] = json!(1), "vocabulary.specials.pad"),
-        (
-            &|c| c["architecture"]["token"]["layers"] = json!(0),
-            "architecture.token.layers: expected 1 to 1024, found 0",
-        ),
-        (
-            &|c| c["architecture"]["context"]["dim"] = json!(256),
+            "/architecture/context/dim",
+            json!(256),
             "architecture.widths: expected projection or first-layer, as widths differ (token encoder 512, context encoder 256), found equal",
         ),
-        (&|c| c["architecture"]["decoder"]["buckets"] = json!(1), "architecture.decoder.buckets: expected at least 2"),
-        (
-            &|c| {
-                c["architecture"]["decoder"]["heads"] = json!(64);
-                c["architecture"]["decoder"]["max_distance"] = json!(1 << 20);
-            },
-            "architecture.decoder.max_distance: expected a table of at most 67108864 numbers",
-        ),
-        (&|c| c["architecture"]["pooling"] = json!({"hops": -1}), "architecture.pooling"),
-        (&|c| c["architecture"]["driver"] = json!("both"), "architecture.driver"),
-        (&|c| c["architecture"]["token"]["head_dim"] = json!(1 << 20), "architecture.token.dim: expected at most"),
-        (&|c| c["family"] = json!("hourglass"), "architecture"),
-    ];
-    for (change, expected) in cases {
-        let message = outcome(change);
+        ("/architecture/decoder/buckets", json!(1), "architecture.decoder.buckets: expected at least 2"),
+        ("/architecture/pooling", json!({"hops": -1}), "architecture.pooling"),
+        ("/architecture/driver", json!("both"), "architecture.driver"),
+        ("/architecture/token/head_dim", json!(1 << 20), "architecture.token.dim: expected at most"),
+        ("/family", json!("hourglass"), "architecture"),
+    ] {
+        let mut config = shape.clone();
+        *config.pointer_mut(key).unwrap() = value;
+        let message = config_error(&config);
         assert!(message.contains(expected), "{message}, not {expected}");
     }
-}
-
-fn weir(args: &[&str]) -> Result<Value, String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    if output.status.success() {
-        return Ok(serde_json::from_slice(&output.stdout).unwrap());
-    }
-    Err(String::from_utf8(output.stderr).unwrap())
+    let mut tables = shape;
+    tables["architecture"]["decoder"]["heads"] = json!(64);
+    tables["architecture"]["decoder"]["max_distance"] = json!(1 << 20);
+    let message = config_error(&tables);
+    assert!(message.contains("architecture.decoder.max_distance: expected a table of at most 67108864 numbers"));
 }
 
 fn folder(case: &str) -> String {
@@ -148,8 +118,8 @@ fn list(ids: &[u32]) -> String {
 #[test]
 fn scores_equal_the_golden_data() {
     for case in LSLM_CASES {
-        let golden = crate::golden::Golden::open(&lslm_golden(case));
-        let config: Value = serde_json::from_slice(&fs::read(lslm_golden(case).join("config.json")).unwrap()).unwrap();
+        let golden = Golden::open(&lslm_golden(case));
+        let config = read_json(&lslm_golden(case).join("config.json"));
         let expected = &config["golden_info"]["score"];
         let symbols = &golden.ids("ids")[1..];
         let ids = list(symbols);
@@ -159,7 +129,7 @@ fn scores_equal_the_golden_data() {
             let file = out.path().join(mode);
             let file = file.to_str().unwrap();
             let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-            let output = weir(&[&args[..], &["--logits", file]].concat()).unwrap();
+            let output = weir_json(&[&args[..], &["--logits", file]].concat());
             for name in ["bpc_paper", "bpc_joint", "bpc_renormalised", "bits_per_char_no_eos"] {
                 let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
                 assert!(error.abs() < 1e-4, "{case} {mode} {name}: {error}");
@@ -180,7 +150,7 @@ fn scores_equal_the_golden_data() {
             }
         }
         let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--boundary-mode", "predictor"];
-        let output = weir(&args).unwrap();
+        let output = weir_json(&args);
         assert_eq!(output["bits_per_char"], output["bpc_renormalised"]);
     }
 }
@@ -188,7 +158,7 @@ fn scores_equal_the_golden_data() {
 #[test]
 fn generated_events_equal_the_golden_data() {
     for (case, prompt) in [("hops0", "eos"), ("byte_vocab", "open"), ("dp", "empty")] {
-        let golden = crate::golden::Golden::open(&lslm_golden(case));
+        let golden = Golden::open(&lslm_golden(case));
         let name = |part: &str| format!("gen.{prompt}.nxt.{part}");
         let prompt_ids = golden.ids(&name("prompt_ids"));
         let text = golden.ids(&name("text_ids"));
@@ -198,7 +168,7 @@ fn generated_events_equal_the_golden_data() {
         let folder = folder(case);
         args.extend(["--model", &folder]);
         args.extend(if prompt_ids.len() > 1 { ["--ids", &ids] } else { ["--prompt", ""] });
-        let output = weir(&args).unwrap();
+        let output = weir_json(&args);
         let numbers = |key: &str| -> Vec<u32> {
             output[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
@@ -219,15 +189,14 @@ fn special_symbols_in_a_text_are_rejected_by_name() {
     let message = rejection(&["score", "--text", "the", "--boundary-mode", "sampled"]);
     assert!(message.contains("one of nxt, predictor"), "{message}");
     // A character outside the vocabulary becomes the unknown symbol.
-    let output = weir(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]).unwrap();
+    let output = weir_json(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]);
     assert_eq!(output["symbols"], 5);
 }
 
 #[test]
 fn a_model_is_initialized_inspected_and_used() {
     let root = TempDir::new().unwrap();
-    let shape = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/lslm-41m.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(shape).unwrap()).unwrap();
+    let mut config = published_shape("lslm-41m.json");
     for stack in ["token", "context", "decoder"] {
         for (key, value) in [("layers", 2), ("dim", 24), ("head_dim", 5), ("feed_forward", 31)] {
             config["architecture"][stack][key] = value.into();
@@ -239,19 +208,17 @@ fn a_model_is_initialized_inspected_and_used() {
     fs::write(&file, config.to_string()).unwrap();
     let file = file.to_str().unwrap();
     let to = to.to_str().unwrap();
-    assert!(Command::new(env!("CARGO_BIN_EXE_weir")).args(["init", "--config", file, to]).status().unwrap().success());
-    let output = weir(&["inspect", to, "--json"]).unwrap();
+    weir(&["init", "--config", file, to]).unwrap();
+    let output = weir_json(&["inspect", to, "--json"]);
     assert_eq!((&output["family"], &output["boundaries"]), (&"lslm".into(), &"learned".into()));
     assert_eq!((&output["exactness"], output["tolerance"].is_null()), (&"bitwise".into(), true));
     // Byte-level text has complete code points or replacement characters.
     let args = ["generate", "--json", "--model", to, "--prompt", "日本語", "--max-chars", "40", "--seed", "3"];
-    let output = weir(&args).unwrap();
+    let output = weir_json(&args);
     assert_eq!(output["usage"]["prompt_chars"], 9);
-    let output = weir(&["segment", "--json", "--model", to, "--text", "日本語 the river"]).unwrap();
+    let output = weir_json(&["segment", "--json", "--model", to, "--text", "日本語 the river"]);
     assert!(output["closed"].as_u64().unwrap() > 0, "{output}");
 }
-
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
 fn gpt2_converted() -> &'static str {
     static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
@@ -271,15 +238,15 @@ fn logits_in(file: &Path) -> Vec<f32> {
 
 #[test]
 fn logits_and_scores_equal_the_golden_data() {
-    let golden = crate::golden::Golden::open(&lslm_golden("gpt2"));
-    let config: Value = serde_json::from_slice(&fs::read(lslm_golden("gpt2").join("config.json")).unwrap()).unwrap();
+    let golden = Golden::open(&lslm_golden("gpt2"));
+    let config = read_json(&lslm_golden("gpt2").join("config.json"));
     let expected = &config["golden_info"]["score"];
     let ids = list(&golden.ids("ids")[1..]);
     let out = TempDir::new().unwrap();
     for mode in ["full", "incremental", "chunked"] {
         let file = out.path().join(mode);
         let args = ["score", "--json", "--model", gpt2_converted(), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-        let output = weir(&[&args[..], &["--logits", file.to_str().unwrap()]].concat()).unwrap();
+        let output = weir_json(&[&args[..], &["--logits", file.to_str().unwrap()]].concat());
         for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
             let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
             assert!(error.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {error}");
@@ -304,13 +271,13 @@ fn logits_and_scores_equal_the_golden_data() {
 /// The learned positions limit a text to 255 symbols, as the start symbol takes the first.
 #[test]
 fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
-    let golden = crate::golden::Golden::open(&lslm_golden("gpt2"));
+    let golden = Golden::open(&lslm_golden("gpt2"));
     let ids = golden.ids("long.ids");
     let out = TempDir::new().unwrap();
     let file = out.path().join("logits");
     let text = list(&ids[1..]);
     let args = ["score", "--json", "--model", gpt2_converted(), "--ids", &text, "--logits", file.to_str().unwrap()];
-    let output = weir(&args).unwrap();
+    let output = weir_json(&args);
     let logits = logits_in(&file);
     let last = golden.get("long.logits");
     assert!(difference(&logits[logits.len() - last.len()..], last) <= LOGITS);
@@ -330,48 +297,33 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     assert!(message.contains("at most 255 (no more positions were learned)"), "{message}");
     let prompt = list(&ids[1..251]);
     let args = ["generate", "--json", "--model", gpt2_converted(), "--max-chars", "100", "--ids", &prompt];
-    let output = weir(&args).unwrap();
+    let output = weir_json(&args);
     assert_eq!((&output["reason"], &output["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
 }
 
 #[test]
 fn generated_text_equals_the_golden_data() {
-    let golden = crate::golden::Golden::open(&lslm_golden("gpt2"));
+    let golden = Golden::open(&lslm_golden("gpt2"));
     let prompt_ids = golden.ids("gen.open.prompt_ids");
     let events = golden.ids("gen.open.events");
     let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", gpt2_converted()];
-    let output = weir(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat()).unwrap();
+    let output = weir_json(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat());
     assert_eq!(output["ids"], json!(events));
     assert_eq!(output["usage"]["nxt_steps"], 0);
     // The text is generated from the start symbol only.
-    let output = weir(&[&args[..], &["--prompt", ""]].concat()).unwrap();
+    let output = weir_json(&[&args[..], &["--prompt", ""]].concat());
     let ids = output["ids"].as_array().unwrap();
     assert_eq!((ids.len(), &output["usage"]["prompt_chars"]), (60, &0.into()));
     assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no special symbols: {output}");
-    let first = weir(&["score", "--json", "--model", gpt2_converted(), "--ids", &ids[0].to_string()]).unwrap();
+    let first = weir_json(&["score", "--json", "--model", gpt2_converted(), "--ids", &ids[0].to_string()]);
     assert_eq!(first["logprobs"].as_array().unwrap().len(), 1, "the first symbol has a probability");
 }
 
 /// Returns a changed copy of the fixture.
 fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let source = lslm_golden("gpt2");
-    let dir = TempDir::new().unwrap();
-    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    let bytes = fs::read(source.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let mut tensors: Tensors = tensors
-        .tensors()
-        .into_iter()
-        .map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec())))
-        .collect();
-    change(&mut config, &mut tensors);
+    let mut config = read_json(&lslm_golden("gpt2").join("config.json"));
+    let dir = changed_copy(&lslm_golden("gpt2"), |tensors| change(&mut config, tensors));
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let views = tensors.iter().map(|(name, (shape, data))| {
-        let is_mask = data.len() == shape.iter().product::<usize>(); // one byte each
-        let dtype = if is_mask { Stored::BOOL } else { Stored::F32 };
-        (name.clone(), TensorView::new(dtype, shape.clone(), data).unwrap())
-    });
-    fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     dir
 }
 
@@ -379,8 +331,7 @@ fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
 fn convert_files(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), String> {
     let dest = TempDir::new().unwrap();
     convert::convert(source, from.path(), dest.path(), false).map_err(|error| error.to_string())?;
-    let read = |name: &str| fs::read(dest.path().join(name)).unwrap();
-    Ok((read("model.safetensors"), serde_json::from_slice(&read("config.json")).unwrap()))
+    Ok((fs::read(dest.path().join("model.safetensors")).unwrap(), read_json(&dest.path().join("config.json"))))
 }
 
 #[test]
@@ -392,8 +343,8 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
         let short = |name: String| name.strip_prefix("transformer.").unwrap().to_owned();
         *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (short(name), tensor)).collect();
         for layer in 0..3 {
-            tensors.insert(format!("h.{layer}.attn.bias"), (vec![1, 1, 2, 2], vec![0; 16]));
-            tensors.insert(format!("h.{layer}.attn.masked_bias"), (vec![], vec![0; 4]));
+            tensors.insert(format!("h.{layer}.attn.bias"), (Stored::F32, vec![1, 1, 2, 2], vec![0; 16]));
+            tensors.insert(format!("h.{layer}.attn.masked_bias"), (Stored::F32, vec![], vec![0; 4]));
         }
         tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
     });
@@ -401,7 +352,8 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
     // Versions of transformers up to 2023 stored the mask as booleans.
     let masked = changed(|_, tensors| {
         for layer in 0..3 {
-            tensors.insert(format!("transformer.h.{layer}.attn.bias"), (vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+            tensors
+                .insert(format!("transformer.h.{layer}.attn.bias"), (Stored::BOOL, vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
         }
     });
     assert_eq!(convert_files(Source::Gpt2, &masked).unwrap(), plain);
@@ -410,8 +362,8 @@ fn all_hugging_face_layouts_convert_to_the_same_model() {
         config["tie_word_embeddings"] = false.into();
         config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("vocab_t") && key != "vocab");
         tensors.insert("lm_head.weight".into(), tensors["transformer.wpe.weight"].clone());
-        tensors.get_mut("lm_head.weight").unwrap().0[0] = 28;
-        tensors.get_mut("lm_head.weight").unwrap().1.truncate(28 * 32 * 4);
+        tensors.get_mut("lm_head.weight").unwrap().1[0] = 28;
+        tensors.get_mut("lm_head.weight").unwrap().2.truncate(28 * 32 * 4);
     });
     let (_, config) = convert_files(Source::Gpt2, &untied).unwrap();
     assert_eq!((&config["architecture"]["tied"], config["vocabulary"].get("specials")), (&false.into(), None));
@@ -436,19 +388,21 @@ fn sources_that_are_not_gpt2_are_rejected() {
             |config, tensors| {
                 config["n_positions"] = 1.into();
                 let table = tensors.get_mut("transformer.wpe.weight").unwrap();
-                table.0[0] = 1;
-                table.1.truncate(128);
+                table.1[0] = 1;
+                table.2.truncate(128);
             },
         ),
         ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
             tensors.remove("transformer.h.1.ln_2.bias");
         }),
         ("transformer.h.1.ln_2.bias: expected dtype F32, F16, BF16 or I8, found dtype \"BOOL\"", |_, tensors| {
-            tensors.get_mut("transformer.h.1.ln_2.bias").unwrap().1.truncate(32);
+            let bias = tensors.get_mut("transformer.h.1.ln_2.bias").unwrap();
+            bias.0 = Stored::BOOL;
+            bias.2.truncate(32);
         }),
         ("lm_head.weight: expected the numbers of transformer.wte.weight, to which it is tied", |_, tensors| {
             let mut head = tensors["transformer.wte.weight"].clone();
-            head.1[0] ^= 1;
+            head.2[0] ^= 1;
             tensors.insert("lm_head.weight".into(), head);
         }),
     ];

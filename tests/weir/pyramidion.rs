@@ -1,14 +1,18 @@
 //! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
 use crate::{
-    support::{PYRAMIDION_CASES, pyramidion_golden, pyramidion_in, remove_card, settings},
+    support::{
+        PYRAMIDION_CASES, config_error, configured, encode, encoder, forced, published_shape, pyramidion_golden,
+        read_json, remove_card, settings, t5_in,
+    },
+    verify::edit_tensors,
     *,
 };
 use weir::{
     kernels::pages::PagePool,
     models::{
         checkpoint::json::read_limited,
-        contract::{Document, DocumentEncoder, Encoding, EncodingStage},
+        contract::{Document, EncodingStage},
         convert::convert,
         family::{parts::EncoderHookPoint, pyramidion::Work},
         load::init,
@@ -24,27 +28,6 @@ use weir::{
 const STATES: f32 = 1e-4;
 
 const LOGITS: f32 = 5e-5;
-
-fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
-    model.document_encoder().expect("a model with a document encoder")
-}
-
-/// Encodes a document in one call.
-fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
-    let mut encoding = encoder(model).open();
-    encoding.push(tokens).unwrap();
-    encoding.close().unwrap();
-    encoder(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
-    encoding.document().expect("the document is complete")
-}
-
-/// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
-fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
-    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
-    rows[0].set(symbols, Want::All);
-    advance(model, &mut rows, &[0], scratch).unwrap();
-    rows[0].logits.clone()
-}
 
 /// Returns fairseq's greedy output: `min` to `max` symbols, then the end symbol.
 fn greedy(model: &dyn Model, document: &dyn Document, min: usize, max: usize, scratch: &mut Scratch) -> Vec<u32> {
@@ -66,20 +49,18 @@ fn greedy(model: &dyn Model, document: &dyn Document, min: usize, max: usize, sc
     written
 }
 
-/// A fixture with its golden data and its model.
+/// A fixture with its golden data.
 struct Case {
     name: &'static str,
     golden: Golden,
-    model: Arc<dyn Model>,
-    config: serde_json::Value,
+    config: Value,
 }
 
 impl Case {
     fn load(name: &'static str) -> Self {
-        let config = std::fs::read(pyramidion_golden(name).join("config.json")).unwrap();
+        let config = read_json(&pyramidion_golden(name).join("config.json"));
         let golden = Golden::open(&pyramidion_golden(name));
-        let model = pyramidion_in(name, weir::kernels::Dtype::F32);
-        Self { name, golden, model, config: serde_json::from_slice(&config).unwrap() }
+        Self { name, golden, config }
     }
 
     fn all() -> impl Iterator<Item = Self> {
@@ -106,7 +87,7 @@ impl Case {
 /// A shape with the folder of its weights.
 pub(crate) struct Shape {
     pub(crate) name: &'static str,
-    config: serde_json::Value,
+    config: Value,
     dir: TempDir,
 }
 
@@ -185,13 +166,13 @@ impl Shape {
             (name, attention, block, pooling, pre_norm, (false, false))
         });
         softmax.chain(far).map(move |(name, attention, block, pooling, pre_norm, (positions, padded))| {
-            let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap();
             let mut pooling = parsed(pooling);
             let lengths = pooling.get_mut("lengths").and_then(|lengths| lengths.as_object_mut());
             for share in lengths.into_iter().flat_map(|lengths| lengths.values_mut()) {
                 *share = (source as u64 / share.as_u64().unwrap()).into();
             }
-            let config = serde_json::json!({
+            let config = json!({
                 "format": "weir/1", "family": "pyramidion", "vocabulary": {"size": SYMBOLS}, "normaliser": "none",
                 "training_length": source,
                 "architecture": {
@@ -212,22 +193,18 @@ impl Shape {
 
     /// Scales the weights of scorers and queries, because random ones give almost equal scores.
     fn spread_scores(&self) {
-        let file = self.folder().join("model.safetensors");
         remove_card(&self.folder());
-        let mut bytes = fs::read(&file).unwrap();
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
-        let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
-        for (name, tensor) in tensors.as_object().unwrap() {
-            let factor = if name.contains("scorer") { 40.0 } else { 10.0 };
-            if (name.contains("scorer") || name.contains("q_proj")) && name.ends_with("weight") {
-                let [from, to] = [0, 1].map(|end| header + tensor["data_offsets"][end].as_u64().unwrap() as usize);
-                for number in bytes[from..to].chunks_exact_mut(4) {
-                    let large = factor * f32::from_le_bytes(number.try_into().unwrap());
-                    number.copy_from_slice(&large.to_le_bytes());
+        edit_tensors(&self.folder(), |tensors| {
+            for (name, (.., data)) in tensors {
+                let factor = if name.contains("scorer") { 40.0 } else { 10.0 };
+                if (name.contains("scorer") || name.contains("q_proj")) && name.ends_with("weight") {
+                    data.as_chunks_mut()
+                        .0
+                        .iter_mut()
+                        .for_each(|x| *x = (factor * f32::from_le_bytes(*x)).to_le_bytes());
                 }
             }
-        }
-        fs::write(file, bytes).unwrap();
+        });
     }
 
     pub(crate) fn folder(&self) -> PathBuf {
@@ -300,14 +277,14 @@ fn check_state(case: &Case, item: usize, layer: usize, recorded: &BTreeMap<Strin
     assert!(max_error <= STATES, "{} {item} {name}: {max_error}", case.name);
 }
 
-fn check(case: &Case) {
+fn check(case: &Case, isa: Isa) {
     let layers = case.config["encoder_layers"].as_u64().unwrap() as usize;
     for item in 0..case.count() {
-        let mut scratch = case.model.scratch();
+        // A new model has no cached padding yet, so its padding is recorded too.
+        let model = load(&pyramidion_converted(case.name), &Settings { isa, ..settings() }).unwrap();
+        let mut scratch = model.scratch();
         let recorded = watch(&mut scratch);
         let source = case.source(item);
-        // A new model has no cached padding yet, so its padding is recorded too.
-        let model = load(&pyramidion_converted(case.name), &settings()).unwrap();
         let document = encode(&*model, &source, &mut scratch);
         for layer in 0..=layers {
             check_state(case, item, layer, &recorded.lock().unwrap());
@@ -347,22 +324,7 @@ fn check(case: &Case) {
 #[test]
 fn states_poolings_logits_and_greedy_text_equal_the_golden_data() {
     for case in Case::all() {
-        check(&case);
-    }
-}
-
-#[test]
-fn the_portable_kernels_agree() {
-    for case in Case::all() {
-        let portable = Settings { isa: Isa::portable(), ..settings() };
-        let model = load(&pyramidion_converted(case.name), &portable).unwrap();
-        let mut scratch = model.scratch();
-        for item in 0..case.count() {
-            let document = encode(&*model, &case.source(item), &mut scratch);
-            let logits = forced(&*model, &*document, &case.ids("prev_output_tokens", item), &mut scratch);
-            let max_error = difference(&logits, case.golden.row("decoder.logits", item));
-            assert!(max_error <= LOGITS, "{} {item}: {max_error}", case.name);
-        }
+        Isa::all().into_iter().for_each(|isa| check(&case, isa));
     }
 }
 
@@ -399,133 +361,115 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     assert_eq!(read_limited(&path_of("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
 }
 
-fn changed(case: &str, change: impl Fn(&mut Value)) -> String {
-    let dir = TempDir::new().unwrap();
-    let golden = pyramidion_golden(case);
-    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
-    change(&mut config);
-    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    fs::copy(golden.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
-    let dest = dir.path().join("made");
-    convert(Source::Pyramidions, dir.path(), &dest, false).map(drop).unwrap_err().to_string()
-}
-
 #[test]
 fn invalid_arguments_are_named() {
-    let set = |key: &'static str, value: Value| changed("pyramidion", move |config| config[key] = value.clone());
-    for (message, expected) in [
+    let dest = TempDir::new().unwrap();
+    for (case, key, value, expected) in [
         (
-            set("enc_layers_and_token_width", "{1: 24}".into()),
+            "pyramidion",
+            "enc_layers_and_token_width",
+            json!("{1: 24}"),
             "enc_layers_and_token_width.1: expected 64 halved some times",
         ),
         (
-            set("enc_layers_and_token_width", "{9: 16}".into()),
+            "pyramidion",
+            "enc_layers_and_token_width",
+            json!("{9: 16}"),
             "enc_layers_and_token_width: expected layers from 0 to 2, found \"9\"",
         ),
-        (set("enc_layers_and_token_width", "[16]".into()), "enc_layers_and_token_width: expected lengths after layers"),
-        (set("encoder_pooling", "max".into()), "encoder_pooling: expected topk or lambda, found \"max\""),
-        (set("use_sparse_attn", "some".into()), "use_sparse_attn: expected pooler, only_blockwise or pooler_no_block"),
         (
-            set("encoder_pooling_arch", "ffn".into()),
+            "pyramidion",
+            "enc_layers_and_token_width",
+            json!("[16]"),
+            "enc_layers_and_token_width: expected lengths after layers",
+        ),
+        ("pyramidion", "encoder_pooling", json!("max"), "encoder_pooling: expected topk or lambda, found \"max\""),
+        (
+            "pyramidion",
+            "use_sparse_attn",
+            json!("some"),
+            "use_sparse_attn: expected pooler, only_blockwise or pooler_no_block",
+        ),
+        (
+            "pyramidion",
+            "encoder_pooling_arch",
+            json!("ffn"),
             "encoder_pooling_arch: expected linear: the official code builds no other",
         ),
-        (set("heads", 5.into()), "heads: expected a divisor of dim, 32, found 5"),
-        (set("chunk_size", 0.into()), "chunk_size: expected 1 to"),
-        (set("decoder_embed_dim", 48.into()), "decoder_embed_dim: expected 32, as in the encoder, found 48"),
-        (set("d_model", 48.into()), "shape"),
-        (set("encoder_layers", 4.into()), "encoder.layers.3"),
-        (set("no_token_positional_embeddings", 1.into()), "no_token_positional_embeddings: expected false"),
+        ("pyramidion", "heads", json!(5), "heads: expected a divisor of dim, 32, found 5"),
+        ("pyramidion", "chunk_size", json!(0), "chunk_size: expected 1 to"),
+        ("pyramidion", "decoder_embed_dim", json!(48), "decoder_embed_dim: expected 32, as in the encoder, found 48"),
+        ("pyramidion", "d_model", json!(48), "shape"),
+        ("pyramidion", "encoder_layers", json!(4), "encoder.layers.3"),
+        ("pyramidion", "no_token_positional_embeddings", json!(1), "no_token_positional_embeddings: expected false"),
+        ("blockwise", "chunk_size", json!(24), "chunk_size: expected a divisor of 64: whole blocks drop the remainder"),
         (
-            changed("blockwise", |config| config["chunk_size"] = 24.into()),
-            "chunk_size: expected a divisor of 64: whole blocks drop the remainder",
-        ),
-        (
-            changed("no_block", |config| config["enc_layers_and_token_width"] = "{0: 64}".into()),
+            "no_block",
+            "enc_layers_and_token_width",
+            json!("{0: 64}"),
             "enc_layers_and_token_width: expected a decreasing length, since full attention",
         ),
     ] {
-        assert!(message.contains(expected), "{message}\n  {expected}");
+        let from = configured(&pyramidion_golden(case), |config| config[key] = value);
+        let error = convert(Source::Pyramidions, from.path(), &dest.path().join("made"), false).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}\n  {expected}");
     }
 }
 
-/// Returns the error for a changed configuration of the published deep model.
-fn error_for(change: impl Fn(&mut Value)) -> String {
-    let shape = "models/shapes/pyramidion-124m.json";
-    let file = Path::new("config.json");
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(shape)).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
-    change(&mut config);
-    let config = Config::parse(config.to_string().as_bytes(), file);
-    config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
-}
-
-fn check_messages(cases: &[(String, &str)]) {
-    for (message, expected) in cases {
-        assert!(message.contains(expected), "{message}\n  {expected}");
-    }
-}
-
+/// The published deep model with another value of a key.
 #[test]
-fn invalid_architectures_are_named() {
-    let error_with = |key: &str, value: Value| error_for(|config| config["architecture"][key] = value.clone());
-    let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
+fn invalid_configurations_are_named() {
     let scorer =
         |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
-    check_messages(&[
-        (error_with("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
-        (error_with("dim", 7.into()), "architecture.dim: expected an even number"),
-        (error_with("source_length", 0.into()), "architecture.source_length: expected 1 to"),
-        (error_with("target_length", 1.into()), "architecture.target_length: expected 2 to"),
-        (error_with("block", 0.into()), "architecture.block: expected 1 to"),
-        (error_with("block", 500.into()), "architecture.block: expected a divisor of 512"),
-        (error_with("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
-        (error_with("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
+    for (key, value, expected) in [
+        ("/architecture/heads", json!(7), "architecture.heads: expected a divisor of dim, 768, found 7"),
+        ("/architecture/dim", json!(7), "architecture.dim: expected an even number"),
+        ("/architecture/source_length", json!(0), "architecture.source_length: expected 1 to"),
+        ("/architecture/target_length", json!(1), "architecture.target_length: expected 2 to"),
+        ("/architecture/block", json!(0), "architecture.block: expected 1 to"),
+        ("/architecture/block", json!(500), "architecture.block: expected a divisor of 512"),
+        ("/architecture/layer_norm_eps", json!(2), "architecture.layer_norm_eps: expected above 0, below 1"),
+        ("/architecture/feed_forward", json!(u64::MAX), "architecture.feed_forward: expected 1 to"),
         (
-            error_with("pooling", pooling("mean", json!({"2": 3000}))),
+            "/architecture/pooling",
+            json!({"kind": "mean", "lengths": {"2": 3000}}),
             "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
         ),
-        (error_with("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
-        (error_with("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
         (
-            error_with("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
+            "/architecture/pooling",
+            json!({"kind": "max", "lengths": {}}),
+            "architecture.pooling.lengths: expected at least one layer",
+        ),
+        ("/architecture/pooling", json!({"kind": "sieve", "lengths": {"2": 2048}}), "sieve"),
+        (
+            "/architecture/pooling",
+            scorer(json!({"embedding": {"dimension": 768}})),
             "scorer.embedding.dimension: expected 0 to 767",
         ),
-        (error_with("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
-        (error_with("pooling", scorer("psychic".into())), "psychic"),
-    ]);
-}
-
-#[test]
-fn invalid_vocabularies_and_settings_are_named() {
-    check_messages(&[
-        (error_for(|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
-        (error_for(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
+        ("/architecture/pooling", scorer(json!({"index": {"every": 0}})), "scorer.index.every: expected at least 1"),
+        ("/architecture/pooling", scorer(json!("psychic")), "psychic"),
+        ("/vocabulary", json!({"bytes": true}), "vocabulary: expected `size`"),
+        ("/vocabulary", json!({"size": 4}), "vocabulary.size: expected more than 4"),
+        ("/vocabulary", json!({"tokenizer": "tokenizer.json"}), "vocabulary: expected `size` next to it"),
         (
-            error_for(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
-            "vocabulary: expected `size` next to it",
-        ),
-        (
-            error_for(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
+            "/vocabulary",
+            json!({"size": 32_000, "tokenizer": "../x.json"}),
             "vocabulary.tokenizer: expected \"tokenizer.json\"",
         ),
-        (
-            error_for(|config| config["generation"]["max_tokens"] = 1024.into()),
-            "generation.max_tokens: expected 1 to 1023",
-        ),
-        (
-            error_for(|config| config["generation"]["min_tokens"] = 967.into()),
-            "generation.min_tokens: expected at most max_tokens, 966",
-        ),
-        (error_for(|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
-        (error_for(|config| config["generation"]["width"] = 0.into()), "generation.width"),
-    ]);
+        ("/generation/max_tokens", json!(1024), "generation.max_tokens: expected 1 to 1023"),
+        ("/generation/min_tokens", json!(967), "generation.min_tokens: expected at most max_tokens, 966"),
+        ("/generation/beam", json!(0), "generation.beam: expected 1 to 64"),
+        ("/generation", json!({"width": 0}), "generation.width"),
+    ] {
+        let mut config = published_shape("pyramidion-124m.json");
+        *config.pointer_mut(key).unwrap() = value;
+        let message = config_error(&config);
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
 }
 
 #[test]
 fn options_of_this_family_are_rejected_in_others() {
-    let file = Path::new("config.json");
-    let hourglass =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json")).unwrap();
     for (key, value, expected) in [
         ("vocabulary", json!({"size": 27}), "vocabulary: expected `symbols` or `bytes`: this family's symbols"),
         (
@@ -534,10 +478,9 @@ fn options_of_this_family_are_rejected_in_others() {
             "generation: expected nothing: this family writes no summaries",
         ),
     ] {
-        let mut config: Value = serde_json::from_str(&hourglass).unwrap();
+        let mut config = published_shape("vanilla-41m.json");
         config[key] = value;
-        let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
-        let message = blueprint(&config, file).map(drop).unwrap_err().to_string();
+        let message = config_error(&config);
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -664,41 +607,6 @@ fn batched_rows_of_several_documents_equal_single_rows() {
 }
 
 #[test]
-fn forks_share_their_document_and_diverge() {
-    let shape = Shape::all().next().unwrap();
-    let model = shape.model(Dtype::F32);
-    let mut scratch = model.scratch();
-    let mut dice = Dice::new(5);
-    let document = encode(&*model, &tokens(&mut dice, 600), &mut scratch);
-    let texts = [tokens(&mut dice, 34), tokens(&mut dice, 34)];
-    let expected = texts.each_ref().map(|text| forced(&*model, &*document, text, &mut scratch));
-    let mut rows = vec![SequenceRow::new(encoder(&*model).begin(&*document).unwrap())];
-    rows[0].set(&texts[0][..20], Want::Nothing);
-    advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
-    let before = model.memory().in_use;
-    rows.push(SequenceRow::new(rows[0].state.fork()));
-    assert_eq!(model.memory().in_use, before, "a fork takes no pages");
-    rows[1].state.rollback(0).unwrap();
-    rows[0].set(&texts[0][20..], Want::Last);
-    rows[1].set(&texts[1], Want::Last);
-    advance(&*model, &mut rows, &[0, 1], &mut scratch).unwrap();
-    for (row, expected) in rows.iter().zip(&expected) {
-        assert!(row.logits == expected[expected.len() - row.logits.len()..]);
-    }
-    // Rows keep the document's memory after it is dropped.
-    drop(document);
-    let mut shared = 0;
-    rows[0].state.pages(&mut |page| shared += usize::from(page.references == 2));
-    assert!(shared > 0 && rows[0].state.bytes() > 0);
-    rows[0].state.rollback(20).unwrap();
-    rows[0].set(&texts[0][20..], Want::Last);
-    advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
-    assert!(rows[0].logits == expected[0][expected[0].len() - rows[0].logits.len()..]);
-    drop(rows);
-    assert_eq!(model.memory().in_use, 0);
-}
-
-#[test]
 fn hard_top_k_keeps_vectors_unchanged() {
     for shape in Shape::all() {
         let model = shape.model(Dtype::F32);
@@ -753,7 +661,7 @@ fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
     let mut scratch = model.scratch();
     encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
     assert_eq!(encoding.document().unwrap().tokens(), SOURCE);
-    assert!(model.begin(weir::models::contract::BoundaryOptions::default()).is_err());
+    assert!(model.begin(BoundaryOptions::default()).is_err());
 }
 
 #[test]
@@ -790,32 +698,9 @@ fn too_little_memory_is_an_error_and_is_released() {
 #[test]
 fn foreign_encodings_are_rejected() {
     let model = Shape::all().next().unwrap().model(Dtype::F32);
-    let mut scratch = model.scratch();
-    struct Foreign;
-    impl Encoding for Foreign {
-        fn push(&mut self, _: &[u32]) -> weir::error::Result<()> {
-            Ok(())
-        }
-        fn close(&mut self) -> weir::error::Result<()> {
-            Ok(())
-        }
-        fn tokens(&self) -> usize {
-            0
-        }
-        fn progress(&self) -> weir::models::contract::EncodingProgress {
-            weir::models::contract::EncodingProgress { stage: EncodingStage::Waiting, blocks: 0, total: None }
-        }
-        fn choices(&self) -> &[weir::models::contract::PoolingChoice] {
-            &[]
-        }
-        fn document(&self) -> Option<Arc<dyn Document>> {
-            None
-        }
-        fn bytes(&self) -> usize {
-            0
-        }
-    }
-    assert!(encoder(&*model).advance(&mut Foreign, 1, &mut scratch).is_err());
+    let t5 = t5_in("byt5", Dtype::F32);
+    let mut foreign = encoder(&*t5).open();
+    assert!(encoder(&*model).advance(&mut *foreign, 1, &mut model.scratch()).is_err());
 }
 
 /// Model with a fixed document. Each row encodes it again, so that the row alone owns its pages.
@@ -893,8 +778,7 @@ fn every_case_equals_the_published_operator() {
     let folder = pyramidion_golden("topk_operator");
     let pool = PagePool::new(1 << 20);
     let golden = Golden::open(&folder);
-    let config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let config = read_json(&folder.join("config.json"));
     let mut rejected = 0;
     let mut compared = 0;
     for case in config["cases"].as_array().unwrap() {

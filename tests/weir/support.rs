@@ -2,7 +2,10 @@
 
 use crate::*;
 use std::collections::HashMap;
-use weir::models::convert;
+use weir::models::{
+    contract::{Document, DocumentEncoder},
+    convert,
+};
 
 /// Fixture cases of the hourglass family.
 pub(crate) const CASES: [&str; 8] =
@@ -16,9 +19,14 @@ pub(crate) fn storms() -> bool {
     std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
 }
 
+/// Returns a folder of tests/golden.
+pub(crate) fn golden_data(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
+}
+
 /// Returns the folder of a fixture's golden data.
 pub(crate) fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic-pooling").join(case)
+    golden_data("dynamic-pooling").join(case)
 }
 
 /// Returns the folder of a converted fixture. It lives as long as the test run.
@@ -49,7 +57,7 @@ pub(crate) const LSLM_CASES: [&str; 7] =
 
 /// Returns the folder of such a fixture's golden data.
 pub(crate) fn lslm_golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lslm").join(case)
+    golden_data("lslm").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
@@ -57,18 +65,82 @@ pub(crate) fn lslm_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
 }
 
+/// Copies the files of a folder.
+pub(crate) fn copied(folder: &Path) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for file in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|file| file.is_file()) {
+        fs::copy(&file, copy.path().join(file.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+pub(crate) fn read_json(file: &Path) -> Value {
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+/// Changes a JSON file.
+pub(crate) fn edit_json(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut json = read_json(file);
+    change(&mut json);
+    fs::write(file, json.to_string()).unwrap();
+}
+
+/// Copies the files of a checkpoint and changes its configuration.
+pub(crate) fn configured(folder: &Path, change: impl FnOnce(&mut Value)) -> TempDir {
+    let copy = copied(folder);
+    edit_json(&copy.path().join("config.json"), change);
+    copy
+}
+
+/// Returns the error for a configuration.
+pub(crate) fn config_error(config: &Value) -> String {
+    let file = Path::new("config.json");
+    let config = Config::parse(config.to_string().as_bytes(), file);
+    config.and_then(|config| blueprint(&config, file)).unwrap_err().to_string()
+}
+
+/// Returns a configuration of models/shapes.
+pub(crate) fn published_shape(name: &str) -> Value {
+    read_json(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes").join(name))
+}
+
+/// Runs the program to its end. Returns its output if it succeeds, otherwise its messages.
+pub(crate) fn weir(args: &[&str]) -> Result<String, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+/// Runs a command that must succeed, and returns the JSON that it prints.
+#[track_caller]
+pub(crate) fn weir_json(args: &[&str]) -> Value {
+    serde_json::from_str(&weir(args).unwrap()).unwrap()
+}
+
+pub(crate) fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
+    model.document_encoder().expect("a model with a document encoder")
+}
+
+/// Encodes a document in one call.
+pub(crate) fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
+    let mut encoding = encoder(model).open();
+    encoding.push(tokens).unwrap();
+    encoding.close().unwrap();
+    encoder(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
+    encoding.document().expect("the document is complete")
+}
+
+/// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
+pub(crate) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
+    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
+    rows[0].set(symbols, Want::All);
+    advance(model, &mut rows, &[0], scratch).unwrap();
+    rows[0].logits.clone()
+}
+
 /// Writes T5 v1.0 with another maximum length of documents.
 pub(crate) fn t5_shortened(source_length: usize) -> TempDir {
-    let dir = TempDir::new().unwrap();
-    for entry in std::fs::read_dir(t5_converted("t5_v10")).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let file = dir.path().join("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    config["architecture"]["source_length"] = source_length.into();
-    std::fs::write(file, config.to_string()).unwrap();
-    dir
+    configured(&t5_converted("t5_v10"), |config| config["architecture"]["source_length"] = source_length.into())
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
@@ -82,7 +154,7 @@ pub(crate) const HNET_CASES: [&str; 6] =
 
 /// Returns the folder of such a fixture's golden data.
 pub(crate) fn hnet_golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hnet").join(case)
+    golden_data("hnet").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
@@ -112,7 +184,7 @@ pub(crate) const PYRAMIDION_CASES: [&str; 11] = [
 
 /// Returns the folder of such a fixture's golden data.
 pub(crate) fn pyramidion_golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pyramidion").join(case)
+    golden_data("pyramidion").join(case)
 }
 
 /// Returns the folder of such a converted fixture.
@@ -131,7 +203,7 @@ pub(crate) const T5_CASES: [&str; 7] =
 
 /// Returns the folder of such a fixture: a checkpoint of Hugging Face's, with golden data.
 pub(crate) fn t5_golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5").join(case)
+    golden_data("t5").join(case)
 }
 
 /// Returns the folder of such a converted fixture.

@@ -306,7 +306,7 @@ fn tolerances_grow_with_length_and_fewer_bits() {
 /// Type, shape and bytes of each tensor, by name.
 pub(crate) type Tensors = BTreeMap<String, (Stored, Vec<usize>, Vec<u8>)>;
 
-fn read_tensors(folder: &Path) -> Tensors {
+pub(crate) fn read_tensors(folder: &Path) -> Tensors {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let all = file.tensors().into_iter();
@@ -327,16 +327,22 @@ fn scaled_copy(folder: &Path, tensor: &str, factor: f32) -> TempDir {
 /// Copies a checkpoint with changed tensors.
 pub(crate) fn changed_copy(folder: &Path, change: impl FnOnce(&mut Tensors)) -> TempDir {
     let copy = TempDir::new().unwrap();
-    for file in ["config.json", "tokenizer.json"].into_iter().filter(|file| folder.join(file).exists()) {
+    let files = ["config.json", "tokenizer.json", "model.safetensors"];
+    for file in files.into_iter().filter(|file| folder.join(file).exists()) {
         fs::copy(folder.join(file), copy.path().join(file)).unwrap();
     }
+    edit_tensors(copy.path(), change);
+    copy
+}
+
+/// Changes the tensors of a checkpoint.
+pub(crate) fn edit_tensors(folder: &Path, change: impl FnOnce(&mut Tensors)) {
     let mut tensors = read_tensors(folder);
     change(&mut tensors);
     let views = tensors
         .iter()
         .map(|(name, (dtype, shape, data))| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
-    fs::write(copy.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
-    copy
+    fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
 /// One tensor is scaled by 1.01 in the reference's copy only, or in weir's copy only; the long storms do both with every tensor.

@@ -467,7 +467,7 @@ fn foreign_state() -> Error {
 }
 
 /// The boundary source's decision for one symbol.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SymbolBoundary {
     /// True if a segment ends with this symbol; in a model with levels of chunking, if a chunk begins with it.
     pub boundary: bool,

@@ -12,7 +12,7 @@ use crate::{
         converted::{Converted, SpecialVocabulary, official_key, read_config, rename_key, source_name},
         gpt2,
     },
-    family::families::blueprint,
+    family::{families::blueprint, t5_layers::transformers_name},
     text::TextNormaliser,
 };
 use serde::{Deserialize, de::IgnoredAny};
@@ -22,45 +22,21 @@ use weir_kernels::error::{Error, Result};
 
 /// Complete names.
 const MODEL: &[(&str, &str)] = &[
-    ("embedding.weight", "shared.weight"),
-    ("token.embedding.weight", "token_encoder.embed_tokens.weight"),
-    ("decoder.embedding.weight", "decoder.embed_tokens.weight"),
-    ("token.distance_bias.weight", "token_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    ("context.distance_bias.weight", "context_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    ("decoder.distance_bias.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    ("token.norm.weight", "token_encoder.final_layer_norm.weight"),
-    ("context.norm.weight", "context_encoder.final_layer_norm.weight"),
-    ("decoder.norm.weight", "decoder.final_layer_norm.weight"),
-    ("boundary.hidden.weight", "boundary_predictor.wi.weight"),
-    ("boundary.output.weight", "boundary_predictor.wo.weight"),
-    ("context.projection.weight", "context_encoder.input_projection.weight"),
-    ("head.weight", "lm_head.weight"),
-    ("head.bias", "lm_head.bias"),
+    ("embedding", "shared"),
+    ("boundary.hidden", "boundary_predictor.wi"),
+    ("boundary.output", "boundary_predictor.wo"),
+    ("head", "lm_head"),
 ];
 
-/// Names within a layer, except the feed-forward's, which comes after the decoder's cross-attention.
-const LAYER: &[(&str, &str)] = &[
-    ("attention.query.weight", "layer.0.SelfAttention.q.weight"),
-    ("attention.key.weight", "layer.0.SelfAttention.k.weight"),
-    ("attention.value.weight", "layer.0.SelfAttention.v.weight"),
-    ("attention.output.weight", "layer.0.SelfAttention.o.weight"),
-    ("attention.norm.weight", "layer.0.layer_norm.weight"),
-    ("memory.query.weight", "layer.1.EncDecAttention.q.weight"),
-    ("memory.key.weight", "layer.1.EncDecAttention.k.weight"),
-    ("memory.value.weight", "layer.1.EncDecAttention.v.weight"),
-    ("memory.output.weight", "layer.1.EncDecAttention.o.weight"),
-    ("memory.norm.weight", "layer.1.layer_norm.weight"),
-];
+const STACKS: &[(&str, &str)] = &[("token", "token_encoder"), ("context", "context_encoder"), ("decoder", "decoder")];
 
-const FEED_FORWARD: &[(&str, &str)] = &[
-    ("feed_forward.up.weight", "DenseReluDense.wi.weight"),
-    ("feed_forward.down.weight", "DenseReluDense.wo.weight"),
-    ("feed_forward.norm.weight", "layer_norm.weight"),
+/// Names within a stack, except those in a layer.
+const STACK: &[(&str, &str)] = &[
+    ("embedding", "embed_tokens"),
+    ("distance_bias", "block.0.layer.0.SelfAttention.relative_attention_bias"),
+    ("norm", "final_layer_norm"),
+    ("projection", "input_projection"),
 ];
-
-/// The stacks, and the index of the feed-forward in their layers.
-const STACKS: &[(&str, &str, usize)] =
-    &[("token", "token_encoder", 1), ("context", "context_encoder", 1), ("decoder", "decoder", 2)];
 
 /// Reads a folder in that layout, or GPT-2's. Fails if arguments or tensors are missing, superfluous or out of bounds.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
@@ -82,18 +58,21 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
 
 /// Returns the tensor under the source's name; under its own if there is none, so that it is reported as missing.
 fn official_tensor(spec: &TensorSpec) -> TensorSpec {
-    let in_layer = || {
-        let (stack, rest) = spec.name.split_once('.')?;
-        let (index, part) = rest.split_once('.')?;
-        let (_, stack, feed_forward) = STACKS.iter().find(|(weir, ..)| *weir == stack)?;
-        let part = match source_name(LAYER, part) {
-            Some(official) => official.to_owned(),
-            None => format!("layer.{feed_forward}.{}", source_name(FEED_FORWARD, part)?),
+    let rename = || {
+        let (name, kind) = spec.name.rsplit_once('.')?;
+        let in_stack = || {
+            let (stack, part) = name.split_once('.')?;
+            let official = source_name(STACKS, stack)?;
+            if let Some(part) = source_name(STACK, part) {
+                return Some(format!("{official}.{part}"));
+            }
+            let (index, part) = part.split_once('.')?;
+            Some(format!("{official}.block.{index}.{}", transformers_name(part, stack == "decoder", false)))
         };
-        Some(format!("{stack}.block.{index}.{part}"))
+        let name = source_name(MODEL, name).map(str::to_owned).or_else(in_stack)?;
+        Some(format!("{name}.{kind}"))
     };
-    let name = source_name(MODEL, &spec.name).map(str::to_owned).or_else(in_layer);
-    TensorSpec { name: name.unwrap_or_else(|| spec.name.clone()), ..spec.clone() }
+    TensorSpec { name: rename().unwrap_or_else(|| spec.name.clone()), ..spec.clone() }
 }
 
 /// The paper's training window in symbols (English; App. A), for which there is no key.
@@ -126,10 +105,8 @@ struct Arguments {
     token_encoder: StackArguments,
     context_encoder: StackArguments,
     decoder: StackArguments,
-    #[serde(default = "relu")]
-    feed_forward_proj: String,
-    #[serde(default = "epsilon")]
-    layer_norm_epsilon: f64,
+    feed_forward_proj: Option<String>,
+    layer_norm_epsilon: Option<f64>,
     boundary_predictor: PredictorArguments,
     pooling: PoolingArguments,
     width_matching: Option<WidthMatching>,
@@ -149,10 +126,8 @@ struct StackArguments {
     d_ff: usize,
     num_heads: usize,
     d_kv: Option<usize>,
-    #[serde(default = "buckets")]
-    relative_attention_num_buckets: usize,
-    #[serde(default = "max_distance")]
-    relative_attention_max_distance: usize,
+    relative_attention_num_buckets: Option<usize>,
+    relative_attention_max_distance: Option<usize>,
     #[serde(default)]
     relative_attention_bidirectional: bool,
 }
@@ -161,8 +136,7 @@ struct StackArguments {
 #[serde(deny_unknown_fields)]
 struct PredictorArguments {
     d_ff: Option<usize>,
-    #[serde(default = "half")]
-    threshold: f64,
+    threshold: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -188,26 +162,6 @@ enum BoundarySource {
     Predictor,
 }
 
-fn relu() -> String {
-    "relu".into()
-}
-
-fn epsilon() -> f64 {
-    1e-6
-}
-
-fn buckets() -> usize {
-    32
-}
-
-fn max_distance() -> usize {
-    128
-}
-
-fn half() -> f64 {
-    0.5
-}
-
 impl Arguments {
     /// Returns the configuration of arguments and vocabulary; errors name `file`. Fails if a key is out of bounds or missing.
     fn config(&self, vocabulary: &SpecialVocabulary, file: &Path) -> Result<Config> {
@@ -215,8 +169,8 @@ impl Arguments {
         if self.model_type != "lslm" {
             return wrong("model_type", "\"lslm\"", format!("{:?}", self.model_type));
         }
-        if self.feed_forward_proj != "relu" {
-            return wrong("feed_forward_proj", "\"relu\", without gates", format!("{:?}", self.feed_forward_proj));
+        if let Some(found) = self.feed_forward_proj.as_ref().filter(|found| *found != "relu") {
+            return wrong("feed_forward_proj", "\"relu\", without gates", format!("{found:?}"));
         }
         let pooling = match self.pooling {
             PoolingArguments::Dp {} => json!("mean"),
@@ -231,13 +185,14 @@ impl Arguments {
         };
         let driver = if self.generation_boundary_source == BoundarySource::Nxt { "nxt" } else { "predictor" };
         let hidden = self.boundary_predictor.d_ff.unwrap_or(self.token_encoder.d_ff);
+        let threshold = self.boundary_predictor.threshold.unwrap_or(0.5);
         let architecture = json!({
             "token": self.token_encoder.architecture("token_encoder", file)?,
             "context": self.context_encoder.architecture("context_encoder", file)?,
             "decoder": self.decoder.architecture("decoder", file)?,
-            "norm_eps": self.layer_norm_epsilon,
+            "norm_eps": self.layer_norm_epsilon.unwrap_or(1e-6),
             "pooling": pooling,
-            "boundaries": { "kind": "learned", "hidden": hidden, "threshold": self.boundary_predictor.threshold },
+            "boundaries": { "kind": "learned", "hidden": hidden, "threshold": threshold },
             "widths": widths,
             "shared_embedding": self.share_embeddings,
             "tied_head": self.tie_word_embeddings,
@@ -265,8 +220,8 @@ impl StackArguments {
             "heads": self.num_heads,
             "head_dim": head_dim,
             "feed_forward": self.d_ff,
-            "buckets": self.relative_attention_num_buckets,
-            "max_distance": self.relative_attention_max_distance,
+            "buckets": self.relative_attention_num_buckets.unwrap_or(32),
+            "max_distance": self.relative_attention_max_distance.unwrap_or(128),
             "bidirectional_buckets": self.relative_attention_bidirectional,
         }))
     }
@@ -285,8 +240,6 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.widths", "width_matching"),
         ("architecture.shared_embedding", "share_embeddings"),
     ];
-    const STACKS: &[(&str, &str)] =
-        &[("token", "token_encoder"), ("context", "context_encoder"), ("decoder", "decoder")];
     const SIZES: &[(&str, &str)] = &[
         ("layers", "num_layers"),
         ("dim", "d_model"),

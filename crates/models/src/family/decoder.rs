@@ -19,18 +19,17 @@ use crate::{
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Check, Loader, StackShape, StackSpec, check_feed, check_rollback, deliver_logits, first_logits,
+            self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, check_feed, check_rollback, first_logits,
             matrix, norm, with_status, work_mut,
         },
         settings::Bounds,
     },
     nn::{
-        Activation, ConfigError, Position,
-        attention::{Caches, Hook, NormOrder, Stack, StackWork},
+        Activation, ConfigError,
+        attention::{Caches, Hook, MemoryPart, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
         pooling::{self, ScoresByDistance},
         position::PositionKind,
-        sized,
         window::Window,
     },
 };
@@ -39,7 +38,7 @@ use std::{path::Path, sync::Arc};
 use weir_kernels::{
     Compute,
     error::{Error, Result},
-    linear::{Epilogue, Linear},
+    linear::Linear,
     pages::PagePool,
     rowwise::{LayerNorm, layer_norm},
 };
@@ -103,16 +102,8 @@ impl DecoderBlueprint {
                 let expected = format!("room for {} positions: the start symbol's and a symbol's", self.lead() + 1);
                 check.fail("position", expected, positions)
             }
-            _ => check.parameters("dim", self.parameters()),
+            _ => check.tensors("dim", &self.tensors()),
         }
-    }
-
-    /// An upper bound on the numbers in all tensors; `None` if it overflows.
-    fn parameters(&self) -> Option<usize> {
-        let shape = self.stack_shape();
-        let embedding_and_head = self.symbols.checked_add(1)?.checked_mul(2)?.checked_mul(shape.dim)?;
-        let shared = parts::position_numbers(&shape)?;
-        parts::layer_numbers(&shape, self.architecture.layers)?.checked_add(embedding_and_head)?.checked_add(shared)
     }
 
     /// Positions before a text's first symbol: the start symbol's, if there is one.
@@ -246,16 +237,11 @@ impl State for DecoderState {
 #[derive(Default)]
 pub struct Work {
     stack: StackWork,
-    positions: Vec<Position>,
+    batch: Batch,
     /// Symbols of each row's feed that the stack has processed.
     processed: Vec<usize>,
     chosen: Vec<usize>,
-    /// The vectors that flow through the stack: (positions, D)
-    x: Vec<f32>,
-    /// The head's input: (wanted, D)
-    wanted: Vec<f32>,
-    /// (wanted, V)
-    logits: Vec<f32>,
+    head: HeadWork,
 }
 
 impl Work {
@@ -281,8 +267,10 @@ impl Caches for RowCaches<'_> {
         Ok(&mut state(self.0, sequence)?.cache)
     }
 
-    fn memory(&self, sequence: usize) -> Result<Option<&KvCache>> {
-        Ok(state_ref::<DecoderState>(&*self.0[sequence].state)?.memory.as_ref())
+    fn memory(&self, sequence: usize) -> Result<MemoryPart<'_>> {
+        let memory = state_ref::<DecoderState>(&*self.0[sequence].state)?.memory.as_ref();
+        let part = memory.and_then(|cache| Some(MemoryPart { cache, last: cache.len().checked_sub(1)? }));
+        part.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no memory")))
     }
 }
 
@@ -292,9 +280,8 @@ pub(crate) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut Decod
 
 /// Records that a row's feed has had its symbol step, in a model without segments.
 pub(crate) fn set_fed(row: &mut SequenceRow) {
-    let decision = SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None };
     row.decisions.clear();
-    row.decisions.resize(row.feed.len(), decision);
+    row.decisions.resize(row.feed.len(), SymbolBoundary::default());
     row.status = StepStatus::Unfinished;
 }
 
@@ -405,8 +392,8 @@ impl Decoder {
         work.processed.clear();
         work.processed.resize(which.len(), 0);
         while self.gather_symbols(rows, which, work)? {
-            let caches = &mut RowCaches(rows);
-            self.stack.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+            let Work { stack, batch: Batch { positions, x }, .. } = work;
+            self.stack.forward(&self.compute, x, positions, &mut RowCaches(rows), stack)?; // (symbols, D)
             self.scatter(rows, which, work)?;
         }
         which.iter().for_each(|&index| set_fed(&mut rows[index]));
@@ -416,13 +403,11 @@ impl Decoder {
     /// Finish step: norm → logits, of the symbols whose logits are wanted. Fails as [`feed_symbols`](Self::feed_symbols) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
+            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
             if let Some(parameters) = &self.norm {
-                layer_norm(&self.compute, &mut work.wanted, parameters);
+                layer_norm(&self.compute, &mut work.head.wanted, parameters);
             }
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
             set_finished(rows, unfinished)
         })
     }
@@ -447,23 +432,18 @@ impl Decoder {
         }
     }
 
-    /// `work.x` (symbols, D) = the embeddings of the next chunk of each row's feed; false if no row has any left.
+    /// `work.batch` = the embeddings of the next chunk of each row's feed; false if no row has any left.
     fn gather_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<bool> {
         if work.processed.iter().zip(which).all(|(&processed, &index)| processed == rows[index].positions()) {
             return Ok(false);
         }
-        let dim = self.head.inputs();
-        work.positions.clear();
-        work.x.clear();
+        work.batch.clear();
         for (&index, &processed) in which.iter().zip(&work.processed) {
             let chunk = (rows[index].positions() - processed).min(self.stack.window.chunk());
             let cache = &mut state(rows, index)?.cache;
             self.stack.reserve(cache, chunk)?;
-            let start = cache.len();
-            work.positions.extend(Position::run(index, start..start + chunk));
-            for &symbol in &rows[index].feed[processed..processed + chunk] {
-                work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]);
-            }
+            work.batch.extend(index, cache, chunk);
+            work.batch.embed(&self.embedding, self.head.inputs(), &rows[index].feed[processed..processed + chunk]);
         }
         Ok(true)
     }
@@ -471,7 +451,7 @@ impl Decoder {
     /// Stores the vectors whose logits are wanted, those of the last symbols, in the rows.
     fn scatter(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = self.head.inputs();
-        let mut rest = &work.x[..];
+        let mut rest = &work.batch.x[..];
         for (&index, processed) in which.iter().zip(&mut work.processed) {
             let fed = rows[index].positions();
             let wanted = rows[index].wanted();
@@ -597,15 +577,10 @@ impl Decoder {
             order: NormOrder::Pre,
             positions: card.max_symbols + blueprint.lead(),
         })?;
-        let norm = Some(loader.norm("norm")?);
-        let mut embedding = loader.weights.take("embedding.weight")?;
-        let head = match a.tied {
-            true => loader.pack(&embedding, blueprint.symbols)?,
-            false => {
-                let weight = loader.weights.take("head.weight")?;
-                loader.pack(&weight, blueprint.symbols)?
-            }
-        };
+        let mut tensors = loader.tensors;
+        let norm = Some(tensors.layer_norm("norm")?);
+        let mut embedding = tensors.weight("embedding")?;
+        let head = tensors.head(a.tied.then_some(&embedding), "head", a.dim)?;
         if a.scale_embedding {
             let scale = (a.dim as f64).sqrt() as f32;
             embedding.iter_mut().for_each(|x| *x *= scale);

@@ -12,7 +12,7 @@
 //! steps; the passes through the stages; loading; random weights for `weir init`.
 
 use crate::{
-    checkpoint::{self, Column, Config, Init, Weights},
+    checkpoint::{self, Column, Config, Init},
     contract::{
         BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepCost,
         StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
@@ -20,16 +20,16 @@ use crate::{
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Check, MAX_LAYERS, check_feed, check_rollback, deliver_logits, linear, matrix, with_status, work_mut,
+            self, Check, HeadWork, MAX_LAYERS, Tensors, check_feed, check_rollback, linear, matrix, with_status,
+            work_mut,
         },
     },
     nn::{
-        Position,
-        attention::Caches,
+        Activation, Position,
+        attention::{Caches, FeedForward},
         kv_cache::KvCache,
         mamba2::{
-            self, GatedFeedForward, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun,
-            page_bytes,
+            self, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun, page_bytes,
         },
         pooling::{Router, RouterWork, begins_chunk, boundary_probability, move_average},
         position::{PositionScheme, Rotary},
@@ -47,7 +47,6 @@ use weir_kernels::{
     error::{Error, Result},
     linear::{Epilogue, Linear, QuantizedRows, WeightArena},
     pages::{Page, PagePool},
-    rowwise::RmsNorm,
     ssm::{HEAD, Taps},
 };
 
@@ -156,9 +155,8 @@ impl HnetBlueprint {
     pub(crate) fn new(architecture: Architecture, symbols: usize, file: &Path) -> Result<Self> {
         let check = Check { file };
         let count = architecture.stages.len();
-        if !(2..=MAX_STAGES).contains(&count) {
-            check.fail("stages", format!("2 to {MAX_STAGES} stages: one that chunks, and one inside it"), count)?;
-        }
+        let expected = format!("2 to {MAX_STAGES} stages: one that chunks, and one inside it");
+        check.require((2..=MAX_STAGES).contains(&count), "stages", expected, count)?;
         check.fraction("norm_eps", architecture.norm_eps)?;
         let mut encoders = Vec::new();
         let mut decoders = Vec::new();
@@ -166,9 +164,8 @@ impl HnetBlueprint {
             let key = |name: &str| format!("stages[{stage}].{name}");
             check.dim(key("dim"), config.dim)?;
             let outer = stage.checked_sub(1).map_or(1, |outer| architecture.stages[outer].dim);
-            if config.dim < outer {
-                check.fail(key("dim"), format!("at least {outer}, the width of the stage around it"), config.dim)?;
-            }
+            let expected = format!("at least {outer}, the width of the stage around it");
+            check.require(config.dim >= outer, key("dim"), expected, config.dim)?;
             let innermost = stage + 1 == count;
             for (name, layers) in [("encoder", &config.encoder), ("decoder", &config.decoder), ("main", &config.main)] {
                 match layers {
@@ -249,25 +246,20 @@ impl StageConfig {
         }
         if layers.iter().any(|layer| layer.attention) {
             check.dim(key("heads"), self.heads)?;
-            if !self.dim.is_multiple_of(self.heads) {
-                check.fail(key("heads"), format!("a divisor of dim, {}", self.dim), self.heads)?;
-            }
+            let divides = self.dim.is_multiple_of(self.heads);
+            check.require(divides, key("heads"), format!("a divisor of dim, {}", self.dim), self.heads)?;
             let limit = self.dim / self.heads;
-            if self.rotary_dim > limit || !self.rotary_dim.is_multiple_of(2) {
-                let expected = format!("an even number of at most {limit}, the width of a head");
-                check.fail(key("rotary_dim"), expected, self.rotary_dim)?;
-            }
+            let valid = self.rotary_dim <= limit && self.rotary_dim.is_multiple_of(2);
+            let expected = format!("an even number of at most {limit}, the width of a head");
+            check.require(valid, key("rotary_dim"), expected, self.rotary_dim)?;
         }
         if layers.iter().any(|layer| !layer.attention) {
             check.dim(key("state_dim"), self.state_dim)?;
             check.dim(key("expand"), self.expand)?;
-            if !(1..=MAX_TAPS).contains(&self.conv_width) {
-                check.fail(key("conv_width"), format!("1 to {MAX_TAPS}"), self.conv_width)?;
-            }
+            check.range(key("conv_width"), self.conv_width, 1..=MAX_TAPS)?;
             let inner = self.inner();
-            if !inner.is_multiple_of(HEAD) {
-                check.fail(key("expand"), format!("expand · dim divisible by {HEAD}, the width of a head"), inner)?;
-            }
+            let expected = format!("expand · dim divisible by {HEAD}, the width of a head");
+            check.require(inner.is_multiple_of(HEAD), key("expand"), expected, inner)?;
         }
         Ok(())
     }
@@ -691,10 +683,7 @@ struct Work {
     stages: Vec<StageWork>,
     pass: PassWork,
     chosen: Vec<usize>,
-    /// The head's input: (wanted, D)
-    wanted: Vec<f32>,
-    /// (wanted, V)
-    logits: Vec<f32>,
+    head: HeadWork,
 }
 
 impl Work {
@@ -841,21 +830,19 @@ impl Model for Hnet {
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let work: &mut Work = work_mut(scratch)?;
         with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            let Work { stages, pass, wanted, logits, .. } = work;
+            let Work { stages, pass, head, .. } = work;
             let own = &mut stages[0];
             self.gather_averages(rows, unfinished, own)?;
             self.run_stack(self.decoder(0), 0, rows, own, pass)?; // (symbols, D)
             let dim = self.dim(0);
-            wanted.clear();
+            head.wanted.clear();
             let mut end = 0;
             for &index in unfinished {
                 end += own.positions[end..].iter().take_while(|position| position.sequence == index).count();
-                wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
+                head.wanted.extend_from_slice(&own.x[(end - rows[index].wanted()) * dim..end * dim]);
                 state(rows, index)?.finish_flight();
             }
-            let logits = sized(logits, wanted.len() / dim * self.head.outputs());
-            self.head.apply(&self.compute, wanted, Epilogue::None, &mut pass.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())
+            head.deliver(&self.head, &self.compute, &mut pass.quantized, rows, unfinished)
         })
     }
 
@@ -972,13 +959,8 @@ impl Hnet {
                 state.flight.chunks.extend_from_slice(&own.x[row * dim..][..dim]);
             }
             if is_new {
-                let probability = Some(probability);
-                rows[sequence].decisions.push(SymbolBoundary {
-                    boundary,
-                    depth: u8::from(boundary),
-                    probability,
-                    end_logprob: None,
-                });
+                let (depth, probability) = (u8::from(boundary), Some(probability));
+                rows[sequence].decisions.push(SymbolBoundary { boundary, depth, probability, end_logprob: None });
             }
         }
         for &index in which {
@@ -1332,8 +1314,7 @@ impl Hnet {
         let a = &blueprint.architecture;
         let mut builder = Builder {
             blueprint,
-            weights: &mut parts.weights,
-            store: WeightArena::new(parts.settings.dtype),
+            tensors: Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype),
             exact: WeightArena::new(Dtype::F32),
             positions: card.max_symbols,
         };
@@ -1341,16 +1322,13 @@ impl Hnet {
         for stage in 0..a.stages.len() {
             padding.push(match blueprint.padding(stage) {
                 0 => Vec::new(),
-                _ => builder.weights.take(&format!("stages.{stage}.padding"))?,
+                _ => builder.tensors.weights.take(&format!("stages.{stage}.padding"))?,
             });
         }
         let stacks = blueprint.stacks.iter().map(|stack| builder.stack(stack)).collect::<Result<Vec<_>>>()?;
         let chunking = (0..blueprint.levels()).map(|stage| builder.chunking(stage)).collect::<Result<Vec<_>>>()?;
-        let embedding = builder.weights.take("embedding.weight")?;
-        let head = match a.tied {
-            true => builder.pack(&embedding, a.stages[0].dim)?,
-            false => builder.linear("head.weight", a.stages[0].dim)?,
-        };
+        let embedding = builder.tensors.weight("embedding")?;
+        let head = builder.tensors.head(a.tied.then_some(&embedding), "head", a.stages[0].dim)?;
         let compute = parts.settings.compute();
         let pages = PagePool::new(parts.settings.memory_bytes);
         Ok(Self { card, compute, embedding, padding, stacks, chunking, head, pages })
@@ -1359,34 +1337,19 @@ impl Hnet {
 
 struct Builder<'a> {
     blueprint: &'a HnetBlueprint,
-    weights: &'a mut Weights,
-    store: WeightArena,
+    tensors: Tensors<'a>,
     /// Matrices that stay f32, as the official code keeps them.
     exact: WeightArena,
     positions: usize,
 }
 
 impl Builder<'_> {
-    fn pack(&self, weight: &[f32], inputs: usize) -> Result<Linear> {
-        Linear::pack(&self.store, weight, &[], weight.len() / inputs, inputs)
-    }
-
-    fn linear(&mut self, name: &str, inputs: usize) -> Result<Linear> {
-        let weight = self.weights.take(name)?;
-        self.pack(&weight, inputs)
-    }
-
-    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: self.weights.take(name)?, eps: self.blueprint.architecture.norm_eps })
-    }
-
     fn chunking(&mut self, stage: usize) -> Result<ChunkingStage> {
         let dim = self.blueprint.architecture.stages[stage].dim;
         let key = |name: &str| format!("stages.{stage}.{name}");
-        let query = self.linear(&key("router.query.weight"), dim)?;
-        let key_matrix = self.linear(&key("router.key.weight"), dim)?;
-        let weight = self.weights.take(&key("residual.weight"))?;
-        let bias = self.weights.take(&key("residual.bias"))?;
+        let query = self.tensors.matrix(&[key("router.query")], dim)?;
+        let key_matrix = self.tensors.matrix(&[key("router.key")], dim)?;
+        let (weight, bias) = self.tensors.weight_and_bias(key("residual"))?;
         let residual = Linear::pack(&self.exact, &weight, &bias, dim, dim)?;
         Ok(ChunkingStage { router: Router { query, key: key_matrix }, residual })
     }
@@ -1397,30 +1360,31 @@ impl Builder<'_> {
         let mut layers = Vec::with_capacity(stack.layers.len());
         for (index, kind) in stack.layers.iter().enumerate() {
             let key = |name: &str| format!("{prefix}.{index}.{name}");
-            let norm = self.norm(&key("norm.weight"))?;
+            let norm = self.tensors.rms_norm(key("norm"))?;
             let mixer = match kind.attention {
                 true => Mixer::Attention {
-                    qkv: self.linear(&key("attention.qkv.weight"), stage.dim)?,
-                    output: self.linear(&key("attention.output.weight"), stage.dim)?,
+                    qkv: self.tensors.matrix(&[key("attention.qkv")], stage.dim)?,
+                    output: self.tensors.matrix(&[key("attention.output")], stage.dim)?,
                 },
                 false => Mixer::Mamba2(Box::new(self.mamba2(&key("mamba"), &stage)?)),
             };
             let feed_forward = match kind.feed_forward {
-                true => Some(GatedFeedForward {
-                    norm: self.norm(&key("feed_forward.norm.weight"))?,
-                    up: self.linear(&key("feed_forward.up.weight"), stage.dim)?,
-                    gate: self.linear(&key("feed_forward.gate.weight"), stage.dim)?,
-                    down: self.linear(&key("feed_forward.down.weight"), stage.feed_forward)?,
+                true => Some(FeedForward {
+                    norm: self.tensors.rms_norm(key("feed_forward.norm"))?,
+                    activation: Activation::Silu,
+                    up: self.tensors.matrix(&[key("feed_forward.up")], stage.dim)?,
+                    gate: Some(self.tensors.matrix(&[key("feed_forward.gate")], stage.dim)?),
+                    down: self.tensors.matrix(&[key("feed_forward.down")], stage.feed_forward)?,
                 }),
                 false => None,
             };
             layers.push(HybridLayer { norm, mixer, feed_forward });
         }
-        let norm = self.norm(&format!("{prefix}.norm.weight"))?;
+        let norm = self.tensors.rms_norm(format_args!("{prefix}.norm"))?;
         let attending = stack.layers.iter().filter(|layer| layer.attention).count();
         let heads = stage.heads.max(1);
         let layout = PageLayout {
-            dtype: self.store.dtype().cache_dtype(),
+            dtype: self.tensors.store.dtype().cache_dtype(),
             layers: attending,
             heads,
             head_dim: stage.dim / heads,
@@ -1435,19 +1399,18 @@ impl Builder<'_> {
 
     fn mamba2(&mut self, prefix: &str, stage: &StageConfig) -> Result<Mamba2> {
         let key = |name: &str| format!("{prefix}.{name}");
-        let rates = self.weights.take(&key("log_rate"))?;
+        let tensors = &mut self.tensors;
+        let rates = tensors.weights.take(&key("log_rate"))?;
+        let (weight, bias) = tensors.weight_and_bias(key("convolution"))?;
         Ok(Mamba2 {
-            gate: self.linear(&key("gate.weight"), stage.dim)?,
-            input: self.linear(&key("input.weight"), stage.dim)?,
-            taps: Taps {
-                weight: self.weights.take(&key("convolution.weight"))?,
-                bias: self.weights.take(&key("convolution.bias"))?,
-            },
-            step_bias: self.weights.take(&key("step_bias"))?,
+            gate: tensors.matrix(&[key("gate")], stage.dim)?,
+            input: tensors.matrix(&[key("input")], stage.dim)?,
+            taps: Taps { weight, bias },
+            step_bias: tensors.weights.take(&key("step_bias"))?,
             rates: rates.into_iter().map(|log| -log.exp()).collect(),
-            skip: self.weights.take(&key("skip"))?,
-            norm: self.norm(&key("norm.weight"))?,
-            output: self.linear(&key("output.weight"), stage.inner())?,
+            skip: tensors.weights.take(&key("skip"))?,
+            norm: tensors.rms_norm(key("norm"))?,
+            output: tensors.matrix(&[key("output")], stage.inner())?,
         })
     }
 }

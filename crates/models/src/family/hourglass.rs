@@ -17,8 +17,8 @@ use crate::{
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Check, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback, clone_with_capacity,
-            deliver_logits, linear, matrix, norm, watch, with_status, work_mut,
+            self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback,
+            clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -29,7 +29,6 @@ use crate::{
         kv_cache::KvCache,
         pooling::{Pooling, mean_of_sum},
         position::PositionKind,
-        sized,
         window::Window,
     },
     text::Vocabulary,
@@ -40,7 +39,7 @@ use weir_kernels::{
     Compute,
     distribution::entropy,
     error::{Error, Result},
-    linear::{Epilogue, Linear},
+    linear::Linear,
     pages::PagePool,
     rowwise::{LayerNorm, layer_norm},
 };
@@ -130,7 +129,7 @@ impl HourglassBlueprint {
         self.validate_lookback(check)?;
         check.part("ngrams", a.ngrams.as_ref().map_or(Ok(()), NgramConfig::validate))?;
         check.distance_table("position.buckets.max_distance", parts::table_numbers(&self.stack_shape()))?;
-        check.parameters("dim", self.parameters())?;
+        check.tensors("dim", &self.tensors())?;
         // the middle stack needs a position for a segment too
         let lead = a.layers.middle.map_or(0, |_| NULL_GROUP);
         match a.position {
@@ -185,17 +184,6 @@ impl HourglassBlueprint {
         let middle = layers.middle.map(|count| ("middle", count));
         let post = layers.post.map(|count| ("post", count));
         std::iter::once(("pre", layers.pre)).chain(middle).chain(post)
-    }
-
-    fn parameters(&self) -> Option<usize> {
-        let a = &self.architecture;
-        let shape = self.stack_shape();
-        let layers: usize = self.stacks().map(|(_, count)| count).sum();
-        // embedding, head and boundary predictor
-        let others = self.symbols.checked_mul(2)?.checked_add(a.boundaries.hidden())?.checked_mul(a.dim + 2)?;
-        let shared = parts::position_numbers(&shape)?;
-        let ngrams = a.ngrams.as_ref().map_or(Some(0), |ngrams| ngrams.rows.checked_mul(ngrams.sizes.len() * a.dim))?;
-        parts::layer_numbers(&shape, layers)?.checked_add(others)?.checked_add(shared)?.checked_add(ngrams)
     }
 
     /// The dimensions that the layers of all stacks share.
@@ -888,7 +876,7 @@ pub struct Work {
     stack: StackWork,
     boundary: boundary::LearnedWork,
     entropy_model: EntropyWork,
-    positions: Vec<Position>,
+    batch: Batch,
     /// The fed symbol at each position.
     symbols: Vec<u32>,
     /// The boundary noise at each position.
@@ -900,12 +888,7 @@ pub struct Work {
     /// Symbols of each row's feed that the current stack has processed.
     processed: Vec<usize>,
     chosen: Vec<usize>,
-    /// The vectors that flow through a stack: (positions, D)
-    x: Vec<f32>,
-    /// The head's input: (wanted, D)
-    wanted: Vec<f32>,
-    /// (wanted, V)
-    logits: Vec<f32>,
+    head: HeadWork,
 }
 
 impl Work {
@@ -914,7 +897,7 @@ impl Work {
     }
 
     fn show(&mut self, stage: HourglassStage) {
-        watch(&mut self.watcher, stage, &self.positions, &self.x);
+        watch(&mut self.watcher, stage, &self.batch.positions, &self.batch.x);
     }
 }
 
@@ -982,7 +965,7 @@ impl EntropyWork {
 }
 
 // The weights and the three steps. Hot path: no allocation once the buffers in `Work` have grown, no locks, no logging. The
-// `gather` functions collect vectors of many rows into `work.x` and return false when no row has any left: a windowed stack
+// `gather` functions collect vectors of many rows into `work.batch` and return false when no row has any left: a windowed stack
 // takes a chunk of each row at a time, so that its cache stays small.
 
 /// A loaded hourglass. D = width, V = vocabulary size.
@@ -1067,7 +1050,7 @@ impl Model for Hourglass {
         while gather_symbols(&self.pre, rows, which, work)? {
             embed(&embedding, rows, work)?; // (symbols, D)
             let caches = &mut StackCaches::<PRE>(rows);
-            self.pre.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+            self.pre.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (symbols, D)
             work.show(HourglassStage::PreOutput);
             decide_boundaries(&self.boundaries, &self.compute, rows, work)?; // (symbols)
             pool_closed(self.pooled.as_ref().map(|pooled| pooled.pooling), rows, which, work)?; // (closed segments, D)
@@ -1082,10 +1065,10 @@ impl Model for Hourglass {
         with_status(StepStatus::Waiting, rows, which, work, Work::chosen, |rows, waiting, work| {
             keep_last_closed(rows, waiting)?;
             while gather_segments(middle, rows, waiting, work)? {
-                layer_norm(&self.compute, &mut work.x, pool_norm); // (segments, D)
+                layer_norm(&self.compute, &mut work.batch.x, pool_norm); // (segments, D)
                 work.show(HourglassStage::PooledNormed);
                 let caches = &mut StackCaches::<MIDDLE>(rows);
-                middle.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (segments, D)
+                middle.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, D)
                 scatter_middle(rows, work)?;
             }
             waiting.iter().for_each(|&index| rows[index].status = StepStatus::Unfinished);
@@ -1101,14 +1084,12 @@ impl Model for Hourglass {
                 count_post(rows, unfinished, work)?;
                 while gather_upsampled(post, rows, unfinished, work)? {
                     let caches = &mut StackCaches::<POST>(rows);
-                    post.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+                    post.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (symbols, D)
                     scatter_post(rows, unfinished, work)?;
                 }
             }
             gather_wanted(rows, unfinished, work)?; // (wanted, D)
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            work.head.deliver(&self.head, &self.compute, &mut work.stack.quantized, rows, unfinished)?;
             finish_rows(rows, unfinished)
         })
     }
@@ -1183,7 +1164,7 @@ impl Hourglass {
     }
 }
 
-// Between the rows' states and the batch `work.x`, in the order of the steps. Hot path, as these are.
+// Between the rows' states and `work.batch`, in the order of the steps. Hot path, as these are.
 
 fn width(stack: &Stack) -> usize {
     stack.layers[0].qkv.inputs()
@@ -1191,7 +1172,7 @@ fn width(stack: &Stack) -> usize {
 
 /// Lists the next chunk of each row's feed with its positions, and makes room in the pre stack's caches.
 fn gather_symbols(pre: &Stack, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<bool> {
-    work.positions.clear();
+    work.batch.positions.clear();
     work.symbols.clear();
     work.noise.clear();
     work.stream_positions.clear();
@@ -1205,7 +1186,7 @@ fn gather_symbols(pre: &Stack, rows: &mut [SequenceRow], which: &[usize], work: 
         let chunk = (feed.len() - processed).min(pre.window.chunk());
         pre.reserve(&mut state.pre, chunk)?;
         for position in start..start + chunk {
-            work.positions.push(Position { sequence: index, index: position });
+            work.batch.positions.push(Position { sequence: index, index: position });
             work.stream_positions.push(state.offset + position);
             work.noise.push(state.noise.as_ref().map(|noise| noise.at(position)).transpose()?);
         }
@@ -1226,24 +1207,22 @@ struct Embedding<'a> {
     ngrams: Option<&'a Ngrams>,
 }
 
-/// `work.x` (symbols, D) = the embeddings of `work.symbols`, and of the n-grams that end with them.
+/// `work.batch.x` (symbols, D) = the embeddings of `work.symbols`, and of the n-grams that end with them.
 fn embed(embedding: &Embedding<'_>, rows: &[SequenceRow], work: &mut Work) -> Result<()> {
     let dim = embedding.dim;
-    let x = sized(&mut work.x, work.symbols.len() * dim); // (symbols, D)
-    for (x, &symbol) in x.chunks_exact_mut(dim).zip(&work.symbols) {
-        x.copy_from_slice(&embedding.weight[symbol as usize * dim..][..dim]);
-    }
+    work.batch.x.clear();
+    work.batch.embed(embedding.weight, dim, &work.symbols); // (symbols, D)
     let Some(ngrams) = embedding.ngrams else { return Ok(()) };
-    for (x, &Position { sequence, index }) in x.chunks_exact_mut(dim).zip(&work.positions) {
+    work.batch.fill(dim, |Position { sequence, index }, x| {
         let state: &HourglassState = state_ref(&*rows[sequence].state)?;
         if let Some(recent) = &state.recent {
             ngrams.add(recent, index, x)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
-/// Fills `work.decisions` for the symbols in `work.x`.
+/// Fills `work.decisions` for the symbols in `work.batch`.
 fn decide_boundaries(boundaries: &Boundaries, compute: &Compute, rows: &[SequenceRow], work: &mut Work) -> Result<()> {
     work.decisions.clear();
     let entropies = |sequence: usize| -> Result<&[f64]> {
@@ -1251,10 +1230,10 @@ fn decide_boundaries(boundaries: &Boundaries, compute: &Compute, rows: &[Sequenc
         Ok(state.entropy_model.as_ref().map_or(&[], |entropy_model| &entropy_model.entropies))
     };
     let evidence = Evidence {
-        positions: &work.positions,
+        positions: &work.batch.positions,
         symbols: &work.symbols,
         stream_positions: &work.stream_positions,
-        hidden: &work.x,
+        hidden: &work.batch.x,
         noise: &work.noise,
         entropies: &entropies,
     };
@@ -1263,17 +1242,10 @@ fn decide_boundaries(boundaries: &Boundaries, compute: &Compute, rows: &[Sequenc
 
 /// Stores the pre stack's outputs and decisions in the rows, and pools each closed segment; `pooling` is `None` without.
 fn pool_closed(pooling: Option<Pooling>, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-    let dim = work.x.len() / work.positions.len();
-    for ((&Position { sequence, index: position }, decision), x) in
-        work.positions.iter().zip(&work.decisions).zip(work.x.chunks_exact(dim))
-    {
+    for ((Position { sequence, index: position }, x), decision) in work.batch.iter().zip(&work.decisions) {
         let row = &mut rows[sequence];
-        row.decisions.push(SymbolBoundary {
-            boundary: decision.closes,
-            depth: 0,
-            probability: decision.probability,
-            end_logprob: None,
-        });
+        let BoundaryDecision { closes: boundary, probability } = *decision;
+        row.decisions.push(SymbolBoundary { boundary, probability, ..SymbolBoundary::default() });
         // wanted logits are those of the last symbols
         let wanted = row.decisions.len() + row.wanted() > row.feed.len();
         let state: &mut HourglassState = state_mut(&mut *row.state)?;
@@ -1296,7 +1268,7 @@ fn pool_closed(pooling: Option<Pooling>, rows: &mut [SequenceRow], which: &[usiz
         if decision.closes {
             // now, while the cache still holds every output that pooling reads
             let offset = pooled.closed_vectors.len();
-            pooled.closed_vectors.resize(offset + dim, 0.0);
+            pooled.closed_vectors.resize(offset + x.len(), 0.0);
             pool_segment(pooling, &state.pre, start..=position, &mut pooled.closed_vectors[offset..]);
             pooled.segment_ends.push(position);
         }
@@ -1341,31 +1313,29 @@ fn keep_last_closed(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// `work.x` (segments, D) = the pooled vectors of the next chunk of each row's new segments.
+/// `work.batch` = the pooled vectors of the next chunk of each row's new segments.
 fn gather_segments(middle: &Stack, rows: &mut [SequenceRow], waiting: &[usize], work: &mut Work) -> Result<bool> {
-    work.positions.clear();
+    work.batch.positions.clear();
     for &index in waiting {
         let pooled = state(rows, index)?.pooled_mut()?;
-        let start = pooled.middle.len();
-        let chunk = (pooled.segment_ends.len() + 1 - start).min(middle.window.chunk());
+        let chunk = (pooled.segment_ends.len() + 1 - pooled.middle.len()).min(middle.window.chunk());
         middle.reserve(&mut pooled.middle, chunk)?;
-        work.positions.extend(Position::run(index, start..start + chunk));
+        work.batch.extend(index, &pooled.middle, chunk);
     }
     let dim = width(middle);
-    let x = sized(&mut work.x, work.positions.len() * dim); // (segments, D)
-    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(x.chunks_exact_mut(dim)) {
+    work.batch.fill(dim, |Position { sequence, index }, x| {
         let pooled = state(rows, sequence)?.pooled_mut()?;
-        let index = position - pooled.middle_outputs_start - 1;
+        let index = index - pooled.middle_outputs_start - 1;
         x.copy_from_slice(&pooled.closed_vectors[index * dim..][..dim]);
-    }
+        Ok(())
+    })?;
     work.show(HourglassStage::Pooled);
-    Ok(!work.positions.is_empty())
+    Ok(!work.batch.positions.is_empty())
 }
 
 fn scatter_middle(rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
     work.show(HourglassStage::MiddleOutput);
-    let dim = work.x.len() / work.positions.len();
-    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(work.x.chunks_exact(dim)) {
+    for (Position { sequence, index: position }, x) in work.batch.iter() {
         let PooledState { middle, middle_outputs, .. } = state(rows, sequence)?.pooled_mut()?;
         middle.write_output(position, x)?;
         middle.advance(1);
@@ -1385,45 +1355,43 @@ fn count_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Res
     Ok(())
 }
 
-/// `work.x` (symbols, D) = the pre stack's output plus the middle stack's for the last closed segment, of the next chunks.
+/// `work.batch` = the pre stack's output plus the middle stack's for the last closed segment, of the next chunks.
 fn gather_upsampled(post: &Stack, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<bool> {
-    work.positions.clear();
+    work.batch.positions.clear();
     for (&index, &processed) in which.iter().zip(&work.processed) {
         let chunk = (rows[index].decisions.len() - processed).min(post.window.chunk());
         let cache = &mut state(rows, index)?.pooled_mut()?.post;
         post.reserve(cache, chunk)?;
-        let start = cache.len();
-        work.positions.extend(Position::run(index, start..start + chunk));
+        work.batch.extend(index, cache, chunk);
     }
     let dim = width(post);
-    let x = sized(&mut work.x, work.positions.len() * dim); // (symbols, D)
-    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(x.chunks_exact_mut(dim)) {
+    work.batch.fill(dim, |Position { sequence, index: position }, x| {
         let state = state(rows, sequence)?;
         let residual = &state.hidden[(position - state.finished) * dim..][..dim];
         for ((x, residual), middle) in x.iter_mut().zip(residual).zip(state.pooled()?.upsampled(position)) {
             *x = residual + middle;
         }
-    }
+        Ok(())
+    })?;
     work.show(HourglassStage::PostInput);
-    Ok(!work.positions.is_empty())
+    Ok(!work.batch.positions.is_empty())
 }
 
 /// Replaces the pre stack's outputs, which are no longer needed, by the post stack's.
 fn scatter_post(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     work.show(HourglassStage::PostOutput);
-    let dim = work.x.len() / work.positions.len();
-    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(work.x.chunks_exact(dim)) {
+    for (Position { sequence, index: position }, x) in work.batch.iter() {
         let state = state(rows, sequence)?;
-        let offset = (position - state.finished) * dim;
-        state.hidden[offset..offset + dim].copy_from_slice(x);
+        let offset = (position - state.finished) * x.len();
+        state.hidden[offset..offset + x.len()].copy_from_slice(x);
         state.pooled_mut()?.post.advance(1);
     }
     count_post(rows, which, work)
 }
 
-/// `work.wanted` (wanted, D) = the vectors whose logits are wanted: each row's last ones, row after row.
+/// `work.head.wanted` (wanted, D) = the vectors whose logits are wanted: each row's last ones, row after row.
 fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
-    work.wanted.clear();
+    work.head.wanted.clear();
     for &index in which {
         let fed = rows[index].decisions.len();
         let wanted = rows[index].wanted();
@@ -1431,7 +1399,7 @@ fn gather_wanted(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> 
         // a vanilla model kept the wanted vectors only
         let kept = if state.pooled.is_some() { fed } else { wanted };
         let unwanted = state.hidden.len() / kept.max(1) * kept.saturating_sub(wanted);
-        work.wanted.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
+        work.head.wanted.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
         state.hidden.clear();
     }
     Ok(())
@@ -1554,18 +1522,18 @@ impl Hourglass {
             card.boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
         }
         card.pooled = pooled.is_some();
-        let load_ngrams = |ngrams: &NgramConfig| Ngrams::load(ngrams, builder.loader.weights);
+        let load_ngrams = |ngrams: &NgramConfig| Ngrams::load(ngrams, builder.loader.tensors.weights);
         let ngrams = blueprint.architecture.ngrams.as_ref().map(load_ngrams).transpose()?;
         Ok(Self {
             card,
             compute,
-            embedding: builder.loader.weights.take("embedding.weight")?,
+            embedding: builder.loader.tensors.weight("embedding")?,
             ngrams,
             pre,
             boundaries,
             entropy_model: parts.entropy_models.into_iter().next(),
             pooled,
-            head: builder.loader.linear("head")?,
+            head: builder.loader.tensors.linear(&["head"])?,
             own_bytes: pages.in_use(),
             pages,
         })
@@ -1601,8 +1569,8 @@ impl Builder<'_> {
         };
         let middle = self.stack("middle", middle)?;
         let post = self.stack("post", post)?;
-        let norm = self.loader.norm("pool_norm")?;
-        let vector = self.loader.weights.take("null_group")?;
+        let norm = self.loader.tensors.layer_norm("pool_norm")?;
+        let vector = self.loader.tensors.weights.take("null_group")?;
         let null_group = null_group(compute, &norm, &middle, vector, pages)?;
         Ok(Some(PooledWeights { pooling, norm, middle, post, null_group }))
     }
@@ -1618,8 +1586,8 @@ impl Builder<'_> {
                 Boundaries::Whitespace(source.ok_or_else(missing)?)
             }
             BoundaryConfig::Learned { threshold, .. } => Boundaries::Learned(Learned {
-                hidden: self.loader.linear("boundary.hidden")?,
-                output: self.loader.linear("boundary.output")?,
+                hidden: self.loader.tensors.linear(&["boundary.hidden"])?,
+                output: self.loader.tensors.linear(&["boundary.output"])?,
                 activation,
                 threshold: *threshold,
             }),

@@ -11,7 +11,7 @@
 //! three steps; the functions that move vectors between states and buffers, for the encoders and for the decoder; loading.
 
 use crate::{
-    checkpoint::{self, Config, Weights},
+    checkpoint::{self, Config},
     contract::{
         self, BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
         StepStatus, SymbolBoundary, Want, check_mode, state_mut, state_ref,
@@ -19,19 +19,20 @@ use crate::{
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Check, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits, first_logits, watch,
-            with_status, work_mut,
+            self, Batch, Check, Tensors, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits,
+            first_logits, watch, with_status, work_mut,
         },
+        t5_layers::{T5LayerShape, matrix, norm},
     },
     nn::{
         Activation, Position,
-        attention::{Caches, Cross},
+        attention::{Caches, MemoryPart, StackWork},
         boundary::{self, Summed},
         kv_cache::KvCache,
         pooling::Pooling,
         position::{Buckets, PositionScheme},
         sized,
-        t5::{T5Layer, T5Memory, T5Stack, T5Work},
+        t5::T5Stack,
     },
     text::SpecialSymbols,
 };
@@ -42,9 +43,8 @@ use weir_kernels::{
     attention::PageLayout,
     distribution::{log_probability, sigmoid},
     error::{Error, Result},
-    linear::{Epilogue, Linear, WeightArena},
+    linear::{Epilogue, Linear},
     pages::{Page, PagePool},
-    rowwise::RmsNorm,
 };
 
 /// The latent segment model's `architecture` in `config.json`.
@@ -158,44 +158,24 @@ impl Driver {
 }
 
 impl T5Shape {
-    /// Width I of all heads together.
-    pub fn inner(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
     /// Maps distances to buckets.
     pub fn buckets(&self) -> Buckets {
         Buckets { count: self.buckets, max_distance: self.max_distance, bidirectional: self.bidirectional_buckets }
     }
 
     fn validate(&self, name: &str, check: Check<'_>) -> Result<()> {
-        check.layers(format_args!("{name}.layers"), self.layers)?;
-        check.dim(format_args!("{name}.dim"), self.dim)?;
-        check.dim(format_args!("{name}.heads"), self.heads)?;
-        check.dim(format_args!("{name}.head_dim"), self.head_dim)?;
-        check.dim(format_args!("{name}.feed_forward"), self.feed_forward)?;
-        check.dim(format_args!("{name}.buckets"), self.buckets)?;
-        check.dim(format_args!("{name}.max_distance"), self.max_distance)?;
+        let key = |key: &str| format!("{name}.{key}");
+        let Self { dim, heads, head_dim, feed_forward, buckets, max_distance, .. } = *self;
+        check.layers(key("layers"), self.layers)?;
+        let dims = [("dim", dim), ("heads", heads), ("head_dim", head_dim), ("feed_forward", feed_forward)];
+        let all = dims.into_iter().chain([("buckets", buckets), ("max_distance", max_distance)]);
+        all.into_iter().try_for_each(|(name, dim)| check.dim(key(name), dim))?;
         let min_buckets = if self.bidirectional_buckets { 4 } else { 2 };
-        if self.buckets < min_buckets {
-            let expected = format!("at least {min_buckets}, half of them for single distances");
-            return check.fail(format_args!("{name}.buckets"), expected, self.buckets);
-        }
-        if !self.buckets().is_valid() {
-            let expected = "more than the distances that have buckets of their own";
-            return check.fail(format_args!("{name}.max_distance"), expected, self.max_distance);
-        }
-        check.distance_table(format_args!("{name}.max_distance"), self.buckets().table_numbers(self.heads))
-    }
-
-    /// An upper bound on the numbers in its tensors, `None` if it overflows; `memory` is the width of a decoder's memory.
-    fn parameters(&self, memory: Option<usize>) -> Option<usize> {
-        let inner = self.heads.checked_mul(self.head_dim)?;
-        let width = self.dim.max(memory.unwrap_or(0)).checked_add(1)?;
-        let attentions = if memory.is_some() { 8 } else { 4 };
-        let rows = inner.checked_mul(attentions)?.checked_add(self.feed_forward.checked_mul(2)?)?.checked_add(4)?;
-        let bias = self.buckets.checked_mul(self.heads)?;
-        rows.checked_mul(width)?.checked_mul(self.layers)?.checked_add(bias)?.checked_add(width)
+        let expected = format!("at least {min_buckets}, half of them for single distances");
+        check.require(buckets >= min_buckets, key("buckets"), expected, buckets)?;
+        let expected = "more than the distances that have buckets of their own";
+        check.require(self.buckets().is_valid(), key("max_distance"), expected, max_distance)?;
+        check.distance_table(key("max_distance"), self.buckets().table_numbers(heads))
     }
 }
 
@@ -219,19 +199,15 @@ impl LslmBlueprint {
         check.dim("boundaries.hidden", a.boundaries.hidden)?;
         check.fraction("boundaries.threshold", a.boundaries.threshold)?;
         let [token, context, decoder] = self.stacks().map(|(_, stack)| stack.dim);
-        if (a.widths == Widths::Equal) != (token == context) {
-            let expected = match token == context {
-                true => "equal, as both widths are",
-                false => "projection or first-layer, as widths differ",
-            };
-            let expected = format!("{expected} (token encoder {token}, context encoder {context})");
-            return check.fail("widths", expected, a.widths.name());
-        }
-        if a.shared_embedding && token != decoder {
-            let expected = format!("false: token encoder and decoder have widths {token} and {decoder}");
-            return check.fail("shared_embedding", expected, true);
-        }
-        check.parameters("token.dim", self.parameters())
+        let expected = match token == context {
+            true => "equal, as both widths are",
+            false => "projection or first-layer, as widths differ",
+        };
+        let expected = format!("{expected} (token encoder {token}, context encoder {context})");
+        check.require((a.widths == Widths::Equal) == (token == context), "widths", expected, a.widths.name())?;
+        let expected = format!("false: token encoder and decoder have widths {token} and {decoder}");
+        check.require(!a.shared_embedding || token == decoder, "shared_embedding", expected, true)?;
+        check.tensors("token.dim", &self.tensors())
     }
 
     /// The three stacks with their names.
@@ -240,27 +216,20 @@ impl LslmBlueprint {
         [("token", &a.token), ("context", &a.context), ("decoder", &a.decoder)]
     }
 
-    fn parameters(&self) -> Option<usize> {
+    fn layer(&self, stack: &str, shape: &T5Shape, index: usize) -> T5LayerShape {
+        let T5Shape { dim, heads, head_dim, feed_forward, .. } = *shape;
         let a = &self.architecture;
-        let mut sum = 0usize;
-        for (name, stack) in self.stacks() {
-            let memory = (name == "decoder").then_some(a.context.dim);
-            sum = sum.checked_add(stack.parameters(memory)?)?;
-        }
-        let embeddings_and_heads =
-            self.symbols.checked_mul(a.token.dim.checked_add(a.decoder.dim)?.checked_mul(2)?.checked_add(1)?)?;
-        let between = a.token.dim.checked_mul(a.context.dim.checked_add(a.boundaries.hidden.checked_mul(2)?)?)?;
-        sum.checked_add(embeddings_and_heads)?.checked_add(between)
-    }
-
-    /// Width of the input of a layer's attention.
-    pub fn input_width(&self, stack: &str, index: usize) -> usize {
-        let a = &self.architecture;
-        match stack {
-            "token" => a.token.dim,
-            "decoder" => a.decoder.dim,
-            _ if index == 0 && a.widths == Widths::FirstLayer => a.token.dim,
-            _ => a.context.dim,
+        let changes_width = stack == "context" && index == 0 && a.widths == Widths::FirstLayer;
+        T5LayerShape {
+            inputs: if changes_width { a.token.dim } else { dim },
+            dim,
+            heads,
+            head_dim,
+            memory: (stack == "decoder").then_some(a.context.dim),
+            feed_forward,
+            activation: Activation::Relu,
+            gated: false,
+            small_queries: false,
         }
     }
 }
@@ -535,14 +504,10 @@ struct WantedVectors {
 pub struct Work {
     /// Receives the vectors of each stage.
     pub watcher: Option<Watcher<LslmStage>>,
-    stack: T5Work,
+    stack: StackWork,
     predictor: boundary::SummedWork,
-    positions: Vec<Position>,
-    /// Last position of the memory that each vector of the decoder attends to.
-    memory_positions: Vec<Position>,
+    batch: Batch,
     chosen: Vec<usize>,
-    /// The vectors that flow through a stack: (positions, width)
-    x: Vec<f32>,
     /// The projection's input: (segments, D)
     unprojected: Vec<f32>,
     /// The predictor's logit for each of `positions` that the token encoder has read.
@@ -573,8 +538,8 @@ impl Work {
     }
 
     fn show(&mut self, stage: LslmStage) {
-        let numbers = if stage == LslmStage::Boundary { &self.boundary_logits } else { &self.x };
-        watch(&mut self.watcher, stage, &self.positions, numbers);
+        let numbers = if stage == LslmStage::Boundary { &self.boundary_logits } else { &self.batch.x };
+        watch(&mut self.watcher, stage, &self.batch.positions, numbers);
     }
 }
 
@@ -726,32 +691,32 @@ impl Model for Lslm {
 }
 
 impl Lslm {
-    /// Token encoder and boundary predictor over the symbols of `work.positions`.
+    /// Token encoder and boundary predictor over the symbols of `work.batch.positions`.
     fn encode_symbols(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         embed_symbols(&self.token_embedding, self.width(), rows, work)?; // (symbols, D)
-        if work.positions.is_empty() {
+        if work.batch.positions.is_empty() {
             return Ok(());
         }
         let caches = &mut EncoderCaches::<TOKEN>(rows);
-        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?;
+        self.token.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?;
         work.show(LslmStage::Token);
-        self.predictor.logits(&self.compute, &work.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
+        self.predictor.logits(&self.compute, &work.batch.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
         work.show(LslmStage::Boundary);
         scatter_symbols(&self.predictor, rows, work)
     }
 
-    /// Context encoder over the pooled vectors `work.x` (segments, D), and the decoder's keys and values of its outputs.
+    /// Context encoder over the pooled vectors `work.batch.x` (segments, D), and the decoder's keys and values of its outputs.
     fn encode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         if let Some(projection) = &self.projection {
-            std::mem::swap(&mut work.x, &mut work.unprojected);
-            let x = sized(&mut work.x, work.positions.len() * projection.outputs());
+            std::mem::swap(&mut work.batch.x, &mut work.unprojected);
+            let x = sized(&mut work.batch.x, work.batch.positions.len() * projection.outputs());
             projection.apply(&self.compute, &work.unprojected, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
         }
         let caches = &mut EncoderCaches::<CONTEXT>(rows);
-        self.context.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (segments, C)
+        self.context.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (segments, C)
         work.show(LslmStage::Context);
-        let positions = &work.positions;
-        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |layer, index, keys, values| {
+        let positions = &work.batch.positions;
+        self.decoder.project_memory(&self.compute, &work.batch.x, &mut work.stack, |layer, index, keys, values| {
             let position = positions[index];
             state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
         })?;
@@ -762,9 +727,7 @@ impl Lslm {
     fn decode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         gather_runs(&self.decoder_embedding, self.head.inputs(), self.specials.segment_start, rows, work)?; // (positions, E)
         let mut caches = SegmentCaches { rows, runs: &work.runs, spare: &mut work.spare_caches };
-        let memory = T5Memory { positions: &work.memory_positions, cache: segment_memory };
-        let positions = &work.positions;
-        self.decoder.forward(&self.compute, &mut work.x, positions, &mut caches, Some(&memory), &mut work.stack)?; // (positions, E)
+        self.decoder.forward(&self.compute, &mut work.batch.x, &work.batch.positions, &mut caches, &mut work.stack)?; // (positions, E)
         scatter_runs(self.head.inputs(), rows, work)
     }
 
@@ -787,7 +750,7 @@ impl Lslm {
     }
 }
 
-// Between the rows' states and the batch `work.x`, for the two encoders. Hot path, as the steps are.
+// Between the rows' states and `work.batch`, for the two encoders. Hot path, as the steps are.
 
 /// Checks a row's feed and appends its symbols to the sequence; their boundaries follow in [`cut_segments`].
 fn append_feed(card: &Card, row: &mut SequenceRow) -> Result<()> {
@@ -819,7 +782,7 @@ fn append_feed(card: &Card, row: &mut SequenceRow) -> Result<()> {
 /// Lists the symbols of rows that need the predictor: some fed symbol came without a boundary.
 fn gather_unread_symbols(rows: &[SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     work.unread.clear();
-    work.positions.clear();
+    work.batch.positions.clear();
     for &index in which {
         let SequenceRow { feed, state, .. } = &rows[index];
         let state: &LslmState = state_ref(&**state)?;
@@ -827,7 +790,7 @@ fn gather_unread_symbols(rows: &[SequenceRow], which: &[usize], work: &mut Work)
             let start = state.encoded();
             work.unread.push(UnreadSymbols { row: index, start });
             let unread = start..state.symbols.len();
-            work.positions.extend(unread.map(|t| Position { sequence: index, index: t + 1 }));
+            work.batch.positions.extend(unread.map(|t| Position { sequence: index, index: t + 1 }));
         }
     }
     Ok(())
@@ -835,29 +798,27 @@ fn gather_unread_symbols(rows: &[SequenceRow], which: &[usize], work: &mut Work)
 
 /// Lists the symbols of closed segments that the token encoder has not read.
 fn gather_closed_symbols(rows: &mut [SequenceRow], waiting: &[usize], work: &mut Work) -> Result<()> {
-    work.positions.clear();
+    work.batch.positions.clear();
     for &index in waiting {
         let state = state(rows, index)?;
         let closed = state.segment_start(state.segment_ends.len());
-        work.positions.extend((state.encoded()..closed).map(|t| Position { sequence: index, index: t + 1 }));
+        work.batch.positions.extend((state.encoded()..closed).map(|t| Position { sequence: index, index: t + 1 }));
     }
     Ok(())
 }
 
-/// `work.x` (symbols, `dim`) = the embeddings of the symbols at `work.positions`; makes room in the token encoder's caches.
+/// `work.batch.x` (symbols, `dim`) = the embeddings of the symbols at `work.batch.positions`; makes room in the token encoder's caches.
 fn embed_symbols(embedding: &[f32], dim: usize, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
-    if work.positions.is_empty() {
+    if work.batch.positions.is_empty() {
         return Ok(());
     }
-    let x = sized(&mut work.x, work.positions.len() * dim); // (symbols, D)
+    work.batch.x.clear();
     let mut offset = 0;
-    while let Some(&Position { sequence, index: position }) = work.positions.get(offset) {
-        let run = work.positions[offset..].iter().take_while(|position| position.sequence == sequence).count();
+    while let Some(&Position { sequence, index: position }) = work.batch.positions.get(offset) {
+        let run = work.batch.positions[offset..].iter().take_while(|position| position.sequence == sequence).count();
         let state = state(rows, sequence)?;
         state.token.reserve(run)?;
-        for (x, &symbol) in x[offset * dim..].chunks_exact_mut(dim).zip(&state.symbols[position - 1..][..run]) {
-            x.copy_from_slice(&embedding[symbol as usize * dim..][..dim]);
-        }
+        work.batch.embed(embedding, dim, &state.symbols[position - 1..][..run]);
         offset += run;
     }
     Ok(())
@@ -865,8 +826,7 @@ fn embed_symbols(embedding: &[f32], dim: usize, rows: &mut [SequenceRow], work: 
 
 /// Stores the token encoder's outputs and the predictor's decisions in the rows.
 fn scatter_symbols(predictor: &Summed, rows: &mut [SequenceRow], work: &Work) -> Result<()> {
-    let dim = work.x.len() / work.positions.len();
-    for ((position, x), &logit) in work.positions.iter().zip(work.x.chunks_exact(dim)).zip(&work.boundary_logits) {
+    for ((position, x), &logit) in work.batch.iter().zip(&work.boundary_logits) {
         let state = state(rows, position.sequence)?;
         state.token.write_output(position.index, x)?;
         state.token.advance(1);
@@ -878,14 +838,14 @@ fn scatter_symbols(predictor: &Summed, rows: &mut [SequenceRow], work: &Work) ->
 /// Appends segment ends and boundary decisions. Rows that closed a segment wait; all others can be finished.
 fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
     let mut unread = work.unread.iter().peekable();
-    let mut logits = &work.boundary_logits[..work.positions.len()];
+    let mut logits = &work.boundary_logits[..work.batch.positions.len()];
     for &index in which {
         let SequenceRow { state, feed, decisions, status, .. } = &mut rows[index];
         let state: &mut LslmState = state_mut(&mut **state)?;
         decisions.clear();
         if contract::is_control(feed) {
             let boundary = feed[..] == [contract::END];
-            decisions.push(SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None });
+            decisions.push(SymbolBoundary { boundary, ..SymbolBoundary::default() });
             if boundary {
                 state.segment_ends.push(state.symbols.len() - 1);
             }
@@ -900,12 +860,8 @@ fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], w
                 let logit = t.checked_sub(first_read).and_then(|offset| own.get(offset)).copied();
                 let predicted = logit.is_some_and(|logit| predictor.closes(logit));
                 let boundary = contract::ends_segment(item).unwrap_or(predicted);
-                decisions.push(SymbolBoundary {
-                    boundary,
-                    depth: 0,
-                    probability: logit.map(sigmoid),
-                    end_logprob: None,
-                });
+                let probability = logit.map(sigmoid);
+                decisions.push(SymbolBoundary { boundary, probability, ..SymbolBoundary::default() });
                 if boundary {
                     state.segment_ends.push(t);
                 }
@@ -916,7 +872,7 @@ fn cut_segments(predictor: &Summed, rows: &mut [SequenceRow], which: &[usize], w
     Ok(())
 }
 
-/// `work.x` (segments, `dim`) = the pooled vectors of the segments that the context encoder has not read; makes room for them.
+/// `work.batch.x` (segments, `dim`) = the pooled vectors of the segments that the context encoder has not read; makes room for them.
 fn pool_segments(
     pooling: Pooling,
     dim: usize,
@@ -924,21 +880,20 @@ fn pool_segments(
     waiting: &[usize],
     work: &mut Work,
 ) -> Result<()> {
-    work.positions.clear();
+    work.batch.positions.clear();
     for &index in waiting {
         let state = state(rows, index)?;
-        let start = state.context.len();
-        let end = state.segment_ends.len() + 1;
-        state.context.reserve(end - start)?;
-        state.memory.reserve(end - start)?;
-        work.positions.extend(Position::run(index, start..end));
+        let more = state.segment_ends.len() + 1 - state.context.len();
+        state.context.reserve(more)?;
+        state.memory.reserve(more)?;
+        work.batch.extend(index, &state.context, more);
     }
-    let x = sized(&mut work.x, work.positions.len() * dim); // (segments, D)
-    for (&Position { sequence, index: position }, x) in work.positions.iter().zip(x.chunks_exact_mut(dim)) {
+    work.batch.fill(dim, |Position { sequence, index: position }, x| {
         let state = state(rows, sequence)?;
         let symbols = state.segment(position - 1);
         pooling.pool(symbols.map(|t| state.token.output(t + 1)), x);
-    }
+        Ok(())
+    })?;
     work.show(LslmStage::Pooled);
     Ok(())
 }
@@ -962,7 +917,7 @@ fn set_summarized(rows: &mut [SequenceRow], waiting: &[usize]) -> Result<()> {
     Ok(())
 }
 
-// Between the rows' states and the batch `work.x`, for the segment decoder. It reads a segment's opening symbol and then its
+// Between the rows' states and `work.batch`, for the segment decoder. It reads a segment's opening symbol and then its
 // symbols. The symbol after t is predicted by the vector at t, or, if a segment ends with t, by the next segment's first vector;
 // the vector at t then predicts the segment's end. Keys of open segments live in their sequences; segments that close while all
 // logits are wanted use spare caches.
@@ -992,10 +947,12 @@ impl Caches for SegmentCaches<'_> {
             None => Ok(&mut state_mut::<LslmState>(&mut *self.rows[row].state)?.decoder),
         }
     }
-}
 
-fn segment_memory<'a>(caches: &'a SegmentCaches<'_>, run: usize) -> Result<&'a KvCache> {
-    Ok(&state_ref::<LslmState>(&*caches.rows[caches.runs[run].row].state)?.memory)
+    fn memory(&self, run: usize) -> Result<MemoryPart<'_>> {
+        let SegmentRun { row, segment, .. } = self.runs[run];
+        // memory position 0 is the start symbol's segment, so segment m attends up to position m
+        Ok(MemoryPart { cache: &state_ref::<LslmState>(&*self.rows[row].state)?.memory, last: segment })
+    }
 }
 
 fn wants_all(row: &SequenceRow) -> bool {
@@ -1074,7 +1031,7 @@ fn gather_open_segments(rows: &mut [SequenceRow], which: &[usize], work: &mut Wo
     Ok(())
 }
 
-/// `work.x` (positions, `dim`) = the embeddings of the runs' symbols; makes room in the decoder's caches.
+/// `work.batch.x` (positions, `dim`) = the embeddings of the runs' symbols; makes room in the decoder's caches.
 fn gather_runs(
     embedding: &[f32],
     dim: usize,
@@ -1082,20 +1039,16 @@ fn gather_runs(
     rows: &mut [SequenceRow],
     work: &mut Work,
 ) -> Result<()> {
-    work.positions.clear();
-    work.memory_positions.clear();
-    work.x.clear();
+    work.batch.clear();
     for (index, run) in work.runs.iter().enumerate() {
         let state = state(rows, run.row)?;
         let cache = run.spare.map_or(&mut state.decoder, |spare| &mut work.spare_caches[spare]);
         cache.reserve(run.end - run.start)?;
         let first = state.segment_start(run.segment);
         for position in run.start..run.end {
-            work.positions.push(Position { sequence: index, index: position });
-            // memory position 0 is the start symbol's segment, so segment m attends up to position m
-            work.memory_positions.push(Position { sequence: index, index: run.segment });
+            work.batch.positions.push(Position { sequence: index, index: position });
             let symbol = if position == 0 { segment_start } else { state.symbols[first + position - 1] };
-            work.x.extend_from_slice(&embedding[symbol as usize * dim..][..dim]); // (positions, E)
+            work.batch.embed(embedding, dim, &[symbol]); // (positions, E)
         }
     }
     Ok(())
@@ -1103,7 +1056,7 @@ fn gather_runs(
 
 /// Stores the runs' vectors in `work.wanted`.
 fn scatter_runs(dim: usize, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
-    let mut rest = &work.x[..];
+    let mut rest = &work.batch.x[..];
     for run in &work.runs {
         let (own, others) = rest.split_at((run.end - run.start) * dim);
         let cache = match run.spare {
@@ -1180,32 +1133,6 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     Ok(Box::new(blueprint))
 }
 
-impl LslmBlueprint {
-    /// Appends the tensors of one layer.
-    fn layer(&self, stack: &str, shape: &T5Shape, index: usize, out: &mut Vec<TensorSpec>) {
-        let T5Shape { dim, feed_forward, .. } = *shape;
-        let inner = shape.inner();
-        let input = self.input_width(stack, index);
-        let key = |name: &str| format!("{stack}.{index}.{name}");
-        for name in ["query", "key", "value"] {
-            out.push(matrix(key(&format!("attention.{name}.weight")), inner, input));
-        }
-        out.push(matrix(key("attention.output.weight"), dim, inner));
-        out.push(norm(key("attention.norm.weight"), input));
-        if stack == "decoder" {
-            let memory = self.architecture.context.dim;
-            for (name, inputs) in [("query", dim), ("key", memory), ("value", memory)] {
-                out.push(matrix(key(&format!("memory.{name}.weight")), inner, inputs));
-            }
-            out.push(matrix(key("memory.output.weight"), dim, inner));
-            out.push(norm(key("memory.norm.weight"), dim));
-        }
-        out.push(matrix(key("feed_forward.up.weight"), feed_forward, dim));
-        out.push(matrix(key("feed_forward.down.weight"), dim, feed_forward));
-        out.push(norm(key("feed_forward.norm.weight"), dim));
-    }
-}
-
 impl Blueprint for LslmBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
@@ -1216,17 +1143,20 @@ impl Blueprint for LslmBlueprint {
             vec![embedding("token.embedding.weight", a.token.dim), embedding("decoder.embedding.weight", a.decoder.dim)]
         };
         for (name, stack) in self.stacks() {
-            (0..stack.layers).for_each(|index| self.layer(name, stack, index, &mut out));
-            out.push(matrix(format!("{name}.distance_bias.weight"), stack.buckets, stack.heads));
-            out.push(norm(format!("{name}.norm.weight"), stack.dim));
+            for index in 0..stack.layers {
+                let part = |part: &str| format!("{name}.{index}.{part}");
+                self.layer(name, stack, index).tensors(&mut out, &part, Vec::new());
+            }
+            out.push(matrix(format!("{name}.distance_bias"), stack.buckets, stack.heads));
+            out.push(norm(format!("{name}.norm"), stack.dim));
         }
-        out.push(matrix("boundary.hidden.weight", a.boundaries.hidden, a.token.dim));
-        out.push(matrix("boundary.output.weight", a.token.dim, a.boundaries.hidden));
+        out.push(matrix("boundary.hidden", a.boundaries.hidden, a.token.dim));
+        out.push(matrix("boundary.output", a.token.dim, a.boundaries.hidden));
         if a.widths == Widths::Projection {
-            out.push(matrix("context.projection.weight", a.context.dim, a.token.dim));
+            out.push(matrix("context.projection", a.context.dim, a.token.dim));
         }
         if !a.tied_head {
-            out.push(matrix("head.weight", self.symbols, a.decoder.dim));
+            out.push(matrix("head", self.symbols, a.decoder.dim));
         }
         out.push(TensorSpec::zeros("head.bias", vec![self.symbols]));
         out
@@ -1258,15 +1188,6 @@ impl Blueprint for LslmBlueprint {
     }
 }
 
-/// Returns the spec of a matrix, whose deviation of inputs^−½ keeps the size of a sum.
-fn matrix(name: impl Into<String>, outputs: usize, inputs: usize) -> TensorSpec {
-    TensorSpec::normal(name, vec![outputs, inputs], 0.0, 1.0 / (inputs as f32).sqrt())
-}
-
-fn norm(name: String, dim: usize) -> TensorSpec {
-    TensorSpec::normal(name, vec![dim], 1.0, 0.0)
-}
-
 impl Lslm {
     /// Builds the model from checked weights. Fails if key-value memory is too small for the start symbol.
     pub fn load(blueprint: &LslmBlueprint, mut parts: Parts) -> Result<Self> {
@@ -1275,8 +1196,9 @@ impl Lslm {
         card.pooled = true;
         let pages = PagePool::new(parts.settings.memory_bytes);
         let specials = card.vocabulary.specials();
-        let mut loader =
-            Loader { blueprint, weights: &mut parts.weights, store: WeightArena::new(parts.settings.dtype) };
+        let eps = blueprint.architecture.norm_eps;
+        let tensors = Tensors::new(&mut parts.weights, eps, parts.settings.dtype);
+        let mut loader = Loader { blueprint, tensors };
         let [token_embedding, decoder_embedding] = loader.embeddings()?;
         let token = loader.stack("token", &blueprint.architecture.token)?;
         let context = loader.stack("context", &blueprint.architecture.context)?;
@@ -1318,13 +1240,12 @@ impl Lslm {
         let rows = &mut [SequenceRow::new(Box::new(LslmState::new(self.start.clone(), decoder)))];
         let LslmState { token, context, memory, .. } = state(rows, 0)?;
         [token, context, memory].into_iter().try_for_each(|cache| cache.reserve(1))?;
-        let dim = self.width();
-        work.positions.push(Position { sequence: 0, index: 0 });
-        work.x.extend_from_slice(&self.token_embedding[self.specials.start as usize * dim..][..dim]); // (1, D)
+        work.batch.positions.push(Position { sequence: 0, index: 0 });
+        work.batch.embed(&self.token_embedding, self.width(), &[self.specials.start]); // (1, D)
         let caches = &mut EncoderCaches::<TOKEN>(rows);
-        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (1, D)
+        self.token.forward(&self.compute, &mut work.batch.x, &work.batch.positions, caches, &mut work.stack)?; // (1, D)
         let token = &mut state(rows, 0)?.token;
-        token.write_output(0, &work.x)?;
+        token.write_output(0, &work.batch.x)?;
         token.advance(1);
         self.encode_segments(rows, &mut work)?; // (1, C)
         let state: &LslmState = state_ref(&*rows[0].state)?;
@@ -1334,106 +1255,53 @@ impl Lslm {
 
 struct Loader<'a> {
     blueprint: &'a LslmBlueprint,
-    weights: &'a mut Weights,
-    store: WeightArena,
+    tensors: Tensors<'a>,
 }
 
 impl Loader<'_> {
     /// Embeddings of token encoder, (V, D), and decoder, (V, E).
     fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
         if self.blueprint.architecture.shared_embedding {
-            let shared: Arc<[f32]> = self.weights.take("embedding.weight")?.into();
+            let shared: Arc<[f32]> = self.tensors.weight("embedding")?.into();
             return Ok([shared.clone(), shared]);
         }
-        let mut table = |name: &str| self.weights.take(name).map(Arc::from);
-        Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
+        let mut table = |name: &str| self.tensors.weight(name).map(Arc::from);
+        Ok([table("token.embedding")?, table("decoder.embedding")?])
     }
 
     fn stack(&mut self, name: &str, shape: &T5Shape) -> Result<T5Stack> {
         // pooling reads the token encoder's outputs; the others' are not kept
         let output = if name == "token" { shape.dim } else { 0 };
         let T5Shape { layers, heads, head_dim, .. } = *shape;
-        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers, heads, head_dim, output };
-        let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
-        let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
+        let Self { blueprint, tensors } = self;
+        let layout = PageLayout { dtype: tensors.store.dtype().cache_dtype(), layers, heads, head_dim, output };
+        let layer = |index| blueprint.layer(name, shape, index).load(tensors, &|part| format!("{name}.{index}.{part}"));
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        let table = tensors.weight(format_args!("{name}.distance_bias"))?;
         let position = PositionScheme::Buckets(shape.buckets().tables(&table).into());
-        Ok(T5Stack { layers, position, layout, sink: false, norm: self.norm(&format!("{name}.norm"))? })
-    }
-
-    fn layer(&mut self, stack: &str, shape: &T5Shape, index: usize) -> Result<T5Layer> {
-        let key = |name: &str| format!("{stack}.{index}.{name}");
-        let dim = shape.dim;
-        let inner = shape.inner();
-        let qkv = ["query", "key", "value"].map(|name| key(&format!("attention.{name}")));
-        let cross = if stack == "decoder" { Some(self.cross(shape, &key)?) } else { None };
-        Ok(T5Layer {
-            attention_norm: self.norm(&key("attention.norm"))?,
-            qkv: self.joined(&qkv, inner, self.blueprint.input_width(stack, index))?,
-            output: self.linear(&key("attention.output"), dim, inner)?,
-            cross,
-            feed_forward_norm: self.norm(&key("feed_forward.norm"))?,
-            activation: Activation::Relu,
-            gate: None,
-            up: self.linear(&key("feed_forward.up"), shape.feed_forward, dim)?,
-            down: self.linear(&key("feed_forward.down"), dim, shape.feed_forward)?,
-        })
-    }
-
-    fn cross(&mut self, shape: &T5Shape, key: &dyn Fn(&str) -> String) -> Result<Cross<RmsNorm>> {
-        let inner = shape.inner();
-        let memory = self.blueprint.architecture.context.dim;
-        Ok(Cross {
-            norm: self.norm(&key("memory.norm"))?,
-            query: self.linear(&key("memory.query"), inner, shape.dim)?,
-            memory: self.joined(&[key("memory.key"), key("memory.value")], inner, memory)?,
-            output: self.linear(&key("memory.output"), shape.dim, inner)?,
-        })
+        Ok(T5Stack { layers, position, layout, sink: false, norm: tensors.rms_norm(format_args!("{name}.norm"))? })
     }
 
     /// The head, and the factor of its input: a tied embedding has numbers of size one, unlike a head's.
     fn head(&mut self, embedding: &[f32]) -> Result<(Linear, f32)> {
-        let symbols = self.blueprint.symbols;
-        let dim = self.blueprint.architecture.decoder.dim;
-        let bias = self.weights.take("head.bias")?;
-        if self.blueprint.architecture.tied_head {
-            let head = Linear::pack(&self.store, embedding, &bias, symbols, dim)?;
-            return Ok((head, (1.0 / (dim as f64).sqrt()) as f32));
+        if !self.blueprint.architecture.tied_head {
+            return Ok((self.tensors.linear(&["head"])?, 1.0));
         }
-        let weight = self.weights.take("head.weight")?;
-        Ok((Linear::pack(&self.store, &weight, &bias, symbols, dim)?, 1.0))
+        let dim = self.blueprint.architecture.decoder.dim;
+        let bias = self.tensors.weights.take("head.bias")?;
+        Ok((self.tensors.pack(embedding, &bias, dim)?, (1.0 / (dim as f64).sqrt()) as f32))
     }
 
     fn predictor(&mut self) -> Result<Summed> {
-        let hidden = self.weights.take("boundary.hidden.weight")?;
-        let output = self.weights.take("boundary.output.weight")?;
+        let hidden = self.tensors.weight("boundary.hidden")?;
+        let output = self.tensors.weight("boundary.output")?;
         let a = &self.blueprint.architecture;
         Summed::new(&hidden, &output, a.boundaries.hidden, a.boundaries.threshold)
     }
 
     fn projection(&mut self) -> Result<Option<Linear>> {
         let a = &self.blueprint.architecture;
-        if a.widths != Widths::Projection {
-            return Ok(None);
-        }
-        self.linear("context.projection", a.context.dim, a.token.dim).map(Some)
-    }
-
-    fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
-        let weight = self.weights.take(&format!("{name}.weight"))?;
-        Linear::pack(&self.store, &weight, &[], outputs, inputs)
-    }
-
-    /// Joins matrices with the same inputs: their outputs, `outputs` each, follow one another.
-    fn joined(&mut self, names: &[String], outputs: usize, inputs: usize) -> Result<Linear> {
-        let mut weight = Vec::with_capacity(names.len() * outputs * inputs);
-        for name in names {
-            weight.extend(self.weights.take(&format!("{name}.weight"))?);
-        }
-        Linear::pack(&self.store, &weight, &[], names.len() * outputs, inputs)
-    }
-
-    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
-        let weight = self.weights.take(&format!("{name}.weight"))?;
-        Ok(RmsNorm { weight, eps: self.blueprint.architecture.norm_eps })
+        let projects = a.widths == Widths::Projection;
+        projects.then(|| self.tensors.matrix(&["context.projection"], a.token.dim)).transpose()
     }
 }

@@ -12,6 +12,7 @@ pub mod parts;
 pub mod pyramidion;
 pub(crate) mod settings;
 pub mod t5;
+pub mod t5_layers;
 
 pub use crate::checkpoint::{Init, TensorSpec};
 use crate::{

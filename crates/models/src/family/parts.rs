@@ -1,6 +1,6 @@
 //! Parts that several families share: a stack's dimensions, tensors and loading, costs, and helpers of steps and states. A
-//! blueprint checks itself with [`Check`] and lists its tensors with [`layer`] and [`position`]; a [`Loader`] takes them by the
-//! same names.
+//! blueprint checks itself with [`Check`] and lists its tensors, with [`layer`] and [`position`] for instance; [`Tensors`] and
+//! [`Loader`] take them by the same names.
 
 use crate::{
     checkpoint::{Config, Init, TensorSpec, Weights},
@@ -14,17 +14,18 @@ use crate::{
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
         position::{Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
+        sized,
         t5::T5Stack,
         window::Window,
     },
 };
-use std::{fmt::Display, path::Path, sync::Arc};
+use std::{fmt::Display, ops::RangeInclusive, path::Path, sync::Arc};
 use weir_kernels::{
-    Dtype,
+    Compute, Dtype,
     attention::{POSITIONS, PageLayout},
     error::{Error, Result},
-    linear::{Linear, WeightArena},
-    rowwise::LayerNorm,
+    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
+    rowwise::{LayerNorm, RmsNorm},
 };
 
 /// Dimensions that the layers of a model's stacks share. D = width, I = heads · head_dim, F = feed_forward.
@@ -74,14 +75,30 @@ impl Check<'_> {
         Err(Error::checkpoint(self.file, format!("architecture.{key}"), expected.into(), found.to_string()))
     }
 
+    /// Fails for `key` unless a condition holds.
+    pub fn require(
+        self,
+        holds: bool,
+        key: impl Display,
+        expected: impl Into<String>,
+        found: impl Display,
+    ) -> Result<()> {
+        if holds { Ok(()) } else { self.fail(key, expected, found) }
+    }
+
+    /// Checks that a value lies in a range.
+    pub fn range(self, key: impl Display, value: usize, range: RangeInclusive<usize>) -> Result<()> {
+        self.require(range.contains(&value), key, format!("{} to {}", range.start(), range.end()), value)
+    }
+
     /// Checks a stack's layers. Fails if the value is 0 or exceeds the limit.
     pub fn layers(self, key: impl Display, layers: usize) -> Result<()> {
-        if (1..=MAX_LAYERS).contains(&layers) { Ok(()) } else { self.fail(key, format!("1 to {MAX_LAYERS}"), layers) }
+        self.range(key, layers, 1..=MAX_LAYERS)
     }
 
     /// Checks a dimension. Fails if the value is 0 or exceeds the limit.
     pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
-        if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
+        self.range(key, dim, 1..=MAX_DIM)
     }
 
     /// Checks dimensions as [`dim`](Self::dim) does.
@@ -96,25 +113,29 @@ impl Check<'_> {
 
     /// Checks the numbers in a table that is computed for all heads, and all distances up to the value of `key`.
     pub fn distance_table(self, key: impl Display, numbers: usize) -> Result<()> {
-        if numbers <= MAX_TABLE {
-            return Ok(());
-        }
         let expected = format!("a table of at most {MAX_TABLE} numbers, one for each of `heads` and each distance");
-        self.fail(key, expected, numbers)
+        self.require(numbers <= MAX_TABLE, key, expected, numbers)
     }
 
     /// Checks a number that must lie strictly between 0 and 1.
     pub fn fraction(self, key: impl Display, value: f32) -> Result<()> {
-        if value > 0.0 && value < 1.0 { Ok(()) } else { self.fail(key, "above 0, below 1", value) }
+        self.require(value > 0.0 && value < 1.0, key, "above 0, below 1", value)
     }
 
-    /// Checks an upper limit on the numbers in all tensors, `None` if it overflows; errors name `key`.
+    /// Checks how many elements all tensors have; errors name `key`.
+    pub fn tensors(self, key: &str, tensors: &[TensorSpec]) -> Result<()> {
+        let count = tensors.iter().try_fold(0_usize, |sum, spec| {
+            let numbers = spec.shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim))?;
+            sum.checked_add(numbers)
+        });
+        self.parameters(key, count)
+    }
+
+    /// Checks the element count of all tensors, `None` if it overflows; errors name `key`.
     pub fn parameters(self, key: &str, count: Option<usize>) -> Result<()> {
-        if count.is_some_and(|count| count <= MAX_PARAMETERS) {
-            return Ok(());
-        }
         let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
-        self.fail(key, format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
+        let fits = count.is_some_and(|count| count <= MAX_PARAMETERS);
+        self.require(fits, key, format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
     }
 }
 
@@ -190,27 +211,8 @@ pub fn layer(out: &mut Vec<TensorSpec>, prefix: &str, shape: &StackShape) {
     }
 }
 
-/// Maximum numbers in all tensors together: 64 GiB of f32.
+/// Maximum elements of all tensors together: 64 GiB of f32.
 pub const MAX_PARAMETERS: usize = 1 << 34;
-
-/// An upper bound on the numbers in `layers` layers; `None` if it overflows.
-pub fn layer_numbers(shape: &StackShape, layers: usize) -> Option<usize> {
-    let inner = shape.heads.checked_mul(shape.head_dim)?;
-    let width = shape.dim.max(1);
-    // attention has 3 + 1 + 1 projections, the feed-forward two; biases and norms are below one more D a unit
-    let layer = inner.checked_mul(5)?.checked_add(shape.feed_forward.checked_mul(2)?)?.checked_mul(width + 1)?;
-    let norms = inner.checked_mul(2)?.checked_add(shape.feed_forward.checked_mul(2)?)?.checked_add(8 * width)?;
-    layer.checked_add(norms)?.checked_mul(layers)
-}
-
-/// An upper bound on the numbers in a position scheme's shared tensors; `None` if it overflows.
-pub fn position_numbers(shape: &StackShape) -> Option<usize> {
-    match shape.position {
-        PositionKind::Learned { positions } => positions.checked_mul(shape.dim),
-        PositionKind::Buckets { count, .. } => count.checked_mul(shape.heads),
-        _ => shape.heads.checked_mul(shape.head_dim)?.checked_mul(2)?.checked_add(shape.dim),
-    }
-}
 
 /// The numbers in the tables that a position scheme computes for all stacks; `usize::MAX` if that overflows.
 pub fn table_numbers(shape: &StackShape) -> usize {
@@ -225,13 +227,83 @@ pub fn table_numbers(shape: &StackShape) -> usize {
 /// Index of the first position in fairseq's sinusoids, whose lower indices belong to padding.
 pub const FIRST_SINUSOID: usize = 2;
 
-/// Packs a checkpoint's tensors into model parts.
-pub struct Loader<'a> {
+/// Moves a checkpoint's tensors into the parts of a model. Names are without `.weight` and `.bias`. Every method fails if a tensor
+/// is missing, or if memory runs out.
+pub struct Tensors<'a> {
     /// The tensors not yet taken.
     pub weights: &'a mut Weights,
-    shape: StackShape,
+    /// Storage of the matrices.
+    pub store: WeightArena,
+    /// Added to the variance, or to the mean square, in every norm.
     eps: f32,
-    store: WeightArena,
+}
+
+impl<'a> Tensors<'a> {
+    /// Matrices are stored in `dtype`; norms add `eps`.
+    pub fn new(weights: &'a mut Weights, eps: f32, dtype: Dtype) -> Self {
+        Self { weights, store: WeightArena::new(dtype), eps }
+    }
+
+    /// Takes a weight.
+    pub fn weight(&mut self, name: impl Display) -> Result<Vec<f32>> {
+        self.weights.take(&format!("{name}.weight"))
+    }
+
+    /// Takes a weight and its bias.
+    pub fn weight_and_bias(&mut self, name: impl Display) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok((self.weight(&name)?, self.weights.take(&format!("{name}.bias"))?))
+    }
+
+    /// Packs matrices of the same inputs as one, with their outputs, which have biases, concatenated.
+    pub fn linear(&mut self, names: &[impl Display]) -> Result<Linear> {
+        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+        for name in names {
+            let (own_weight, own_bias) = self.weight_and_bias(name)?;
+            weight.extend(own_weight);
+            bias.extend(own_bias);
+        }
+        self.pack(&weight, &bias, weight.len() / bias.len())
+    }
+
+    /// Packs matrices of the same `inputs`, without biases, as one, with their outputs concatenated.
+    pub fn matrix(&mut self, names: &[impl Display], inputs: usize) -> Result<Linear> {
+        let mut weight = Vec::new();
+        for name in names {
+            weight.extend(self.weight(name)?);
+        }
+        self.pack(&weight, &[], inputs)
+    }
+
+    /// Packs a matrix, (outputs, `inputs`), with its bias, (outputs), or without one.
+    pub fn pack(&self, weight: &[f32], bias: &[f32], inputs: usize) -> Result<Linear> {
+        Linear::pack(&self.store, weight, bias, weight.len() / inputs, inputs)
+    }
+
+    /// Packs the head, (V, `inputs`): the embedding, if it is `tied` to that, or a matrix of its own.
+    pub fn head(&mut self, tied: Option<&[f32]>, name: &str, inputs: usize) -> Result<Linear> {
+        match tied {
+            Some(embedding) => self.pack(embedding, &[], inputs),
+            None => self.matrix(&[name], inputs),
+        }
+    }
+
+    /// Loads a LayerNorm.
+    pub fn layer_norm(&mut self, name: impl Display) -> Result<LayerNorm> {
+        let (weight, bias) = self.weight_and_bias(name)?;
+        Ok(LayerNorm { weight, bias, eps: self.eps })
+    }
+
+    /// Loads an RMS norm.
+    pub fn rms_norm(&mut self, name: impl Display) -> Result<RmsNorm> {
+        Ok(RmsNorm { weight: self.weight(name)?, eps: self.eps })
+    }
+}
+
+/// Loads the stacks of a model whose layers have one shape.
+pub struct Loader<'a> {
+    /// The tensors not yet taken.
+    pub tensors: Tensors<'a>,
+    shape: StackShape,
     /// Storage of tables that are computed once.
     tables: WeightArena,
     shared: SharedPosition,
@@ -287,39 +359,22 @@ impl<'a> Loader<'a> {
             PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),
             PositionKind::None => SharedPosition::None,
         };
-        Ok(Self { weights, shape, eps, store: WeightArena::new(dtype), tables: WeightArena::new(Dtype::F32), shared })
+        let tensors = Tensors::new(weights, eps, dtype);
+        Ok(Self { tensors, shape, tables: WeightArena::new(Dtype::F32), shared })
     }
 
-    /// Loads a matrix with its bias. Fails as [`new`](Self::new) does, or if memory runs out.
-    pub fn linear(&mut self, name: &str) -> Result<Linear> {
-        let bias = self.weights.take(&format!("{name}.bias"))?;
-        let weight = self.weights.take(&format!("{name}.weight"))?;
-        let outputs = bias.len();
-        Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
-    }
-
-    /// Packs `weight`, (outputs, inputs), as a matrix without bias. Fails if memory runs out.
-    pub fn pack(&self, weight: &[f32], outputs: usize) -> Result<Linear> {
-        Linear::pack(&self.store, weight, &[], outputs, weight.len() / outputs)
-    }
-
-    /// Loads a LayerNorm. Fails as [`new`](Self::new) does.
-    pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
-        let weight = self.weights.take(&format!("{name}.weight"))?;
-        Ok(LayerNorm { weight, bias: self.weights.take(&format!("{name}.bias"))?, eps: self.eps })
-    }
-
-    /// Loads a stack. Fails as [`linear`](Self::linear) does.
+    /// Loads a stack. Fails if a tensor is missing, or if memory runs out.
     pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
         let StackSpec { layers: count, output, window, order, .. } = *spec;
-        let layout = PageLayout { dtype: self.store.dtype().cache_dtype(), layers: count, heads, head_dim, output };
+        let dtype = self.tensors.store.dtype().cache_dtype();
+        let layout = PageLayout { dtype, layers: count, heads, head_dim, output };
         let mut layers = Vec::with_capacity(count);
         let mut distances = Vec::new();
         for index in 0..count {
             let prefix = format!("{}.{index}", spec.name);
             if let SharedPosition::TransformerXl(_) = self.shared {
-                let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
+                let weight = self.tensors.weight(format_args!("{prefix}.attention.distance"))?;
                 distances.push(Linear::pack(&self.tables, &weight, &[], heads * head_dim, dim)?);
             }
             layers.push(self.layer(&prefix)?);
@@ -329,20 +384,19 @@ impl<'a> Loader<'a> {
     }
 
     fn layer(&mut self, prefix: &str) -> Result<Layer> {
-        let sub_norms = self.shape.sub_norms;
-        let sub_norm = |name: &str, loader: &mut Self| {
-            sub_norms.then(|| loader.norm(&format!("{prefix}.{name}.inner_norm"))).transpose()
-        };
-        let context_norm = sub_norm("attention", self)?;
-        let hidden_norm = sub_norm("feed_forward", self)?;
+        let Self { tensors, shape: StackShape { sub_norms, .. }, .. } = self;
+        let key = |name: &str| format!("{prefix}.{name}");
+        let mut sub_norm = |name: &str| sub_norms.then(|| tensors.layer_norm(key(name))).transpose();
+        let context_norm = sub_norm("attention.inner_norm")?;
+        let hidden_norm = sub_norm("feed_forward.inner_norm")?;
         Ok(Layer {
-            qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
-            output: self.linear(&format!("{prefix}.attention.output"))?,
-            attention_norm: self.norm(&format!("{prefix}.attention.norm"))?,
+            qkv: tensors.linear(&[key("attention.qkv")])?,
+            output: tensors.linear(&[key("attention.output")])?,
+            attention_norm: tensors.layer_norm(key("attention.norm"))?,
             context_norm,
-            up: self.linear(&format!("{prefix}.feed_forward.up"))?,
-            down: self.linear(&format!("{prefix}.feed_forward.down"))?,
-            feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
+            up: tensors.linear(&[key("feed_forward.up")])?,
+            down: tensors.linear(&[key("feed_forward.down")])?,
+            feed_forward_norm: tensors.layer_norm(key("feed_forward.norm"))?,
             hidden_norm,
             cross: None,
         })
@@ -496,6 +550,71 @@ pub fn push_tokens(tokens: &mut Vec<u32>, more: &[u32], closed: bool, limits: &T
     Ok(())
 }
 
+/// The vectors that flow through a stack in a step, gathered from the rows' states and scattered to them. Hot path: its buffers keep
+/// their memory.
+#[derive(Default)]
+pub struct Batch {
+    /// Sequence and position of each vector.
+    pub positions: Vec<Position>,
+    /// (positions, D)
+    pub x: Vec<f32>,
+}
+
+impl Batch {
+    /// Removes all vectors.
+    pub fn clear(&mut self) {
+        self.positions.clear();
+        self.x.clear();
+    }
+
+    /// Appends the `count` positions of a row that follow those in `cache`; [`fill`](Self::fill) provides their vectors.
+    pub fn extend(&mut self, row: usize, cache: &KvCache, count: usize) {
+        self.positions.extend(Position::run(row, cache.len()..cache.len() + count));
+    }
+
+    /// Appends the vectors of `symbols` in `embedding`, (V, D), with D = `dim`.
+    pub fn embed(&mut self, embedding: &[f32], dim: usize, symbols: &[u32]) {
+        symbols.iter().for_each(|&symbol| self.x.extend_from_slice(&embedding[symbol as usize * dim..][..dim]));
+    }
+
+    /// Writes the vector of each position, (D), with D = `dim`.
+    pub fn fill(&mut self, dim: usize, mut write: impl FnMut(Position, &mut [f32]) -> Result<()>) -> Result<()> {
+        let x = sized(&mut self.x, self.positions.len() * dim);
+        self.positions.iter().zip(x.chunks_exact_mut(dim)).try_for_each(|(&position, x)| write(position, x))
+    }
+
+    /// Iterates over the positions with their vectors, (D).
+    pub fn iter(&self) -> impl Iterator<Item = (Position, &[f32])> {
+        let dim = self.x.len() / self.positions.len().max(1);
+        self.positions.iter().copied().zip(self.x.chunks_exact(dim.max(1)))
+    }
+}
+
+/// Buffers of a finish step.
+#[derive(Default)]
+pub struct HeadWork {
+    /// The head's input: (wanted, D)
+    pub wanted: Vec<f32>,
+    /// (wanted, V)
+    logits: Vec<f32>,
+}
+
+impl HeadWork {
+    /// Multiplies the wanted vectors by the head, (V, D), and delivers the logits as [`deliver_logits`] does.
+    pub fn deliver(
+        &mut self,
+        head: &Linear,
+        compute: &Compute,
+        quantized: &mut QuantizedRows,
+        rows: &mut [SequenceRow],
+        which: &[usize],
+    ) -> Result<()> {
+        let logits = sized(&mut self.logits, self.wanted.len() / head.inputs() * head.outputs());
+        head.apply(compute, &self.wanted, Epilogue::None, quantized, logits); // (wanted, V)
+        deliver_logits(rows, which, logits, head.outputs())
+    }
+}
+
 /// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`.
 pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
     let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
@@ -632,7 +751,7 @@ pub fn t5_stack_cost(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
         for matrix in layer.matrices() {
             cost += linear_cost(matrix);
         }
-        let norms = [&layer.attention_norm, &layer.feed_forward_norm].into_iter();
+        let norms = [&layer.attention_norm, &layer.feed_forward.norm].into_iter();
         for norm in norms.chain(layer.cross.iter().map(|cross| &cross.norm)) {
             cost.shared_bytes += size_of_val(&*norm.weight);
         }

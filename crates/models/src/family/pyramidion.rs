@@ -9,7 +9,7 @@
 //! equal, so a block of padding is computed once per model and other padding once per document.
 
 use crate::{
-    checkpoint::{self, Config, Weights},
+    checkpoint::{self, Config},
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
@@ -19,8 +19,8 @@ use crate::{
         Blueprint, Init, Parts, TensorSpec,
         decoder::{self, Decoder, DecoderState},
         parts::{
-            self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, TokenLimits, check_generation,
-            linear, needs_document, needs_scores, norm, push_tokens, work_mut,
+            self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, Tensors, TokenLimits,
+            check_generation, linear, needs_document, needs_scores, norm, push_tokens, work_mut,
         },
         settings::Bounds,
     },
@@ -47,7 +47,7 @@ use weir_kernels::{
     attention::{PageLayout, attend_dense},
     distribution::sigmoid,
     error::{Error, Result},
-    linear::{Linear, WeightArena},
+    linear::Linear,
     memory::{cast, cast_mut},
     pages::{Page, PagePool},
     rowwise::{LayerNorm, layer_norm},
@@ -150,14 +150,6 @@ impl AttentionKind {
         match self {
             Self::Softmax => 0,
             Self::Efficient { local_heads } | Self::Lsh { local_heads, .. } => local_heads,
-        }
-    }
-
-    /// Returns the numbers of a layer's random rotations; `None` if they overflow.
-    fn rotation_numbers(self, dim: usize) -> Option<usize> {
-        match self {
-            Self::Lsh { hashes, buckets, .. } => dim.checked_mul(hashes)?.checked_mul(buckets / 2),
-            _ => Some(0),
         }
     }
 }
@@ -273,62 +265,42 @@ impl DocumentPooling {
 
 impl Architecture {
     /// Checks every bound except those of the pooled lengths. The error names the first key that is out of bounds.
-    fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
+    fn validate(&self, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
         check.dims([("dim", self.dim), ("heads", self.heads), ("feed_forward", self.feed_forward)])?;
-        for (key, length) in [("source_length", self.source_length), ("block", self.block.unwrap_or(1))] {
-            if !(1..=MAX_LENGTH).contains(&length) {
-                return check.fail(key, format!("1 to {MAX_LENGTH}"), length);
-            }
-        }
-        if !(2..=MAX_LENGTH).contains(&self.target_length) {
-            return check.fail("target_length", format!("2 to {MAX_LENGTH}"), self.target_length);
-        }
-        if !self.dim.is_multiple_of(2) {
-            return check.fail("dim", "an even number (half sines, half cosines)", self.dim);
-        }
-        if !self.dim.is_multiple_of(self.heads) {
-            return check.fail("heads", format!("a divisor of dim, {}", self.dim), self.heads);
-        }
+        check.range("source_length", self.source_length, 1..=MAX_LENGTH)?;
+        check.range("block", self.block.unwrap_or(1), 1..=MAX_LENGTH)?;
+        check.range("target_length", self.target_length, 2..=MAX_LENGTH)?;
+        let even = self.dim.is_multiple_of(2);
+        check.require(even, "dim", "an even number (half sines, half cosines)", self.dim)?;
+        let divides = self.dim.is_multiple_of(self.heads);
+        check.require(divides, "heads", format!("a divisor of dim, {}", self.dim), self.heads)?;
         check.fraction("layer_norm_eps", self.layer_norm_eps)?;
         self.validate_attention(check)?;
-        self.validate_scorer(check)?;
-        check.parameters("dim", self.max_parameters(symbols))
+        self.validate_scorer(check)
     }
 
     fn validate_attention(&self, check: Check<'_>) -> Result<()> {
         let Some(name) = self.attention.name() else { return Ok(()) };
         let key = |key: &str| format!("attention.{name}.{key}");
         let local = self.attention.local_heads();
-        if local >= self.heads {
-            return check.fail(key("local_heads"), format!("fewer than heads, {}", self.heads), local);
-        }
+        check.require(local < self.heads, key("local_heads"), format!("fewer than heads, {}", self.heads), local)?;
         if (local > 0) != self.block.is_some() {
             let expected = if local > 0 { "the block that local heads attend to" } else { "null: no head is local" };
             let found = self.block.map_or("null".into(), |block| block.to_string());
             return check.fail("block", expected, found);
         }
-        if self.padded {
-            return check.fail("padded", format!("false, with {name} attention"), true);
-        }
-        if self.pooling.scorer() == Some(ScorerKind::Attention) {
-            let expected = format!("another scorer: {name} attention has no weights to sum");
-            return check.fail("pooling.scorer", expected, "attention");
-        }
+        check.require(!self.padded, "padded", format!("false, with {name} attention"), true)?;
+        let expected = format!("another scorer: {name} attention has no weights to sum");
+        let has_weights = self.pooling.scorer() != Some(ScorerKind::Attention);
+        check.require(has_weights, "pooling.scorer", expected, "attention")?;
         let AttentionKind::Lsh { chunk, hashes, buckets, .. } = self.attention else { return Ok(()) };
-        if !(1..=self.source_length).contains(&chunk) {
-            let expected = format!("1 to source_length, {}", self.source_length);
-            return check.fail(key("chunk"), expected, chunk);
-        }
-        if !(1..=MAX_HASH_ROUNDS).contains(&hashes) {
-            return check.fail(key("hashes"), format!("1 to {MAX_HASH_ROUNDS}"), hashes);
-        }
-        if !(2..=MAX_HASH_BUCKETS).contains(&buckets) || !buckets.is_multiple_of(2) {
-            let expected = format!("an even number from 2 to {MAX_HASH_BUCKETS}");
-            return check.fail(key("buckets"), expected, buckets);
-        }
-        Ok(())
+        let expected = format!("1 to source_length, {}", self.source_length);
+        check.require((1..=self.source_length).contains(&chunk), key("chunk"), expected, chunk)?;
+        check.range(key("hashes"), hashes, 1..=MAX_HASH_ROUNDS)?;
+        let valid = (2..=MAX_HASH_BUCKETS).contains(&buckets) && buckets.is_multiple_of(2);
+        check.require(valid, key("buckets"), format!("an even number from 2 to {MAX_HASH_BUCKETS}"), buckets)
     }
 
     fn validate_scorer(&self, check: Check<'_>) -> Result<()> {
@@ -344,15 +316,6 @@ impl Architecture {
             Some(ScorerKind::Index { every: 0 }) => check.fail("pooling.scorer.index.every", "at least 1", 0),
             _ => Ok(()),
         }
-    }
-
-    /// Returns an upper bound on the numbers in all tensors; `None` if it overflows.
-    fn max_parameters(&self, symbols: usize) -> Option<usize> {
-        // A decoder layer has two attentions, a pooled encoder layer a scorer of up to one matrix.
-        let rows = self.dim.checked_mul(10)?.checked_add(self.feed_forward.checked_mul(2)?)?;
-        let matrices = rows.checked_mul(self.dim.checked_add(2)?)?;
-        let layer = matrices.checked_add(self.attention.rotation_numbers(self.dim)?)?;
-        layer.checked_mul(self.encoder_layers + self.decoder_layers)?.checked_add(symbols.checked_mul(self.dim)?)
     }
 }
 
@@ -382,10 +345,12 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let invalid = |ConfigError { key, expected, found }: ConfigError| {
         Error::checkpoint(file, format!("architecture.{key}"), expected, found)
     };
-    architecture.validate(vocabulary.len(), Check { file })?;
+    architecture.validate(Check { file })?;
     let plan = EncoderPlan::new(&architecture).map_err(invalid)?;
     check_generation(config, architecture.target_length, file)?;
-    Ok(Box::new(PyramidionBlueprint { architecture, plan, symbols: vocabulary.len() }))
+    let blueprint = PyramidionBlueprint { architecture, plan, symbols: vocabulary.len() };
+    Check { file }.tensors("dim", &blueprint.tensors())?;
+    Ok(Box::new(blueprint))
 }
 
 impl PyramidionBlueprint {
@@ -1571,8 +1536,8 @@ impl Pyramidion {
         let a = &blueprint.architecture;
         let parameters = blueprint.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
         let card = Card { parameters, ..parts.card("pyramidion", blueprint)? };
-        let arena = WeightArena::new(parts.settings.dtype);
-        let mut loader = Loader { blueprint, weights: &mut parts.weights, arena };
+        let tensors = Tensors::new(&mut parts.weights, a.layer_norm_eps, parts.settings.dtype);
+        let mut loader = Loader { blueprint, tensors };
         let (embedding, head) = loader.embedding()?;
         Ok(Self {
             encoder: loader.encoder()?,
@@ -1622,8 +1587,7 @@ fn limits(blueprint: &PyramidionBlueprint, generation: Option<GenerationDefaults
 
 struct Loader<'a> {
     blueprint: &'a PyramidionBlueprint,
-    weights: &'a mut Weights,
-    arena: WeightArena,
+    tensors: Tensors<'a>,
 }
 
 impl<'a> Loader<'a> {
@@ -1638,8 +1602,8 @@ impl<'a> Loader<'a> {
     /// Returns the embedding, (V, D), multiplied by √D if the model does so, and the head that shares its weights.
     fn embedding(&mut self) -> Result<(Vec<f32>, Linear)> {
         let dim = self.architecture().dim;
-        let mut table = self.weights.take("encoder.embed_tokens.weight")?;
-        let head = Linear::pack(&self.arena, &table, &[], self.blueprint.symbols, dim)?;
+        let mut table = self.tensors.weight("encoder.embed_tokens")?;
+        let head = self.tensors.pack(&table, &[], dim)?;
         let scale = if self.architecture().scale_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
         table.iter_mut().for_each(|x| *x *= scale);
         Ok((table, head))
@@ -1665,7 +1629,7 @@ impl<'a> Loader<'a> {
             AttentionKind::Efficient { .. } => Global::Efficient,
             AttentionKind::Lsh { chunk, hashes, buckets, .. } => {
                 let name = |layer| format!("encoder.layers.{layer}.self_attn.rotations");
-                let rotations = (0..a.encoder_layers).map(|layer| self.weights.take(&name(layer)));
+                let rotations = (0..a.encoder_layers).map(|layer| self.tensors.weights.take(&name(layer)));
                 let rotations = rotations.collect::<Result<_>>()?;
                 Global::Hashed(Hashing { chunk, rounds: hashes, buckets, rotations })
             }
@@ -1678,22 +1642,22 @@ impl<'a> Loader<'a> {
     fn encoder_qkv(&mut self, prefix: &str) -> Result<Linear> {
         let names = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}"));
         let a = self.architecture();
-        let AttentionKind::Lsh { local_heads, .. } = a.attention else { return self.joined(&names) };
+        let AttentionKind::Lsh { local_heads, .. } = a.attention else { return self.tensors.linear(&names) };
         let own = local_heads * (a.dim / a.heads);
-        let (mut weight, mut bias) = self.weight_and_bias(&names[0])?;
+        let (mut weight, mut bias) = self.tensors.weight_and_bias(&names[0])?;
         let shared_weight = weight[own * a.dim..].to_vec();
         let shared_bias = bias[own..].to_vec();
         if own > 0 {
-            let (key_weight, key_bias) = self.weight_and_bias(&names[1])?;
+            let (key_weight, key_bias) = self.tensors.weight_and_bias(&names[1])?;
             weight.extend(key_weight);
             bias.extend(key_bias);
         }
-        let (value_weight, value_bias) = self.weight_and_bias(&names[2])?;
+        let (value_weight, value_bias) = self.tensors.weight_and_bias(&names[2])?;
         weight.extend(shared_weight);
         weight.extend(value_weight);
         bias.extend(shared_bias);
         bias.extend(value_bias);
-        self.pack(&weight, &bias)
+        self.tensors.pack(&weight, &bias, a.dim)
     }
 
     fn decoder(&mut self) -> Result<Stack> {
@@ -1701,7 +1665,8 @@ impl<'a> Loader<'a> {
         let mut layers = Vec::with_capacity(a.decoder_layers);
         for index in 0..a.decoder_layers {
             let prefix = format!("decoder.layers.{index}");
-            let qkv = self.joined(&["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}")))?;
+            let names = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}"));
+            let qkv = self.tensors.linear(&names)?;
             let cross = Some(self.cross(&prefix)?);
             layers.push(self.layer(&prefix, qkv, cross)?);
         }
@@ -1710,7 +1675,7 @@ impl<'a> Loader<'a> {
             window: Window::Full,
             order: self.order(),
             layout: PageLayout {
-                dtype: self.arena.dtype().cache_dtype(),
+                dtype: self.tensors.store.dtype().cache_dtype(),
                 layers: layers.len(),
                 heads: a.heads,
                 head_dim: a.dim / a.heads,
@@ -1723,7 +1688,8 @@ impl<'a> Loader<'a> {
 
     /// Returns the norm after a stack's last layer, if norms precede the sub-layers.
     fn final_norm(&mut self, stack: &str) -> Result<Option<LayerNorm>> {
-        self.architecture().pre_norm.then(|| self.norm(&format!("{stack}.layer_norm"))).transpose()
+        let name = format!("{stack}.layer_norm");
+        self.architecture().pre_norm.then(|| self.tensors.layer_norm(name)).transpose()
     }
 
     /// Returns the scorer of each pooling that selects by scores, by rising layer.
@@ -1737,12 +1703,12 @@ impl<'a> Loader<'a> {
         let prefix = format!("encoder.pooler.scorer.{layer}");
         match kind {
             ScorerKind::Linear => {
-                let (weight, bias) = self.weight_and_bias(&prefix)?;
+                let (weight, bias) = self.tensors.weight_and_bias(&prefix)?;
                 Ok(Scorer::Linear(weight, bias.iter().sum()))
             }
             ScorerKind::Ffn => {
-                let (dense, shift) = self.weight_and_bias(&format!("{prefix}.dense"))?;
-                let (weight, bias) = self.weight_and_bias(&format!("{prefix}.out_proj"))?;
+                let (dense, shift) = self.tensors.weight_and_bias(format_args!("{prefix}.dense"))?;
+                let (weight, bias) = self.tensors.weight_and_bias(format_args!("{prefix}.out_proj"))?;
                 Ok(Scorer::Ffn { dense, shift, weight, bias: bias.iter().sum() })
             }
             ScorerKind::Embedding { dimension } => Ok(Scorer::Embedding(dimension)),
@@ -1756,12 +1722,12 @@ impl<'a> Loader<'a> {
         let name = |name: &str| format!("{prefix}.{name}");
         Ok(Layer {
             qkv,
-            output: self.joined(&[name("self_attn.out_proj")])?,
-            attention_norm: self.norm(&name("self_attn_layer_norm"))?,
+            output: self.tensors.linear(&[name("self_attn.out_proj")])?,
+            attention_norm: self.tensors.layer_norm(name("self_attn_layer_norm"))?,
             context_norm: None,
-            up: self.joined(&[name("fc1")])?,
-            down: self.joined(&[name("fc2")])?,
-            feed_forward_norm: self.norm(&name("final_layer_norm"))?,
+            up: self.tensors.linear(&[name("fc1")])?,
+            down: self.tensors.linear(&[name("fc2")])?,
+            feed_forward_norm: self.tensors.layer_norm(name("final_layer_norm"))?,
             hidden_norm: None,
             cross,
         })
@@ -1770,36 +1736,11 @@ impl<'a> Loader<'a> {
     fn cross(&mut self, prefix: &str) -> Result<Cross<LayerNorm>> {
         let name = |part: &str| format!("{prefix}.encoder_attn.{part}");
         Ok(Cross {
-            norm: self.norm(&format!("{prefix}.encoder_attn_layer_norm"))?,
-            query: self.joined(&[name("q_proj")])?,
-            memory: self.joined(&[name("k_proj"), name("v_proj")])?,
-            output: self.joined(&[name("out_proj")])?,
+            norm: self.tensors.layer_norm(format_args!("{prefix}.encoder_attn_layer_norm"))?,
+            query: self.tensors.linear(&[name("q_proj")])?,
+            memory: self.tensors.linear(&[name("k_proj"), name("v_proj")])?,
+            output: self.tensors.linear(&[name("out_proj")])?,
         })
-    }
-
-    /// Packs matrices of the same inputs as one, with their outputs concatenated.
-    fn joined(&mut self, names: &[String]) -> Result<Linear> {
-        let mut weight = Vec::new();
-        let mut bias = Vec::new();
-        for name in names {
-            weight.extend(self.weights.take(&format!("{name}.weight"))?);
-            bias.extend(self.weights.take(&format!("{name}.bias"))?);
-        }
-        self.pack(&weight, &bias)
-    }
-
-    /// Packs a matrix, (outputs, inputs), and its bias, (outputs).
-    fn pack(&self, weight: &[f32], bias: &[f32]) -> Result<Linear> {
-        Linear::pack(&self.arena, weight, bias, bias.len(), weight.len() / bias.len())
-    }
-
-    fn weight_and_bias(&mut self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {
-        Ok((self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?))
-    }
-
-    fn norm(&mut self, name: &str) -> Result<LayerNorm> {
-        let (weight, bias) = self.weight_and_bias(name)?;
-        Ok(LayerNorm { weight, bias, eps: self.architecture().layer_norm_eps })
     }
 }
 

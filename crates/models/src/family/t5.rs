@@ -12,7 +12,7 @@
 //! the encoder's pass; the decoder's steps; the contract with the engine; loading.
 
 use crate::{
-    checkpoint::{self, Config, Weights},
+    checkpoint::{self, Config},
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
@@ -22,18 +22,19 @@ use crate::{
         Blueprint, Parts, TensorSpec,
         decoder::{DecoderState, RowCaches, set_fed, set_finished, state, take_hidden},
         parts::{
-            self, Check, EncoderHook, EncoderHookPoint, MemoryDocument, TokenLimits, check_feed, check_generation,
-            deliver_logits, needs_document, needs_scores, push_tokens, with_status, work_mut,
+            self, Batch, Check, EncoderHook, EncoderHookPoint, HeadWork, MemoryDocument, Tensors, TokenLimits,
+            check_feed, check_generation, needs_document, needs_scores, push_tokens, with_status, work_mut,
         },
         settings::Bounds,
+        t5_layers::{T5LayerShape, matrix, norm, transformers_name},
     },
     nn::{
-        Activation, Position,
-        attention::{Caches, Cross, Hook, add},
+        Activation,
+        attention::{Caches, Hook, StackWork, add},
         kv_cache::{KvCache, PagedVectors},
         position::{Buckets, PositionScheme},
         sized,
-        t5::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork, T5Layer, T5Memory, T5Stack, T5Work},
+        t5::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork, T5Layer, T5Stack},
         window::Window,
     },
 };
@@ -43,7 +44,7 @@ use weir_kernels::{
     Compute,
     attention::PageLayout,
     error::{Error, Result},
-    linear::{Epilogue, Linear, WeightArena},
+    linear::Linear,
     memory::{cast, cast_mut},
     pages::{Page, PagePool},
     rowwise::{RmsNorm, rms_norm},
@@ -186,7 +187,7 @@ impl Architecture {
         self.buckets(false).table_numbers(self.heads).saturating_add(encoder).saturating_add(global)
     }
 
-    fn validate(&self, symbols: usize, check: Check<'_>) -> Result<()> {
+    fn validate(&self, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
         check.dims([
@@ -196,64 +197,36 @@ impl Architecture {
             ("feed_forward", self.feed_forward),
         ])?;
         check.fraction("norm_eps", self.norm_eps)?;
-        if !(4..=MAX_BUCKETS).contains(&self.buckets) {
-            return check.fail("buckets", format!("4 to {MAX_BUCKETS}"), self.buckets);
-        }
-        if self.max_distance > MAX_BUCKETS || ![true, false].iter().all(|&both| self.buckets(both).is_valid()) {
-            let expected = format!("more than half the buckets, at most {MAX_BUCKETS}");
-            return check.fail("max_distance", expected, self.max_distance);
-        }
+        check.range("buckets", self.buckets, 4..=MAX_BUCKETS)?;
+        let fits = self.max_distance <= MAX_BUCKETS && [true, false].iter().all(|&both| self.buckets(both).is_valid());
+        let expected = format!("more than half the buckets, at most {MAX_BUCKETS}");
+        check.require(fits, "max_distance", expected, self.max_distance)?;
         // the encoder's table, the largest one
         check.distance_table("max_distance", self.buckets(true).two_sided_table_numbers(self.heads))?;
-        for (key, length) in [("source_length", self.source_length), ("target_length", self.target_length)] {
-            if !(2..=MAX_LENGTH).contains(&length) {
-                return check.fail(key, format!("2 to {MAX_LENGTH}"), length);
-            }
-        }
-        if let Some(radius) = self.attention.radius().filter(|radius| !(1..=MAX_LENGTH).contains(radius)) {
-            return check.fail("attention.radius", format!("1 to {MAX_LENGTH}"), radius);
-        }
-        if let Some(group) = self.attention.group().filter(|group| !(1..=MAX_LENGTH).contains(group)) {
-            return check.fail("attention.group", format!("1 to {MAX_LENGTH}"), group);
-        }
-        if let Some(deletion) = &self.deletion {
-            self.validate_deletion(deletion, check)?;
-        }
-        check.parameters("dim", self.parameters(symbols))
+        check.range("source_length", self.source_length, 2..=MAX_LENGTH)?;
+        check.range("target_length", self.target_length, 2..=MAX_LENGTH)?;
+        check.range("attention.radius", self.attention.radius().unwrap_or(1), 1..=MAX_LENGTH)?;
+        check.range("attention.group", self.attention.group().unwrap_or(1), 1..=MAX_LENGTH)?;
+        self.deletion.as_ref().map_or(Ok(()), |deletion| self.validate_deletion(deletion, check))
     }
 
     fn validate_deletion(&self, deletion: &Deletion, check: Check<'_>) -> Result<()> {
-        if deletion.layer >= self.encoder_layers {
-            let expected = format!("0 to {}: a layer of the encoder", self.encoder_layers - 1);
-            return check.fail("deletion.layer", expected, deletion.layer);
-        }
-        if self.attention != EncoderAttention::Full {
-            return check.fail("attention.kind", "full, next to `deletion`", "another kind");
-        }
+        let expected = format!("0 to {}: a layer of the encoder", self.encoder_layers - 1);
+        check.require(deletion.layer < self.encoder_layers, "deletion.layer", expected, deletion.layer)?;
+        let full = self.attention == EncoderAttention::Full;
+        check.require(full, "attention.kind", "full, next to `deletion`", "another kind")?;
         if let GateFunction::ScaledSigmoid { scale } = deletion.function
             && !(-1e4..0.0).contains(&scale)
         {
             return check.fail("deletion.function.scaled-sigmoid.scale", "-10000 to 0, 0 excluded", scale);
         }
-        if !(-1e4..=0.0).contains(&deletion.threshold) {
-            return check.fail("deletion.threshold", "-10000 to 0", deletion.threshold);
-        }
-        Ok(())
-    }
-
-    fn parameters(&self, symbols: usize) -> Option<usize> {
-        let inner = self.heads.checked_mul(self.head_dim)?;
-        // four matrices of each attention, two or three of the feed-forward, and norms
-        let rows = inner.checked_mul(8)?.checked_add(self.feed_forward.checked_mul(3)?)?.checked_add(4)?;
-        let layers = rows.checked_mul(self.dim)?.checked_mul(self.encoder_layers.checked_add(self.decoder_layers)?)?;
-        let tables = self.buckets.checked_mul(self.heads)?.checked_mul(3)?;
-        let embeddings = symbols.checked_mul(self.dim)?.checked_mul(2)?;
-        layers.checked_add(tables)?.checked_add(embeddings)?.checked_add(self.dim.checked_mul(4)?)
+        let within = (-1e4..=0.0).contains(&deletion.threshold);
+        check.require(within, "deletion.threshold", "-10000 to 0", deletion.threshold)
     }
 }
 
 /// Embedding of both sides.
-const EMBEDDING: &str = "shared.weight";
+const EMBEDDING: &str = "shared";
 
 /// A validated encoder-decoder.
 #[derive(Debug, Clone)]
@@ -276,7 +249,10 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         let expected = format!("more than {}: the first ids are special symbols", SPECIALS.unknown + 1);
         return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
     }
-    architecture.validate(vocabulary.len(), Check { file })?;
+    architecture.validate(Check { file })?;
+    let blueprint = T5Blueprint { architecture, symbols: vocabulary.len() };
+    Check { file }.tensors("dim", &blueprint.tensors())?;
+    let architecture = &blueprint.architecture;
     check_generation(config, architecture.target_length, file)?;
     let prefix = config.generation.as_ref().map_or("", |generation| &generation.prefix);
     let prefix_len =
@@ -285,101 +261,111 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         let expected = format!("at most {} tokens: source_length less two", architecture.source_length - 2);
         return Err(Error::checkpoint(file, "generation.prefix", expected, format!("{prefix_len} tokens")));
     }
-    Ok(Box::new(T5Blueprint { architecture, symbols: vocabulary.len() }))
+    Ok(Box::new(blueprint))
 }
 
+const HEAD: &str = "lm_head";
+
+const BIAS: &str = "SelfAttention.relative_attention_bias";
+
+const GLOBAL_BIAS: &str = "SelfAttention.global_relative_attention_bias";
+
+const GLOBAL_NORM: &str = "SelfAttention.global_input_layer_norm";
+
 /// Names and sizes of one stack's tensors.
-struct StackTensors<'a> {
+#[derive(Clone, Copy)]
+struct StackTensors {
     /// `encoder` or `decoder`.
-    name: &'a str,
+    name: &'static str,
     layers: usize,
-    /// Index of the feed-forward among a block's sub-layers.
-    feed_forward: usize,
+    layer: T5LayerShape,
+}
+
+impl StackTensors {
+    fn is_decoder(&self) -> bool {
+        self.layer.memory.is_some()
+    }
+
+    /// The name of a layer's part in the block of that index.
+    fn part(&self, block: usize, part: &str) -> String {
+        let part = transformers_name(part, self.is_decoder(), self.layer.gated);
+        format!("{}.block.{block}.{part}", self.name)
+    }
+
+    /// The name of a tensor of self-attention that only T5 has.
+    fn attention(&self, block: usize, name: &str) -> String {
+        format!("{}.block.{block}.layer.0.{name}", self.name)
+    }
+
+    fn norm(&self) -> String {
+        format!("{}.final_layer_norm", self.name)
+    }
+
+    fn load(&self, tensors: &mut Tensors<'_>) -> Result<Vec<T5Layer>> {
+        (0..self.layers).map(|block| self.layer.load(tensors, &|part| self.part(block, part))).collect()
+    }
 }
 
 impl T5Blueprint {
-    fn stacks(&self) -> [StackTensors<'static>; 2] {
-        let a = &self.architecture;
-        [
-            StackTensors { name: "encoder", layers: a.encoder_layers, feed_forward: 1 },
-            StackTensors { name: "decoder", layers: a.decoder_layers, feed_forward: 2 },
-        ]
+    fn stacks(&self) -> [StackTensors; 2] {
+        let Architecture { dim, heads, head_dim, feed_forward, activation, gated, .. } = self.architecture;
+        let stack = |name, layers, memory| {
+            let small_queries = true;
+            let layer = T5LayerShape {
+                inputs: dim,
+                dim,
+                heads,
+                head_dim,
+                memory,
+                feed_forward,
+                activation,
+                gated,
+                small_queries,
+            };
+            StackTensors { name, layers, layer }
+        };
+        let Architecture { encoder_layers, decoder_layers, .. } = self.architecture;
+        [stack("encoder", encoder_layers, None), stack("decoder", decoder_layers, Some(dim))]
     }
 
-    fn stack(&self, out: &mut Vec<TensorSpec>, stack: &StackTensors<'_>) {
-        let Architecture { dim, feed_forward, gated, .. } = self.architecture;
-        let is_decoder = stack.name == "decoder";
+    fn stack(&self, out: &mut Vec<TensorSpec>, stack: &StackTensors) {
+        let Architecture { dim, buckets, heads, attention, .. } = self.architecture;
+        let bias = |name: &str| {
+            let name = format!("{}.weight", stack.attention(0, name));
+            TensorSpec::normal(name, vec![buckets, heads], 0.0, 1.0 / (dim as f32).sqrt())
+        };
         for block in 0..stack.layers {
-            let key = |layer: usize, name: &str| format!("{}.block.{block}.layer.{layer}.{name}.weight", stack.name);
-            self.attention(out, &|name| key(0, &format!("SelfAttention.{name}")));
+            let mut more = Vec::new();
             if block == 0 {
-                out.push(self.bias(key(0, "SelfAttention.relative_attention_bias")));
+                more.push(bias(BIAS));
             }
-            if !is_decoder && self.architecture.attention.group().is_some() {
-                let name = "SelfAttention.global_input_layer_norm";
-                out.push(norm(key(0, name), dim));
+            if !stack.is_decoder() && attention.group().is_some() {
+                more.push(norm(stack.attention(block, GLOBAL_NORM), dim));
                 if block == 0 {
-                    out.push(self.bias(key(0, "SelfAttention.global_relative_attention_bias")));
+                    more.push(bias(GLOBAL_BIAS));
                 }
             }
-            out.push(norm(key(0, "layer_norm"), dim));
-            if is_decoder {
-                self.attention(out, &|name| key(1, &format!("EncDecAttention.{name}")));
-                out.push(norm(key(1, "layer_norm"), dim));
-            }
-            let inner: &[&str] = if gated { &["wi_0", "wi_1"] } else { &["wi"] };
-            for name in inner {
-                out.push(matrix(key(stack.feed_forward, &format!("DenseReluDense.{name}")), feed_forward, dim));
-            }
-            out.push(matrix(key(stack.feed_forward, "DenseReluDense.wo"), dim, feed_forward));
-            out.push(norm(key(stack.feed_forward, "layer_norm"), dim));
+            stack.layer.tensors(out, &|part| stack.part(block, part), more);
         }
-        out.push(norm(format!("{}.final_layer_norm.weight", stack.name), dim));
+        out.push(norm(stack.norm(), dim));
     }
-
-    fn attention(&self, out: &mut Vec<TensorSpec>, key: &dyn Fn(&str) -> String) {
-        let Architecture { dim, head_dim, .. } = self.architecture;
-        let inner = self.architecture.inner();
-        // Scores are unscaled, so the queries are small.
-        let deviation = 1.0 / ((dim * head_dim) as f32).sqrt();
-        out.push(TensorSpec::normal(key("q"), vec![inner, dim], 0.0, deviation));
-        for name in ["k", "v"] {
-            out.push(matrix(key(name), inner, dim));
-        }
-        out.push(matrix(key("o"), dim, inner));
-    }
-
-    /// Returns the spec of a table of numbers for buckets of distances.
-    fn bias(&self, name: String) -> TensorSpec {
-        let Architecture { dim, buckets, heads, .. } = self.architecture;
-        TensorSpec::normal(name, vec![buckets, heads], 0.0, 1.0 / (dim as f32).sqrt())
-    }
-}
-
-/// Returns the spec of a matrix, whose deviation of inputs^−½ keeps the size of a sum.
-fn matrix(name: String, outputs: usize, inputs: usize) -> TensorSpec {
-    TensorSpec::normal(name, vec![outputs, inputs], 0.0, 1.0 / (inputs as f32).sqrt())
-}
-
-fn norm(name: String, dim: usize) -> TensorSpec {
-    TensorSpec::normal(name, vec![dim], 1.0, 0.0)
 }
 
 impl Blueprint for T5Blueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
-        let mut out = vec![TensorSpec::normal(EMBEDDING, vec![self.symbols, a.dim], 0.0, 1.0)];
+        let mut out = vec![TensorSpec::normal(format!("{EMBEDDING}.weight"), vec![self.symbols, a.dim], 0.0, 1.0)];
         self.stacks().iter().for_each(|stack| self.stack(&mut out, stack));
         if let Some(deletion) = &a.deletion {
             let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
-            out.push(matrix(key("feed_forward.weight"), 1, a.dim));
+            out.push(matrix(key("feed_forward"), 1, a.dim));
             out.push(TensorSpec::zeros(key("feed_forward.bias"), vec![1]));
             if deletion.norm {
-                out.push(norm(key("layer_norm.weight"), a.dim));
+                out.push(norm(key("layer_norm"), a.dim));
             }
         }
         if !a.tied_head {
-            out.push(matrix("lm_head.weight".into(), self.symbols, a.dim));
+            out.push(matrix(HEAD, self.symbols, a.dim));
         }
         out
     }
@@ -668,19 +654,12 @@ impl DeletionGate {
 /// Working memory of one thread.
 #[derive(Default)]
 pub struct Work {
-    decoder: T5Work,
+    decoder: StackWork,
     encoder: T5EncoderWork,
     chosen: Vec<usize>,
-    /// Sequence and position of each vector that the decoder processes.
-    positions: Vec<Position>,
-    /// Sequence of each of these vectors, and the last vector of its document.
-    memory: Vec<Position>,
-    /// The decoder's vectors, (positions, D), or one page of the encoder's output, (vectors, D).
-    x: Vec<f32>,
-    /// The head's input: (wanted, D)
-    wanted: Vec<f32>,
-    /// (wanted, V)
-    logits: Vec<f32>,
+    /// The decoder's vectors; or one page of the encoder's output, (vectors, D).
+    batch: Batch,
+    head: HeadWork,
     /// Receives the encoder's intermediate results in golden tests; `None` in servers.
     pub hook: Option<EncoderHook>,
 }
@@ -780,7 +759,7 @@ impl T5 {
     fn delete_tokens(&self, e: &mut T5Encoding, gate: &DeletionGate, work: &mut Work) -> Result<()> {
         let mut values = Vec::with_capacity(e.vectors.len());
         for page in 0..e.vectors.pages() {
-            gate.values(&self.compute, e.vectors.page(page), &mut work.x, &mut values); // (vectors)
+            gate.values(&self.compute, e.vectors.page(page), &mut work.batch.x, &mut values); // (vectors)
         }
         let kept = gate.kept(&values);
         let mut vectors = PagedVectors::new(self.pages.clone(), self.head.inputs(), UNIT);
@@ -808,7 +787,7 @@ impl T5 {
         keys.queries.extend(queries.len() / (encoder.heads * encoder.head_dim))?;
         keys.queries.page_mut(page)?.copy_from_slice(queries);
         let (Some(global), Some(side)) = (&encoder.global, &mut keys.side) else { return Ok(()) };
-        for (index, normed) in work.encoder.normed.chunks_exact(dim).enumerate() {
+        for (index, normed) in work.encoder.normed().chunks_exact(dim).enumerate() {
             let group = ((page * UNIT + index) / global.group).min(keys.side_count - 1);
             add(&mut keys.sums[group * dim..][..dim], normed);
         }
@@ -850,7 +829,7 @@ impl T5 {
     fn project_memory(&self, e: &mut T5Encoding, work: &mut Work) -> Result<()> {
         let page = e.cursor.page;
         let vectors = e.vectors.page(page);
-        let mut x = std::mem::take(&mut work.x);
+        let mut x = std::mem::take(&mut work.batch.x);
         rms_norm(&self.compute, vectors, &self.encoder.norm, sized(&mut x, vectors.len())); // (vectors, D)
         work.show(EncoderHookPoint::Encoded, page * UNIT, &x);
         if e.memory.is_none() {
@@ -863,42 +842,30 @@ impl T5 {
             memory.write(layer, page * UNIT + index, keys, values)
         };
         let result = self.decoder.project_memory(&self.compute, &x, &mut work.decoder, write);
-        work.x = x;
+        work.batch.x = x;
         result
     }
-}
-
-fn memory_of<'b>(caches: &'b RowCaches<'_>, sequence: usize) -> Result<&'b KvCache> {
-    let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
-    memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no document")))
 }
 
 impl T5 {
     /// Symbol step: embed → self-attention → cross-attention to the document's vectors → feed-forward.
     fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = self.head.inputs();
-        work.positions.clear();
-        work.memory.clear();
-        work.x.clear();
+        work.batch.clear();
         for &index in which {
             let row = &rows[index];
             check_feed(&self.card, row, state_ref::<DecoderState>(&*row.state)?.is_ready())?;
             self.card.vocabulary.check_ids("feed", &row.feed)?;
             let fed = row.feed.len();
-            for &symbol in &row.feed {
-                work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]);
-            }
-            let last = memory_of(&RowCaches(rows), index)?.len() - 1;
+            work.batch.embed(&self.embedding, dim, &row.feed);
+            RowCaches(rows).memory(index)?;
             let state = state(rows, index)?;
             state.hidden.clear();
             state.cache.reserve(fed)?;
-            let start = state.cache.len();
-            work.positions.extend(Position::run(index, start..start + fed));
-            work.memory.resize(work.positions.len(), Position { sequence: index, index: last });
+            work.batch.extend(index, &state.cache, fed);
         }
-        let Work { x, positions, memory, decoder, .. } = work;
-        let memory = T5Memory { positions: memory, cache: memory_of };
-        self.decoder.forward(&self.compute, x, positions, &mut RowCaches(rows), Some(&memory), decoder)?; // (symbols, D)
+        let Work { batch: Batch { positions, x }, decoder, .. } = work;
+        self.decoder.forward(&self.compute, x, positions, &mut RowCaches(rows), decoder)?; // (symbols, D)
         let mut rest = &x[..];
         for &index in which {
             let fed = rows[index].feed.len();
@@ -916,13 +883,11 @@ impl T5 {
     /// Finish step: the logits of the symbols whose logits are wanted.
     fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         with_status(StepStatus::Unfinished, rows, which, work, Work::chosen, |rows, unfinished, work| {
-            take_hidden(rows, unfinished, &mut work.wanted)?; // (wanted, D)
+            take_hidden(rows, unfinished, &mut work.head.wanted)?; // (wanted, D)
             if self.head_scale != 1.0 {
-                work.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
+                work.head.wanted.iter_mut().for_each(|x| *x *= self.head_scale);
             }
-            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
-            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.decoder.quantized, logits); // (wanted, V)
-            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            work.head.deliver(&self.head, &self.compute, &mut work.decoder.quantized, rows, unfinished)?;
             set_finished(rows, unfinished)
         })
     }
@@ -1049,18 +1014,17 @@ impl T5 {
             card.unpooled_baseline = true;
             card.shape.push_str(", gate off");
         }
-        let store = WeightArena::new(parts.settings.dtype);
-        let mut loader = Loader { blueprint, weights: &mut parts.weights, store };
-        let [encoder_tensors, decoder_tensors] = blueprint.stacks();
-        let embedding = loader.weights.take(EMBEDDING)?;
-        let head = loader.head(&embedding)?;
+        let tensors = &mut Tensors::new(&mut parts.weights, a.norm_eps, parts.settings.dtype);
+        let [encoder, decoder] = blueprint.stacks();
+        let embedding = tensors.weight(EMBEDDING)?;
+        let head = tensors.head(a.tied_head.then_some(&embedding), HEAD, a.dim)?;
         let head_scale = if a.scale_head { (1.0 / (a.dim as f64).sqrt()) as f32 } else { 1.0 };
         Ok(Self {
             compute: parts.settings.compute(),
             embedding,
-            encoder: loader.encoder(&encoder_tensors)?,
-            gate: deletion.map(|deletion| loader.gate(&deletion)).transpose()?,
-            decoder: loader.decoder(&decoder_tensors)?,
+            encoder: load_encoder(a, &encoder, tensors)?,
+            gate: deletion.map(|deletion| DeletionGate::load(&deletion, tensors)).transpose()?,
+            decoder: load_decoder(a, &decoder, tensors)?,
             head,
             head_scale,
             pages: PagePool::new(parts.settings.memory_bytes),
@@ -1089,142 +1053,50 @@ fn limits(
     }
 }
 
-struct Loader<'a> {
-    blueprint: &'a T5Blueprint,
-    weights: &'a mut Weights,
-    store: WeightArena,
+fn load_encoder(a: &Architecture, stack: &StackTensors, tensors: &mut Tensors<'_>) -> Result<T5Encoder> {
+    let buckets = a.buckets(true);
+    let bias = buckets.two_sided_tables(&tensors.weight(stack.attention(0, BIAS))?);
+    let mut global = |group: usize| {
+        let mut norm = |block: usize| tensors.rms_norm(stack.attention(block, GLOBAL_NORM));
+        Ok(GlobalTokens {
+            group,
+            norms: (0..stack.layers).map(&mut norm).collect::<Result<_>>()?,
+            bias: buckets.two_sided_tables(&tensors.weight(stack.attention(0, GLOBAL_BIAS))?),
+        })
+    };
+    Ok(T5Encoder {
+        global: a.attention.group().map(&mut global).transpose()?,
+        layers: stack.load(tensors)?,
+        heads: a.heads,
+        head_dim: a.head_dim,
+        bias,
+        radius: a.attention.radius(),
+        sink: a.softmax1,
+        norm: tensors.rms_norm(stack.norm())?,
+    })
 }
 
-impl<'a> Loader<'a> {
-    fn architecture(&self) -> &'a Architecture {
-        &self.blueprint.architecture
-    }
+fn load_decoder(a: &Architecture, stack: &StackTensors, tensors: &mut Tensors<'_>) -> Result<T5Stack> {
+    let Architecture { heads, head_dim, .. } = *a;
+    let table = tensors.weight(stack.attention(0, BIAS))?;
+    let dtype = tensors.store.dtype().cache_dtype();
+    Ok(T5Stack {
+        layers: stack.load(tensors)?,
+        position: PositionScheme::Buckets(a.buckets(false).tables(&table).into()),
+        layout: PageLayout { dtype, layers: stack.layers, heads, head_dim, output: 0 },
+        sink: a.softmax1,
+        norm: tensors.rms_norm(stack.norm())?,
+    })
+}
 
-    fn head(&mut self, embedding: &[f32]) -> Result<Linear> {
-        let Architecture { dim, tied_head, .. } = *self.architecture();
-        if tied_head {
-            return Linear::pack(&self.store, embedding, &[], self.blueprint.symbols, dim);
-        }
-        let weight = self.weights.take("lm_head.weight")?;
-        Linear::pack(&self.store, &weight, &[], self.blueprint.symbols, dim)
-    }
-
-    fn encoder(&mut self, stack: &StackTensors<'_>) -> Result<T5Encoder> {
-        let a = self.architecture();
-        let buckets = a.buckets(true);
-        let attention = |name: &str| format!("encoder.block.0.layer.0.SelfAttention.{name}.weight");
-        let bias = buckets.two_sided_tables(&self.weights.take(&attention("relative_attention_bias"))?);
-        let global = match a.attention.group() {
-            None => None,
-            Some(group) => {
-                let name =
-                    |block: usize| format!("encoder.block.{block}.layer.0.SelfAttention.global_input_layer_norm");
-                let table = self.weights.take(&attention("global_relative_attention_bias"))?;
-                Some(GlobalTokens {
-                    group,
-                    norms: (0..stack.layers).map(|block| self.norm(&name(block))).collect::<Result<_>>()?,
-                    bias: buckets.two_sided_tables(&table),
-                })
-            }
-        };
-        Ok(T5Encoder {
-            layers: self.layers(stack)?,
-            heads: a.heads,
-            head_dim: a.head_dim,
-            bias,
-            radius: a.attention.radius(),
-            global,
-            sink: a.softmax1,
-            norm: self.norm("encoder.final_layer_norm")?,
-        })
-    }
-
-    fn decoder(&mut self, stack: &StackTensors<'_>) -> Result<T5Stack> {
-        let a = self.architecture();
-        let table = self.weights.take("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight")?;
-        Ok(T5Stack {
-            layers: self.layers(stack)?,
-            position: PositionScheme::Buckets(a.buckets(false).tables(&table).into()),
-            layout: PageLayout {
-                dtype: self.store.dtype().cache_dtype(),
-                layers: stack.layers,
-                heads: a.heads,
-                head_dim: a.head_dim,
-                output: 0,
-            },
-            sink: a.softmax1,
-            norm: self.norm("decoder.final_layer_norm")?,
-        })
-    }
-
-    fn layers(&mut self, stack: &StackTensors<'_>) -> Result<Vec<T5Layer>> {
-        (0..stack.layers).map(|block| self.layer(stack, block)).collect()
-    }
-
-    fn layer(&mut self, stack: &StackTensors<'_>, block: usize) -> Result<T5Layer> {
-        let a = self.architecture();
-        let key = |layer: usize, name: &str| format!("{}.block.{block}.layer.{layer}.{name}", stack.name);
-        let attention = |name: &str| key(0, &format!("SelfAttention.{name}"));
-        let inner = |name: &str| key(stack.feed_forward, &format!("DenseReluDense.{name}"));
-        let cross = match stack.name {
-            "decoder" => Some(self.cross(&|name| key(1, name))?),
-            _ => None,
-        };
-        let (gate, up) = match a.gated {
-            true => (Some(self.joined(&[inner("wi_0")], a.dim)?), inner("wi_1")),
-            false => (None, inner("wi")),
-        };
-        Ok(T5Layer {
-            attention_norm: self.norm(&key(0, "layer_norm"))?,
-            qkv: self.joined(&["q", "k", "v"].map(attention), a.dim)?,
-            output: self.joined(&[attention("o")], a.inner())?,
-            cross,
-            feed_forward_norm: self.norm(&key(stack.feed_forward, "layer_norm"))?,
-            activation: a.activation,
-            gate,
-            up: self.joined(&[up], a.dim)?,
-            down: self.joined(&[inner("wo")], a.feed_forward)?,
-        })
-    }
-
-    fn cross(&mut self, key: &dyn Fn(&str) -> String) -> Result<Cross<RmsNorm>> {
-        let a = self.architecture();
-        let attention = |name: &str| key(&format!("EncDecAttention.{name}"));
-        Ok(Cross {
-            norm: self.norm(&key("layer_norm"))?,
-            query: self.joined(&[attention("q")], a.dim)?,
-            memory: self.joined(&[attention("k"), attention("v")], a.dim)?,
-            output: self.joined(&[attention("o")], a.inner())?,
-        })
-    }
-
-    fn gate(&mut self, deletion: &Deletion) -> Result<DeletionGate> {
-        let key = |name: &str| format!("encoder.block.{}.delete_gate.{name}", deletion.layer);
-        let norm = match deletion.norm {
-            true => Some(RmsNorm { weight: self.weights.take(&key("layer_norm.weight"))?, eps: GATE_NORM_EPS }),
-            false => None,
-        };
-        Ok(DeletionGate {
-            layer: deletion.layer,
-            function: deletion.function,
-            threshold: deletion.threshold,
-            norm,
-            weight: self.weights.take(&key("feed_forward.weight"))?,
-            bias: self.weights.take(&key("feed_forward.bias"))?.iter().sum(),
-        })
-    }
-
-    /// Packs matrices with the same `inputs` as one, with their outputs concatenated.
-    fn joined(&mut self, names: &[String], inputs: usize) -> Result<Linear> {
-        let mut weight = Vec::new();
-        for name in names {
-            weight.extend(self.weights.take(&format!("{name}.weight"))?);
-        }
-        Linear::pack(&self.store, &weight, &[], weight.len() / inputs, inputs)
-    }
-
-    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: self.weights.take(&format!("{name}.weight"))?, eps: self.architecture().norm_eps })
+impl DeletionGate {
+    fn load(deletion: &Deletion, tensors: &mut Tensors<'_>) -> Result<Self> {
+        let Deletion { layer, function, threshold, norm } = *deletion;
+        let key = |name: &str| format!("encoder.block.{layer}.delete_gate.{name}");
+        let mut load_norm = || Ok(RmsNorm { weight: tensors.weight(key("layer_norm"))?, eps: GATE_NORM_EPS });
+        let norm = norm.then(&mut load_norm).transpose()?;
+        let (weight, bias) = tensors.weight_and_bias(key("feed_forward"))?;
+        Ok(Self { layer, function, threshold, norm, weight, bias: bias.iter().sum() })
     }
 }
 

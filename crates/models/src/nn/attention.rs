@@ -22,7 +22,7 @@ use weir_kernels::{
     },
     error::{Error, Result},
     linear::{Epilogue, Linear, QuantizedRows},
-    rowwise::{LayerNorm, add_layer_norm, layer_norm},
+    rowwise::{LayerNorm, RmsNorm, add_layer_norm, layer_norm, rms_norm},
 };
 
 /// Weights of a layer's cross-attention to a memory of vectors of width C. D = width, I = heads · head_dim.
@@ -74,10 +74,18 @@ pub trait Caches: Sync {
     fn cache(&self, sequence: usize) -> Result<&KvCache>;
     /// Returns a sequence's cache for writing.
     fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache>;
-    /// Returns the memory that a sequence's cross-attention reads, if it has one.
-    fn memory(&self, _sequence: usize) -> Result<Option<&KvCache>> {
-        Ok(None)
+    /// Returns the memory that a sequence's cross-attention reads. Fails if it has none.
+    fn memory(&self, sequence: usize) -> Result<MemoryPart<'_>> {
+        Err(Error::Internal(format!("sequence {sequence} has no memory")))
     }
+}
+
+/// The part of a memory that a position attends to.
+pub struct MemoryPart<'a> {
+    /// Keys and values of all vectors.
+    pub cache: &'a KvCache,
+    /// Index of the last vector.
+    pub last: usize,
 }
 
 /// Intermediate result of a layer that a [`Hook`] receives.
@@ -103,12 +111,13 @@ pub struct StackWork {
     pub quantized: QuantizedRows,
     /// Collects every attention score for `inspect --resolution`; `None` in servers.
     pub scores: Option<ScoresByDistance>,
-    qkv: Vec<f32>,
+    pub(super) qkv: Vec<f32>,
     queries: Queries,
     cross_queries: QueryBuffer,
     pub(super) normed: Vec<f32>,
-    head_outputs: Vec<f32>,
+    pub(super) head_outputs: Vec<f32>,
     pub(super) hidden: Vec<f32>,
+    gate: Vec<f32>,
     /// Output of the last sub-layer: (positions, D).
     pub(super) delta: Vec<f32>,
 }
@@ -145,59 +154,6 @@ const UNSHARED_TILE: usize = 8;
 
 const _: () = assert!(UNSHARED_TILE <= ROW_TILE);
 
-/// One call of [`mix`]: the queries' positions and the size of the work.
-pub(crate) struct Mixing<'a> {
-    pub(crate) compute: &'a Compute,
-    pub(crate) layout: &'a PageLayout,
-    pub(crate) positions: &'a [Position],
-    /// Sum over queries of the keys that each attends to.
-    pub(crate) keys: usize,
-}
-
-/// Writes `outputs`, (positions, heads · head_dim). `cache` returns a sequence's cache, `query` a position's query of one head,
-/// without its keys, `head` the terms of a head's scores.
-pub(crate) fn mix<'c, 'q, 'h>(
-    Mixing { compute, layout, positions, keys }: &Mixing<'_>,
-    cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
-    query: &(impl Fn(usize, usize) -> QueryRow<'q> + Sync),
-    head: &(impl Fn(usize) -> AttentionHead<'h> + Sync),
-    outputs: &mut Vec<f32>,
-) where
-    'c: 'q,
-{
-    let PageLayout { heads, head_dim, .. } = **layout;
-    let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
-        let mut rows = [QueryRow::default(); ROW_TILE];
-        let rows = &mut rows[..outputs.len()];
-        for (index, row) in (first..).zip(&mut *rows) {
-            let sequence = positions[index].sequence;
-            let Ok(cache) = cache(sequence) else {
-                // Unreachable: writing the keys found the cache. NaN keeps a stale buffer from passing for a result.
-                return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
-            };
-            *row = query(index, column);
-            // A sequence that was resumed in its middle holds no earlier keys.
-            row.first_key = row.first_key.max(cache.first());
-            // the tile before this one ended with the same sequence
-            let recently_read = index == first && index > 0 && positions[index - 1].sequence == sequence;
-            row.keys = KeyPages { recently_read, ..cache.key_pages() };
-        }
-        attend(compute.isa, &head(column), rows, outputs);
-    };
-    let share = keys * heads * head_dim >= WORTH_SHARING;
-    let outputs = sized(outputs, positions.len() * heads * head_dim);
-    let neighbours_share = positions.windows(2).any(|pair| {
-        let keys = |position: Position| cache(position.sequence).map(KvCache::key_pages);
-        keys(pair[0]).is_ok_and(|first| keys(pair[1]).is_ok_and(|second| first.share_with(&second)))
-    });
-    // A head's positions run one after another because they read the same distance table.
-    if neighbours_share {
-        compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
-    } else {
-        compute.pool.for_columns::<UNSHARED_TILE>(outputs, positions.len(), heads, share, &tile);
-    }
-}
-
 /// The weights and settings of a layer's self-attention. D = width, I = heads · head_dim.
 pub(super) struct SelfAttention<'a> {
     pub(super) layer: usize,
@@ -210,11 +166,28 @@ pub(super) struct SelfAttention<'a> {
     pub(super) position: &'a PositionScheme,
     pub(super) window: Window,
     pub(super) layout: &'a PageLayout,
+    pub(super) softmax: Softmax,
+}
+
+/// Settings of a softmax over keys.
+#[derive(Clone, Copy)]
+pub(super) struct Softmax {
+    /// Factor of every score.
+    pub(super) scale: f32,
+    /// True if there is one more key, of score zero and value zero.
+    pub(super) sink: bool,
+}
+
+impl Softmax {
+    /// Returns a softmax over scores that are divided by √head_dim.
+    pub(super) fn scaled(layout: &PageLayout) -> Self {
+        Self { scale: 1.0 / (layout.head_dim as f32).sqrt(), sink: false }
+    }
 }
 
 impl SelfAttention<'_> {
-    /// Writes the self-attention of `x`, (positions, D), to `work.delta`. Fails if a cache cannot be found or lacks reserved
-    /// positions.
+    /// Writes the self-attention of `x`, (positions, D), to `work.delta`; the output matrix may have another width. Fails if a
+    /// cache cannot be found or lacks reserved positions.
     pub(super) fn forward(&self, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
         let StackPass { compute, positions, caches, work } = pass;
         let inner = self.layout.heads * self.layout.head_dim;
@@ -233,7 +206,7 @@ impl SelfAttention<'_> {
         if let Some(norm) = self.context_norm {
             layer_norm(compute, &mut work.head_outputs, norm);
         }
-        let delta = sized(&mut work.delta, x.len());
+        let delta = sized(&mut work.delta, positions.len() * self.output.outputs());
         self.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         if let Some(hook) = &mut work.hook {
             hook(HookPoint::Attention, self.layer, positions, delta);
@@ -258,10 +231,38 @@ impl SelfAttention<'_> {
             distance: queries.distance(row, head, heads),
             ..QueryRow::default()
         };
-        let terms = |head| self.head(head, distances);
-        let keys = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
-        let mixing = Mixing { compute, layout: self.layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs);
+        let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
+            let mut rows = [QueryRow::default(); ROW_TILE];
+            let rows = &mut rows[..outputs.len()];
+            for (index, row) in (first..).zip(&mut *rows) {
+                let sequence = positions[index].sequence;
+                let Ok(cache) = caches.cache(sequence) else {
+                    // Unreachable: writing the keys found the cache. NaN keeps a stale buffer from passing for a result.
+                    return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
+                };
+                *row = query(index, column);
+                // A sequence that was resumed in its middle holds no earlier keys.
+                row.first_key = row.first_key.max(cache.first());
+                // the tile before this one ended with the same sequence
+                let recently_read = index == first && index > 0 && positions[index - 1].sequence == sequence;
+                row.keys = KeyPages { recently_read, ..cache.key_pages() };
+            }
+            attend(compute.isa, &self.head(column, distances), rows, outputs);
+        };
+        let inner = heads * self.layout.head_dim;
+        let keys: usize = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
+        let share = keys * inner >= WORTH_SHARING;
+        let outputs = sized(&mut work.head_outputs, positions.len() * inner);
+        let neighbours_share = positions.windows(2).any(|pair| {
+            let keys = |position: Position| caches.cache(position.sequence).map(KvCache::key_pages);
+            keys(pair[0]).is_ok_and(|first| keys(pair[1]).is_ok_and(|second| first.share_with(&second)))
+        });
+        // A head's positions run one after another because they read the same distance table.
+        if neighbours_share {
+            compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
+        } else {
+            compute.pool.for_columns::<UNSHARED_TILE>(outputs, positions.len(), heads, share, &tile);
+        }
         if let Some(collected) = &mut work.scores {
             let mut row_scores = Vec::new();
             for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
@@ -278,10 +279,13 @@ impl SelfAttention<'_> {
 
     /// Returns the terms of a head's scores.
     fn head<'a>(&'a self, head: usize, distances: Option<&'a DistanceTable>) -> AttentionHead<'a> {
+        let Softmax { scale, sink } = self.softmax;
         AttentionHead {
             block: self.position.block(),
             distances,
             bias: self.position.bias(head),
+            scale,
+            sink,
             ..AttentionHead::new(self.layout, self.layer, head)
         }
     }
@@ -311,85 +315,91 @@ pub fn project_memory<'a>(
     Ok(())
 }
 
-/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a memory is missing.
-fn forward(layer: usize, cross: &Cross<LayerNorm>, x: &[f32], pass: &mut StackPass<'_, impl Caches>) -> Result<()> {
-    let StackPass { compute, positions, caches, work } = pass;
-    let caches = &**caches;
-    let queries = work.cross_queries.values_mut(positions.len() * cross.query.outputs());
-    cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (positions, I)
-    let mut keys = 0;
-    for position in *positions {
-        keys += memory_of(caches, position.sequence)?.len();
-    }
-    let Some(first) = positions.first() else { return Ok(()) };
-    let layout = *memory_of(caches, first.sequence)?.layout();
-    let scale = 1.0 / (layout.head_dim as f32).sqrt();
-    let job = MemoryAttention { compute, layout: &layout, layer, rows: positions.len(), keys, scale, sink: false };
-    let memory = |row: usize| {
-        let memory = memory_of(caches, positions[row].sequence).ok()?;
-        Some(MemoryPart { memory, last: memory.len() - 1 })
-    };
-    job.run(&memory, &mut work.cross_queries, &mut work.head_outputs); // (positions, I)
-    let delta = sized(&mut work.delta, x.len());
-    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
-    Ok(())
-}
-
-/// The part of a memory that a row attends to.
-pub(super) struct MemoryPart<'a> {
-    pub(super) memory: &'a KvCache,
-    /// Index of the last vector.
-    pub(super) last: usize,
-}
-
-/// One layer's attention of rows to memories. Rows with the same memory read it together.
-pub(super) struct MemoryAttention<'a> {
-    pub(super) compute: &'a Compute,
-    pub(super) layout: &'a PageLayout,
-    pub(super) layer: usize,
-    pub(super) rows: usize,
-    /// Sum over rows of the keys that each attends to.
-    pub(super) keys: usize,
-    /// Factor of every score.
-    pub(super) scale: f32,
-    pub(super) sink: bool,
-}
-
-impl MemoryAttention<'_> {
-    /// Writes the weighted values of each head, (rows, I), to `head_outputs`. `part` finds a row's memory.
-    pub(super) fn run<'c>(
+impl<N> Cross<N> {
+    /// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`. Fails if a memory is missing.
+    pub(super) fn forward(
         &self,
-        part: &(impl Fn(usize) -> Option<MemoryPart<'c>> + Sync),
-        queries: &mut QueryBuffer,
-        head_outputs: &mut Vec<f32>,
-    ) {
-        let Self { compute, layout, layer, rows, keys, scale, sink } = *self;
-        queries.finish(compute, layout.dtype, layout.head_dim);
-        let queries = &*queries;
+        layer: usize,
+        softmax: Softmax,
+        x: &[f32],
+        pass: &mut StackPass<'_, impl Caches>,
+    ) -> Result<()> {
+        let StackPass { compute, positions, caches, work } = pass;
+        let caches = &**caches;
+        let Some(first) = positions.first() else { return Ok(()) };
+        let layout = *caches.memory(first.sequence)?.cache.layout();
+        let queries = work.cross_queries.values_mut(positions.len() * self.query.outputs());
+        self.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (positions, I)
+        work.cross_queries.finish(compute, layout.dtype, layout.head_dim);
+        let mut keys = 0;
+        for position in *positions {
+            keys += caches.memory(position.sequence)?.last + 1;
+        }
+        let queries = &work.cross_queries;
+        let Softmax { scale, sink } = softmax;
         let tile = |first: usize, column: usize, outputs: &mut [&mut [f32]]| {
             let mut rows = [QueryRow::default(); ROW_TILE];
             let rows = &mut rows[..outputs.len()];
             for (index, row) in (first..).zip(&mut *rows) {
-                let Some(MemoryPart { memory, last }) = part(index) else {
-                    // Unreachable: the caller found the memory. NaN keeps a stale buffer from passing for a result.
+                let Ok(MemoryPart { cache, last }) = caches.memory(positions[index].sequence) else {
+                    // Unreachable: the memory was found above. NaN keeps a stale buffer from passing for a result.
                     return outputs.iter_mut().for_each(|out| out.fill(f32::NAN));
                 };
                 let content = QueryVariants::single(queries, index * layout.heads + column);
-                *row = QueryRow { keys: memory.key_pages(), position: last, content, ..QueryRow::default() };
+                *row = QueryRow { keys: cache.key_pages(), position: last, content, ..QueryRow::default() };
             }
-            let head = AttentionHead { scale, sink, ..AttentionHead::new(layout, layer, column) };
+            let head = AttentionHead { scale, sink, ..AttentionHead::new(&layout, layer, column) };
             attend(compute.isa, &head, rows, outputs);
         };
-        let head_outputs = sized(head_outputs, rows * layout.heads * layout.head_dim);
+        let head_outputs = sized(&mut work.head_outputs, positions.len() * layout.heads * layout.head_dim);
         let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
-        compute.pool.for_columns::<ROW_TILE>(head_outputs, rows, layout.heads, share, &tile);
+        compute.pool.for_columns::<ROW_TILE>(head_outputs, positions.len(), layout.heads, share, &tile);
+        let delta = sized(&mut work.delta, x.len());
+        self.output.apply(compute, head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+        Ok(())
     }
 }
 
-/// Returns a sequence's memory, which is not empty.
-fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&KvCache> {
-    let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
-    memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no memory")))
+/// A feed-forward with a norm before it, and optionally a gate. D = width, F = inner width.
+pub struct FeedForward {
+    /// (D)
+    pub norm: RmsNorm,
+    /// The nonlinearity.
+    pub activation: Activation,
+    /// (F, D): goes through the nonlinearity and multiplies the output of `up`.
+    pub gate: Option<Linear>,
+    /// (F, D): goes through the nonlinearity itself if there is no gate.
+    pub up: Linear,
+    /// (D, F)
+    pub down: Linear,
+}
+
+impl FeedForward {
+    /// Adds the feed-forward of `x`, (positions, D), to it.
+    pub(super) fn forward(&self, compute: &Compute, x: &mut [f32], work: &mut StackWork) {
+        let StackWork { quantized, normed, hidden, gate, delta, .. } = work;
+        let normed = sized(normed, x.len());
+        rms_norm(compute, x, &self.norm, normed);
+        let inner = x.len() / self.up.inputs() * self.up.outputs();
+        let up = sized(hidden, inner);
+        match &self.gate {
+            None => self.up.apply(compute, normed, self.activation.epilogue(), quantized, up), // (positions, F)
+            Some(matrix) => {
+                let gate = sized(gate, inner);
+                matrix.apply(compute, normed, self.activation.epilogue(), quantized, gate); // (positions, F)
+                self.up.apply(compute, normed, Epilogue::None, quantized, up); // (positions, F)
+                up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= *gate);
+            }
+        }
+        let delta = sized(delta, x.len());
+        self.down.apply(compute, up, Epilogue::None, quantized, delta); // (positions, D)
+        add(x, delta);
+    }
+
+    /// Returns its matrices, in the order in which a position passes them.
+    pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
 }
 
 /// Layers that share a cache.
@@ -420,6 +430,7 @@ impl Stack {
         work: &mut StackWork,
     ) -> Result<()> {
         self.position.embed(x, positions);
+        let softmax = Softmax::scaled(&self.layout);
         let mut pass = StackPass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             match self.order {
@@ -427,7 +438,7 @@ impl Stack {
                     self.attention(index).forward(x, &mut pass)?;
                     add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
                     if let Some(weights) = &layer.cross {
-                        forward(index, weights, x, &mut pass)?;
+                        weights.forward(index, softmax, x, &mut pass)?;
                         add_layer_norm(compute, x, &pass.work.delta, &weights.norm);
                     }
                     self.feed_forward(compute, layer, x, pass.work);
@@ -440,7 +451,7 @@ impl Stack {
                     add(x, &pass.work.delta);
                     if let Some(weights) = &layer.cross {
                         copy_norm(compute, x, &weights.norm, &mut normed);
-                        forward(index, weights, &normed, &mut pass)?;
+                        weights.forward(index, softmax, &normed, &mut pass)?;
                         add(x, &pass.work.delta);
                     }
                     copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
@@ -488,6 +499,7 @@ impl Stack {
             position: &self.position,
             window: self.window,
             layout: &self.layout,
+            softmax: Softmax::scaled(&self.layout),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::nn::{
     Position,
-    attention::{Caches, SelfAttention, StackPass, StackWork, add},
+    attention::{Caches, FeedForward, SelfAttention, Softmax, StackPass, StackWork, add},
     position::PositionScheme,
     sized,
     window::Window,
@@ -277,7 +277,7 @@ pub struct HybridLayer {
     /// The part that mixes positions.
     pub mixer: Mixer,
     /// The part that follows it, if any.
-    pub feed_forward: Option<GatedFeedForward>,
+    pub feed_forward: Option<FeedForward>,
 }
 
 /// The part of a layer that mixes positions.
@@ -293,25 +293,11 @@ pub enum Mixer {
     },
 }
 
-/// A gated feed-forward (SwiGLU). F = inner width.
-pub struct GatedFeedForward {
-    /// Norm before it: (D)
-    pub norm: RmsNorm,
-    /// (F, D)
-    pub up: Linear,
-    /// (F, D); passes silu.
-    pub gate: Linear,
-    /// (D, F)
-    pub down: Linear,
-}
-
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
 pub struct HybridWork {
     attention: StackWork,
     mamba2: Mamba2Work,
-    /// (positions, F)
-    gate: Vec<f32>,
 }
 
 impl HybridStack {
@@ -331,12 +317,12 @@ impl HybridStack {
         runs: &mut [RecurrentRun<'_>],
         work: &mut HybridWork,
     ) -> Result<()> {
-        let HybridWork { attention, mamba2, gate } = work;
+        let HybridWork { attention, mamba2 } = work;
         let mut pass = StackPass { compute, positions, caches, work: attention };
         let mut cached_layer = 0;
         let mut offset = 0;
-        let mut normed = std::mem::take(&mut pass.work.normed);
         for layer in &self.layers {
+            let mut normed = std::mem::take(&mut pass.work.normed);
             rms_norm(compute, x, &layer.norm, sized(&mut normed, x.len()));
             match &layer.mixer {
                 Mixer::Mamba2(mixer) => {
@@ -348,23 +334,23 @@ impl HybridStack {
                     cached_layer += 1;
                 }
             }
+            pass.work.normed = normed;
             offset += layer.recurrent_numbers();
             add(x, &pass.work.delta);
             if let Some(feed_forward) = &layer.feed_forward {
-                rms_norm(compute, x, &feed_forward.norm, sized(&mut normed, x.len()));
-                feed_forward.forward(compute, &normed, gate, pass.work);
-                add(x, &pass.work.delta);
+                feed_forward.forward(compute, x, pass.work);
             }
         }
-        rms_norm(compute, x, &self.norm, sized(&mut normed, x.len()));
-        x.copy_from_slice(&normed);
-        pass.work.normed = normed;
+        let normed = sized(&mut pass.work.normed, x.len());
+        rms_norm(compute, x, &self.norm, normed);
+        x.copy_from_slice(normed);
         Ok(())
     }
 
     fn attention<'a>(&'a self, layer: usize, qkv: &'a Linear, output: &'a Linear) -> SelfAttention<'a> {
         let Self { position, window, layout, .. } = self;
-        SelfAttention { layer, qkv, output, context_norm: None, position, window: *window, layout }
+        let softmax = Softmax::scaled(layout);
+        SelfAttention { layer, qkv, output, context_norm: None, position, window: *window, layout, softmax }
     }
 }
 
@@ -382,22 +368,6 @@ impl HybridLayer {
             Mixer::Mamba2(mixer) => vec![&mixer.gate, &mixer.input, &mixer.output],
             Mixer::Attention { qkv, output } => vec![qkv, output],
         };
-        mixer.into_iter().chain(self.feed_forward.iter().flat_map(|part| [&part.up, &part.gate, &part.down]))
-    }
-}
-
-impl GatedFeedForward {
-    /// Writes the feed-forward of `x`, (positions, D), to `work.delta`.
-    fn forward(&self, compute: &Compute, x: &[f32], gate: &mut Vec<f32>, work: &mut StackWork) {
-        let numbers = x.len() / self.up.inputs() * self.up.outputs();
-        let hidden = sized(&mut work.hidden, numbers);
-        self.up.apply(compute, x, Epilogue::None, &mut work.quantized, hidden); // (positions, F)
-        let gate = sized(gate, numbers);
-        self.gate.apply(compute, x, Epilogue::Silu, &mut work.quantized, gate); // (positions, F)
-        for (hidden, gate) in hidden.iter_mut().zip(gate) {
-            *hidden *= *gate;
-        }
-        let delta = sized(&mut work.delta, x.len());
-        self.down.apply(compute, hidden, Epilogue::None, &mut work.quantized, delta); // (positions, D)
+        mixer.into_iter().chain(self.feed_forward.iter().flat_map(FeedForward::matrices))
     }
 }

@@ -4,24 +4,21 @@
 //! looks both ways.
 
 use crate::nn::{
-    Activation, Position,
-    attention::{self, Caches, Cross, Hook, HookPoint, MemoryAttention, MemoryPart, Mixing, add, mix},
-    kv_cache::KvCache,
+    Position,
+    attention::{self, Caches, Cross, FeedForward, HookPoint, SelfAttention, Softmax, StackPass, StackWork, add},
     position::PositionScheme,
     sized,
+    window::Window,
 };
 use weir_kernels::{
     Compute,
-    attention::{
-        AttentionHead, DenseKeys, DenseLayout, PageLayout, QueryBuffer, QueryRow, QueryVariants, RelativeKeys,
-        attend_sections,
-    },
+    attention::{DenseKeys, DenseLayout, PageLayout, RelativeKeys, attend_sections},
     error::Result,
-    linear::{Epilogue, Linear, QuantizedRows},
+    linear::{Epilogue, Linear},
     rowwise::{RmsNorm, rms_norm},
 };
 
-/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
+/// One layer's weights. D = width, I = heads · head_dim.
 pub struct T5Layer {
     /// (D), or (E) if the layer takes vectors of another width E.
     pub attention_norm: RmsNorm,
@@ -31,59 +28,15 @@ pub struct T5Layer {
     pub output: Linear,
     /// Cross-attention, in a decoder.
     pub cross: Option<Cross<RmsNorm>>,
-    /// (D)
-    pub feed_forward_norm: RmsNorm,
-    /// Nonlinearity of the feed-forward.
-    pub activation: Activation,
-    /// (F, D): goes through the nonlinearity and multiplies the output of `up`, in a gated feed-forward (v1.1).
-    pub gate: Option<Linear>,
-    /// (F, D): goes through the nonlinearity itself if there is no gate.
-    pub up: Linear,
-    /// (D, F)
-    pub down: Linear,
-}
-
-/// Inner vectors of a feed-forward: (positions, F) each.
-#[derive(Default)]
-struct FeedForwardHidden {
-    up: Vec<f32>,
-    gate: Vec<f32>,
-}
-
-/// Buffers of a feed-forward.
-struct FeedForwardBuffers<'a> {
-    quantized: &'a mut QuantizedRows,
-    normed: &'a mut Vec<f32>,
-    hidden: &'a mut FeedForwardHidden,
-    delta: &'a mut Vec<f32>,
+    /// Gated in v1.1.
+    pub feed_forward: FeedForward,
 }
 
 impl T5Layer {
-    /// Adds the feed-forward of `x`, (positions, D), to it.
-    fn feed_forward(&self, compute: &Compute, x: &mut [f32], buffers: FeedForwardBuffers<'_>) {
-        let FeedForwardBuffers { quantized, normed, hidden, delta } = buffers;
-        let normed = sized(normed, x.len());
-        rms_norm(compute, x, &self.feed_forward_norm, normed);
-        let inner = x.len() / self.up.inputs() * self.up.outputs();
-        let up = sized(&mut hidden.up, inner);
-        match &self.gate {
-            None => self.up.apply(compute, normed, self.activation.epilogue(), quantized, up), // (positions, F)
-            Some(matrix) => {
-                let gate = sized(&mut hidden.gate, inner);
-                matrix.apply(compute, normed, self.activation.epilogue(), quantized, gate); // (positions, F)
-                self.up.apply(compute, normed, Epilogue::None, quantized, up); // (positions, F)
-                up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= *gate);
-            }
-        }
-        let delta = sized(delta, x.len());
-        self.down.apply(compute, up, Epilogue::None, quantized, delta); // (positions, D)
-        add(x, delta);
-    }
-
     /// Returns its matrices, in the order in which a position passes them. Those that project a memory are not among them.
     pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
         let cross = self.cross.iter().flat_map(|cross| [&cross.query, &cross.output]);
-        [&self.qkv, &self.output].into_iter().chain(cross).chain(&self.gate).chain([&self.up, &self.down])
+        [&self.qkv, &self.output].into_iter().chain(cross).chain(self.feed_forward.matrices())
     }
 }
 
@@ -101,70 +54,51 @@ pub struct T5Stack {
     pub norm: RmsNorm,
 }
 
-/// The memories of a step's sequences.
-pub struct T5Memory<'a, C> {
-    /// The last memory position that each position of the step attends to, with its sequence.
-    pub positions: &'a [Position],
-    /// Finds the cache of a sequence's memory.
-    pub cache: fn(&C, usize) -> Result<&KvCache>,
-}
-
-/// Buffers of a pass, kept between steps.
-#[derive(Default)]
-pub struct T5Work {
-    /// Quantized inputs of matrix products.
-    pub quantized: QuantizedRows,
-    normed: Vec<f32>,
-    qkv: Vec<f32>,
-    queries: QueryBuffer,
-    head_outputs: Vec<f32>,
-    hidden: FeedForwardHidden,
-    /// Output of the last sub-layer: (positions, D).
-    delta: Vec<f32>,
-    /// Receives the output of each layer in golden tests; `None` in servers.
-    pub hook: Option<Hook>,
-}
-
-/// Arguments that all sub-layers of one pass share.
-struct T5Pass<'a, C> {
-    compute: &'a Compute,
-    positions: &'a [Position],
-    caches: &'a mut C,
-    work: &'a mut T5Work,
-}
-
 impl T5Stack {
     /// Runs `x`, (positions, D) or of the width that the first layer takes, through all layers in place, and writes keys and
     /// values into the caches, which have the positions reserved. Positions of one sequence come in rising order, without a gap.
-    pub fn forward<C: Caches>(
+    pub fn forward(
         &self,
         compute: &Compute,
         x: &mut Vec<f32>,
         positions: &[Position],
-        caches: &mut C,
-        memory: Option<&T5Memory<'_, C>>,
-        work: &mut T5Work,
+        caches: &mut impl Caches,
+        work: &mut StackWork,
     ) -> Result<()> {
         if positions.is_empty() {
             return Ok(());
         }
-        let mut pass = T5Pass { compute, positions, caches, work };
+        let softmax = Softmax { scale: 1.0, sink: self.sink };
+        let mut pass = StackPass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
-            self.attention(index, x, &mut pass)?;
-            if layer.output.outputs() == layer.qkv.inputs() {
+            let T5Layer { attention_norm, qkv, output, cross, feed_forward } = layer;
+            let mut normed = std::mem::take(&mut pass.work.normed);
+            rms_norm(compute, x, attention_norm, sized(&mut normed, x.len()));
+            let attention = SelfAttention {
+                layer: index,
+                qkv,
+                output,
+                context_norm: None,
+                position: &self.position,
+                window: Window::Full,
+                layout: &self.layout,
+                softmax,
+            };
+            attention.forward(&normed, &mut pass)?; // (positions, D)
+            if output.outputs() == qkv.inputs() {
                 add(x, &pass.work.delta);
             } else {
                 x.clear();
                 x.extend_from_slice(&pass.work.delta); // (positions, E) → (positions, D)
             }
-            if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
-                cross_attention(index, cross, memory, self.sink, x, &mut pass)?;
+            if let Some(cross) = cross {
+                rms_norm(compute, x, &cross.norm, sized(&mut normed, x.len()));
+                cross.forward(index, softmax, &normed, &mut pass)?; // (positions, D)
                 add(x, &pass.work.delta);
             }
-            let T5Work { quantized, normed, hidden, delta, hook, .. } = &mut *pass.work;
-            let buffers = FeedForwardBuffers { quantized, normed, hidden, delta };
-            layer.feed_forward(compute, x, buffers);
-            if let Some(hook) = hook {
+            pass.work.normed = normed;
+            feed_forward.forward(compute, x, pass.work);
+            if let Some(hook) = &mut pass.work.hook {
                 hook(HookPoint::Layer, index, positions, x);
             }
         }
@@ -174,89 +108,18 @@ impl T5Stack {
         Ok(())
     }
 
-    /// Writes the causal self-attention of `x` to `work.delta`: (positions, D). Scores are unscaled.
-    fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut T5Pass<'_, C>) -> Result<()> {
-        let T5Pass { compute, positions, caches, work } = pass;
-        let layer = &self.layers[index];
-        let inner = self.layout.heads * self.layout.head_dim;
-        let normed = sized(&mut work.normed, x.len());
-        rms_norm(compute, x, &layer.attention_norm, normed);
-        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
-        layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
-        let queries = work.queries.values_mut(positions.len() * inner).chunks_exact_mut(inner); // (positions, I)
-        for ((position, row), query) in positions.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries) {
-            query.copy_from_slice(&row[..inner]);
-            let (keys, values) = row[inner..].split_at(inner);
-            caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
-        }
-        work.queries.finish(compute, self.layout.dtype, self.layout.head_dim);
-        let caches = &**caches;
-        let queries = &work.queries;
-        let query = |row: usize, head: usize| {
-            let content = QueryVariants::single(queries, row * self.layout.heads + head);
-            QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
-        };
-        let terms = |head| self.head(index, head);
-        let keys = positions.iter().map(|position| position.index + 1).sum();
-        let mixing = Mixing { compute, layout: &self.layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &query, &terms, &mut work.head_outputs); // (positions, I)
-        let delta = sized(&mut work.delta, positions.len() * layer.output.outputs());
-        layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
-        Ok(())
-    }
-
-    /// Returns the terms of a head's scores.
-    fn head(&self, layer: usize, head: usize) -> AttentionHead<'_> {
-        AttentionHead {
-            bias: self.position.bias(head),
-            scale: 1.0,
-            sink: self.sink,
-            ..AttentionHead::new(&self.layout, layer, head)
-        }
-    }
-
     /// Projects the vectors of a memory, (vectors, C): see [`attention::project_memory`]. Returns the first error of `write`.
     pub fn project_memory(
         &self,
         compute: &Compute,
         vectors: &[f32],
-        work: &mut T5Work,
+        work: &mut StackWork,
         write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
     ) -> Result<()> {
         let layers = self.layers.iter().enumerate();
         let projections = layers.filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)));
         attention::project_memory(compute, projections, vectors, &mut work.qkv, &mut work.quantized, write)
     }
-}
-
-/// Writes the attention of `x` to the sequences' memories into `work.delta`: (positions, D).
-fn cross_attention<C: Caches>(
-    index: usize,
-    cross: &Cross<RmsNorm>,
-    memory: &T5Memory<'_, C>,
-    sink: bool,
-    x: &[f32],
-    pass: &mut T5Pass<'_, C>,
-) -> Result<()> {
-    let T5Pass { compute, caches, work, .. } = pass;
-    let Some(first) = memory.positions.first() else { return Ok(()) };
-    let caches = &**caches;
-    let layout = *(memory.cache)(caches, first.sequence)?.layout();
-    let normed = sized(&mut work.normed, x.len());
-    rms_norm(compute, x, &cross.norm, normed);
-    let rows = memory.positions.len();
-    let queries = work.queries.values_mut(rows * cross.query.outputs());
-    cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (positions, I)
-    let keys = memory.positions.iter().map(|position| position.index + 1).sum();
-    let job = MemoryAttention { compute, layout: &layout, layer: index, rows, keys, scale: 1.0, sink };
-    let part = |row: usize| {
-        let Position { sequence, index } = memory.positions[row];
-        Some(MemoryPart { memory: (memory.cache)(caches, sequence).ok()?, last: index })
-    };
-    job.run(&part, &mut work.queries, &mut work.head_outputs); // (positions, I)
-    let delta = sized(&mut work.delta, x.len());
-    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
-    Ok(())
 }
 
 // T5 layers that look both ways: over the whole document, or over a band with or without global tokens (LongT5).
@@ -311,18 +174,18 @@ pub struct EncoderKeys<'a> {
 /// Buffers of a pass, kept between passes.
 #[derive(Default)]
 pub struct T5EncoderWork {
-    /// Quantized inputs of matrix products.
-    pub quantized: QuantizedRows,
+    stack: StackWork,
     /// Queries that [`T5Encoder::project`] computed: (vectors, I).
     pub queries: Vec<f32>,
-    /// Inputs of the projection that [`T5Encoder::project`] used: (vectors, D).
-    pub normed: Vec<f32>,
-    head_outputs: Vec<f32>,
-    qkv: Vec<f32>,
-    hidden: FeedForwardHidden,
-    delta: Vec<f32>,
     positions: Vec<u32>,
     groups: Vec<u32>,
+}
+
+impl T5EncoderWork {
+    /// Inputs of the projection that [`T5Encoder::project`] used: (vectors, D).
+    pub fn normed(&self) -> &[f32] {
+        &self.stack.normed
+    }
 }
 
 impl T5Encoder {
@@ -352,7 +215,7 @@ impl T5Encoder {
         work: &mut T5EncoderWork,
         write: impl FnMut(usize, &[f32], &[f32]),
     ) {
-        let normed = sized(&mut work.normed, x.len());
+        let normed = sized(&mut work.stack.normed, x.len());
         rms_norm(compute, x, &self.layers[layer].attention_norm, normed);
         self.project_normed(compute, layer, work, write);
     }
@@ -367,7 +230,7 @@ impl T5Encoder {
         write: impl FnMut(usize, &[f32], &[f32]),
     ) {
         let Some(global) = &self.global else { return };
-        let normed = sized(&mut work.normed, sums.len());
+        let normed = sized(&mut work.stack.normed, sums.len());
         rms_norm(compute, sums, &global.norms[layer], normed);
         self.project_normed(compute, layer, work, write);
     }
@@ -380,7 +243,7 @@ impl T5Encoder {
         mut write: impl FnMut(usize, &[f32], &[f32]),
     ) {
         let inner = self.heads * self.head_dim;
-        let T5EncoderWork { quantized, queries, qkv, normed, .. } = work;
+        let T5EncoderWork { stack: StackWork { quantized, qkv, normed, .. }, queries, .. } = work;
         let matrix = &self.layers[layer].qkv;
         let vectors = normed.len() / matrix.inputs();
         let qkv = sized(qkv, vectors * 3 * inner);
@@ -419,7 +282,7 @@ impl T5Encoder {
                 radius: self.radius,
             }),
         };
-        let outputs = sized(&mut work.head_outputs, queries.len());
+        let outputs = sized(&mut work.stack.head_outputs, queries.len());
         let Some(global) = self.global.as_ref().filter(|_| keys.side_count > 0) else {
             return attend_sections(compute, &[near], self.sink, queries, outputs);
         };
@@ -443,10 +306,10 @@ impl T5Encoder {
     /// Takes `x`, (vectors, D), through the rest of a layer in place, after [`attend`](Self::attend).
     pub fn finish(&self, compute: &Compute, layer: usize, x: &mut [f32], work: &mut T5EncoderWork) {
         let layer = &self.layers[layer];
-        let T5EncoderWork { quantized, head_outputs, normed, hidden, delta, .. } = work;
+        let StackWork { quantized, head_outputs, delta, .. } = &mut work.stack;
         let out = sized(delta, x.len());
         layer.output.apply(compute, head_outputs, Epilogue::None, quantized, out); // (vectors, D)
         add(x, out);
-        layer.feed_forward(compute, x, FeedForwardBuffers { quantized, normed, hidden, delta });
+        layer.feed_forward.forward(compute, x, &mut work.stack);
     }
 }

@@ -34,6 +34,37 @@ pub(crate) fn rename_key(error: Error, names: &[(&str, &str)], otherwise: impl F
     }
 }
 
+/// Checks that a copy of a tensor, if there is one, has its numbers; `why` follows the tensor's name in the error, which names `file`.
+pub(super) fn check_copy(tensors: &Weights, copy: &str, of: &str, why: &str, file: &Path) -> Result<()> {
+    match tensors.get(copy) {
+        Some(own) if !tensors.get(of).is_some_and(|tensor| own.has_numbers_of(tensor)) => {
+            Err(Error::checkpoint(file, copy, format!("the numbers of {of}{why}"), "other numbers"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Why a head is a copy of the embedding.
+pub(super) const TIED: &str = ", to which it is tied";
+
+/// Transposes a matrix to `shape`, (rows, columns).
+pub(super) fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
+    let rows = shape.first().copied().unwrap_or(0);
+    let columns = shape.get(1).copied().unwrap_or(0);
+    (0..rows).flat_map(|row| (0..columns).map(move |column| numbers[column * rows + row])).collect()
+}
+
+/// Returns weir's name of a nonlinearity that transformers names.
+pub(super) fn activation(name: &str) -> Option<&'static str> {
+    match name {
+        "gelu_new" | "gelu_pytorch_tanh" => Some("gelu-tanh"),
+        "silu" | "swish" => Some("silu"),
+        "gelu" => Some("gelu"),
+        "relu" => Some("relu"),
+        _ => None,
+    }
+}
+
 /// Reads the `config.json` of a source. The error of a missing file says what its folder has.
 pub(super) fn read_config(file: &Path) -> Result<Vec<u8>> {
     if let Some(dir) = file.parent() {

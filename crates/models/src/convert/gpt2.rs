@@ -3,9 +3,12 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
+        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
     },
-    convert::converted::{Converted, SpecialVocabulary, listed, official_key, read_config, rename_key, source_name},
+    convert::converted::{
+        Converted, SpecialVocabulary, TIED, activation, check_copy, listed, official_key, read_config, rename_key,
+        source_name, transpose,
+    },
     family::{TensorSpec, families::blueprint},
     text::TextNormaliser,
 };
@@ -40,56 +43,24 @@ const LAYER: &[(&str, &str, bool)] = &[
 /// Buffers of a layer that its shape determines: the causal mask, and the masked scores' value.
 const BUFFERS: &[&str] = &["attn.bias", "attn.masked_bias"];
 
-/// The keys of `config.json` that shape the model, with Hugging Face's defaults.
+/// The keys of `config.json` that shape the model; a missing one has Hugging Face's default.
 #[derive(Debug, Deserialize)]
 struct Arguments {
     vocab_size: usize,
     vocab: Option<Vec<String>>,
-    #[serde(default = "positions")]
-    n_positions: usize,
-    #[serde(default = "width")]
-    n_embd: usize,
-    #[serde(default = "twelve")]
-    n_layer: usize,
-    #[serde(default = "twelve")]
-    n_head: usize,
+    n_positions: Option<usize>,
+    n_embd: Option<usize>,
+    n_layer: Option<usize>,
+    n_head: Option<usize>,
     n_inner: Option<usize>,
-    #[serde(default = "activation")]
-    activation_function: String,
-    #[serde(default = "epsilon")]
-    layer_norm_epsilon: f64,
-    #[serde(default = "yes")]
-    tie_word_embeddings: bool,
-    #[serde(default = "yes")]
-    scale_attn_weights: bool,
+    activation_function: Option<String>,
+    layer_norm_epsilon: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    scale_attn_weights: Option<bool>,
     #[serde(default)]
     scale_attn_by_inverse_layer_idx: bool,
     #[serde(default)]
     add_cross_attention: bool,
-}
-
-fn positions() -> usize {
-    1024
-}
-
-fn width() -> usize {
-    768
-}
-
-fn twelve() -> usize {
-    12
-}
-
-fn activation() -> String {
-    "gelu_new".into()
-}
-
-fn epsilon() -> f64 {
-    1e-5
-}
-
-fn yes() -> bool {
-    true
 }
 
 pub(super) fn is_gpt2(text: &[u8]) -> bool {
@@ -105,16 +76,14 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     let shapes = shapes_in(dir)?;
     let prefix = if shapes.keys().any(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
     let mut official: Vec<_> = specs.iter().map(|spec| SourceTensor::from_spec(spec, prefix).spec).collect();
-    official.extend(ignored(&shapes, prefix, arguments.n_layer));
-    let tied = shapes.contains_key(HEAD) && arguments.tie_word_embeddings;
+    official.extend(ignored(&shapes, prefix, arguments.layers()));
+    let tied = shapes.contains_key(HEAD) && arguments.is_tied();
     if tied {
-        official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
+        official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.width()]));
     }
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
-    let embedding = tensors.get(&format!("{prefix}wte.weight"));
-    if tied && tensors.get(HEAD).map(Tensor::numbers) != embedding.map(Tensor::numbers) {
-        let expected = format!("the numbers of {prefix}wte.weight, to which it is tied");
-        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "other numbers"));
+    if tied {
+        check_copy(&tensors, HEAD, &format!("{prefix}wte.weight"), TIED, &dir.join(WEIGHTS_FILE))?;
     }
     let weights = Weights::collect(specs, |spec| {
         let SourceTensor { spec: source, transposed } = SourceTensor::from_spec(spec, prefix);
@@ -125,40 +94,51 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
 }
 
 impl Arguments {
+    fn width(&self) -> usize {
+        self.n_embd.unwrap_or(768)
+    }
+
+    fn layers(&self) -> usize {
+        self.n_layer.unwrap_or(12)
+    }
+
+    fn is_tied(&self) -> bool {
+        self.tie_word_embeddings.unwrap_or(true)
+    }
+
     /// Returns the configuration of these arguments, which are in the file's `text`.
     fn config(&self, text: &[u8], file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         let switches = [
-            ("scale_attn_weights", self.scale_attn_weights, true),
+            ("scale_attn_weights", self.scale_attn_weights.unwrap_or(true), true),
             ("scale_attn_by_inverse_layer_idx", self.scale_attn_by_inverse_layer_idx, false),
             ("add_cross_attention", self.add_cross_attention, false),
         ];
         if let Some((key, found, expected)) = switches.into_iter().find(|(_, found, expected)| found != expected) {
             return wrong(key, &expected.to_string(), found.to_string());
         }
-        if self.n_head == 0 || !self.n_embd.is_multiple_of(self.n_head) {
-            return wrong("n_head", &format!("a divisor of n_embd, {}", self.n_embd), self.n_head.to_string());
+        let (dim, heads) = (self.width(), self.n_head.unwrap_or(12));
+        if heads == 0 || !dim.is_multiple_of(heads) {
+            return wrong("n_head", &format!("a divisor of n_embd, {dim}"), heads.to_string());
         }
-        let activation = match self.activation_function.as_str() {
-            "gelu_new" | "gelu_pytorch_tanh" => "gelu-tanh",
-            "silu" | "swish" => "silu",
-            "gelu" => "gelu",
-            "relu" => "relu",
-            other => return wrong("activation_function", "gelu_new, gelu, relu or silu", format!("{other:?}")),
+        let function = self.activation_function.as_deref().unwrap_or("gelu_new");
+        let Some(activation) = activation(function) else {
+            return wrong("activation_function", "gelu_new, gelu, relu or silu", format!("{function:?}"));
         };
+        let positions = self.n_positions.unwrap_or(1024);
         let architecture = json!({
-            "layers": self.n_layer,
-            "dim": self.n_embd,
-            "heads": self.n_head,
-            "head_dim": self.n_embd / self.n_head,
-            "feed_forward": self.n_inner.unwrap_or(self.n_embd.saturating_mul(4)),
+            "layers": self.layers(),
+            "dim": dim,
+            "heads": heads,
+            "head_dim": dim / heads,
+            "feed_forward": self.n_inner.unwrap_or(dim.saturating_mul(4)),
             "activation": activation,
-            "layer_norm_eps": self.layer_norm_epsilon,
-            "position": { "learned": { "positions": self.n_positions } },
+            "layer_norm_eps": self.layer_norm_epsilon.unwrap_or(1e-5),
+            "position": { "learned": { "positions": positions } },
             "window": "full",
             "sub_norms": false,
             "scale_embedding": false,
-            "tied": self.tie_word_embeddings,
+            "tied": self.is_tied(),
         });
         let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
         let symbols = if has_specials {
@@ -166,8 +146,7 @@ impl Arguments {
         } else {
             listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
-        Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
-            .map_err(in_official_terms)
+        Config::new("decoder", symbols, TextNormaliser::None, positions, &architecture, file).map_err(in_official_terms)
     }
 }
 
@@ -201,13 +180,6 @@ impl SourceTensor {
 fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
     let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
     names.filter_map(|name| Some(TensorSpec::unused(&*name, shapes.get(&name)?.clone()))).collect()
-}
-
-/// Transposes (inputs, outputs) to `shape`, (outputs, inputs).
-fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
-    let outputs = shape.first().copied().unwrap_or(0);
-    let inputs = shape.get(1).copied().unwrap_or(0);
-    (0..outputs).flat_map(|o| (0..inputs).map(move |i| numbers[i * outputs + o])).collect()
 }
 
 fn in_official_terms(error: Error) -> Error {

@@ -12,7 +12,7 @@ use crate::{
         read_weights_with_progress,
     },
     convert::{
-        converted::{Converted, only_file, read_config, rename_key, source_name},
+        converted::{Converted, TIED, check_copy, only_file, read_config, rename_key, source_name, transpose},
         torch::{TorchFile, TorchTensors},
     },
     family::{
@@ -55,9 +55,8 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
         official.push(TensorSpec::zeros(HEAD_NAME, specs[0].shape.clone()));
     }
     let tensors = read_tensors(dir, official, progress)?;
-    if parsed.architecture.tied && numbers(&tensors, HEAD_NAME)? != numbers(&tensors, EMBEDDING_NAME)? {
-        let expected = format!("the numbers of {EMBEDDING_NAME}, to which it is tied");
-        return Err(Error::checkpoint(dir, HEAD_NAME, expected, "other numbers"));
+    if parsed.architecture.tied {
+        check_copy(&tensors, HEAD_NAME, EMBEDDING_NAME, TIED, dir)?;
     }
     let weights = Weights::collect(specs, |spec| {
         let part = Part::of(spec, &parsed);
@@ -203,13 +202,6 @@ impl Part {
             }
         }
     }
-}
-
-/// Transposes (channels, taps) to `shape`, (taps, channels).
-fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
-    let taps = shape.first().copied().unwrap_or(0);
-    let channels = shape.get(1).copied().unwrap_or(0);
-    (0..taps).flat_map(|tap| (0..channels).map(move |channel| numbers[channel * taps + tap])).collect()
 }
 
 /// Reorders the rows of `weight`, (3·D, D): rows j and j + R/2 of each head's first R rows become neighbours.

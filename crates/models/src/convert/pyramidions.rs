@@ -5,15 +5,15 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, Tensor, VocabularyConfig, Weights,
+        CONFIG_FILE, Config, VocabularyConfig, Weights,
         json::{parse, read_limited},
         read_weights_with_progress,
         weights::shapes_in,
     },
     contract::GenerationDefaults,
     convert::{
-        converted::{Converted, only_file, read_config, rename_key},
-        sentencepiece::{self, Algorithm, SentencePiece, metaspace, normalizer},
+        converted::{Converted, check_copy, only_file, read_config, rename_key},
+        sentencepiece::{self, Algorithm, SentencePiece, mark, metaspace, normalizer, unigram},
         torch::{TorchFile, TorchTensors, items, plain},
     },
     family::{TensorSpec, families::blueprint},
@@ -127,11 +127,8 @@ impl OfficialCheckpoint<'_> {
             Some(TensorSpec::zeros(name, shape))
         });
         let mut official = read(specs.iter().cloned().chain(extra).collect())?;
-        let numbers = |name: &str| official.get(name).map(Tensor::numbers);
-        if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
-            let expected = format!("the numbers of {EMBEDDING}, since official models share all embeddings");
-            return Err(Error::checkpoint(file, *copy, expected, "other numbers"));
-        }
+        let why = ", since official models share all embeddings";
+        COPIES.iter().try_for_each(|copy| check_copy(&official, copy, EMBEDDING, why, file))?;
         Ok(Converted { config, weights: Weights::collect(specs, |spec| official.take(&spec.name))? })
     }
 }
@@ -311,18 +308,10 @@ impl Arguments {
         struct GenerationArguments {
             beam: usize,
             max_len_b: usize,
-            #[serde(default = "one")]
-            min_len: usize,
-            #[serde(default = "one_f32")]
-            lenpen: f32,
+            min_len: Option<usize>,
+            lenpen: Option<f32>,
             #[serde(default)]
             no_repeat_ngram_size: usize,
-        }
-        fn one() -> usize {
-            1
-        }
-        fn one_f32() -> f32 {
-            1.0
         }
         let read = |json: &Json| serde_json::from_value::<GenerationArguments>(json.clone()).ok();
         let json = self.generation.as_ref()?;
@@ -330,8 +319,8 @@ impl Arguments {
         let settings = read(json).or_else(|| named().max_by_key(|settings| settings.beam))?;
         Some(GenerationDefaults {
             beam: settings.beam,
-            length_penalty: settings.lenpen,
-            min_tokens: settings.min_len,
+            length_penalty: settings.lenpen.unwrap_or(1.0),
+            min_tokens: settings.min_len.unwrap_or(1),
             max_tokens: settings.max_len_b.min(self.max_target_positions.saturating_sub(1)),
             no_repeat_ngram: settings.no_repeat_ngram_size,
             ..GenerationDefaults::fairseq(0)
@@ -454,17 +443,9 @@ fn is_character(line: &str) -> bool {
     line.chars().count() == 1 || line.starts_with("madeupword")
 }
 
-fn marks() -> Vec<Json> {
-    let mark = |(id, content): (usize, &&str)| {
-        json!({ "id": id, "content": content, "special": true,
-            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false })
-    };
-    MARKS.iter().enumerate().map(mark).collect()
-}
-
 fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) -> Json {
-    json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": marks(), "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
+    let marks = MARKS.iter().enumerate().map(|(id, content)| mark(id, content)).collect();
+    sentencepiece::tokenizer(marks, [normalizer, pre_tokenizer, decoder], model)
 }
 
 /// Returns a tokenizer of the dictionary's pieces that splits text as the model does.
@@ -476,19 +457,19 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
     let normalizer = normalizer(model);
     let metaspace = metaspace("always");
     let model = match model.algorithm {
-        Algorithm::Unigram => unigram(lines, &known),
+        Algorithm::Unigram => scored(lines, &known),
         Algorithm::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
     };
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
 }
 
 /// Returns a unigram model with the log-probabilities of `known`.
-fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
+fn scored(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     let rarest = known.values().copied().fold(0.0, f32::min);
     let score = |line: &String| known.get(line.as_str()).copied().unwrap_or(rarest - MISSING_PENALTY);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
     vocab.extend(lines.iter().map(|line| json!([line, score(line)])));
-    json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false })
+    unigram(vocab, UNKNOWN)
 }
 
 /// Returns the pairs of neighbours that BPE merges, the best first. SentencePiece has no such list: it merges the neighbours whose

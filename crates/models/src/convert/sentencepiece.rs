@@ -152,6 +152,23 @@ pub(super) fn metaspace(prefix: &str) -> Json {
     json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
 }
 
+/// Returns a special token of `tokenizer.json`.
+pub(super) fn mark(id: usize, content: &str) -> Json {
+    json!({ "id": id, "content": content, "special": true,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false })
+}
+
+/// Returns the unigram model of `tokenizer.json` with these pieces and scores.
+pub(super) fn unigram(vocab: Vec<Json>, unknown: usize) -> Json {
+    json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": false })
+}
+
+/// Returns a `tokenizer.json` with special tokens, normaliser, pre-tokenizer and decoder, and a model.
+pub(super) fn tokenizer(marks: Vec<Json>, [normalizer, pre_tokenizer, decoder]: [Json; 3], model: Json) -> Json {
+    json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": marks, "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
+}
+
 /// Returns the normaliser of `tokenizer.json` that does what the model's does before it splits text.
 pub(super) fn normalizer(model: &SentencePiece) -> Json {
     let mut steps = Vec::new();

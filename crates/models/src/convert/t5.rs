@@ -12,8 +12,8 @@ use crate::{
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
-        converted::{Converted, read_config},
-        sentencepiece::{self, Algorithm, metaspace, normalizer},
+        converted::{self, Converted, check_copy, read_config},
+        sentencepiece::{self, Algorithm, mark, metaspace, normalizer, tokenizer, unigram},
         torch::{TorchFile, TorchTensors},
     },
     family::{TensorSpec, families::blueprint},
@@ -109,14 +109,7 @@ impl<'a> T5Folder<'a> {
 
     /// Returns true if the head is the embedding, by the numbers of both.
     fn head_is_copy(&self, tensors: &Weights) -> bool {
-        !self.has_head() || !self.differs(HEAD, tensors)
-    }
-
-    /// Returns true if a tensor is there and differs from the embedding.
-    fn differs(&self, name: &str, tensors: &Weights) -> bool {
-        let embedding = self.embedding();
-        let own = tensors.get(name).filter(|_| name != embedding);
-        own.is_some_and(|own| !tensors.get(embedding).is_some_and(|table| own.has_numbers_of(table)))
+        check_copy(tensors, HEAD, self.embedding(), "", &self.file).is_ok()
     }
 
     /// The source's name of the embedding.
@@ -142,13 +135,11 @@ impl<'a> T5Folder<'a> {
         let read = self.source.read(&specs, &official, progress)?;
         let tensors = &read.tensors;
         let embedding = self.embedding();
-        if let Some(copy) = EMBEDDINGS.into_iter().find(|name| self.differs(name, tensors)) {
-            let expected = format!("the numbers of {embedding} (both sides share the embedding)");
-            return Err(Error::checkpoint(&self.file, copy, expected, "other numbers"));
+        for copy in EMBEDDINGS.into_iter().filter(|name| *name != embedding) {
+            check_copy(tensors, copy, embedding, " (both sides share the embedding)", &self.file)?;
         }
-        if self.arguments.is_tied() && !self.head_is_copy(tensors) {
-            let expected = format!("the numbers of {embedding} (tie_word_embeddings is true)");
-            return Err(Error::checkpoint(&self.file, HEAD, expected, "other numbers"));
+        if self.arguments.is_tied() {
+            check_copy(tensors, HEAD, embedding, " (tie_word_embeddings is true)", &self.file)?;
         }
         Ok(read)
     }
@@ -330,23 +321,15 @@ impl Arguments {
         };
         // only this exact name means the approximation by tanh
         let derived = if projection == "gated-gelu" { Some("gelu_new") } else { last };
-        let function = match self.dense_act_fn.as_deref().or(derived) {
-            Some("gelu_new" | "gelu_pytorch_tanh") => "gelu-tanh",
-            Some("relu") => "relu",
-            Some("gelu") => "gelu",
-            Some("silu" | "swish") => "silu",
-            _ => {
-                let names = "relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish";
-                return match &self.dense_act_fn {
-                    Some(name) => Err(Error::checkpoint(file, "dense_act_fn", names, format!("{name:?}"))),
-                    None => {
-                        let expected = format!("{names}, alone or after `gated-`");
-                        Err(Error::checkpoint(file, "feed_forward_proj", expected, format!("{projection:?}")))
-                    }
-                };
-            }
+        if let Some(function) = self.dense_act_fn.as_deref().or(derived).and_then(converted::activation) {
+            return Ok((self.is_gated_act.unwrap_or(gate == "gated"), function));
+        }
+        let names = "relu, gelu, gelu_new, gelu_pytorch_tanh, silu or swish";
+        let (key, expected, found) = match &self.dense_act_fn {
+            Some(name) => ("dense_act_fn", names.to_owned(), name.as_str()),
+            None => ("feed_forward_proj", format!("{names}, alone or after `gated-`"), projection),
         };
-        Ok((self.is_gated_act.unwrap_or(gate == "gated"), function))
+        Err(Error::checkpoint(file, key, expected, format!("{found:?}")))
     }
 
     fn attention(&self, file: &Path) -> Result<Json> {
@@ -570,20 +553,12 @@ fn from_sentencepiece(file: &Path, sentinels: usize) -> Result<Vec<u8>> {
     }
     let first_sentinel = model.by_id.len();
     let sentinels: Vec<String> = (0..sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
-    let special = |id: usize, content: &str| {
-        json!({ "id": id, "content": content, "special": true,
-            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false })
-    };
-    let mut added: Vec<Json> = SPECIALS.iter().enumerate().map(|(id, content)| special(id, content)).collect();
-    added.extend(sentinels.iter().enumerate().map(|(index, content)| special(first_sentinel + index, content)));
+    let mut marks: Vec<Json> = SPECIALS.iter().enumerate().map(|(id, content)| mark(id, content)).collect();
+    marks.extend(sentinels.iter().enumerate().map(|(index, content)| mark(first_sentinel + index, content)));
     let pieces = model.by_id.iter().map(|(piece, score)| json!([piece, score]));
     let vocab: Vec<Json> = pieces.chain(sentinels.iter().map(|sentinel| json!([sentinel, 0.0]))).collect();
     let metaspace = metaspace("always");
-    let json = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer(&model),
-        "pre_tokenizer": metaspace, "post_processor": null, "decoder": metaspace,
-        "model": { "type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": false },
-    });
+    let json = tokenizer(marks, [normalizer(&model), metaspace.clone(), metaspace], unigram(vocab, 2));
     Ok(json.to_string().into_bytes())
 }
 

@@ -7,7 +7,7 @@ use crate::{
         CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
     },
     convert::{
-        converted::{Converted, read_config, rename_key, source_name},
+        converted::{Converted, TIED, check_copy, listed, official_key, read_config, rename_key, source_name},
         pickle::PickleValue,
         torch::{SourceForm, TorchFile, TorchTensors, items, plain},
     },
@@ -88,11 +88,7 @@ fn convert(
     arguments.apply_scales(map.scales.first().and_then(|name| official.get(name)).map(Tensor::numbers).as_deref());
     check_scales(&map, &official, &arguments, weights_file)?;
     if let Some(name) = &map.tied_head {
-        let numbers = |name: &str| official.get(name).map(Tensor::numbers);
-        if numbers(name) != numbers(&map.embedding) {
-            let expected = format!("the numbers of {}, to which it is tied", map.embedding);
-            return Err(Error::checkpoint(weights_file, name.as_str(), expected, "other numbers"));
-        }
+        check_copy(&official, name, &map.embedding, TIED, weights_file)?;
     }
     let assemble = |spec: &TensorSpec| assemble(spec, map.sources(&spec.name), &mut official, &arguments);
     let weights = Weights::collect(specs, assemble)?;
@@ -139,7 +135,7 @@ fn check_scales(map: &TensorMap, official: &Weights, arguments: &Arguments, file
 const LAYER_NORM_EPS: f64 = 1e-5;
 
 /// The arguments that shape the model.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Arguments {
     vocab_size: usize,
     d_model: usize,
@@ -220,7 +216,7 @@ impl Arguments {
             "scale_embedding": self.scale_embedding,
             "tied": self.tied,
         });
-        let vocabulary = crate::convert::converted::listed(self.vocab.as_deref(), self.vocab_size, file)?;
+        let vocabulary = listed(self.vocab.as_deref(), self.vocab_size, file)?;
         Config::new("decoder", vocabulary, TextNormaliser::None, self.train_length, &architecture, file)
             .map_err(in_official_terms)
     }
@@ -300,7 +296,7 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "max_positions"),
         ("training_length", "train_length"),
     ];
-    rename_key(error, KEYS, crate::convert::converted::official_key)
+    rename_key(error, KEYS, official_key)
 }
 
 // Arguments under the code's own names, which are torchscale's `DecoderConfig`'s and fairseq's.
@@ -384,22 +380,17 @@ impl OwnArguments {
             train_length: self.tokens_per_sample.or(self.max_target_positions).unwrap_or(1024),
             position: position.into(),
             block_size: self.block_size.unwrap_or_else(none),
-            window: None,
-            mask: None,
             xpos_scale_base: self.xpos_scale_base.unwrap_or_else(scale_base),
             subln: self.subln.unwrap_or(true),
             activation: self.activation_fn.unwrap_or_else(|| "gelu".into()),
             scale_embedding: self.no_scale_embedding == Some(false),
             tied: self.share_decoder_input_output_embed == Some(true),
             layer_norm_eps: self.layernorm_eps,
-            gamma: None,
-            rotary_base: None,
             rel_pos_buckets: self.rel_pos_buckets,
             max_rel_pos: self.max_rel_pos,
             max_positions: table.map(|rows| rows.saturating_sub(PADDING)),
-            alibi_slopes: None,
-            vocab: None,
             own_names: true,
+            ..Arguments::default()
         })
     }
 

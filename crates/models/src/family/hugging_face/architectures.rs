@@ -168,30 +168,18 @@ pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 
 // Gemma 2 (arXiv 2408.00118): norms before and after each part, capped scores, and windows in every other layer.
 
+/// The keys next to [`LlamaKeys`].
 #[derive(Deserialize)]
 struct Gemma2Keys {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
     num_key_value_heads: usize,
     head_dim: usize,
     hidden_activation: Option<Activation>,
-    max_position_embeddings: usize,
-    rms_norm_eps: f64,
     query_pre_attn_scalar: f64,
-    /// Null stands for no window.
-    #[serde(default = "window")]
-    sliding_window: Option<usize>,
-    layer_types: Option<Vec<String>>,
     /// Null stands for no cap, as below.
     #[serde(default = "score_cap")]
     attn_logit_softcapping: Option<f64>,
     #[serde(default = "logit_cap")]
     final_logit_softcapping: Option<f64>,
-    #[serde(default)]
-    attention_bias: bool,
     tie_word_embeddings: Option<bool>,
     use_bidirectional_attention: Option<bool>,
 }
@@ -205,44 +193,34 @@ fn logit_cap() -> Option<f64> {
 }
 
 pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
-    let config: Gemma2Keys = keys.parse()?;
-    keys.layers("num_hidden_layers", config.num_hidden_layers)?;
-    keys.dims([("head_dim", config.head_dim)])?;
-    keys.positive("query_pre_attn_scalar", config.query_pre_attn_scalar)?;
+    let config: LlamaKeys = keys.parse()?;
+    let own: Gemma2Keys = keys.parse()?;
+    let plain = config.transformer(keys, "gemma2", Some(own.head_dim))?;
+    keys.positive("query_pre_attn_scalar", own.query_pre_attn_scalar)?;
     for (key, cap) in [
-        ("attn_logit_softcapping", config.attn_logit_softcapping),
-        ("final_logit_softcapping", config.final_logit_softcapping),
+        ("attn_logit_softcapping", own.attn_logit_softcapping),
+        ("final_logit_softcapping", own.final_logit_softcapping),
     ] {
         cap.map_or(Ok(()), |cap| keys.positive(key, cap))?;
     }
-    keys.only("use_bidirectional_attention", false, config.use_bidirectional_attention.unwrap_or(false))?;
+    keys.only("use_bidirectional_attention", false, own.use_bidirectional_attention.unwrap_or(false))?;
     let windows = match &config.layer_types {
         Some(types) => layer_windows(keys, types, config.num_hidden_layers, config.sliding_window)?,
         // before transformers listed the layers, every other one had a window
         None => selected_windows(keys, config.num_hidden_layers, config.sliding_window, |layer| layer % 2 == 0)?,
     };
     let model = Transformer {
-        model_type: "gemma2",
-        symbols: config.vocab_size,
-        dim: config.hidden_size,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        feed_forward: config.intermediate_size,
-        activation: config.hidden_activation.unwrap_or(Activation::GeluTanh),
-        eps: config.rms_norm_eps,
-        rotary: Rotary::read(*keys, config.head_dim)?,
+        kv_heads: own.num_key_value_heads,
+        activation: own.hidden_activation.unwrap_or(Activation::GeluTanh),
         windows,
         qkv_bias: config.attention_bias,
         output_bias: config.attention_bias,
-        feed_forward_bias: false,
-        head_norms: false,
         gemma: true,
-        scores: Scores { scale: 1.0 / config.query_pre_attn_scalar.sqrt(), cap: config.attn_logit_softcapping },
-        logit_cap: config.final_logit_softcapping,
+        scores: Scores { scale: 1.0 / own.query_pre_attn_scalar.sqrt(), cap: own.attn_logit_softcapping },
+        logit_cap: own.final_logit_softcapping,
         embedding_scale: (config.hidden_size as f64).sqrt(),
-        tied: config.tie_word_embeddings.unwrap_or(true),
-        positions: config.max_position_embeddings,
+        tied: own.tie_word_embeddings.unwrap_or(true),
+        ..plain
     };
     model.checked(*keys)
 }

@@ -8,8 +8,8 @@ use crate::family::{
     hugging_face::{
         memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
         transformer::{
-            Activation, Architecture, Computed, Keys, Masks, Network, Norm, Projection, Scores, Tensors, attend,
-            last_rows,
+            Activation, Architecture, Computed, Ends, HEAD, Keys, Masks, Network, Norm, Projection, Scores, Tensors,
+            attend,
         },
     },
     parts::matrix,
@@ -22,8 +22,6 @@ use weir_kernels::error::Result;
 const EMBEDDING: &str = "transformer.wte.weight";
 
 const POSITIONS: &str = "transformer.wpe.weight";
-
-const HEAD: &str = "lm_head.weight";
 
 /// The keys of `config.json`. D = `n_embd`, F = `n_inner`, V = `vocab_size`.
 #[derive(Debug, Clone, Deserialize)]
@@ -70,10 +68,6 @@ impl BigCode {
 
     fn head_dim(&self) -> usize {
         self.n_embd / self.n_head
-    }
-
-    fn is_tied(&self) -> bool {
-        self.tie_word_embeddings.unwrap_or(true)
     }
 
     fn norm(&self, tensors: &mut Tensors, name: &str) -> Result<Norm> {
@@ -125,8 +119,8 @@ impl Architecture for BigCode {
         EMBEDDING
     }
 
-    fn head(&self) -> &'static str {
-        if self.is_tied() { EMBEDDING } else { HEAD }
+    fn is_tied(&self) -> bool {
+        self.tie_word_embeddings.unwrap_or(true)
     }
 
     fn memory_products(&self) -> usize {
@@ -134,9 +128,9 @@ impl Architecture for BigCode {
     }
 
     fn build(&self, tensors: &mut Tensors) -> Result<Box<dyn Network>> {
-        let embedding = tensors.take(EMBEDDING)?;
+        let norm = self.norm(tensors, "transformer.ln_f")?;
+        let ends = Ends::load(self, norm, tensors)?;
         let positions = tensors.take(POSITIONS)?;
-        let weight = if self.is_tied() { embedding.clone() } else { tensors.take(HEAD)? };
         let mut layers = Vec::new();
         for layer in 0..self.n_layer {
             let key = |name: &str| format!("transformer.h.{layer}.{name}");
@@ -149,9 +143,7 @@ impl Architecture for BigCode {
                 down: tensors.projection(&key("mlp.c_proj"), true)?,
             });
         }
-        let norm = self.norm(tensors, "transformer.ln_f")?;
-        let head = Projection { weight, bias: None };
-        Ok(Box::new(BigCodeNetwork { config: self.clone(), embedding, positions, layers, norm, head }))
+        Ok(Box::new(BigCodeNetwork { config: self.clone(), ends, positions, layers }))
     }
 }
 
@@ -167,13 +159,10 @@ struct Layer {
 
 struct BigCodeNetwork {
     config: BigCode,
-    /// (V, D)
-    embedding: Tensor,
+    ends: Ends,
     /// (positions, D)
     positions: Tensor,
     layers: Vec<Layer>,
-    norm: Norm,
-    head: Projection,
 }
 
 impl Network for BigCodeNetwork {
@@ -181,7 +170,7 @@ impl Network for BigCodeNetwork {
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed> {
         let len = tokens.dim(0)?;
         let positions = self.positions.narrow(0, memory.len(), len)?;
-        let mut x = (self.embedding.index_select(tokens, 0)? + positions)?; // (len, D)
+        let mut x = (self.ends.embed(tokens)? + positions)?; // (len, D)
         let mask = Masks::new(len, memory.len() + len).of(None, tokens.device())?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
@@ -190,11 +179,7 @@ impl Network for BigCodeNetwork {
             x = next;
             layers.push(computed);
         }
-        let logits = match last_rows(&x, wanted)? {
-            Some(x) => Some(self.head.apply(&self.norm.apply(&x)?)?), // (wanted, V)
-            None => None,
-        };
-        Ok(Computed { logits, layers })
+        Ok(Computed { logits: self.ends.logits(&x, wanted)?, layers })
     }
 }
 

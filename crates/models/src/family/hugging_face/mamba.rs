@@ -6,7 +6,7 @@ use crate::family::{
     TensorSpec,
     hugging_face::{
         memory::{LayerMemory, Memory, MemoryShape, failed},
-        transformer::{Activation, Architecture, Computed, Keys, Network, Norm, Projection, Tensors, last_rows},
+        transformer::{Activation, Architecture, Computed, Ends, HEAD, Keys, Network, Norm, Projection, Tensors},
     },
     parts::matrix,
     settings::Bounds,
@@ -16,8 +16,6 @@ use serde::Deserialize;
 use weir_kernels::error::Result;
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
-
-const HEAD: &str = "lm_head.weight";
 
 /// The keys of `config.json`. D = `hidden_size`, I = `intermediate_size`, N = `state_size`, R = `time_step_rank`, K = `conv_kernel`.
 #[derive(Debug, Clone, Deserialize)]
@@ -82,10 +80,6 @@ impl Mamba {
 
     fn has_conv_bias(&self) -> bool {
         self.use_conv_bias.unwrap_or(true)
-    }
-
-    fn is_tied(&self) -> bool {
-        self.tie_word_embeddings.unwrap_or(true)
     }
 
     fn norm(&self, tensors: &mut Tensors, name: &str) -> Result<Norm> {
@@ -163,8 +157,8 @@ impl Architecture for Mamba {
         EMBEDDING
     }
 
-    fn head(&self) -> &'static str {
-        if self.is_tied() { EMBEDDING } else { HEAD }
+    fn is_tied(&self) -> bool {
+        self.tie_word_embeddings.unwrap_or(true)
     }
 
     fn memory_products(&self) -> usize {
@@ -173,12 +167,10 @@ impl Architecture for Mamba {
     }
 
     fn build(&self, tensors: &mut Tensors) -> Result<Box<dyn Network>> {
-        let embedding = tensors.take(EMBEDDING)?;
-        let weight = if self.is_tied() { embedding.clone() } else { tensors.take(HEAD)? };
-        let layers = (0..self.num_hidden_layers).map(|layer| self.layer(tensors, layer)).collect::<Result<_>>()?;
         let norm = self.norm(tensors, "backbone.norm_f")?;
-        let head = Projection { weight, bias: None };
-        Ok(Box::new(MambaNetwork { config: self.clone(), embedding, layers, norm, head }))
+        let ends = Ends::load(self, norm, tensors)?;
+        let layers = (0..self.num_hidden_layers).map(|layer| self.layer(tensors, layer)).collect::<Result<_>>()?;
+        Ok(Box::new(MambaNetwork { config: self.clone(), ends, layers }))
     }
 }
 
@@ -202,17 +194,14 @@ struct Layer {
 
 struct MambaNetwork {
     config: Mamba,
-    /// (V, D)
-    embedding: Tensor,
+    ends: Ends,
     layers: Vec<Layer>,
-    norm: Norm,
-    head: Projection,
 }
 
 impl Network for MambaNetwork {
     /// Embed → layers → norm → logits.
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed> {
-        let mut x = self.embedding.index_select(tokens, 0)?; // (len, D)
+        let mut x = self.ends.embed(tokens)?; // (len, D)
         let mut layers = Vec::with_capacity(self.layers.len());
         for (index, layer) in self.layers.iter().enumerate() {
             let past = memory.state(index);
@@ -220,11 +209,7 @@ impl Network for MambaNetwork {
             x = (x + mixed)?;
             layers.push(computed);
         }
-        let logits = match last_rows(&x, wanted)? {
-            Some(x) => Some(self.head.apply(&self.norm.apply(&x)?)?), // (wanted, V)
-            None => None,
-        };
-        Ok(Computed { logits, layers })
+        Ok(Computed { logits: self.ends.logits(&x, wanted)?, layers })
     }
 }
 

@@ -20,13 +20,14 @@ use crate::{
     },
     contract::{
         BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
-        SymbolBoundary, check_mode, state_mut, state_ref,
+        check_mode, state_mut, state_ref,
     },
     family::{
         Blueprint, Parts, TensorSpec,
+        decoder::set_fed,
         hugging_face::{
             memory::{BLOCK, Budget, Memory, MemoryShape, TokenState, failed},
-            transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors},
+            transformer::{Architecture, HEAD, Keys, Network, ReadArchitecture, Tensors},
         },
         parts::check_feed,
         settings::{Bounds, DeviceChoice},
@@ -109,10 +110,7 @@ impl Model for TokenModel {
             let state: &mut TokenState = state_mut(&mut *row.state)?;
             state.history.extend_from_slice(&row.feed);
             state.flight = row.feed.len();
-            let none = SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None };
-            row.decisions.clear();
-            row.decisions.resize(row.feed.len(), none);
-            row.status = StepStatus::Unfinished;
+            set_fed(row);
         }
         Ok(())
     }
@@ -187,9 +185,6 @@ impl TokenModel {
 /// Largest difference between two logits of the same tokens that were computed in other steps. The products of random models of up
 /// to 0.1 billion parameters differ by less than a tenth of it.
 const TOLERANCE: f32 = 1e-3;
-
-/// The matrix of logits. If the head is tied, it is a copy of the embedding that some versions of transformers wrote.
-const HEAD: &str = "lm_head.weight";
 
 /// Ends of the names of constants that some versions of transformers wrote.
 const CONSTANTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];

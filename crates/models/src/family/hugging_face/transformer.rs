@@ -34,8 +34,13 @@ pub(super) trait Architecture: Debug + Send + Sync {
     /// The name of the embedding, of which a step reads one row.
     fn embedding(&self) -> &'static str;
 
-    /// The name of the matrix that computes logits: the embedding's, if both are tied.
-    fn head(&self) -> &'static str;
+    /// True if the embedding computes the logits.
+    fn is_tied(&self) -> bool;
+
+    /// The name of the matrix that computes logits.
+    fn head(&self) -> &'static str {
+        if self.is_tied() { self.embedding() } else { HEAD }
+    }
 
     /// Multiply-adds of a token's attention to one key, all layers together; of its recurrence, if there is no attention.
     fn memory_products(&self) -> usize;
@@ -47,6 +52,37 @@ pub(super) trait Architecture: Debug + Send + Sync {
 pub(super) trait Network: Send + Sync {
     /// Computes `tokens`, which follow those of `memory`. Fails if candle fails.
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed>;
+}
+
+/// The parts of a network before and after its layers.
+pub(super) struct Ends {
+    /// (V, D)
+    embedding: Tensor,
+    norm: Norm,
+    head: Projection,
+}
+
+impl Ends {
+    /// Moves the embedding, and the head unless both are tied, next to the last norm.
+    pub(super) fn load(architecture: &dyn Architecture, norm: Norm, tensors: &mut Tensors) -> Result<Self> {
+        let embedding = tensors.take(architecture.embedding())?;
+        let weight = if architecture.is_tied() { embedding.clone() } else { tensors.take(HEAD)? };
+        Ok(Self { embedding, norm, head: Projection { weight, bias: None } })
+    }
+
+    /// Returns (len, D).
+    pub(super) fn embed(&self, tokens: &Tensor) -> candle_core::Result<Tensor> {
+        self.embedding.index_select(tokens, 0)
+    }
+
+    /// Returns (wanted, V), the logits after the last rows of `x` (len, D); none if none are wanted.
+    pub(super) fn logits(&self, x: &Tensor, wanted: usize) -> candle_core::Result<Option<Tensor>> {
+        if wanted == 0 {
+            return Ok(None);
+        }
+        let x = x.narrow(0, x.dim(0)? - wanted, wanted)?.contiguous()?;
+        self.head.apply(&self.norm.apply(&x)?).map(Some)
+    }
 }
 
 pub(super) struct Computed {
@@ -205,14 +241,6 @@ impl Activation {
             Self::GeluTanh => x.gelu(),
             Self::Relu => x.relu(),
         }
-    }
-}
-
-/// Returns the last `wanted` rows of `x` (rows, dim); none if none are wanted.
-pub(super) fn last_rows(x: &Tensor, wanted: usize) -> candle_core::Result<Option<Tensor>> {
-    match wanted {
-        0 => Ok(None),
-        _ => x.narrow(0, x.dim(0)? - wanted, wanted)?.contiguous().map(Some),
     }
 }
 
@@ -413,7 +441,8 @@ fn mask(len: usize, keys: usize, window: Option<usize>, device: &Device) -> cand
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
-const HEAD: &str = "lm_head.weight";
+/// The matrix of logits. If the head is tied, it is a copy of the embedding that some versions of transformers wrote.
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// An architecture of this kind. D = `dim`, H = `heads`, K = `kv_heads`, h = `head_dim`, F = `feed_forward`, V = `symbols`.
 #[derive(Debug, Clone)]
@@ -577,8 +606,8 @@ impl Architecture for Transformer {
         EMBEDDING
     }
 
-    fn head(&self) -> &'static str {
-        if self.tied { EMBEDDING } else { HEAD }
+    fn is_tied(&self) -> bool {
+        self.tied
     }
 
     fn memory_products(&self) -> usize {
@@ -586,12 +615,10 @@ impl Architecture for Transformer {
     }
 
     fn build(&self, tensors: &mut Tensors) -> Result<Box<dyn Network>> {
-        let embedding = tensors.take(EMBEDDING)?;
-        let weight = if self.tied { embedding.clone() } else { tensors.take(HEAD)? };
-        let layers = (0..self.windows.len()).map(|layer| self.layer(tensors, layer)).collect::<Result<_>>()?;
         let norm = self.norm(tensors, "model.norm")?;
-        let head = Projection { weight, bias: None };
-        Ok(Box::new(TransformerNetwork { config: self.clone(), embedding, layers, norm, head }))
+        let ends = Ends::load(self, norm, tensors)?;
+        let layers = (0..self.windows.len()).map(|layer| self.layer(tensors, layer)).collect::<Result<_>>()?;
+        Ok(Box::new(TransformerNetwork { config: self.clone(), ends, layers }))
     }
 }
 
@@ -618,11 +645,8 @@ struct Step {
 
 struct TransformerNetwork {
     config: Transformer,
-    /// (V, D)
-    embedding: Tensor,
+    ends: Ends,
     layers: Vec<Layer>,
-    norm: Norm,
-    head: Projection,
 }
 
 impl Network for TransformerNetwork {
@@ -633,7 +657,7 @@ impl Network for TransformerNetwork {
             angles: self.config.rotary.angles(memory.len(), len, tokens.device())?,
             masks: Masks::new(len, memory.len() + len),
         };
-        let mut x = self.embedding.index_select(tokens, 0)?; // (len, D)
+        let mut x = self.ends.embed(tokens)?; // (len, D)
         if self.config.embedding_scale != 1.0 {
             x = (x * self.config.embedding_scale)?;
         }
@@ -644,10 +668,7 @@ impl Network for TransformerNetwork {
             x = next;
             layers.push(computed);
         }
-        let logits = match last_rows(&x, wanted)? {
-            Some(x) => Some(soft_cap(self.head.apply(&self.norm.apply(&x)?)?, self.config.logit_cap)?), // (wanted, V)
-            None => None,
-        };
+        let logits = self.ends.logits(&x, wanted)?.map(|logits| soft_cap(logits, self.config.logit_cap)).transpose()?;
         Ok(Computed { logits, layers })
     }
 }

@@ -294,25 +294,6 @@ mod tests {
         ((seed * 37 + index * 13 + index * index % 101) as f32 * 0.7).sin()
     }
 
-    /// One query of the naive implementation.
-    struct NaiveQuery<'a> {
-        position: usize,
-        content: &'a [f32],
-        distance: Option<&'a [f32]>,
-        scale: f32,
-    }
-
-    /// Naive attention in f64 over keys, values and distances, (positions, head_dim) each.
-    fn naive(query: &NaiveQuery<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
-        let h = query.content.len();
-        let score = |j: usize| {
-            let d = query.position - j;
-            let distance_product = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
-            (dot(query.content, &keys[j * h..][..h]) + distance_product) * f64::from(query.scale)
-        };
-        naive_attention((0..=query.position).map(|j| (score(j), &values[j * h..][..h])))
-    }
-
     /// Fills pages with keys and values. The remaining bytes must not affect results.
     pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Page> {
         let pool = PagePool::new(1 << 30);
@@ -423,67 +404,6 @@ mod tests {
                 let out =
                     attend_to(isa, &attention_head(&layout, None, 1.0), key_pages(&pages), positions - 1, &[4.0], &[]);
                 assert!(if low < positions { out[0] == 2.0 } else { out[0].is_nan() }, "{low} of {positions}: {out:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
-        let shapes = [
-            (8, 4),
-            (8, 31),
-            (8, 32),
-            (8, 33),
-            (5, 100),
-            (64, 600),
-            (72, 1100),
-            (3, 1030),
-            (16, 100),
-            (32, 600),
-            (48, 130),
-            (120, 70),
-            (67, 70),
-            (130, 33),
-        ];
-        for (dtype, (head_dim, positions)) in CacheDtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
-            let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
-            let [keys, values] = [1, 2].map(|seed| floats(seed, positions * head_dim));
-            let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
-            let pages = pages(&layout, &keys, &values);
-            let distances = floats(3, (positions + BLOCK) * head_dim);
-            let table = DistanceTable::new(dtype, 1, head_dim, positions, Arc::new(Arena::new(1)));
-            let fill = |range: std::ops::Range<usize>| distances[range.start * head_dim..range.end * head_dim].to_vec();
-            table.cover(positions - 1, fill).unwrap();
-            let query_dtype = if dtype == CacheDtype::Int8 { CacheDtype::Int8 } else { CacheDtype::F32 };
-            let [keys, values, distances] = [&keys, &values, &distances].map(|rows| stored(dtype, rows, head_dim));
-            // f32: scores reach 16, whose last bit changes a weight by 2e-6. int8: each weight is rounded by at most half a step
-            // of the largest one's 15 bits, and values are at most 1
-            let tolerance = if dtype == CacheDtype::Int8 { 0.5 / 32767.0 * positions.min(64) as f64 } else { 4e-6 };
-            let rows = 4.min(positions);
-            let [content, distance_queries] = [4, 5].map(|seed| floats(seed, rows * head_dim));
-            for first in [0, positions / 2, SPAN - 2, positions].map(|first| first.min(positions - rows)) {
-                for (naive_distances, table) in [(None, None), (Some(&distances), Some(&table))] {
-                    let mut all = Vec::new();
-                    for isa in Isa::all() {
-                        let head = attention_head(&layout, table, 0.4);
-                        let cached = KeyPages { recently_read: first % 2 == 0, ..key_pages(&pages) };
-                        let batch = attend_to(isa, &head, cached, first, &content, &distance_queries);
-                        let queries = content.chunks(head_dim).zip(distance_queries.chunks(head_dim));
-                        for (row, (content, distance)) in queries.enumerate() {
-                            let out = &batch[row * head_dim..][..head_dim];
-                            let alone = attend_to(isa, &head, cached, first + row, content, distance);
-                            assert_eq!(alone, out, "the batch changes bits");
-                            let [content, distance] =
-                                [content, distance].map(|query| stored(query_dtype, query, head_dim));
-                            let distance = naive_distances.map(|_| &distance[..]);
-                            let query = NaiveQuery { position: first + row, content: &content, distance, scale: 0.4 };
-                            let expected = naive(&query, &keys, &values, naive_distances.map_or(&[], |all| all));
-                            assert_near(out, &expected, tolerance, &format!("{dtype:?} {head_dim}"));
-                        }
-                        all.push((isa, batch));
-                    }
-                    assert_fused_agree(&all);
-                }
             }
         }
     }
@@ -707,6 +627,8 @@ mod tests {
         slope: Option<f32>,
         block: usize,
         first_key: FirstKey,
+        /// Largest difference of an output, except in int8.
+        tolerance: f64,
     }
 
     const SCALE: f32 = 0.4;
@@ -773,7 +695,8 @@ mod tests {
                 bias: self.bias(),
                 ..attention_head(&self.layout, distance_table, SCALE)
             };
-            let keys = KeyPages { start: first_page * POSITIONS, ..key_pages(&all[first_page..]) };
+            let recently_read = positions.start % 2 == 0;
+            let keys = KeyPages { pages: &all[first_page..], start: first_page * POSITIONS, recently_read };
             let row = |(index, position): (usize, usize)| {
                 let first_key = (self.first_key)(position);
                 let count = position / self.block - first_key / self.block + 1;
@@ -789,19 +712,23 @@ mod tests {
         fn check(&self, name: &str, firsts: &[usize], rows: usize) {
             let h = self.layout.head_dim;
             let all = pages(&self.layout, &self.keys, &self.values);
-            // see `agrees_with_the_naive_implementation_alone_and_in_a_batch`
-            let tolerance = if self.layout.dtype == CacheDtype::Int8 { 0.5 / 32767.0 * 64.0 } else { 5e-6 };
+            // int8: each weight is rounded by at most half a step of the largest one's 15 bits, and values are at most 1
+            let keys = self.keys.len() / h;
+            let int8 = 0.5 / 32767.0 * keys.min(64) as f64;
+            let tolerance = if self.layout.dtype == CacheDtype::Int8 { int8 } else { self.tolerance };
             for &first in firsts {
-                for isa in Isa::all() {
+                let on_each = Isa::all().into_iter().map(|isa| {
                     let batch = self.attend(isa, &all, first..first + rows);
                     for (row, out) in batch.chunks(h).enumerate() {
                         let position = first + row;
                         let alone = self.attend(isa, &all, position..position + 1);
                         assert_eq!(alone, out, "{name} at {position}: the batch changes bits");
-                        let context = format!("{name}, {:?} at {position}", self.layout.dtype);
+                        let context = format!("{name}, {:?} {h} at {position}", self.layout.dtype);
                         assert_near(out, &self.naive(position), tolerance, &context);
                     }
-                }
+                    (isa, batch)
+                });
+                assert_fused_agree(&on_each.collect::<Vec<_>>());
             }
         }
     }
@@ -817,6 +744,33 @@ mod tests {
             slope: None,
             block: usize::MAX,
             first_key,
+            tolerance: 5e-6,
+        }
+    }
+
+    /// Returns distances, and the table of them that queries at these positions read.
+    fn distances(dtype: CacheDtype, head_dim: usize, positions: usize) -> (Vec<f32>, DistanceTable) {
+        let rows: Vec<f32> = (0..(positions + BLOCK) * head_dim).map(|i| wave(3, i)).collect();
+        let table = DistanceTable::new(dtype, 1, head_dim, positions, Arc::new(Arena::new(1)));
+        table.cover(positions - 1, |range| rows[range.start * head_dim..range.end * head_dim].to_vec()).unwrap();
+        (rows, table)
+    }
+
+    #[test]
+    fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
+        let small = [(8, 4), (8, 31), (8, 32), (8, 33), (5, 100), (16, 100), (48, 130)];
+        let large = [(64, 600), (72, 1100), (3, 1030), (32, 600), (120, 70), (67, 70), (130, 33)];
+        let shapes = small.into_iter().chain(large);
+        for (dtype, (head_dim, positions)) in
+            CacheDtype::ALL.into_iter().flat_map(|dtype| shapes.clone().map(move |shape| (dtype, shape)))
+        {
+            let rows = 4.min(positions);
+            let firsts = [0, positions / 2, SPAN - 2, positions].map(|first| first.min(positions - rows));
+            // scores reach 16, whose last bit changes a weight by 2e-6
+            let plain = WindowCase { tolerance: 4e-6, ..case(dtype, head_dim, positions, |_| 0) };
+            plain.check("content", &firsts, rows);
+            let distances = Some(distances(dtype, head_dim, positions));
+            WindowCase { distances, ..plain }.check("content and distances", &firsts, rows);
         }
     }
 
@@ -852,10 +806,7 @@ mod tests {
             WindowCase { slope: Some(0.05), ..plain() }.check(name, &firsts, 5);
             let table = (0..70).map(|distance| wave(11, distance)).collect();
             WindowCase { table, ..plain() }.check(name, &firsts, 5);
-            let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
-            let table = DistanceTable::new(dtype, 1, 40, positions, Arc::new(Arena::new(1)));
-            table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
-            WindowCase { distances: Some((rows, table)), ..plain() }.check(name, &firsts, 5);
+            WindowCase { distances: Some(distances(dtype, 40, positions)), ..plain() }.check(name, &firsts, 5);
         }
     }
 

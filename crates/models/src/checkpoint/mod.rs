@@ -54,7 +54,7 @@ impl TensorSpec {
         !self.trained && self.init == Init::Normal(0.0, 0.0)
     }
 
-    /// Number of its numbers; `usize::MAX` if that overflows.
+    /// Element count; `usize::MAX` if that overflows.
     pub fn numbers(&self) -> usize {
         self.shape.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
     }

@@ -78,7 +78,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// Number of its numbers.
+    /// Element count.
     pub fn len(&self) -> usize {
         match &self.numbers {
             Numbers::F32(numbers) => numbers.len(),
@@ -160,7 +160,7 @@ pub struct TensorEntry {
     pub dtype: FileDtype,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Number of its numbers.
+    /// Element count.
     pub numbers: usize,
 }
 

@@ -26,7 +26,7 @@ const ALIGNMENT: usize = size_of::<f32>();
 #[derive(Debug)]
 pub(crate) struct TensorSize {
     pub(crate) name: String,
-    /// Number of elements.
+    /// Element count.
     pub(crate) numbers: usize,
     pub(crate) dtype: FileDtype,
     /// Its rows. Those of an I8 matrix have scales, which precede its numbers.

@@ -13,14 +13,14 @@
 use crate::{
     checkpoint::{self, Config},
     contract::{
-        self, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, ReplayStart, Scratch, SequenceRow, State,
-        StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
+        self, BoundaryOptions, Card, Cost, Document, KvMemory, Model, PageUse, ReplayStart, Scratch, SequenceRow,
+        State, StepStatus, SymbolBoundary, Want, advance, check_mode, document_ref, state_mut, state_ref,
     },
     family::{
         Blueprint, Parts, TensorSpec,
         parts::{
-            self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, check_feed, check_rollback, first_logits,
-            matrix, norm, with_status, work_mut,
+            self, Batch, Check, HeadWork, Loader, MemoryDocument, StackShape, StackSpec, check_feed, check_rollback,
+            first_logits, matrix, norm, with_status, work_mut,
         },
         settings::Bounds,
     },
@@ -37,6 +37,7 @@ use serde::Deserialize;
 use std::{path::Path, sync::Arc};
 use weir_kernels::{
     Compute,
+    attention::PageLayout,
     error::{Error, Result},
     linear::Linear,
     pages::PagePool,
@@ -141,6 +142,16 @@ impl DecoderState {
     /// Returns a sequence without symbols.
     pub fn new(start: Arc<KvCache>, window: Window, memory: Option<KvCache>) -> Self {
         Self { cache: (*start).clone(), start, window, finished: 0, hidden: Vec::new(), memory, resumed: None }
+    }
+
+    /// Returns a sequence without symbols that attends to a document. Fails for a document of another model.
+    pub(crate) fn of_document(document: &dyn Document, layout: PageLayout, pages: &Arc<PagePool>) -> Result<Self> {
+        let document: &MemoryDocument = document_ref(document)?;
+        if *document.memory.layout() != layout {
+            return Err(Error::Internal("a document of another model".into()));
+        }
+        let cache = KvCache::new(layout, pages.clone());
+        Ok(Self::new(Arc::new(cache), Window::Full, Some(document.memory.clone())))
     }
 
     /// True if no symbol is in flight.

@@ -737,20 +737,19 @@ pub fn norm_cost(norm: &LayerNorm) -> StepCost {
     StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
 }
 
+/// Cost of attention to `keys` in all layers, with this many products of a head's width for each key.
+pub fn attention_cost(layout: &PageLayout, keys: usize, products: usize) -> StepCost {
+    let PageLayout { layers, heads, head_dim, .. } = *layout;
+    let multiply_adds = products * layers * heads * head_dim * keys;
+    StepCost { shared_bytes: 0, own_bytes: keys * layout.bytes_per_key(), multiply_adds }
+}
+
 /// Cost of a T5 stack for a row that attends to `keys` of its own positions in each layer, and in a decoder to `memory` vectors.
 pub fn t5_stack_cost(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
-    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let numbers = layers * heads * head_dim; // one key in all layers
-    let mut cost = StepCost {
-        shared_bytes: stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight),
-        own_bytes: (keys + memory) * stack.layout.bytes_per_key(),
-        // queries times keys, weights times values
-        multiply_adds: 2 * (keys + memory) * numbers,
-    };
+    let mut cost = attention_cost(&stack.layout, keys + memory, 2);
+    cost.shared_bytes += stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight);
     for layer in &stack.layers {
-        for matrix in layer.matrices() {
-            cost += linear_cost(matrix);
-        }
+        layer.matrices().for_each(|matrix| cost += linear_cost(matrix));
         let norms = [&layer.attention_norm, &layer.feed_forward.norm].into_iter();
         for norm in norms.chain(layer.cross.iter().map(|cross| &cross.norm)) {
             cost.shared_bytes += size_of_val(&*norm.weight);
@@ -762,40 +761,25 @@ pub fn t5_stack_cost(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
 /// Cost of a stack for the last of `positions`.
 pub fn stack_cost(stack: &Stack, positions: usize) -> StepCost {
     let keys = stack.window.keys(positions);
-    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let numbers = layers * heads * head_dim * keys; // the keys of all layers; the values have as many
-    let mut cost = StepCost {
-        shared_bytes: stack.position.bytes_for(&stack.layout, keys),
-        own_bytes: keys * stack.layout.bytes_per_key(),
-        multiply_adds: (stack.position.products() + 1) * numbers,
-    };
-    for layer in &stack.layers {
-        for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down] {
-            cost += linear_cost(matrix);
-        }
-        cost += norm_cost(&layer.attention_norm);
-        cost += norm_cost(&layer.feed_forward_norm);
-        for sub_norm in [&layer.context_norm, &layer.hidden_norm].into_iter().flatten() {
-            cost += norm_cost(sub_norm);
-        }
-        if let Some(cross) = &layer.cross {
-            cost += linear_cost(&cross.query);
-            cost += linear_cost(&cross.output);
-            cost += norm_cost(&cross.norm);
-        }
+    let mut cost = attention_cost(&stack.layout, keys, stack.position.products() + 1);
+    cost.shared_bytes += stack.position.bytes_for(&stack.layout, keys);
+    for Layer { qkv, output, up, down, attention_norm, feed_forward_norm, context_norm, hidden_norm, cross } in
+        &stack.layers
+    {
+        let cross_matrices = cross.iter().flat_map(|cross| [&cross.query, &cross.output]);
+        let matrices = [qkv, output, up, down].into_iter().chain(cross_matrices);
+        matrices.for_each(|matrix| cost += linear_cost(matrix));
+        let norms = [attention_norm, feed_forward_norm].into_iter().chain(context_norm).chain(hidden_norm);
+        norms.chain(cross.iter().map(|cross| &cross.norm)).for_each(|norm| cost += norm_cost(norm));
     }
     cost
 }
 
 /// Cost of a hybrid stack for the last of `positions`. A recurrent layer reads and writes its state.
 pub fn hybrid_stack_cost(stack: &HybridStack, positions: usize) -> StepCost {
-    let keys = stack.window.keys(positions.max(1));
-    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let mut cost = StepCost {
-        shared_bytes: size_of_val(&*stack.norm.weight),
-        own_bytes: keys * stack.layout.bytes_per_key() + 2 * size_of::<f32>() * stack.recurrent_numbers(),
-        multiply_adds: 2 * layers * heads * head_dim * keys,
-    };
+    let mut cost = attention_cost(&stack.layout, stack.window.keys(positions.max(1)), 2);
+    cost.shared_bytes += size_of_val(&*stack.norm.weight);
+    cost.own_bytes += 2 * size_of::<f32>() * stack.recurrent_numbers();
     for layer in &stack.layers {
         layer.matrices().for_each(|matrix| cost += linear_cost(matrix));
         cost.shared_bytes += size_of_val(&*layer.norm.weight);
@@ -805,11 +789,4 @@ pub fn hybrid_stack_cost(stack: &HybridStack, positions: usize) -> StepCost {
         }
     }
     cost
-}
-
-/// Cost of a stack's attention to a memory of `vectors`.
-pub fn memory_cost(stack: &Stack, vectors: usize) -> StepCost {
-    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let multiply_adds = 2 * layers * heads * head_dim * vectors;
-    StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_per_key(), multiply_adds }
 }

@@ -13,7 +13,7 @@ use crate::{
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
-        SequenceRow, SpecialIds, State, document_ref, encoding_mut,
+        SequenceRow, SpecialIds, State, encoding_mut,
     },
     family::{
         Blueprint, Init, Parts, TensorSpec,
@@ -1382,7 +1382,7 @@ impl Model for Pyramidion {
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {
         let mut cost = self.decoder.cost(symbols, segments);
-        cost.symbol += parts::memory_cost(&self.decoder.stack, self.plan.memory_length());
+        cost.symbol += parts::attention_cost(&self.decoder.stack.layout, self.plan.memory_length(), 2);
         cost
     }
 
@@ -1472,13 +1472,8 @@ impl DocumentEncoder for Pyramidion {
     }
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
-        let document: &MemoryDocument = document_ref(document)?;
-        let stack = &self.decoder.stack;
-        if *document.memory.layout() != stack.layout {
-            return Err(Error::Internal("a document of another model".into()));
-        }
-        let cache = KvCache::new(stack.layout, self.decoder.pages.clone());
-        Ok(Box::new(DecoderState::new(Arc::new(cache), stack.window, Some(document.memory.clone()))))
+        let Decoder { stack, pages, .. } = &self.decoder;
+        Ok(Box::new(DecoderState::of_document(document, stack.layout, pages)?))
     }
 }
 

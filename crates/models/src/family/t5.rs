@@ -16,7 +16,7 @@ use crate::{
     contract::{
         BoundaryOptions, Card, Cost, Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress,
         EncodingStage, GenerationDefaults, KeptVector, KvMemory, LayerTime, Model, PoolingChoice, PoolingStep, Scratch,
-        SequenceRow, SpecialIds, State, StepStatus, document_ref, encoding_mut, state_ref,
+        SequenceRow, SpecialIds, State, StepStatus, encoding_mut, state_ref,
     },
     family::{
         Blueprint, Parts, TensorSpec,
@@ -35,7 +35,6 @@ use crate::{
         position::{Buckets, PositionScheme},
         sized,
         t5::{EncoderKeys, GlobalTokens, T5Encoder, T5EncoderWork, T5Layer, T5Stack},
-        window::Window,
     },
 };
 use serde::Deserialize;
@@ -987,12 +986,7 @@ impl DocumentEncoder for T5 {
     }
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
-        let document: &MemoryDocument = document_ref(document)?;
-        if *document.memory.layout() != self.decoder.layout {
-            return Err(Error::Internal("a document of another model".into()));
-        }
-        let cache = KvCache::new(self.decoder.layout, self.pages.clone());
-        Ok(Box::new(DecoderState::new(Arc::new(cache), Window::Full, Some(document.memory.clone()))))
+        Ok(Box::new(DecoderState::of_document(document, self.decoder.layout, &self.pages)?))
     }
 }
 

@@ -3,7 +3,8 @@
 
 use crate::{
     hourglass::{self, write},
-    support::{golden_data, read_json, settings, weir, weir_json},
+    process::{weir, weir_json},
+    support::{golden_data, read_json, settings},
     *,
 };
 use weir::models::{

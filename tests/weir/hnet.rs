@@ -1,10 +1,8 @@
 //! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
 
 use crate::{
-    support::{
-        HNET_CASES, config_error, configured, copied, golden_data, hnet_golden, published_shape, settings, weir,
-        weir_json,
-    },
+    process::{weir, weir_json},
+    support::{HNET_CASES, config_error, configured, copied, golden_data, hnet_golden, published_shape, settings},
     *,
 };
 use std::ops::ControlFlow;

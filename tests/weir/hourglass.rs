@@ -4,7 +4,8 @@
 
 use crate::{
     hostile_checkpoints::entries::SMALL_CONFIG,
-    support::{config_error, copied, edit_json, golden_data, remove_card, settings, weir, weir_json},
+    process::{weir, weir_json},
+    support::{config_error, copied, edit_json, golden_data, remove_card, settings},
     verify::{changed_copy, edit_tensors, run},
     *,
 };

@@ -1,7 +1,8 @@
 //! Hugging Face checkpoints, as transformers wrote them: golden logits, bad input, and the serving of tokens.
 
 use crate::{
-    support::{self, configured, edit_json, golden_data, read_json, settings, weir, weir_json},
+    process::{weir, weir_json},
+    support::{self, configured, edit_json, golden_data, read_json, settings},
     verify::{changed_copy, run},
     *,
 };

@@ -2,7 +2,8 @@
 
 use crate::{
     lslm::LOGITS,
-    support::{config_error, configured, published_shape, read_json, weir, weir_json},
+    process::{weir, weir_json},
+    support::{config_error, configured, published_shape, read_json},
     verify::{Tensors, changed_copy},
     *,
 };

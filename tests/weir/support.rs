@@ -104,19 +104,6 @@ pub(crate) fn published_shape(name: &str) -> Value {
     read_json(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes").join(name))
 }
 
-/// Runs the program to its end. Returns its output if it succeeds, otherwise its messages.
-pub(crate) fn weir(args: &[&str]) -> Result<String, String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
-}
-
-/// Runs a command that must succeed, and returns the JSON that it prints.
-#[track_caller]
-pub(crate) fn weir_json(args: &[&str]) -> Value {
-    serde_json::from_str(&weir(args).unwrap()).unwrap()
-}
-
 pub(crate) fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
     model.document_encoder().expect("a model with a document encoder")
 }

@@ -1,10 +1,11 @@
 //! The T5 family: golden data, converted checkpoints, tokenizers, and documents in parts.
 
 use crate::{
+    process::weir_json,
     pyramidion::with_document,
     support::{
         T5_CASES, configured, encode, encoder, forced, read_json, settings, t5_converted, t5_golden, t5_in,
-        t5_shortened, weir_json,
+        t5_shortened,
     },
     *,
 };

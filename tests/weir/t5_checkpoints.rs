@@ -1,7 +1,8 @@
 //! Conversion from Hugging Face's layout: tokenizers, defaults, storage, and what is refused.
 
 use crate::{
-    support::{configured, encode, encoder, forced, read_json, settings, t5_converted, t5_golden, t5_in, weir_json},
+    process::weir_json,
+    support::{configured, encode, encoder, forced, read_json, settings, t5_converted, t5_golden, t5_in},
     t5::{Case, weir},
     verify::{Tensors, read_tensors},
     *,

@@ -36,10 +36,10 @@ class Workers:
         parts = [(index, *part) for index, part in enumerate(zip(self.replicas, chunks))]
         results = self.map(lambda part: self._gradients_of_part(*part, total=len(batch[0]), position=position), parts)
         for replica in self.replicas[1:]:
-            for weight, twin in zip(self.replicas[0].parameters(), replica.parameters()):
-                if twin.grad is not None:
-                    weight.grad = twin.grad if weight.grad is None else weight.grad.add_(twin.grad)
-                    twin.grad = None
+            for weight, other in zip(self.replicas[0].parameters(), replica.parameters()):
+                if other.grad is not None:
+                    weight.grad = other.grad if weight.grad is None else weight.grad.add_(other.grad)
+                    other.grad = None
         loss = sum(loss for loss, _, _ in results)
         names = results[0][1]
         return loss, {name: sum(extra[name] * share for _, extra, share in results) for name in names}
@@ -64,6 +64,6 @@ class Workers:
 
 def _replica(model):
     replica = copy.deepcopy(model)
-    for weight, twin in zip(model.parameters(), replica.parameters()):
-        twin.data = weight.data
+    for weight, other in zip(model.parameters(), replica.parameters()):
+        other.data = weight.data
     return replica

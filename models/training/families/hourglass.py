@@ -1,4 +1,4 @@
-"""The hourglass with fixed or predicted boundaries (Dynamic Token Pooling, arXiv 2211.09761), and its vanilla twin.
+"""The hourglass with fixed or predicted boundaries (Dynamic Token Pooling, arXiv 2211.09761), and its vanilla baseline.
 
 pre stack over characters → mean of each closed segment → LayerNorm → middle stack over segments → each character reads
 the newest closed segment and adds its own pre-stack vector → post stack → logits of the next character.

@@ -175,7 +175,7 @@ class KeptShares:
 
 @dataclass(frozen=True)
 class MedianGain:
-    """The twin's median divided by the model's."""
+    """The baseline's median divided by the model's."""
 
     ratio: float
     #: The ends of an interval. None if a model has too few times.
@@ -240,7 +240,7 @@ class ModelReport:
     cache: Optional[CacheEffect]
     #: None for a model that continues a prompt.
     summaries: Optional[MeasuredSummaries]
-    #: None if the server does not serve the model's unpooled twin.
+    #: None if the server does not serve the model's unpooled baseline.
     twin_gain: Optional[TwinGain]
 
 

@@ -24,7 +24,7 @@ impl LatencyService {
         let window = report_window(request)?;
         let engines = self.0.select(request.model.as_deref())?;
         let all = self.0.all();
-        let models = engines.iter().map(|engine| model_report(engine, find_twin(engine, &all), window)).collect();
+        let models = engines.iter().map(|engine| model_report(engine, find_baseline(engine, &all), window)).collect();
         Ok(v1::GetReportResponse { models })
     }
 }
@@ -56,14 +56,14 @@ fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
     }
 }
 
-fn model_report(engine: &Lease, twin: Option<&Lease>, window: ReportWindow) -> v1::ModelReport {
+fn model_report(engine: &Lease, baseline: Option<&Lease>, window: ReportWindow) -> v1::ModelReport {
     let period = match window {
         ReportWindow::Unspecified | ReportWindow::SinceLoad => LatencyPeriod::SinceLoad,
         ReportWindow::SinceReset => LatencyPeriod::SinceReset,
         ReportWindow::LastMinute => LatencyPeriod::LastMinute,
     };
     let (slice, length) = engine.meter().report(period);
-    let gain_over = |twin: &Lease| twin_gain(&slice, &twin.meter().report(period).0, &twin.card().name);
+    let gain_over = |baseline: &Lease| twin_gain(&slice, &baseline.meter().report(period).0, &baseline.card().name);
     let card = engine.card();
     let calibration = engine.calibration();
     let summarizes = engine.document_limits().is_some();
@@ -82,7 +82,7 @@ fn model_report(engine: &Lease, twin: Option<&Lease>, window: ReportWindow) -> v
         estimate_missing: missing(engine, &slice.counts, calibration.as_ref()),
         cache: (!summarizes).then(|| cache(&slice.counts)),
         summaries: summarizes.then(|| summaries(&slice)),
-        twin_gain: twin.map(gain_over),
+        twin_gain: baseline.map(gain_over),
     }
 }
 
@@ -272,25 +272,25 @@ const MIN_TIMES: u64 = 8;
 /// Greatest probability that a median lies below its interval, and that it lies above.
 const TAIL: f64 = 0.025;
 
-/// Returns the unpooled twin of a model among `engines`: the same weights and dtype under the twin's name. `None` for a model that is
-/// itself a twin.
-pub(super) fn find_twin<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<&'a Lease> {
+/// Returns the unpooled baseline of a model among `engines`: the same weights and dtype under the baseline's name. `None` for a model that is
+/// itself a baseline.
+pub(super) fn find_baseline<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<&'a Lease> {
     let card = engine.card();
     let name = unpooled_name(&card.name);
-    let is_twin = |other: &&Lease| {
+    let is_baseline = |other: &&Lease| {
         let other = other.card();
         other.unpooled_baseline && other.name == name && other.sha256 == card.sha256 && other.dtype == card.dtype
     };
-    engines.iter().find(is_twin).filter(|_| !card.unpooled_baseline)
+    engines.iter().find(is_baseline).filter(|_| !card.unpooled_baseline)
 }
 
-/// Compares a model's requests with those of its twin, of the given name.
-pub(super) fn twin_gain(own: &LatencySlice, twin: &LatencySlice, name: &str) -> v1::TwinGain {
+/// Compares a model's requests with those of its baseline, of the given name.
+pub(super) fn twin_gain(own: &LatencySlice, baseline: &LatencySlice, name: &str) -> v1::TwinGain {
     v1::TwinGain {
         twin: name.to_owned(),
-        encode: median_gain(own, twin, LatencyKind::Encode),
-        decode_per_token: median_gain(own, twin, LatencyKind::TokenDecode),
-        cross_attention_bytes: bytes_per_token(twin).zip(bytes_per_token(own)).map(|(twin, own)| twin / own),
+        encode: median_gain(own, baseline, LatencyKind::Encode),
+        decode_per_token: median_gain(own, baseline, LatencyKind::TokenDecode),
+        cross_attention_bytes: bytes_per_token(baseline).zip(bytes_per_token(own)).map(|(baseline, own)| baseline / own),
     }
 }
 
@@ -317,25 +317,25 @@ fn bytes_per_token(slice: &LatencySlice) -> Option<f64> {
     (tokens > 0 && bytes > 0).then(|| bytes as f64 / tokens as f64)
 }
 
-/// Divides the twin's median by the model's. The interval spans the ratios of the ends of both medians' 95 % intervals, which are order
+/// Divides the baseline's median by the model's. The interval spans the ratios of the ends of both medians' 95 % intervals, which are order
 /// statistics.
-fn median_gain(own: &LatencySlice, twin: &LatencySlice, kind: LatencyKind) -> Option<v1::MedianGain> {
-    let (own, twin) = own.times(kind).zip(twin.times(kind))?;
+fn median_gain(own: &LatencySlice, baseline: &LatencySlice, kind: LatencyKind) -> Option<v1::MedianGain> {
+    let (own, baseline) = own.times(kind).zip(baseline.times(kind))?;
     let count = own.len();
-    let twin_count = twin.len();
+    let baseline_count = baseline.len();
     let own_at = |share: f64| own.value_at_quantile(share).max(1) as f64;
-    let twin_at = |share: f64| twin.value_at_quantile(share).max(1) as f64;
-    let has_interval = count.min(twin_count) >= MIN_TIMES;
+    let baseline_at = |share: f64| baseline.value_at_quantile(share).max(1) as f64;
+    let has_interval = count.min(baseline_count) >= MIN_TIMES;
     let (own_low, own_high) = interval(count);
-    let (twin_low, twin_high) = interval(twin_count);
-    let low = twin_at(twin_low) / own_at(own_high);
-    let high = twin_at(twin_high) / own_at(own_low);
+    let (baseline_low, baseline_high) = interval(baseline_count);
+    let low = baseline_at(baseline_low) / own_at(own_high);
+    let high = baseline_at(baseline_high) / own_at(own_low);
     Some(v1::MedianGain {
-        ratio: twin_at(0.5) / own_at(0.5),
+        ratio: baseline_at(0.5) / own_at(0.5),
         low: has_interval.then_some(low),
         high: has_interval.then_some(high),
         count,
-        twin_count,
+        twin_count: baseline_count,
     })
 }
 

@@ -421,7 +421,7 @@ impl Engines {
     }
 
     /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call and is no unpooled
-    /// twin. If none can, returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
+    /// unpooled baseline. If none can, returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
     pub(crate) fn find_able(
         &self,
         field: &'static str,

@@ -181,11 +181,11 @@ class Shipping(OnText):
         self.assertEqual(windows, {("blockwise:64", 32), ("blockwise:64", 64), ("full", 32), ("full", 64)})
         pair = found["comparison"]["compare-whitespace-seed1"]
         lines = report.latent(found["comparison"], "english").splitlines()
-        row, twin = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])
+        row, baseline = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])
         mine = found["comparison"]["lslm-dp-seed1"]
         self.assertEqual(row[:2], ["`lslm-dp-seed1`", f"{mine['bits_per_char_no_eos']:.3f}"])
         self.assertIn(f"{mine['bpc_paper']:.3f} · {mine['bpc_joint']:.3f} · {mine['bpc_renormalised']:.3f}", row[3])
-        self.assertEqual(twin[:3], ["`compare-whitespace-seed1`", f"{pair['chunks_bpc']:.3f}", "no marks"])
+        self.assertEqual(baseline[:3], ["`compare-whitespace-seed1`", f"{pair['chunks_bpc']:.3f}", "no marks"])
         self.assertEqual(report.latent_bytes(found["comparison"]), "")
         count = len(saved)
         results.gather(found, [self.root / "runs"], self.root, {}, keep)

@@ -290,7 +290,9 @@ pub(super) fn twin_gain(own: &LatencySlice, baseline: &LatencySlice, name: &str)
         twin: name.to_owned(),
         encode: median_gain(own, baseline, LatencyKind::Encode),
         decode_per_token: median_gain(own, baseline, LatencyKind::TokenDecode),
-        cross_attention_bytes: bytes_per_token(baseline).zip(bytes_per_token(own)).map(|(baseline, own)| baseline / own),
+        cross_attention_bytes: bytes_per_token(baseline)
+            .zip(bytes_per_token(own))
+            .map(|(baseline, own)| baseline / own),
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::{
     Compute, Dtype,
     linear::{Epilogue, Linear, WeightArena},
-    testing::{apply, computes, packed},
+    testing::{apply, computes, packed, words},
 };
 use proptest::prelude::*;
 
@@ -17,11 +17,8 @@ const MAX: i32 = 127;
 
 /// Returns integers up to 127 in magnitude, (rows, width). Each row contains ±127, so that int8 represents it exactly.
 fn integers(seed: u32, rows: usize, width: usize) -> Vec<f32> {
-    let mut state = seed | 1;
-    let mut next = move || {
-        state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-        (state >> 9) as i32
-    };
+    let mut word = words(seed);
+    let mut next = || (word() >> 9) as i32;
     let mut numbers: Vec<f32> = (0..rows * width).map(|_| (next() % (MAX + 1) * (1 - next() % 2 * 2)) as f32).collect();
     for row in numbers.chunks_exact_mut(width) {
         row[next() as usize % width] = if next() % 2 == 0 { MAX as f32 } else { -MAX as f32 };
@@ -134,5 +131,7 @@ fn the_largest_bytes_never_saturate_up_to_the_longest_row() {
         }
     }
     let too_long = vec![1.0; MAX_INPUTS + 1];
-    assert!(Linear::pack(&WeightArena::new(Dtype::Int8), &too_long, &[], 1, MAX_INPUTS + 1).is_err());
+    for dtype in [Dtype::Int8, Dtype::Int4] {
+        assert!(Linear::pack(&WeightArena::new(dtype), &too_long, &[], 1, MAX_INPUTS + 1).is_err());
+    }
 }

@@ -324,24 +324,6 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_callers_wait_for_each_other() {
-        let pool = ThreadPool::new(2);
-        let total = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        pool.run(5, &|task| {
-                            total.fetch_add(task, Relaxed);
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(total.load(Relaxed), 4 * 200 * 10);
-    }
-
-    #[test]
     fn a_job_within_a_task_runs_on_its_thread() {
         let pool = ThreadPool::new(2);
         let count = AtomicUsize::new(0);

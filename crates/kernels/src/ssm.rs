@@ -161,90 +161,69 @@ fn convolve_body<S: Simd>(simd: S, inputs: &[f32], taps: &Taps, out: &mut [f32])
 mod tests {
     use super::*;
     use crate::testing::{assert_fused_agree, assert_near, computes, numbers};
+    use std::ops::Range;
 
     struct Case {
         heads: usize,
         columns: usize,
         counts: Vec<usize>,
+        x: Vec<f32>,
+        steps: Vec<f32>,
+        decays: Vec<f32>,
+        skip: Vec<f32>,
+        states: Vec<f32>,
     }
 
     impl Case {
-        fn positions(&self) -> usize {
-            self.counts.iter().sum()
+        fn new(heads: usize, columns: usize, counts: &[usize]) -> Self {
+            let positions: usize = counts.iter().sum();
+            Self {
+                heads,
+                columns,
+                counts: counts.to_vec(),
+                x: numbers(1, positions * (heads * HEAD + 2 * columns)),
+                steps: numbers(2, positions * heads).iter().map(|x| x.abs()).collect(),
+                decays: numbers(3, positions * heads).iter().map(|x| 0.9 * x.abs()).collect(),
+                skip: numbers(5, heads),
+                states: numbers(4, counts.len() * heads * columns * HEAD),
+            }
         }
 
-        fn state_len(&self) -> usize {
-            self.heads * self.columns * HEAD
-        }
-
-        fn x(&self) -> Vec<f32> {
-            numbers(1, self.positions() * (self.heads * HEAD + 2 * self.columns))
-        }
-
-        fn steps(&self) -> Vec<f32> {
-            numbers(2, self.positions() * self.heads).iter().map(|x| x.abs()).collect()
-        }
-
-        fn decays(&self) -> Vec<f32> {
-            numbers(3, self.positions() * self.heads).iter().map(|x| 0.9 * x.abs()).collect()
-        }
-
-        fn states(&self) -> Vec<f32> {
-            numbers(4, self.counts.len() * self.state_len())
-        }
-
-        /// Runs the kernel on all sequences together; each is cut into pieces of at most `piece` positions.
-        fn run(&self, compute: &Compute, piece: usize) -> (Vec<f32>, Vec<f32>) {
-            let inner = self.heads * HEAD;
+        /// Runs the kernel, all sequences together or each alone, in pieces of at most `piece` positions.
+        fn run(&self, compute: &Compute, piece: Option<usize>) -> (Vec<f32>, Vec<f32>) {
+            let heads = self.heads;
+            let inner = heads * HEAD;
             let width = inner + 2 * self.columns;
-            let skip = numbers(5, self.heads);
-            let mut states = self.states();
-            let mut out = vec![f32::NAN; self.positions() * inner];
+            let mut states = self.states.clone();
+            let mut out = vec![f32::NAN; self.steps.len() * HEAD];
+            let mut scan_positions = |positions: Range<usize>, runs: &mut [ScanRun<'_>]| {
+                let input = ScanInput {
+                    heads,
+                    columns: self.columns,
+                    x: &self.x[positions.start * width..positions.end * width],
+                    steps: &self.steps[positions.start * heads..positions.end * heads],
+                    decays: &self.decays[positions.start * heads..positions.end * heads],
+                    skip: &self.skip,
+                };
+                scan(compute, &input, runs, &mut out[positions.start * inner..positions.end * inner]);
+            };
             let mut first = 0;
-            for (&count, state) in self.counts.iter().zip(states.chunks_exact_mut(self.state_len())) {
-                for start in (first..first + count).step_by(piece) {
-                    let count = piece.min(first + count - start);
-                    let x = self.x();
-                    let steps = self.steps();
-                    let decays = self.decays();
-                    let input = ScanInput {
-                        heads: self.heads,
-                        columns: self.columns,
-                        x: &x[start * width..(start + count) * width],
-                        steps: &steps[start * self.heads..(start + count) * self.heads],
-                        decays: &decays[start * self.heads..(start + count) * self.heads],
-                        skip: &skip,
-                    };
-                    let mut runs = [ScanRun { state, first: 0, count }];
-                    scan(compute, &input, &mut runs, &mut out[start * inner..(start + count) * inner]);
+            let mut together = Vec::new();
+            for (&count, state) in self.counts.iter().zip(states.chunks_exact_mut(self.columns * inner)) {
+                match piece {
+                    None => together.push(ScanRun { state, first, count }),
+                    Some(piece) => {
+                        for start in (first..first + count).step_by(piece) {
+                            let count = piece.min(first + count - start);
+                            scan_positions(start..start + count, &mut [ScanRun { state, first: 0, count }]);
+                        }
+                    }
                 }
                 first += count;
             }
-            (out, states)
-        }
-
-        fn run_together(&self, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
-            let mut states = self.states();
-            let mut out = vec![f32::NAN; self.positions() * self.heads * HEAD];
-            let x = self.x();
-            let steps = self.steps();
-            let decays = self.decays();
-            let skip = numbers(5, self.heads);
-            let input = ScanInput {
-                heads: self.heads,
-                columns: self.columns,
-                x: &x,
-                steps: &steps,
-                decays: &decays,
-                skip: &skip,
-            };
-            let mut first = 0;
-            let mut runs = Vec::new();
-            for (&count, state) in self.counts.iter().zip(states.chunks_exact_mut(self.state_len())) {
-                runs.push(ScanRun { state, first, count });
-                first += count;
+            if piece.is_none() {
+                scan_positions(0..first, &mut together);
             }
-            scan(compute, &input, &mut runs, &mut out);
             (out, states)
         }
 
@@ -252,13 +231,11 @@ mod tests {
         fn naive(&self) -> (Vec<f64>, Vec<f64>) {
             let inner = self.heads * HEAD;
             let width = inner + 2 * self.columns;
-            let wide = |numbers: Vec<f32>| numbers.into_iter().map(f64::from).collect::<Vec<_>>();
-            let x = wide(self.x());
-            let steps = wide(self.steps());
-            let decays = wide(self.decays());
-            let skip = wide(numbers(5, self.heads));
-            let mut states = wide(self.states());
-            let mut out = vec![0.0; self.positions() * inner];
+            let wide = |numbers: &[f32]| numbers.iter().copied().map(f64::from).collect::<Vec<_>>();
+            let [x, steps, decays, skip] =
+                [&self.x, &self.steps, &self.decays, &self.skip].map(|numbers| wide(numbers));
+            let mut states = wide(&self.states);
+            let mut out = vec![0.0; steps.len() * HEAD];
             let mut position = 0;
             for (sequence, &count) in self.counts.iter().enumerate() {
                 for _ in 0..count {
@@ -282,11 +259,7 @@ mod tests {
     }
 
     fn cases() -> [Case; 3] {
-        [
-            Case { heads: 1, columns: 5, counts: vec![1] },
-            Case { heads: 3, columns: 16, counts: vec![1, 7, 2] },
-            Case { heads: 4, columns: 33, counts: vec![40, 1] },
-        ]
+        [Case::new(1, 5, &[1]), Case::new(3, 16, &[1, 7, 2]), Case::new(4, 33, &[40, 1])]
     }
 
     #[test]
@@ -295,7 +268,7 @@ mod tests {
             let (expected, expected_states) = case.naive();
             let mut all = Vec::new();
             for compute in computes(2) {
-                let (out, states) = case.run_together(&compute);
+                let (out, states) = case.run(&compute, None);
                 assert_near(&out, &expected, 1e-4, compute.isa.name());
                 assert_near(&states, &expected_states, 1e-4, compute.isa.name());
                 all.push((compute.isa, out));
@@ -308,8 +281,8 @@ mod tests {
     fn a_scan_has_the_bits_of_its_steps() {
         for case in cases() {
             for compute in computes(2) {
-                let together = case.run_together(&compute);
-                assert!([1, 3, 100].iter().all(|&piece| case.run(&compute, piece) == together));
+                let together = case.run(&compute, None);
+                assert!([1, 3, 100].iter().all(|&piece| case.run(&compute, Some(piece)) == together));
             }
         }
     }

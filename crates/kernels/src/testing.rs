@@ -10,12 +10,17 @@ use std::sync::Arc;
 
 /// Returns pseudorandom numbers in [-1, 1).
 pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut word = words(seed);
+    std::iter::repeat_with(|| (word() >> 9) as f32 / (1 << 22) as f32 - 1.0).take(count).collect()
+}
+
+/// Returns a generator of pseudorandom words, whose high bits are the better ones.
+pub(crate) fn words(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed | 1;
-    let next = || {
+    move || {
         state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-        (state >> 9) as f32 / (1 << 22) as f32 - 1.0
-    };
-    std::iter::repeat_with(next).take(count).collect()
+        state
+    }
 }
 
 /// Returns every instruction set that the processor supports, with one pool of `threads` threads.

@@ -1,6 +1,6 @@
 //! Compares the integer arithmetic of every instruction set with a naive implementation.
 
-use crate::isa::*;
+use crate::{isa::*, testing::words};
 
 multiversion! {
     /// Returns the sums of `dot_bytes` without the offset, and those of `dot_words` for the even and the odd bytes.
@@ -31,20 +31,15 @@ fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] 
 #[test]
 fn integer_products_are_exact_on_every_instruction_set() {
     let dot = |a: &[i8], b: &[i8]| a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
-    let mut state = 1u32;
+    let mut words = words(1);
     for round in 0..2000 {
-        let mut bytes = || -> [i8; 64] {
-            std::array::from_fn(|_| {
-                state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-                // frequent extremes would reveal a saturating sum
-                match state >> 30 {
-                    0 => 127,
-                    1 => -127,
-                    _ => ((state >> 13) % 255) as u8 as i8,
-                }
-                .max(-127)
-            })
+        // frequent extremes would reveal a saturating sum
+        let mut byte = |_| match words() {
+            word if word >> 30 == 0 => 127,
+            word if word >> 30 == 1 => -127,
+            word => (((word >> 13) % 255) as u8 as i8).max(-127),
         };
+        let mut bytes = || -> [i8; 64] { std::array::from_fn(&mut byte) };
         let [a, b] = if round == 0 { [[127; 64]; 2] } else { [bytes(), bytes()] };
         for isa in Isa::all() {
             let [bytes, even, odd] = dots(isa, &a, &b);
@@ -167,11 +162,8 @@ fn nibbles_are_scaled_exactly_on_every_instruction_set() {
 
 #[test]
 fn products_of_nibbles_are_exact_on_every_instruction_set() {
-    let mut state = 1u32;
-    let mut byte = || {
-        state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-        (state >> 24) as u8 as i8
-    };
+    let mut words = words(1);
+    let mut byte = || (words() >> 24) as u8 as i8;
     for round in 0..2000 {
         let mut packed = [[0i8; 64]; 4];
         packed.as_flattened_mut().fill_with(&mut byte);

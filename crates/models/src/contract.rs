@@ -1265,8 +1265,9 @@ fn common_len(a: &[u32], b: &[u32]) -> usize {
 }
 
 #[cfg(test)]
-mod boundary_tests {
+mod tests {
     use super::*;
+    use crate::text::vocabulary::MAX_SYMBOLS;
 
     #[test]
     fn levels_list_the_chunks_of_the_level_around_them() {
@@ -1282,11 +1283,6 @@ mod boundary_tests {
         assert_eq!(cuts(SymbolBoundary { boundary: true, ..decision(0) }), (false, true));
         assert_eq!(cuts(decision(0)), (false, false));
     }
-}
-
-#[cfg(test)]
-mod document_tests {
-    use super::*;
 
     #[test]
     fn a_prefix_alone_is_not_a_document() {
@@ -1309,11 +1305,6 @@ mod document_tests {
         assert_eq!(kept_share(&[], 16, 8), Some(1.0), "padded");
         assert_eq!(kept_share(&[], 4, 8), None, "a pooling by means");
     }
-}
-
-#[cfg(test)]
-mod replay_tests {
-    use super::*;
 
     #[test]
     fn cut_positions_are_few_and_never_after_the_first_symbol_fed() {
@@ -1322,33 +1313,16 @@ mod replay_tests {
         // two thousand symbols are needed: the next power of two is the stride
         assert_eq!([cut(3000, 5001), cut(4096, 6100), cut(9000, 11_500)], [2048, 4096, 8192]);
     }
-}
-
-#[cfg(test)]
-mod search_rules_tests {
-    use super::*;
 
     #[test]
-    fn values_have_names_and_spellings() {
-        for (value, name, json) in [
-            (EarlyStopping::True, "true", "true"),
-            (EarlyStopping::False, "false", "false"),
-            (EarlyStopping::Never, "never", "\"never\""),
-        ] {
-            assert_eq!((value.name(), EarlyStopping::parse(name)), (name, Some(value)));
+    fn early_stopping_is_spelt_as_transformers_does() {
+        for (value, json) in
+            [(EarlyStopping::True, "true"), (EarlyStopping::False, "false"), (EarlyStopping::Never, "\"never\"")]
+        {
             assert_eq!(serde_json::from_str::<EarlyStopping>(json).unwrap(), value);
             assert_eq!(serde_json::to_string(&value).unwrap(), json);
         }
-        assert_eq!(EarlyStopping::parse("True"), None);
-        for rules in [SearchRules::Fairseq, SearchRules::Transformers] {
-            assert_eq!(serde_json::to_value(rules).unwrap(), rules.name());
-        }
     }
-}
-
-#[cfg(test)]
-mod symbol_slices_tests {
-    use super::*;
 
     /// Wherever the slices meet, they act as one.
     #[test]
@@ -1384,12 +1358,6 @@ mod symbol_slices_tests {
             }
         }
     }
-}
-
-#[cfg(test)]
-mod trace_tests {
-    use super::*;
-    use crate::text::vocabulary::MAX_SYMBOLS;
 
     #[test]
     fn items_encode_symbol_and_boundary() {

@@ -537,6 +537,12 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn check_refused(dir: &TempDir, ids: usize, expected: &str) {
+        let error = read_dictionary(dir.path(), ids).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
     fn ids(subwords: &SubwordTokenizer, text: &str) -> Vec<u32> {
         subwords.encode(text).unwrap().iter().map(|piece| piece.id).collect()
     }
@@ -552,9 +558,8 @@ mod tests {
         assert_eq!(ids(&subwords, "a\tb\u{a0} \r\nb\n"), [5, 6, 4, 6]);
         let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
         assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
-        let error = read_dictionary(dir.path(), 7).unwrap_err().to_string();
         let expected = "at most 3 pieces, since the model has 7 ids and 4 of them are special symbols, found 4";
-        assert!(error.contains(expected), "{error}");
+        check_refused(&dir, 7, expected);
     }
 
     #[test]
@@ -578,21 +583,13 @@ mod tests {
         assert_eq!(ids(&subwords, "a abb"), [5, 5, 4, 4]);
         assert_eq!(subwords.decode(&[5, 5, 4, 2]), "a ab");
         fs::write(dir.path().join("dict.txt"), "x 9\n").unwrap();
-        assert!(
-            read_dictionary(dir.path(), 100)
-                .unwrap_err()
-                .to_string()
-                .contains("the pieces of the dictionary next to it")
-        );
+        check_refused(&dir, 100, "the pieces of the dictionary next to it");
         let mut falls_back = sentencepiece::written(&pieces, 1);
         falls_back.extend([0x12, 3, 0x98, 2, 1]); // trainer_spec { byte_fallback: true }
         fs::write(dir.path().join("spm.model"), falls_back).unwrap();
-        let error = read_dictionary(dir.path(), 100).unwrap_err().to_string();
-        assert!(error.contains("spm.model: trainer_spec.byte_fallback: expected false, found true"), "{error}");
+        check_refused(&dir, 100, "spm.model: trainer_spec.byte_fallback: expected false, found true");
         fs::write(dir.path().join("other.model"), "").unwrap();
-        assert!(
-            read_dictionary(dir.path(), 100).unwrap_err().to_string().contains("one .model of SentencePiece, found 2")
-        );
+        check_refused(&dir, 100, "one .model of SentencePiece, found 2");
     }
 
     #[test]
@@ -612,31 +609,29 @@ mod tests {
             assert_eq!(ids(&subwords, text), expected, "{text}");
         }
         fs::write(dir.path().join("dict.txt"), "▁t 9\nt 8\n").unwrap();
-        let error = read_dictionary(dir.path(), 401).unwrap_err().to_string();
-        assert!(error.contains("pieces that are all in the dictionary next to it"), "{error}");
+        check_refused(&dir, 401, "pieces that are all in the dictionary next to it");
     }
 
     #[test]
     fn files_that_are_no_vocabulary_are_rejected() {
-        for (text, expected) in [
-            ("a", "line 1: expected a symbol, a space and its count, found \"a\""),
-            ("a 1\nb x", "line 2: expected"),
-            ("a 1\na 2", "line 2: expected a symbol that is not yet in the list, found \"a\", as in line 1"),
+        for (file, contents, expected) in [
+            ("dict.txt", b"a".to_vec(), "line 1: expected a symbol, a space and its count, found \"a\""),
+            ("dict.txt", b"a 1\nb x".to_vec(), "line 2: expected"),
+            (
+                "dict.txt",
+                b"a 1\na 2".to_vec(),
+                "line 2: expected a symbol that is not yet in the list, found \"a\", as in line 1",
+            ),
+            ("m.model", vec![0xff; 9], "a SentencePiece model"),
+            (
+                "m.model",
+                sentencepiece::written(&[("a", 0.0, 1)], 3),
+                "a unigram or BPE model of SentencePiece, found model_type 3",
+            ),
         ] {
             let dir = TempDir::new().unwrap();
-            fs::write(dir.path().join("dict.txt"), text).unwrap();
-            let error = read_dictionary(dir.path(), 9).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-        let of_kind_3 = sentencepiece::written(&[("a", 0.0, 1)], 3);
-        for (bytes, expected) in [
-            (vec![0xff; 9], "a SentencePiece model"),
-            (of_kind_3, "a unigram or BPE model of SentencePiece, found model_type 3"),
-        ] {
-            let dir = TempDir::new().unwrap();
-            fs::write(dir.path().join("m.model"), bytes).unwrap();
-            let error = read_dictionary(dir.path(), 9).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
+            fs::write(dir.path().join(file), contents).unwrap();
+            check_refused(&dir, 9, expected);
         }
     }
 }

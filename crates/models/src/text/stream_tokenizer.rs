@@ -299,12 +299,12 @@ pub fn text_chars(text: &str, symbols: &[u32], vocabulary: &Vocabulary) -> usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::{StreamDetokenizer, SubwordTokenizer, TextNormaliser};
+    use crate::text::{StreamDetokenizer, SubwordTokenizer, TextNormaliser, VocabularyError};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
     /// A small unigram tokenizer in the form that SentencePiece models are converted to.
-    fn tokenizer(normalizer: &Value, bytes: bool) -> Vocabulary {
+    fn file(normalizer: &Value, bytes: bool) -> Value {
         let specials = ["<s>", "<pad>", "</s>", "<unk>"];
         let pieces = ["▁", "▁the", "▁a", "er", "ab", "abc", "▁ab", "▁abab", "é", "ing", "▁▁", "th", "\n", "3", "fi"];
         let letters = ('a'..='z').chain(['.', ',', '!']).map(String::from);
@@ -323,11 +323,18 @@ mod tests {
             false => metaspace.clone(),
             true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]}),
         };
-        let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": normalizer, "pre_tokenizer": metaspace, "post_processor": null, "decoder": decoder,
-        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": bytes}});
-        let tokenizer = Arc::new(SubwordTokenizer::parse(file.to_string().as_bytes()).unwrap());
-        Vocabulary::from_tokenizer(tokenizer.len(), Some(tokenizer), TextNormaliser::None).unwrap()
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": bytes}})
+    }
+
+    fn vocabulary(file: &Value) -> Result<Arc<Vocabulary>, VocabularyError> {
+        let tokenizer = Arc::new(SubwordTokenizer::parse(file.to_string().as_bytes())?);
+        Ok(Arc::new(Vocabulary::from_tokenizer(tokenizer.len(), Some(tokenizer), TextNormaliser::None)?))
+    }
+
+    fn tokenizer(normalizer: &Value, bytes: bool) -> Arc<Vocabulary> {
+        vocabulary(&file(normalizer, bytes)).unwrap()
     }
 
     fn normalizers() -> [Value; 3] {
@@ -338,11 +345,6 @@ mod tests {
             json!({"type": "NFKC"}),
             json!({"type": "Sequence", "normalizers": [{"type": "Nmt"}, {"type": "NFKC"}, strip, collapsed]}),
         ]
-    }
-
-    /// Encodes a text in one chunk.
-    fn encode_at_once(vocabulary: &Arc<Vocabulary>, text: &str) -> Result<Vec<TokenSpan>> {
-        Ok(encode_chunks(vocabulary, text, &[usize::MAX], usize::MAX)?.0)
     }
 
     /// Naive implementation: the tokenizer encodes the complete text.
@@ -394,7 +396,7 @@ mod tests {
         fn chunked_text_has_the_tokens_of_the_complete_text(
             text in texts(), lengths in prop::collection::vec(1_usize..9, 1..5), which in 0_usize..3, bytes in any::<bool>(),
         ) {
-            let vocabulary = Arc::new(tokenizer(&normalizers()[which], bytes));
+            let vocabulary = tokenizer(&normalizers()[which], bytes);
             let naive = naive(&vocabulary, &text);
             let (tokens, status) = encode_chunks(&vocabulary, &text, &lengths, usize::MAX)?;
             prop_assert_eq!(&tokens, &naive, "{:?}", text);
@@ -433,7 +435,7 @@ mod tests {
 
         #[test]
         fn streamed_pieces_concatenate_to_the_decoded_text(ids in prop::collection::vec(0_u32..305, 0..40), bytes in any::<bool>()) {
-            let vocabulary = Arc::new(tokenizer(&Value::Null, bytes));
+            let vocabulary = tokenizer(&Value::Null, bytes);
             let ids: Vec<u32> = ids.into_iter().filter(|&id| (id as usize) < vocabulary.len()).collect();
             let mut stream = StreamDetokenizer::new(Arc::clone(&vocabulary));
             let mut text: String = ids.iter().map(|&id| stream.push(id).to_owned()).collect();
@@ -443,26 +445,8 @@ mod tests {
     }
 
     #[test]
-    fn subwords_have_byte_spans_and_decode_to_the_text() {
-        let vocabulary = Arc::new(tokenizer(&Value::Null, false));
-        let tokens = encode_at_once(&vocabulary, "the ababc ing").unwrap();
-        let pieces: Vec<_> =
-            tokens.iter().map(|token| vocabulary.tokenizer().unwrap().piece(token.id).unwrap()).collect();
-        assert_eq!(pieces, ["▁the", "▁ab", "abc", "▁", "ing"]);
-        assert_eq!(
-            tokens.iter().map(|token| (token.start, token.end)).collect::<Vec<_>>(),
-            [(0, 3), (3, 6), (6, 9), (9, 10), (10, 13)]
-        );
-        let ids: Vec<_> = tokens.iter().map(|token| token.id).collect();
-        assert_eq!(vocabulary.decode(&ids), "the ababc ing");
-        assert_eq!(vocabulary.encode("text", "the ababc ing", 5).unwrap(), ids);
-        let unknown = encode_at_once(&vocabulary, "a 😀").unwrap();
-        assert_eq!(unknown.last().map(|token| (token.id, token.start, token.end)), Some((3, 2, 6)));
-    }
-
-    #[test]
     fn at_most_one_word_is_held() {
-        let vocabulary = Arc::new(tokenizer(&Value::Null, false));
+        let vocabulary = tokenizer(&Value::Null, false);
         let mut tokenizer = StreamTokenizer::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
         let mut tokens = Vec::new();
         for _ in 0..1000 {
@@ -529,35 +513,30 @@ mod tests {
 
     #[test]
     fn tokenizers_that_do_not_encode_words_independently_are_rejected() {
-        let error_after = |key: &str, value: Value| {
-            let valid = tokenizer(&Value::Null, false);
-            let mut file: Value = serde_json::from_str(valid.tokenizer().unwrap().json()).unwrap();
-            *file.pointer_mut(key).unwrap() = value;
-            SubwordTokenizer::parse(file.to_string().as_bytes()).unwrap_err().to_string()
-        };
-        let missing = error_after("/pre_tokenizer", Value::Null);
-        assert!(missing.starts_with("pre_tokenizer: expected one of Metaspace, "), "{missing}");
-        assert!(error_after("/pre_tokenizer/split", json!(false)).starts_with("pre_tokenizer: "));
-        assert!(error_after("/normalizer", json!({"type": "Prepend", "prepend": "x"})).starts_with("normalizer: "));
-        assert!(
-            error_after("/normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true}))
-                .starts_with("norm")
-        );
-        let far = json!({"type": "Replace", "pattern": {"String": "a b"}, "content": "ab"});
-        assert!(error_after("/normalizer", far).starts_with("normalizer: "));
+        for (place, value, key) in [
+            ("/pre_tokenizer", Value::Null, "pre_tokenizer"),
+            ("/pre_tokenizer/split", json!(false), "pre_tokenizer"),
+            ("/normalizer", json!({"type": "Prepend", "prepend": "x"}), "normalizer"),
+            ("/normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true}), "normalizer"),
+            ("/normalizer", json!({"type": "Replace", "pattern": {"String": "a b"}, "content": "ab"}), "normalizer"),
+        ] {
+            let mut file = file(&Value::Null, false);
+            *file.pointer_mut(place).unwrap() = value;
+            assert_eq!(vocabulary(&file).unwrap_err().key, key, "{file}");
+        }
     }
 
     /// The library finds added tokens before it splits the text, so one must not reach over the space after a word.
     #[test]
     fn added_tokens_that_reach_over_a_space_are_rejected() {
         let adding = |content: &str, changes: Value| {
-            let valid = tokenizer(&Value::Null, false);
-            let mut file: Value = serde_json::from_str(valid.tokenizer().unwrap().json()).unwrap();
-            let mut token = json!({"id": valid.len(), "content": content, "single_word": false, "lstrip": false,
+            let mut file = file(&Value::Null, false);
+            let id = file["model"]["vocab"].as_array().map(Vec::len);
+            let mut token = json!({"id": id, "content": content, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false, "special": false});
             token.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
             file["added_tokens"].as_array_mut().unwrap().push(token);
-            SubwordTokenizer::parse(file.to_string().as_bytes())
+            vocabulary(&file)
         };
         for (content, changes) in [
             ("the ab", json!({})),
@@ -578,9 +557,7 @@ mod tests {
             ("<x>", json!({"lstrip": true})),
             ("<x>", json!({"single_word": true})),
         ] {
-            let subwords = Arc::new(adding(content, changes).unwrap());
-            let vocabulary = Vocabulary::from_tokenizer(subwords.len(), Some(subwords), TextNormaliser::None).unwrap();
-            let vocabulary = Arc::new(vocabulary);
+            let vocabulary = adding(content, changes).unwrap();
             for text in ["the ab <x> the  ab<x>the ab", "<x>\tab the\tab <x>", "ab   <x>", "a \t<x> \tb"] {
                 let (tokens, _) = encode_chunks(&vocabulary, text, &[1, 2], usize::MAX).unwrap();
                 assert_eq!(tokens, naive(&vocabulary, text), "{content:?} in {text:?}");
@@ -588,25 +565,16 @@ mod tests {
         }
     }
 
-    #[test]
-    fn bytes_of_a_character_count_once() {
-        let mut counter = TextCounter::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)));
-        for (index, byte) in "aé€".bytes().enumerate() {
-            counter.push(byte.into(), index > 0);
-        }
-        counter.push(0xe2, true);
-        counter.finish();
-        assert_eq!((counter.chars, counter.bytes), (3, 2 + 3 + 1));
-    }
-
     /// The first symbol of a text may have no score.
     #[test]
-    fn bytes_count_with_their_own_symbols() {
-        let mut counter = TextCounter::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)));
-        for (index, byte) in "é".bytes().enumerate() {
-            counter.push(byte.into(), index > 0);
+    fn bytes_of_a_character_count_once_and_with_their_own_symbols() {
+        for (text, chars, bytes) in [(&b"\xc3\xa9"[..], 1, 1), (b"a\xc3\xa9\xe2\x82\xac\xe2", 3, 2 + 3 + 1)] {
+            let mut counter = TextCounter::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)));
+            for (index, byte) in text.iter().enumerate() {
+                counter.push((*byte).into(), index > 0);
+            }
+            counter.finish();
+            assert_eq!((counter.chars, counter.bytes), (chars, bytes), "{text:?}");
         }
-        counter.finish();
-        assert_eq!((counter.chars, counter.bytes), (1, 1));
     }
 }

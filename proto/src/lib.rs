@@ -3,7 +3,6 @@
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
 pub mod codec;
-pub mod decoded_size;
 
 /// Version 1.
 pub mod v1 {

@@ -8,7 +8,7 @@ use crate::{
     api::Limits,
     beam::SearchStep,
     cache::{DocumentCache, SegmentCacheHandle},
-    calibration::LatestCalibration,
+    calibration::Calibrated,
     clock,
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
@@ -22,12 +22,15 @@ use crate::{
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard},
     task::Waker,
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
-use weir_kernels::error::{Error, Result};
+use weir_kernels::{
+    error::{Error, Result},
+    sync::lock,
+};
 use weir_models::contract::{self, DocumentEncoder, EncodingStage, Model, Scratch, SequenceRow, State, StepStatus};
 
 /// What the handles and the worker of an engine share.
@@ -39,8 +42,8 @@ pub(crate) struct Inner {
     pub(crate) document_cache: DocumentCache,
     pub(crate) measurements: Arc<Measurements>,
     pub(crate) heartbeat: Heartbeat,
-    /// Step times of the model, once they are measured.
-    pub(crate) calibration: LatestCalibration,
+    /// Step times of the model: `None` until a measurement succeeds or fails.
+    pub(crate) calibration: Mutex<Option<Calibrated>>,
     /// Set when the worker breaks; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
     pub(crate) broken: watch::Sender<bool>,
 }
@@ -57,7 +60,7 @@ impl Inner {
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep, Arc::clone(&measurements)),
             measurements,
             heartbeat: Heartbeat::new(),
-            calibration: LatestCalibration::default(),
+            calibration: Mutex::default(),
             broken: watch::Sender::new(false),
         }
     }
@@ -286,7 +289,7 @@ impl Batch {
     fn estimate_unpooled(&mut self, step: &EngineStep, model_took: Duration, began: Instant) {
         let Self { inner, requests, row_table, fed, waiting, .. } = self;
         let RowTable { rows, owners } = row_table;
-        let Some(Ok(table)) = inner.calibration.get() else {
+        let Some(Ok(table)) = lock(&inner.calibration).clone() else {
             fed.iter().for_each(|&row| requests[owners[row]].timer.cannot_estimate());
             return;
         };

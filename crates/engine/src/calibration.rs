@@ -3,7 +3,7 @@
 //! [`measure`] fills a [`TimingTable`]. All rows have the same prefix, at whose end a symbol was found that ends a segment. It
 //! is fed to several rows at once, which are then rolled back, so each step is measured repeatedly at one position. Kinds of
 //! steps are measured in turn: a slow phase then affects all, and estimates follow from their proportions. The caller makes sure
-//! that nothing else runs; a busy machine gives a doubtful table, which [`LatestCalibration`] may replace.
+//! that nothing else runs; a busy machine gives a doubtful table, which [`measure_once`] may replace.
 
 use crate::clock;
 pub use crate::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};
@@ -97,38 +97,30 @@ impl From<Error> for NotCalibrated {
     }
 }
 
-/// The calibration of a model: `None` until a measurement succeeds or fails.
-#[derive(Debug, Default)]
-pub struct LatestCalibration(Mutex<Option<Calibrated>>);
-
-impl LatestCalibration {
-    /// Returns the calibration, or why it failed; `None` until a measurement succeeds or fails.
-    pub fn get(&self) -> Option<Calibrated> {
-        lock(&self.0).clone()
+/// Measures with `measure` and stores the result in `latest`, unless that has a reliable table or a failure.
+pub(crate) fn measure_once(
+    latest: &Mutex<Option<Calibrated>>,
+    measure: impl FnOnce() -> Result<TimingTable, NotCalibrated>,
+) -> Calibrated {
+    let known = lock(latest).clone();
+    match &known {
+        Some(Ok(table)) if table.doubt().is_some() => {}
+        Some(decided) => return decided.clone(),
+        None => {}
     }
-
-    /// Measures with `measure` and stores the result, unless a reliable table or a failure is known.
-    pub(crate) fn measure(&self, measure: impl FnOnce() -> Result<TimingTable, NotCalibrated>) -> Calibrated {
-        let known = self.get();
-        match &known {
-            Some(Ok(table)) if table.doubt().is_some() => {}
-            Some(decided) => return decided.clone(),
-            None => {}
+    // a panic in a timed step must not keep the model from serving
+    let calibrated = match catch_unwind(AssertUnwindSafe(measure)) {
+        Ok(measured) => measured.map(Arc::new),
+        Err(_) => {
+            tracing::error!("a timed step panicked");
+            Err(NotCalibrated::Failed)
         }
-        // a panic in a timed step must not keep the model from serving
-        let calibrated = match catch_unwind(AssertUnwindSafe(measure)) {
-            Ok(measured) => measured.map(Arc::new),
-            Err(_) => {
-                tracing::error!("a timed step panicked");
-                Err(NotCalibrated::Failed)
-            }
-        };
-        let decides = known.is_none() && !matches!(calibrated, Err(NotCalibrated::Stopped));
-        if calibrated.is_ok() || decides {
-            *lock(&self.0) = Some(calibrated.clone());
-        }
-        calibrated
+    };
+    let decides = known.is_none() && !matches!(calibrated, Err(NotCalibrated::Stopped));
+    if calibrated.is_ok() || decides {
+        *lock(latest) = Some(calibrated.clone());
     }
+    calibrated
 }
 
 /// Nanoseconds of the three parts of a step.
@@ -535,25 +527,25 @@ mod tests {
 
     #[test]
     fn a_doubtful_calibration_is_replaced_and_a_reliable_one_is_final() {
-        let latest = LatestCalibration::default();
-        let known = || latest.get().and_then(Result::ok).map(|table| table.doubt().is_some());
-        assert_eq!(latest.measure(|| Err(NotCalibrated::Stopped)), Err(NotCalibrated::Stopped));
-        assert!(latest.get().is_none(), "it may be tried again");
-        assert!(latest.measure(|| Ok(doubtful_table())).unwrap().doubt().is_some());
+        let latest = Mutex::default();
+        let known = || lock(&latest).clone().and_then(Result::ok).map(|table| table.doubt().is_some());
+        assert_eq!(measure_once(&latest, || Err(NotCalibrated::Stopped)), Err(NotCalibrated::Stopped));
+        assert!(lock(&latest).is_none(), "it may be tried again");
+        assert!(measure_once(&latest, || Ok(doubtful_table())).unwrap().doubt().is_some());
         assert_eq!(known(), Some(true));
         // A repetition that fails reports it, and keeps the doubtful table.
         for failure in [NotCalibrated::Stopped, NotCalibrated::NoMemory] {
-            assert_eq!(latest.measure(|| Err(failure)), Err(failure));
+            assert_eq!(measure_once(&latest, || Err(failure)), Err(failure));
         }
-        assert_eq!(latest.measure(|| Err(Error::Internal("x".into()).into())), Err(NotCalibrated::Failed));
-        assert_eq!(latest.measure(|| panic!("x")), Err(NotCalibrated::Failed));
+        assert_eq!(measure_once(&latest, || Err(Error::Internal("x".into()).into())), Err(NotCalibrated::Failed));
+        assert_eq!(measure_once(&latest, || panic!("x")), Err(NotCalibrated::Failed));
         assert_eq!(known(), Some(true));
-        assert!(latest.measure(|| Ok(table())).unwrap().doubt().is_none());
+        assert!(measure_once(&latest, || Ok(table())).unwrap().doubt().is_none());
         assert_eq!(known(), Some(false));
         // A reliable table and a failure at first are final: nothing is measured.
-        latest.measure(|| unreachable!()).unwrap();
-        let failed = LatestCalibration::default();
-        assert_eq!(failed.measure(|| Err(NotCalibrated::NoBoundary)), Err(NotCalibrated::NoBoundary));
-        assert_eq!(failed.measure(|| Ok(table())), Err(NotCalibrated::NoBoundary));
+        measure_once(&latest, || unreachable!()).unwrap();
+        let failed = Mutex::default();
+        assert_eq!(measure_once(&failed, || Err(NotCalibrated::NoBoundary)), Err(NotCalibrated::NoBoundary));
+        assert_eq!(measure_once(&failed, || Ok(table())), Err(NotCalibrated::NoBoundary));
     }
 }

@@ -22,7 +22,10 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use weir_kernels::error::{Error, Result, clip};
+use weir_kernels::{
+    error::{Error, Result, clip},
+    sync::lock,
+};
 use weir_models::contract::{self, BoundaryOptions, Card, KvMemory, Model};
 
 /// Maximum bytes of an unknown document id that an error message repeats.
@@ -191,12 +194,12 @@ impl Handle {
     /// caller makes sure that nothing else runs.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
         let Inner { model, limits, calibration, .. } = self.inner();
-        calibration.measure(|| calibration::measure(&**model, limits.rows, budget, &mut go_on))
+        calibration::measure_once(calibration, || calibration::measure(&**model, limits.rows, budget, &mut go_on))
     }
 
     /// Returns the calibration, or why it failed; `None` until it is decided.
     pub fn calibration(&self) -> Option<Calibrated> {
-        self.inner().calibration.get()
+        lock(&self.inner().calibration).clone()
     }
 
     /// Returns the limits of documents, if the model reads documents.

@@ -10,7 +10,7 @@
 //! - `calls`: the handlers that all surfaces share
 //! - `grpc`: the services of `weir.v1`; `open_inference`: the Open Inference Protocol; `http`: OpenAI's API and the playground
 //! - `status`: errors as gRPC statuses; `tokenization`: converts large requests off the threads that serve connections
-//! - [`metrics`]: every metric, declared once; `traces`: spans
+//! - [`metrics`]: every metric, declared once; `latency_windows`: the data of latency reports; `traces`: spans
 
 mod call;
 mod calls;
@@ -21,6 +21,7 @@ pub mod config;
 pub mod fuzzing;
 mod grpc;
 mod http;
+mod latency_windows;
 pub mod metrics;
 mod middleware;
 mod open_inference;

@@ -72,11 +72,6 @@ impl Metadata {
     }
 }
 
-/// Returns the name of a status code as gRPC writes it.
-pub(crate) fn code_name(code: tonic::Code) -> &'static str {
-    weir_proto::CODE_NAMES[code as usize]
-}
-
 /// Collects the details of a status.
 #[derive(Default)]
 struct DetailsBuilder {
@@ -301,7 +296,7 @@ mod tests {
             let status = status(&error, "r1");
             let details = status.get_error_details();
             assert_eq!(status.code(), code, "{error}");
-            assert_eq!(error.code().name(), code_name(code));
+            assert_eq!(error.code().name(), weir_proto::CODE_NAMES[code as usize]);
             assert_eq!(status.message(), error.to_string());
             assert_eq!(details.request_info().unwrap().request_id, "r1");
             let info = details.error_info().unwrap();

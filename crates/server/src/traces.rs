@@ -5,7 +5,6 @@
 //! without a collector spans are lost, and nothing else. tower-http's `TraceLayer` does not suffice: it would not end a span with
 //! the gRPC status of the trailers.
 
-use crate::status::code_name;
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator},
@@ -21,6 +20,7 @@ use std::time::{Duration, SystemTime};
 use tonic::codegen::http::{HeaderMap, HeaderName};
 use weir_kernels::error::{Error, Result};
 use weir_models::usage::{Timing, Usage};
+use weir_proto::CODE_NAMES;
 
 /// The name of this program in spans and attributes.
 const NAME: &str = "weir";
@@ -122,7 +122,7 @@ impl CallSpan {
         let span = self.context.span();
         span.set_attribute(KeyValue::new("rpc.grpc.status_code", i64::from(i32::from(code))));
         if code != tonic::Code::Ok {
-            span.set_status(Status::error(code_name(code)));
+            span.set_status(Status::error(CODE_NAMES[code as usize]));
         }
         span.end();
     }

@@ -25,7 +25,7 @@ pub mod vocabulary;
 pub use crate::text::{
     detokenizer::StreamDetokenizer,
     normaliser::TextNormaliser,
-    stream_tokenizer::{LimitStatus, StreamTokenizer, TextCounter, TokenSpan, text_chars},
+    stream_tokenizer::{LimitStatus, StreamTokenizer, TextCounter, TokenSpan},
     subwords::{BLANK, Subword, SubwordTokenizer},
     vocabulary::{SpecialSymbols, TextMarks, TokenMarks, Vocabulary},
 };

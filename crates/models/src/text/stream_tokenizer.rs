@@ -5,7 +5,7 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, TextNormaliser, Vocabulary};
+use crate::text::{StreamDetokenizer, Subword, Vocabulary};
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result};
 
@@ -288,12 +288,6 @@ impl TextCounter {
             self.bytes += text.len();
         }
     }
-}
-
-/// Returns the number of Unicode characters of a text that was encoded to `symbols`, after normalisation.
-pub fn text_chars(text: &str, symbols: &[u32], vocabulary: &Vocabulary) -> usize {
-    // normalised characters are symbols
-    if vocabulary.normaliser() == TextNormaliser::None { text.chars().count() } else { symbols.len() }
 }
 
 #[cfg(test)]

@@ -169,6 +169,12 @@ impl Vocabulary {
         self.normaliser
     }
 
+    /// Returns the number of Unicode characters of a text that was encoded to `symbols`, after normalisation.
+    pub fn text_chars(&self, text: &str, symbols: &[u32]) -> usize {
+        // normalised characters are symbols
+        if self.normaliser == TextNormaliser::None { text.chars().count() } else { symbols.len() }
+    }
+
     /// Returns true if symbols are bytes.
     pub fn is_bytes(&self) -> bool {
         matches!(self.symbols, Symbols::Bytes { .. })

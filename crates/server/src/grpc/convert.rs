@@ -17,7 +17,7 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::{
     contract::{self, BoundaryMode, BoundaryOptions, Card, EarlyStopping, Noise},
-    text::{TextCounter, text_chars},
+    text::TextCounter,
     usage::{LevelUsage, Timing, Usage},
 };
 use weir_proto::v1::{self, logit_bias::Symbol};
@@ -399,7 +399,7 @@ impl Prompt {
         if ids.is_empty() {
             let symbols = card.encode("prompt", text)?;
             return Ok(Self {
-                text_chars: text_chars(text, &symbols, vocabulary),
+                text_chars: vocabulary.text_chars(text, &symbols),
                 normalized_chars: vocabulary.normaliser().changed_chars(text),
                 symbols,
             });

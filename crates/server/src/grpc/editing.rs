@@ -13,7 +13,7 @@ use crate::{
     metrics::EditEvent,
     middleware::limits::{BodyMemory, CallPlace, RequestMemory, Reservation},
     registry::{Lease, continues_text},
-    status::{code_name, status},
+    status::status,
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use std::{
@@ -36,7 +36,10 @@ use weir_engine::{
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::text::Vocabulary;
-use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server};
+use weir_proto::{
+    CODE_NAMES,
+    v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server},
+};
 
 /// A message of a session. A message of another protocol that cannot be read is the answer to it: it keeps its place, and counts as
 /// a splice.
@@ -488,7 +491,7 @@ pub(crate) fn failed(id: Option<u64>, error: &Error) -> v1::EditResponse {
     let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
     response(Event::Failed(v1::EditFailure {
         id,
-        code: code_name(status.code()).to_owned(),
+        code: CODE_NAMES[status.code() as usize].to_owned(),
         reason: details.error_info().map(|info| info.reason.clone()).unwrap_or_default(),
         message: status.message().to_owned(),
         field: violation.map(|violation| violation.field.clone()),

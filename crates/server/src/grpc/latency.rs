@@ -3,7 +3,7 @@
 use crate::{
     call::{Call, Reply},
     grpc::convert::{self, count, nanoseconds},
-    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts, SHARE_UNITS},
+    latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts, SHARE_UNITS},
     registry::{Engines, Lease},
     status::status,
 };

@@ -10,7 +10,7 @@ use crate::{
         layer::{HttpRequest, MiddlewareFuture, Next, NextFrame},
         limits::WatchedBody,
     },
-    status::{code_name, rule_and_field, status},
+    status::{rule_and_field, status},
     traces::{CallSpan, Method, Traces},
 };
 use http_body::Body as _;
@@ -34,7 +34,10 @@ use tower::ServiceExt;
 use tracing::Span;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, clip};
-use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
+use weir_proto::{
+    CODE_NAMES,
+    codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS},
+};
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
 const METHODS: [(&str, &[&str]); 11] = [
@@ -76,7 +79,7 @@ const OTHER: Method = Method { service: "other", name: "other" };
 /// Counts a request that its connection refuses, so that it reaches no middleware.
 pub(crate) fn count_refused(metrics: &Metrics, path: &str, code: Code) {
     let Method { service, name } = method(path);
-    metrics.count_call(service, name, code_name(code));
+    metrics.count_call(service, name, CODE_NAMES[code as usize]);
 }
 
 /// A call that has not ended. It is counted when this is dropped.
@@ -137,7 +140,7 @@ impl OpenCall {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.metrics.count_call(self.method.service, self.method.name, code_name(self.code));
+        self.metrics.count_call(self.method.service, self.method.name, CODE_NAMES[self.code as usize]);
         if let Some(span) = &self.span {
             span.end(self.code);
         }

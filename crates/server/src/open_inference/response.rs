@@ -6,13 +6,14 @@ use crate::{
         request::{OutputOptions, VERSION},
         tensors::{OUTPUTS, OutputValue, TEXT_INPUT, push_output},
     },
-    status::{code_name, status},
+    status::status,
 };
 use serde_json::{Map, json};
 use tonic::Status;
 use tonic_types::StatusExt;
 use weir_kernels::error::{Error, Result};
 use weir_proto::{
+    CODE_NAMES,
     inference::{
         InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
         infer_parameter::ParameterChoice,
@@ -146,7 +147,7 @@ pub(super) fn failure_message(id: &str, status: &Status) -> ModelStreamInferResp
     let text = ParameterChoice::StringParam;
     let mut parameters = vec![
         parameter(FINAL, ParameterChoice::BoolParam(true)),
-        parameter("code", text(code_name(status.code()).into())),
+        parameter("code", text(CODE_NAMES[status.code() as usize].into())),
     ];
     if let Some(info) = details.error_info() {
         parameters.push(parameter("reason", text(info.reason.clone())));

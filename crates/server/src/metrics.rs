@@ -1,21 +1,38 @@
-//! The tables of a model's metrics, and the series of one model.
+//! All metrics, declared once: each one's name, kind, buckets, labels and help.
+//!
+//! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a
+//! character here. A [`Meter`] takes the events of one engine: from each follow the metrics and the latency report
+//! ([`latency_windows`](crate::latency_windows)). Its series are looked up when the model is loaded, so a step looks up and
+//! allocates nothing. One exception: when a request ends, the series of its levels of chunking are looked up. Only gauges are read
+//! on each scrape ([`Metrics::render`]).
 
+use crate::latency_windows::{LatencyPeriod, LatencySlice, LatencyWindows};
 use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder},
-    metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram},
-    registry::Registry,
+    encoding::{EncodeMetric, MetricEncoder, text},
+    metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::{Metric, Registry},
 };
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{self, Relaxed},
+        },
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use weir_engine::{Handle, options::FinishReason};
-use weir_kernels::error::Code;
+use weir_engine::{
+    Handle, clock,
+    observer::{EngineEvent, Observer},
+    options::FinishReason,
+};
+use weir_kernels::{
+    error::{Code, Error},
+    sync::lock,
+};
 use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 
 /// A metric's name with the prefix of all names.
@@ -23,6 +40,329 @@ macro_rules! metric_name {
     ($name:literal) => {
         concat!("weir_", $name)
     };
+}
+
+/// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
+const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
+
+/// All metrics of a process.
+pub struct Metrics {
+    registry: Registry,
+    families: Families,
+    levels: LevelFamilies,
+    /// Answered calls, by service, method and code.
+    calls: SortedFamily<Counter>,
+    /// Requests over HTTP, by path, method and status code.
+    http_requests: SortedFamily<Counter>,
+    models: Mutex<BTreeMap<String, Arc<Series>>>,
+    /// Reloads of certificates and keys, by result.
+    credential_reloads: SortedFamily<Counter>,
+    /// 1 while no worker is broken or hung.
+    live: Gauge,
+    /// 1 while the server can take requests.
+    ready: Gauge,
+    /// Checkpoints of the models folder that could not be loaded at the start.
+    skipped_checkpoints: Counter,
+    /// Log lines that were dropped.
+    dropped_log_lines: Counter,
+    /// Returns the present number of dropped log lines, if the process counts them.
+    count_dropped: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
+}
+
+/// Registers a metric, whose clones share its value.
+fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let families = Families::register(&mut registry);
+        let levels = LevelFamilies::register(&mut registry);
+        let calls = register(
+            &mut registry,
+            metric_name!("grpc_calls"),
+            "Answered calls, by service, method and status code",
+            SortedFamily::default(),
+        );
+        let help = "Requests over HTTP, by path, method and status code";
+        let http_requests = register(&mut registry, metric_name!("http_requests"), help, SortedFamily::default());
+        let help = "Reloads of certificates and keys, by result";
+        let credential_reloads =
+            register(&mut registry, metric_name!("credential_reloads"), help, SortedFamily::<Counter>::default());
+        for result in RELOAD_RESULTS {
+            drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
+        }
+        let live = register(
+            &mut registry,
+            metric_name!("live"),
+            "1 while no worker is broken or hung, otherwise 0",
+            Gauge::default(),
+        );
+        let ready = register(
+            &mut registry,
+            metric_name!("ready"),
+            "1 while the server can take requests, otherwise 0",
+            Gauge::default(),
+        );
+        let help = "Checkpoints of the models folder that could not be loaded at the start";
+        let skipped_checkpoints =
+            register(&mut registry, metric_name!("checkpoints_skipped"), help, Counter::default());
+        let dropped_log_lines = register(
+            &mut registry,
+            metric_name!("log_lines_dropped"),
+            "Log lines that could not be written",
+            Counter::default(),
+        );
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        registry.register(metric_name!("build"), "The server's version", Info::new(version));
+        let models = Mutex::default();
+        Self {
+            registry,
+            families,
+            levels,
+            calls,
+            http_requests,
+            credential_reloads,
+            live,
+            ready,
+            models,
+            skipped_checkpoints,
+            dropped_log_lines,
+            count_dropped: OnceLock::new(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Returns a meter for an engine of the model called `model`.
+    pub fn meter(&self, model: &str) -> Arc<Meter> {
+        let mut models = lock(&self.models);
+        let series = models.entry(model.to_owned()).or_insert_with(|| Arc::new(self.families.series(model)));
+        Arc::new(Meter::new(model, Arc::clone(series), self.levels.clone()))
+    }
+
+    /// Removes the series of an unloaded model.
+    pub fn remove_model(&self, model: &str) {
+        lock(&self.models).remove(model);
+        self.families.remove(model);
+        self.levels.remove(model);
+    }
+
+    /// Counts an answered call. Each method has its own series, so `method` must be one of a small set.
+    pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
+        let labels = [("service", service), ("method", method), ("code", code)];
+        self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// Counts a request over HTTP. Each combination has its own series, so `handler` and `method` must be from small sets.
+    pub fn count_http_request(&self, handler: &str, method: &str, status: u16) {
+        let labels = [("handler", handler.to_owned()), ("method", method.to_owned()), ("status", status.to_string())];
+        self.http_requests.get_or_create(&labels.into()).inc();
+    }
+
+    /// Counts a reload of certificates and keys.
+    pub fn count_credential_reload(&self, success: bool) {
+        let [succeeded, failed] = RELOAD_RESULTS;
+        let result = if success { succeeded } else { failed };
+        self.credential_reloads.get_or_create(&vec![("result", result.to_owned())]).inc();
+    }
+
+    /// Records whether the server is live and ready, before the metrics are rendered.
+    pub fn record_health(&self, live: bool, ready: bool) {
+        self.live.set(i64::from(live));
+        self.ready.set(i64::from(ready));
+    }
+
+    /// Counts a checkpoint of the models folder that could not be loaded at the start.
+    pub fn count_skipped_checkpoint(&self) {
+        self.skipped_checkpoints.inc();
+    }
+
+    /// Reports dropped log lines, of which `count` returns the number so far. Only the first call has an effect.
+    pub fn count_dropped_log_lines(&self, count: impl Fn() -> u64 + Send + Sync + 'static) {
+        let _ = self.count_dropped.set(Box::new(count));
+    }
+
+    /// Returns the totals of the requests to a model.
+    pub fn request_totals(&self, model: &str) -> RequestTotals {
+        lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| *lock(&series.totals))
+    }
+
+    /// Renders all metrics as OpenMetrics text, with the present values of `engines`. Never fails: the writer is a `String`.
+    pub fn render(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
+        // the lock admits one caller at a time: a model's gauges are set from all its generations together
+        let models = lock(&self.models);
+        for series in models.values() {
+            let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
+            series.set_gauges(own.map(|(_, engine)| engine));
+        }
+        if let Some(count) = self.count_dropped.get() {
+            self.dropped_log_lines.inner().store(count(), Ordering::Relaxed);
+        }
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}
+
+/// Observes one engine and records its metrics.
+pub struct Meter {
+    model: String,
+    series: Arc<Series>,
+    levels: LevelFamilies,
+    /// False while the engine warms up.
+    enabled: AtomicBool,
+    latency: Mutex<LatencyWindows>,
+}
+
+impl Meter {
+    fn new(model: &str, series: Arc<Series>, levels: LevelFamilies) -> Self {
+        Self {
+            model: model.to_owned(),
+            series,
+            levels,
+            enabled: AtomicBool::new(false),
+            latency: Mutex::new(LatencyWindows::new(clock::now())),
+        }
+    }
+
+    /// Locks the latency data; `None` while the engine warms up.
+    fn latency(&self) -> Option<MutexGuard<'_, LatencyWindows>> {
+        self.enabled.load(Relaxed).then(|| lock(&self.latency))
+    }
+
+    /// Starts recording, after the engine's warm-up.
+    pub fn begin(&self) {
+        *lock(&self.latency) = LatencyWindows::new(clock::now());
+        self.enabled.store(true, Relaxed);
+    }
+
+    /// Returns the data of a latency report, and the length of its period.
+    pub fn report(&self, period: LatencyPeriod) -> (LatencySlice, Duration) {
+        let (slices, length) = lock(&self.latency).slices(period, clock::now());
+        (LatencySlice::sum(&slices), length)
+    }
+
+    /// Starts the period since the last reset.
+    pub fn reset(&self) {
+        lock(&self.latency).reset(clock::now());
+    }
+
+    /// Counts an event of an editing session.
+    pub(crate) fn edit(&self, event: EditEvent) {
+        self.series.edits[event as usize].inc();
+    }
+
+    /// Counts a session whose document was opened.
+    pub(crate) fn edit_session_opened(&self) {
+        self.series.edit_sessions[0].inc();
+    }
+
+    /// Counts the end of such a session.
+    pub(crate) fn edit_session_closed(&self) {
+        self.series.edit_sessions[0].dec();
+    }
+}
+
+impl Observer for Meter {
+    fn record(&self, event: EngineEvent<'_>) {
+        let Some(mut latency) = self.latency() else { return };
+        latency.record(&event);
+        drop(latency);
+        let series = &*self.series;
+        match event {
+            EngineEvent::Step { rows, fed, middle } => {
+                lock(&series.totals).steps += 1;
+                if rows > 0 {
+                    series.step_rows[0].observe(rows as f64);
+                    series.step_chars[0].observe(fed as f64);
+                }
+                if middle > 0 {
+                    series.middle_rows[0].observe(middle as f64);
+                }
+            }
+            EngineEvent::Admitted(waited) => series.queue[0].observe(waited.as_secs_f64()),
+            EngineEvent::FirstChar(after) => series.first_char[0].observe(after.as_secs_f64()),
+            EngineEvent::Gap { gap, boundary } => series.gap[usize::from(boundary)].observe(gap.as_secs_f64()),
+            EngineEvent::Finished { outcome, usage, timing } => self.finished(outcome, usage, timing),
+            EngineEvent::Fed(fed) => {
+                series.prompt_chars[0].inc_by(fed.prompt as u64);
+                series.generated_chars[0].inc_by(fed.generated as u64);
+                series.middle_run[0].inc_by(fed.middle_run as u64);
+                series.middle_skipped[0].inc_by(fed.middle_skipped as u64);
+            }
+            EngineEvent::CacheLookup { symbols, found, bytes } => {
+                if symbols > 0 {
+                    series.lookups[usize::from(found == 0)].inc();
+                }
+                series.cache_queries[0].inc_by(symbols as u64);
+                series.cache_hits[0].inc_by(found as u64);
+                series.hit_bytes[0].inc_by(bytes as u64);
+            }
+            EngineEvent::CacheEvicted(entries) => _ = series.evictions[0].inc_by(entries),
+            EngineEvent::DocumentLookup { found } => _ = series.document_lookups[usize::from(!found)].inc(),
+            EngineEvent::DocumentEvicted => _ = series.document_evictions[0].inc(),
+            EngineEvent::Preempted => _ = series.preemptions[0].inc(),
+            EngineEvent::Restarted => _ = series.restarts[0].inc(),
+            // these are in reports only
+            EngineEvent::Accepted | EngineEvent::Segment(_) | EngineEvent::Summarized { .. } => {}
+        }
+    }
+}
+
+impl Meter {
+    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
+        let series = &*self.series;
+        lock(&series.totals).add_finished(outcome.is_ok(), timing);
+        let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
+        series.total[0].observe(seconds(timing.total_ns));
+        if usage.resumed_chars > 0 {
+            series.resumed[0].inc();
+            series.resumed_chars[0].inc_by(usage.resumed_chars as u64);
+        }
+        series.drafted[0].inc_by(usage.drafted_chars as u64);
+        series.accepted[0].inc_by(usage.accepted_chars as u64);
+        if timing.steps > 0 {
+            series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
+        }
+        match outcome {
+            Err(error) => {
+                series.failure[CODES.iter().position(|code| *code == error.code()).unwrap_or_default()].inc();
+            }
+            Ok(reason) => {
+                series.success[index(reason)].inc();
+                self.levels.count(&self.model, usage, timing);
+                series.prefill[0].observe(seconds(timing.prefill_ns));
+                series.prompt[0].observe(usage.prompt_chars as f64);
+                if *reason != FinishReason::End {
+                    series.decode[0].observe(seconds(timing.decode_ns));
+                    series.generation[0].observe(usage.sampled_chars() as f64);
+                }
+                if let Some(factor) = usage.shortening_factor() {
+                    series.request_shortening[0].observe(factor);
+                }
+            }
+        }
+    }
+}
+
+fn index(reason: &FinishReason) -> usize {
+    REASONS.iter().position(|other| other.name() == reason.name()).unwrap_or_default()
+}
+
+/// An event of an editing session, in the order of the label's values in `series`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum EditEvent {
+    /// A change of the text was applied.
+    Splice,
+    /// Completions were found.
+    Completion,
+    /// A range was scored.
+    Score,
+    /// A change overtook a request.
+    Stale,
 }
 
 /// Buckets of times, in seconds: a step of a small model takes less than a tenth of a millisecond, a queue may take minutes.
@@ -47,7 +387,7 @@ const AFTER: [&str; 2] = ["char", "boundary"];
 /// Values of the label that separates the events of editing sessions.
 const EDIT_EVENTS: [&str; 4] = ["splice", "completion", "score", "stale"];
 
-pub(super) const REASONS: [FinishReason; 6] = [
+const REASONS: [FinishReason; 6] = [
     FinishReason::MaxChars,
     FinishReason::MaxSegments,
     FinishReason::Stop(0),
@@ -56,7 +396,7 @@ pub(super) const REASONS: [FinishReason; 6] = [
     FinishReason::End,
 ];
 
-pub(super) const CODES: [Code; 11] = [
+const CODES: [Code; 11] = [
     Code::InvalidArgument,
     Code::NotFound,
     Code::FailedPrecondition,
@@ -70,20 +410,20 @@ pub(super) const CODES: [Code; 11] = [
     Code::Internal,
 ];
 
-pub(super) type FloatGauge = Gauge<f64, AtomicU64>;
+type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Declares the metrics of a model: `field: kind = constructor, label and its values, name, help`.
 macro_rules! per_model {
     ($($field:ident: $kind:ty = $new:expr, [$label:literal $values:expr], $name:literal, $help:literal;)*) => {
         /// The metrics of all models.
-        pub(super) struct Families { $($field: SortedFamily<$kind>,)* }
+        struct Families { $($field: SortedFamily<$kind>,)* }
 
         /// The metrics of one model. Each field holds one series per value of its label, or one series without a label.
         #[derive(Debug)]
-        pub(super) struct Series { $(pub(super) $field: Vec<$kind>,)* pub(super) totals: Mutex<RequestTotals> }
+        struct Series { $($field: Vec<$kind>,)* totals: Mutex<RequestTotals> }
 
         impl Families {
-            pub(super) fn register(registry: &mut Registry) -> Self {
+            fn register(registry: &mut Registry) -> Self {
                 $(
                     let $field = SortedFamily::<$kind>::new(|| $new);
                     registry.register(metric_name!($name), $help, $field.clone());
@@ -92,12 +432,12 @@ macro_rules! per_model {
             }
 
             /// Returns the series of a model; creates those that do not exist.
-            pub(super) fn series(&self, model: &str) -> Series {
+            fn series(&self, model: &str) -> Series {
                 Series { $($field: labels(model, $label, &$values)
                     .map(|labels| self.$field.get_or_create(&labels)).collect(),)* totals: Mutex::default() }
             }
 
-            pub(super) fn remove(&self, model: &str) {
+            fn remove(&self, model: &str) {
                 $(labels(model, $label, &$values).for_each(|labels| self.$field.remove(&labels));)*
             }
         }
@@ -191,7 +531,7 @@ per_model! {
 
 impl Series {
     /// Sets the gauges from the state of the model's engines.
-    pub(super) fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
+    fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
         let gauges = [
             &self.running,
             &self.waiting,
@@ -244,7 +584,7 @@ fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<It
 /// The metrics of all models' levels of chunking. A model without several levels has no such series, so they begin with the first
 /// request that has levels. Clones share their series.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LevelFamilies {
+struct LevelFamilies {
     chunks: SortedFamily<Counter>,
     middle_steps: SortedFamily<Counter>,
     shortening: SortedFamily<FloatGauge>,
@@ -253,7 +593,7 @@ pub(super) struct LevelFamilies {
 }
 
 impl LevelFamilies {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    fn register(registry: &mut Registry) -> Self {
         let families = Self::default();
         let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
         registry.register(metric_name!("level_chunks"), help, families.chunks.clone());
@@ -266,7 +606,7 @@ impl LevelFamilies {
     }
 
     /// Counts a finished request, if it has several levels.
-    pub(super) fn count(&self, model: &str, usage: &Usage, timing: &Timing) {
+    fn count(&self, model: &str, usage: &Usage, timing: &Timing) {
         let levels = usage.by_level(timing);
         if levels.is_empty() {
             return;
@@ -285,7 +625,7 @@ impl LevelFamilies {
         }
     }
 
-    pub(super) fn remove(&self, model: &str) {
+    fn remove(&self, model: &str) {
         for level in 0..=MAX_LEVELS {
             let labels = level_labels(model, level);
             self.chunks.remove(&labels);
@@ -301,12 +641,12 @@ fn level_labels(model: &str, level: usize) -> Labels {
 }
 
 /// Names and values of a series' labels.
-pub(super) type Labels = Vec<(&'static str, String)>;
+type Labels = Vec<(&'static str, String)>;
 
 /// The series of one metric, by their labels. The client library's own family renders them in the random order of a hash map,
 /// so that two scrapes of an idle server differ.
 #[derive(Debug)]
-pub(super) struct SortedFamily<M> {
+struct SortedFamily<M> {
     series: Arc<RwLock<BTreeMap<Labels, M>>>,
     /// Creates the metric of a new series.
     create: fn() -> M,
@@ -325,19 +665,19 @@ impl<M: Default> Default for SortedFamily<M> {
 }
 
 impl<M> SortedFamily<M> {
-    pub(super) fn new(create: fn() -> M) -> Self {
+    fn new(create: fn() -> M) -> Self {
         Self { series: Arc::default(), create }
     }
 
     /// Removes a series, if it exists.
-    pub(super) fn remove(&self, labels: &Labels) {
+    fn remove(&self, labels: &Labels) {
         self.series.write().unwrap_or_else(PoisonError::into_inner).remove(labels);
     }
 }
 
 impl<M: Clone> SortedFamily<M> {
     /// Returns the series with these labels; creates it if it does not exist. Clones of a metric share its value.
-    pub(super) fn get_or_create(&self, labels: &Labels) -> M {
+    fn get_or_create(&self, labels: &Labels) -> M {
         if let Some(metric) = self.series.read().unwrap_or_else(PoisonError::into_inner).get(labels) {
             return metric.clone();
         }
@@ -362,17 +702,17 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for SortedFamily<M> {
 /// A histogram whose series are absent from the text until it has an observation. A model has many histograms of dozens of buckets
 /// each, and some of them never apply to it.
 #[derive(Debug, Clone)]
-pub(super) struct ObservedHistogram {
+struct ObservedHistogram {
     histogram: Histogram,
     has_observations: Arc<AtomicBool>,
 }
 
 impl ObservedHistogram {
-    pub(super) fn new(buckets: impl IntoIterator<Item = f64>) -> Self {
+    fn new(buckets: impl IntoIterator<Item = f64>) -> Self {
         Self { histogram: Histogram::new(buckets), has_observations: Arc::default() }
     }
 
-    pub(super) fn observe(&self, value: f64) {
+    fn observe(&self, value: f64) {
         self.histogram.observe(value);
         self.has_observations.store(true, Ordering::Release);
     }
@@ -426,7 +766,7 @@ impl CountAndTime {
 }
 
 impl RequestTotals {
-    pub(super) fn add_finished(&mut self, success: bool, timing: &Timing) {
+    fn add_finished(&mut self, success: bool, timing: &Timing) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         self.last = u64::try_from(now).unwrap_or(u64::MAX);
         if !success {
@@ -439,13 +779,22 @@ impl RequestTotals {
     }
 }
 
-pub(super) use metric_name;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prometheus_client::encoding::text;
     use weir_models::usage::LevelCounts;
+
+    #[test]
+    fn parts_add_up_to_the_total() {
+        let mut totals = RequestTotals::default();
+        let timing = Timing { queue_ns: 2, prefill_ns: 3, total_ns: 10, ..Timing::default() };
+        totals.add_finished(true, &timing);
+        totals.add_finished(false, &timing);
+        let RequestTotals { success, fail, queue, prefill, decode, last, .. } = totals;
+        assert_eq!((success, fail), (CountAndTime { count: 1, ns: 10 }, CountAndTime { count: 1, ns: 10 }));
+        assert_eq!(queue.ns + prefill.ns + decode.ns, success.ns);
+        assert!(last > 0);
+    }
 
     #[test]
     fn series_are_rendered_in_the_order_of_their_labels() {

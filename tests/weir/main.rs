@@ -24,7 +24,7 @@ use std::{
     io::{BufReader, Read, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         Arc, Condvar, LazyLock, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -119,6 +119,7 @@ mod summaries;
 mod support;
 mod t5;
 mod t5_checkpoints;
+#[allow(dead_code, reason = "the simulation uses the rest")]
 mod toy_model;
 mod verify;
 mod wire;

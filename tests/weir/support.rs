@@ -179,11 +179,6 @@ pub(crate) fn pyramidion_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Pyramidions, &pyramidion_golden(case), &format!("pyramidion-{case}"))
 }
 
-/// Loads such a fixture's model with its weights in `dtype`.
-pub(crate) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&pyramidion_converted(case), &Settings { dtype, ..settings() }).unwrap()
-}
-
 /// Fixture cases of the T5 family.
 pub(crate) const T5_CASES: [&str; 7] =
     ["t5_v10", "t5_v11", "byt5", "longt5_local", "longt5_tglobal", "mrt5", "mrt5_plain"];

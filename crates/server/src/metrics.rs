@@ -186,7 +186,7 @@ impl Metrics {
     }
 
     /// Returns the totals of the requests to a model.
-    pub fn request_totals(&self, model: &str) -> RequestTotals {
+    pub(crate) fn request_totals(&self, model: &str) -> RequestTotals {
         lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| *lock(&series.totals))
     }
 
@@ -732,30 +732,31 @@ impl TypedMetric for ObservedHistogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
+/// A number of requests, and how long they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CountAndTime {
-    pub count: u64,
+pub(crate) struct CountAndTime {
+    pub(crate) count: u64,
     /// Total time, in nanoseconds.
-    pub ns: u64,
+    pub(crate) ns: u64,
 }
 
 /// Totals of a model's requests since the process began, as integers. The KServe statistics call reports them one by one; the sums
 /// inside of histograms cannot be read back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RequestTotals {
+pub(crate) struct RequestTotals {
     /// Completed requests, from arrival to end.
-    pub success: CountAndTime,
+    pub(crate) success: CountAndTime,
     /// Failed requests, from arrival to end.
-    pub fail: CountAndTime,
+    pub(crate) fail: CountAndTime,
     /// Completed requests, from arrival to admission.
-    pub queue: CountAndTime,
+    pub(crate) queue: CountAndTime,
     /// Completed requests, from admission to the first logits after the prompt.
-    pub prefill: CountAndTime,
+    pub(crate) prefill: CountAndTime,
     /// Completed requests, from these logits to the end.
-    pub decode: CountAndTime,
-    pub steps: u64,
+    pub(crate) decode: CountAndTime,
+    pub(crate) steps: u64,
     /// End of the last request, in milliseconds since 1970.
-    pub last: u64,
+    pub(crate) last: u64,
 }
 
 impl CountAndTime {

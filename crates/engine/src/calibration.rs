@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn a_doubtful_calibration_is_replaced_and_a_reliable_one_is_final() {
-        let latest = Mutex::default();
+        let latest: Mutex<Option<Calibrated>> = Mutex::default();
         let known = || lock(&latest).clone().and_then(Result::ok).map(|table| table.doubt().is_some());
         assert_eq!(measure_once(&latest, || Err(NotCalibrated::Stopped)), Err(NotCalibrated::Stopped));
         assert!(lock(&latest).is_none(), "it may be tried again");

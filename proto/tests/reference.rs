@@ -85,12 +85,16 @@ impl<'a> Page<'a> {
         }
     }
 
-    fn message(&mut self, path: &[i32], name: &str, message: &DescriptorProto) {
+    fn heading(&mut self, path: &[i32], name: &str) {
         write!(self.text, "\n## `{name}`\n").unwrap();
         let comment = self.comment(path);
         if !comment.is_empty() {
             write!(self.text, "\n{comment}\n").unwrap();
         }
+    }
+
+    fn message(&mut self, path: &[i32], name: &str, message: &DescriptorProto) {
+        self.heading(path, name);
         if message.field.is_empty() {
             self.text.push_str("\nHas no fields.\n");
         } else {
@@ -110,11 +114,7 @@ impl<'a> Page<'a> {
     }
 
     fn enumeration(&mut self, path: &[i32], name: &str, one: &EnumDescriptorProto) {
-        write!(self.text, "\n## `{name}`\n").unwrap();
-        let comment = self.comment(path);
-        if !comment.is_empty() {
-            write!(self.text, "\n{comment}\n").unwrap();
-        }
+        self.heading(path, name);
         self.text.push_str("\n| value | number | |\n|---|---|---|\n");
         for (number, value) in (0..).zip(&one.value) {
             let comment = self.cell(&[path, &[2, number]].concat());

@@ -823,25 +823,3 @@ fn finish_warm_up(mut events: Events) -> Result<()> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn an_idle_gate_closes_at_once() {
-        let gate = Gate::open();
-        drop(gate.enter().unwrap());
-        assert!(gate.close(Duration::from_secs(60)).await);
-        assert!(matches!(gate.enter(), Err(Error::Draining { .. })));
-    }
-
-    #[tokio::test]
-    async fn requests_that_do_not_finish_are_ended() {
-        let gate = Gate::open();
-        let permit = gate.enter().unwrap();
-        assert!(!gate.close(Duration::ZERO).await);
-        gate.end();
-        assert!(matches!(permit.ended().await, Error::Draining { .. }));
-    }
-}

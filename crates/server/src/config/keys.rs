@@ -284,9 +284,7 @@ impl LiveCredentials {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::{
-        checks::Checks,
         keys::{AdminToken, Keys, MAX_BYTES, MAX_KEYS, UsedKeys},
         secret_file::foreign_kind,
     };
@@ -303,17 +301,6 @@ mod tests {
             let message = AdminToken::new(invalid).unwrap_err();
             assert!(invalid.is_empty() || !message.contains(invalid), "{message}");
         }
-    }
-
-    #[test]
-    fn the_last_line_break_of_a_file_is_ignored() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "0123456789abcdef\n").unwrap();
-        assert!(AdminToken::read(file.path()).unwrap().matches(b"0123456789abcdef"));
-        let mut checks = Checks::default();
-        assert!(checks.token("--admin-token-file", Path::new("/nowhere/token")).is_none());
-        let message = checks.finish().unwrap_err().to_string();
-        assert!(message.contains("--admin-token-file") && message.contains("/nowhere/token"), "{message}");
     }
 
     #[test]

@@ -187,10 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn every_error_has_its_status_and_type() {
+    fn errors_of_the_server_have_their_status_and_type() {
         let statuses = [
-            (Error::UnknownModel { name: "x".into(), known: vec![] }, 404, "not_found_error"),
-            (Error::Unauthenticated { why: "no" }, 401, "authentication_error"),
             (Error::Deadline { stage: "in the queue" }, 504, "server_error"),
             (Error::Internal("x".into()), 500, "server_error"),
         ];

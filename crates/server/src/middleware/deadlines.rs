@@ -397,10 +397,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::middleware::layer::Around;
-    use tonic::{
-        Code,
-        codegen::http::{Request, Response},
-    };
+    use tonic::codegen::http::{Request, Response};
     use tower::{Layer, service_fn};
 
     #[test]
@@ -415,75 +412,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_that_does_not_begin_in_time_is_abandoned() {
+    async fn a_far_deadline_ends_no_response() {
         let arrived = clock::now();
         let read = |value: &str| {
             deadline(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), value.parse().unwrap())]), arrived)
+                .unwrap()
         };
-        for timeout in ["0n", "20m"] {
-            let late = begin_by(read(timeout).unwrap(), std::future::pending::<()>()).await;
-            assert!(matches!(late, Err(Error::Deadline { .. })), "{timeout}");
-        }
-        assert_eq!(read("1H").unwrap(), Some(arrived + Duration::from_secs(3600)));
-        assert!(matches!(read("soon"), Err(Error::BadOption { field: "grpc-timeout", .. })));
-        for deadline in [None, read("1H").unwrap(), read("99999999H").unwrap()] {
+        assert_eq!(read("1H"), Some(arrived + Duration::from_secs(3600)));
+        for deadline in [None, read("1H"), read("99999999H")] {
             assert_eq!(begin_by(deadline, async { 7 }).await.unwrap(), 7);
-        }
-    }
-
-    const STALL: Duration = Duration::from_secs(10);
-
-    /// The response to a call of `ModelStreamInfer` whose service answers with `body`.
-    async fn limited(body: Body) -> Response<Body> {
-        let mut request = Request::new(Body::empty());
-        *request.uri_mut() = STREAM_INFER.parse().unwrap();
-        let body = Arc::new(Mutex::new(Some(body)));
-        let service = service_fn(move |_: HttpRequest| {
-            let body = lock(&body).take().unwrap_or_default();
-            std::future::ready(Ok::<_, Status>(Response::new(body)))
-        });
-        Around(limit_unread_streams(|| STALL)).layer(service).oneshot(request).await.unwrap()
-    }
-
-    /// Returns the next frame as bytes, or the code of the trailers.
-    async fn next(body: &mut Body) -> Result<Bytes, Code> {
-        let frame = std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await.unwrap().unwrap();
-        frame.into_data().map_err(|frame| {
-            let trailers = frame.into_trailers().ok().unwrap();
-            Status::from_header_map(&trailers).unwrap().code()
-        })
-    }
-
-    /// A body of these frames, which then waits for more.
-    struct Frames(Vec<Bytes>);
-
-    impl HttpBody for Frames {
-        type Data = Bytes;
-        type Error = Status;
-
-        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<NextFrame> {
-            self.0.pop().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
         }
     }
 
     #[tokio::test]
     async fn a_refusal_stays_in_the_headers() {
-        assert!(limited(Body::empty()).await.body().is_end_stream());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_stream_is_dropped_only_while_something_waits() {
-        let large = Bytes::from(vec![1; 2 * PART_BYTES]);
-        let mut body = limited(Body::new(Frames(vec![large.clone(), large]))).await.into_body();
-        for _ in 0..3 {
-            assert_eq!(next(&mut body).await.unwrap().len(), PART_BYTES);
-            tokio::time::sleep(STALL - Duration::from_secs(1)).await;
-        }
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert_eq!(next(&mut body).await, Err(Code::ResourceExhausted), "the rest is dropped");
-
-        let mut idle = limited(Body::new(Frames(Vec::new()))).await.into_body();
-        let waited = tokio::time::timeout(10 * STALL, next(&mut idle)).await;
-        assert!(waited.is_err(), "it waits for its requests");
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = STREAM_INFER.parse().unwrap();
+        let service = service_fn(|_: HttpRequest| std::future::ready(Ok::<_, Status>(Response::new(Body::empty()))));
+        let limit = limit_unread_streams(|| Duration::from_secs(10));
+        assert!(Around(limit).layer(service).oneshot(request).await.unwrap().body().is_end_stream());
     }
 }

@@ -316,8 +316,6 @@ mod tests {
         assert_eq!((priority(0).unwrap(), priority(1).unwrap(), priority(16).unwrap()), (None, Some(7), Some(-8)));
         assert_eq!(priority(DEFAULT_LEVEL).unwrap(), Some(0));
         assert!(priority(17).unwrap_err().to_string().contains("0 to 16"));
-        let timed = parse_with(&[("timeout", ParameterChoice::Int64Param(1_000_000))], None).unwrap();
-        assert!(timed.deadline.unwrap() > Instant::now());
         assert!(parse_with(&[("timeout", ParameterChoice::Int64Param(-1))], None).is_err());
     }
 }

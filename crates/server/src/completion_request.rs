@@ -659,25 +659,25 @@ mod tests {
 
     #[test]
     fn a_list_beyond_its_limit_is_counted() {
-        let stops = |count: usize| serde_json::from_str::<Texts<16>>(&format!("{:?}", vec!["a"; count]));
-        assert_eq!(stops(16).unwrap().0.len(), 16);
-        let message = stops(17).unwrap_err().to_string();
-        assert!(message.starts_with("expected at most 16 strings, found 17"), "{message}");
-        let message = stops(1000).unwrap_err().to_string();
-        assert!(message.starts_with("expected at most 16 strings, found 1000"), "{message}");
-    }
-
-    #[test]
-    fn biases_beyond_their_limit_are_counted() {
-        let limit = OptionLimits::LOGIT_BIAS;
-        let biases = |count: usize| {
+        let read = |body: &str| parse_json::<CompletionRequest>(body.as_bytes(), "the body");
+        let stops = |count| format!("{{\"stop\": {:?}}}", vec!["a"; count]);
+        let ids = |count| format!("{{\"prompt\": {:?}}}", vec![1; count]);
+        let nested = |count| format!("{{\"prompt\": {:?}}}", [vec![1; count]]);
+        let biases = |count| {
             let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
-            serde_json::from_str::<Biases>(&format!("{{{}}}", entries.join(",")))
+            format!("{{\"logit_bias\": {{{}}}}}", entries.join(","))
         };
-        assert_eq!(biases(limit).unwrap().0.len(), limit);
-        let message = biases(limit + 2).unwrap_err().to_string();
-        let expected = format!("expected at most {limit} symbol ids, found {}", limit + 2);
-        assert!(message.starts_with(&expected), "{message}");
+        let lists: [(&dyn Fn(usize) -> String, usize, &str); 4] = [
+            (&stops, OptionLimits::STOPS, "strings"),
+            (&biases, OptionLimits::LOGIT_BIAS, "symbol ids"),
+            (&ids, MAX_IDS, "token ids in a prompt"),
+            (&nested, MAX_IDS, "token ids in a prompt"),
+        ];
+        for (list, limit, unit) in lists {
+            read(&list(limit)).unwrap();
+            let error = read(&list(limit + 2)).map(drop).unwrap_err().to_string();
+            assert!(error.contains(&format!("at most {limit} {unit}, found {}", limit + 2)), "{error}");
+        }
     }
 
     #[test]
@@ -705,25 +705,11 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_bounded_while_they_are_parsed() {
-        let ids = |count: usize| vec!["1"; count].join(",");
-        assert!(parse(&format!("[{}]", ids(MAX_IDS))).is_ok());
-        for json in [format!("[{}]", ids(MAX_IDS + 1)), format!("[[{}]]", ids(MAX_IDS + 1))] {
-            let error = parse(&json).unwrap_err();
-            assert!(error.contains("at most 65000 token ids in a prompt, found 65001"), "{error}");
-        }
-    }
-
-    #[test]
     fn other_values_are_refused() {
         for (json, part) in [
-            ("3", "a list of token ids"),
-            ("[-1]", "a token id from 0"),
             ("[[]]", "at least one token id"),
             ("[4294967296]", "a token id from 0"),
-            ("[1.5]", "a token id from 0"),
             ("[[1, -1]]", "u32"),
-            ("[1, \"a\"]", "found both"),
             ("[\"a\", 1]", "found both"),
             ("[\"a\", [1], \"c\"]", "at most 2 prompts, found 3"),
             ("{}", "a list of token ids"),

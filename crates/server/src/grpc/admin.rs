@@ -276,30 +276,21 @@ mod tests {
             std::fs::create_dir_all(outer.path().join(folder)).unwrap();
         }
         let real_root = root.canonicalize().unwrap();
-        assert_eq!(resolve_folder(Some(&root), "a").unwrap(), real_root.join("a"));
-        assert_eq!(resolve_folder(Some(&root), "a/b/").unwrap(), real_root.join("a/b"));
+        let resolve = |path| resolve_folder(Some(&root), path);
+        assert_eq!(resolve("a").unwrap(), real_root.join("a"));
+        assert_eq!(resolve("a/b/").unwrap(), real_root.join("a/b"));
         for wrong in ["", ".", "..", "../other", "a/../../other", "/", "./a", outer.path().to_str().unwrap()] {
-            assert!(
-                matches!(resolve_folder(Some(&root), wrong), Err(Error::BadOption { field: "path", .. })),
-                "{wrong}"
-            );
+            assert!(matches!(resolve(wrong), Err(Error::BadOption { field: "path", .. })), "{wrong}");
         }
-        assert!(matches!(resolve_folder(Some(&root), "nothing"), Err(Error::Io { .. })));
+        assert!(matches!(resolve("nothing"), Err(Error::Io { .. })));
         assert!(matches!(resolve_folder(None, "a"), Err(Error::BadOption { field: "path", .. })));
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn links_do_not_lead_out() {
-        let outer = tempfile::tempdir().unwrap();
-        let root = outer.path().join("models");
-        for folder in ["models/a", "other"] {
-            std::fs::create_dir_all(outer.path().join(folder)).unwrap();
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(root.join("a"), root.join("within")).unwrap();
+            std::os::unix::fs::symlink(outer.path().join("other"), root.join("out")).unwrap();
+            assert_eq!(resolve("within").unwrap(), real_root.join("a"));
+            assert!(matches!(resolve("out"), Err(Error::BadOption { field: "path", .. })));
         }
-        std::os::unix::fs::symlink(root.join("a"), root.join("within")).unwrap();
-        std::os::unix::fs::symlink(outer.path().join("other"), root.join("out")).unwrap();
-        assert_eq!(resolve_folder(Some(&root), "within").unwrap(), root.canonicalize().unwrap().join("a"));
-        assert!(matches!(resolve_folder(Some(&root), "out"), Err(Error::BadOption { field: "path", .. })));
     }
 
     #[test]

@@ -505,7 +505,7 @@ fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_models::text::{TextNormaliser, Vocabulary};
+    use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
 
     fn card(vocabulary: Vocabulary) -> Card {
         let boundary_modes = vec![BoundaryMode::Threshold, BoundaryMode::Sampled];
@@ -549,17 +549,8 @@ mod tests {
         assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);
         assert_eq!(bias(Some(Symbol::Id(2))).unwrap(), [(2, 1.5)]);
         assert_eq!(bias(Some(Symbol::Text("é".into()))).unwrap(), []);
-        assert!(matches!(bias(Some(Symbol::Text("cc".into()))), Err(Error::BadOption { .. })));
-        assert!(bias(Some(Symbol::Text("éc".into()))).is_err());
         assert!(matches!(bias(Some(Symbol::Text("".into()))), Err(Error::BadOption { .. })));
-        assert!(matches!(bias(None), Err(Error::BadOption { .. })));
     }
-}
-
-#[cfg(test)]
-mod prompt_tests {
-    use super::*;
-    use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
 
     fn accented_letters() -> Card {
         Card::for_tests(Vocabulary::from_symbols(&[" ", "a", "b", "é"], TextNormaliser::Text8).unwrap())

@@ -520,13 +520,7 @@ mod tests {
     fn bytes(text: &str) -> Vec<EmittedSymbol> {
         let decision =
             |byte| Some(SymbolBoundary { boundary: byte == b' ', depth: 0, probability: None, end_logprob: None });
-        let symbol = |byte: u8| EmittedSymbol {
-            symbol: byte.into(),
-            logprob: None,
-            decision: decision(byte),
-            top: Vec::new(),
-            cut: None,
-        };
+        let symbol = |byte: u8| EmittedSymbol { decision: decision(byte), ..EmittedSymbol::plain(byte.into()) };
         text.bytes().map(symbol).collect()
     }
 
@@ -539,23 +533,6 @@ mod tests {
         }
         all.extend(std::iter::from_fn(|| pieces.rest()));
         all.into_iter().map(|piece| piece.text).collect()
-    }
-
-    #[test]
-    fn by_default_ready_characters_are_sent() {
-        assert_eq!(sent(pieces(PieceSplit::Characters(1), 0, false), "abcde", 2), ["ab", "cd", "e"]);
-        assert_eq!(sent(pieces(PieceSplit::Characters(1), 0, false), &"a".repeat(300), 300)[0].len(), MAX_PIECE);
-    }
-
-    #[test]
-    fn a_piece_waits_for_its_characters() {
-        assert_eq!(sent(pieces(PieceSplit::Characters(3), 0, false), "abcdefg", 1), ["abc", "def", "g"]);
-    }
-
-    #[test]
-    fn segments_are_sent_one_by_one() {
-        assert_eq!(sent(pieces(PieceSplit::Segment, 0, false), "ab c  de", 100), ["ab ", "c ", " ", "de"]);
-        assert_eq!(sent(pieces(PieceSplit::Segment, 0, false), "ab c  de", 1), ["ab ", "c ", " ", "de"]);
     }
 
     #[test]
@@ -577,11 +554,21 @@ mod tests {
         }
     }
 
+    /// A piece never has both text of the prompt and generated text.
     #[test]
-    fn prompt_and_generated_text_are_never_in_one_piece() {
-        assert_eq!(sent(pieces(PieceSplit::Characters(3), 4, false), "abcdefg", 100), ["abcd", "efg"]);
-        assert_eq!(sent(pieces(PieceSplit::Characters(3), 4, false), "abcdefg", 1), ["abc", "d", "efg"]);
-        assert_eq!(sent(pieces(PieceSplit::Segment, 4, false), "a bcde f", 100), ["a ", "bc", "de ", "f"]);
+    fn text_is_split_as_requested() {
+        for (split, prompt, text, step, expected) in [
+            (PieceSplit::Characters(1), 0, "abcde", 2, &["ab", "cd", "e"][..]),
+            (PieceSplit::Characters(3), 0, "abcdefg", 1, &["abc", "def", "g"]),
+            (PieceSplit::Characters(3), 4, "abcdefg", 100, &["abcd", "efg"]),
+            (PieceSplit::Characters(3), 4, "abcdefg", 1, &["abc", "d", "efg"]),
+            (PieceSplit::Segment, 0, "ab c  de", 100, &["ab ", "c ", " ", "de"]),
+            (PieceSplit::Segment, 0, "ab c  de", 1, &["ab ", "c ", " ", "de"]),
+            (PieceSplit::Segment, 4, "a bcde f", 100, &["a ", "bc", "de ", "f"]),
+        ] {
+            assert_eq!(sent(pieces(split, prompt, false), text, step), expected, "{split:?} {prompt} {text} {step}");
+        }
+        assert_eq!(sent(pieces(PieceSplit::Characters(1), 0, false), &"a".repeat(300), 300)[0].len(), MAX_PIECE);
         let mut pieces = pieces(PieceSplit::Characters(1), 2, true);
         pieces.push(bytes("abc"));
         let kinds: Vec<_> = std::iter::from_fn(|| pieces.next()).map(|piece| (piece.prompt, piece.text)).collect();

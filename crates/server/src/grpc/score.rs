@@ -186,8 +186,7 @@ mod tests {
     fn messages(count: usize) -> Vec<Payload> {
         let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false, 0);
         let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
-        let character =
-            |index| EmittedSymbol { symbol: 97, logprob: logprob(index), decision: None, top: Vec::new(), cut: None };
+        let character = |index| EmittedSymbol { logprob: logprob(index), ..EmittedSymbol::plain(97) };
         encoder.push(Event::Characters((0..count).map(character).collect()));
         encoder.push(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
         std::iter::from_fn(|| encoder.next()).filter_map(|message| message.event).collect()
@@ -223,28 +222,15 @@ mod tests {
                 end_logprob: None,
             })
         };
-        let character = |(index, &symbol)| EmittedSymbol {
-            symbol,
-            logprob: None,
-            decision: decision(index),
-            top: Vec::new(),
-            cut: None,
-        };
+        let character = |(index, &symbol)| EmittedSymbol { decision: decision(index), ..EmittedSymbol::plain(symbol) };
         symbols.iter().enumerate().map(character).collect()
     }
 
     #[test]
-    fn a_text_that_ends_with_a_boundary_has_no_open_segment() {
-        let vocabulary = Vocabulary::from_symbols(&["a"], TextNormaliser::None).unwrap();
-        let segments = crate::grpc::score::segments(&emitted(&[0, 0], &[0, 1]), &vocabulary);
-        assert_eq!(segments.iter().map(|segment| segment.open).collect::<Vec<_>>(), [false, false]);
-        assert!(crate::grpc::score::segments(&[], &vocabulary).is_empty());
-    }
-
-    #[test]
-    fn bytes_may_be_cut_within_a_code_point() {
+    fn bytes_may_be_cut_within_a_code_point_and_end_with_a_boundary() {
         let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
-        let segments = crate::grpc::score::segments(&emitted(&[0xc3, 0xa9, 0x61], &[0]), &vocabulary);
+        let segments = segments(&emitted(&[0xc3, 0xa9, 0x61], &[0, 2]), &vocabulary);
+        assert_eq!(segments.iter().map(|segment| segment.open).collect::<Vec<_>>(), [false, false]);
         assert_eq!((segments[0].text.as_str(), segments[0].byte_end), ("\u{fffd}", 1));
         assert_eq!((segments[1].byte_start, segments[1].byte_end), (1, 3));
     }

@@ -940,36 +940,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_cannot_be_read_has_its_id() {
-        for (text, id) in [
-            (r#"{"complete": {"id": 7, "cursor_byte": -1}}"#, Some(7)),
-            (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, Some(0)),
-            (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, None),
-            (r#"{"complete": {"cursor_byte": 1}}"#, None),
-            (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, None),
-            (r#"{"complete": {"id": 1}, "score": {"id": 2}}"#, None),
-            (r#"{"complete": {"id": 1}"#, None),
-            (r#"{"splice": {"id": 1}}"#, None),
-            ("1", None),
-        ] {
-            assert_eq!(read_message(text.as_bytes()).unwrap_err().id, id, "{text}");
-        }
-    }
-
-    #[test]
-    fn each_message_has_its_form() {
+    fn optional_fields_and_names_are_read() {
         let open = v1::OpenDocument { model: Some("m".into()), text: "é".into(), revision: 3, priority: Some(-1) };
         assert_eq!(
             action(r#"{"open": {"model": "m", "text": "é", "revision": 3, "priority": -1}}"#),
             Ok(Action::Open(open))
         );
         assert_eq!(action(r#"{"open": {}}"#), Ok(Action::Open(v1::OpenDocument::default())));
-        let splices = vec![v1::TextSplice { start_byte: 1, end_byte: 2, text: "x".into() }];
-        let splice = Action::Splice(v1::SpliceDocument { revision: 4, splices });
-        assert_eq!(
-            action(r#"{"splice": {"revision": 4, "splices": [{"start_byte": 1, "end_byte": 2, "text": "x"}]}}"#),
-            Ok(splice)
-        );
         for (name, until) in [
             ("word", v1::Until::Word),
             ("line", v1::Until::Line),
@@ -988,9 +965,6 @@ mod tests {
             );
             assert_eq!(action(&text), Ok(Action::Complete(complete)));
         }
-        let score = v1::ScoreDocument { id: 1, start_byte: 2, end_byte: 3 };
-        assert_eq!(action(r#"{"score": {"id": 1, "start_byte": 2, "end_byte": 3}}"#), Ok(Action::Score(score)));
-        assert_eq!(action(r#"{"close": {}}"#), Ok(Action::Close(v1::CloseDocument {})));
     }
 
     #[test]
@@ -1001,29 +975,33 @@ mod tests {
         };
         let Ok(Action::Splice(splice)) = action(&splices(MAX_SPLICES)) else { panic!("no splice") };
         assert_eq!(splice.splices.len(), MAX_SPLICES);
-        for count in [MAX_SPLICES + 1, 1000] {
-            let expected = format!("splice.splices: expected at most {MAX_SPLICES} in a message, found {count}");
-            assert_eq!(action(&splices(count)), Err(expected));
-        }
+        let expected = format!("splice.splices: expected at most {MAX_SPLICES} in a message, found 1000");
+        assert_eq!(action(&splices(1000)), Err(expected));
     }
 
     #[test]
-    fn malformed_messages_are_named() {
-        for (text, part) in [
-            ("{", "the message: "),
-            ("[]", "the message: expected an object, found a list"),
-            ("{}", "the message: "),
-            (r#"{"type": {}}"#, "found \"type\""),
-            (r#"{"open": {"txt": "a"}}"#, "open.txt: expected one of `model`"),
-            (r#"{"splice": {"revision": -1}}"#, "splice.revision"),
-            (r#"{"splice": {"splices": []}}"#, "splice.revision: expected a value, found nothing"),
-            (r#"{"splice": {"revision": 1, "splices": 1}}"#, "splice.splices: expected a list, found 1"),
-            (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte"),
-            (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until"),
-            (r#"{"close": {}, "open": {}}"#, "the message: "),
+    fn malformed_messages_are_named_by_their_part_and_id() {
+        for (text, part, id) in [
+            ("1", "the message: ", None),
+            ("{}", "the message: ", None),
+            (r#"{"type": {}}"#, "found \"type\"", None),
+            (r#"{"splice": {"id": 1}}"#, "splice.id", None),
+            (r#"{"splice": {"revision": -1}}"#, "splice.revision", None),
+            (r#"{"splice": {"splices": []}}"#, "splice.revision: expected a value, found nothing", None),
+            (r#"{"splice": {"revision": 1, "splices": 1}}"#, "splice.splices: expected a list, found 1", None),
+            (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte", None),
+            (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until", Some(1)),
+            (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, "score.start_byte", Some(0)),
+            (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, "complete.id", None),
+            (r#"{"complete": {"cursor_byte": 1}}"#, "complete.id: expected a value, found nothing", None),
+            (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, "complete.id", None),
+            (r#"{"complete": {"id": 1}, "score": {"id": 2}}"#, "complete.cursor_byte", None),
+            (r#"{"complete": {"id": 1}"#, "complete.cursor_byte", None),
         ] {
-            let error = action(text).unwrap_err();
-            assert!(error.contains(part), "{text}: {error}");
+            let refused = read_message(text.as_bytes()).unwrap_err();
+            let message = refused.error.to_string();
+            assert!(message.contains(part), "{text}: {message}");
+            assert_eq!(refused.id, id, "{text}");
         }
     }
 
@@ -1051,17 +1029,6 @@ mod tests {
                 + r#"{"text":"","id":0,"logprob":-0.4000000059604645,"boundary":false,"chunk_depth":2}],"#
                 + r#""start_bytes":[0,1],"recomputed_chars":0,"duration_ns":0}}"#
         );
-        let item = v1::CompletionItem { text: "a".into(), logprob: -1.0, chars: 1, boundaries: vec![0] };
-        let completions = v1::DocumentCompletions { id: 4, items: vec![item], ..Default::default() };
-        assert_eq!(
-            text(Event::Completions(completions)),
-            r#"{"completions":{"id":4,"revision":0,"items":[{"text":"a","logprob":-1.0,"chars":1,"boundaries":[0]}],"#
-                .to_owned()
-                + r#""cut":false,"reused_chars":0,"recomputed_chars":0,"distributions":0,"reused_distributions":0,"duration_ns":0}}"#
-        );
-        let applied = v1::DocumentApplied { revision: 1, text_bytes: 2, normalized_chars: 3 };
-        assert_eq!(text(Event::Applied(applied)), r#"{"applied":{"revision":1,"text_bytes":2,"normalized_chars":3}}"#);
-        assert_eq!(text(Event::Stale(v1::StaleRequest { id: 5 })), r#"{"stale":{"id":5}}"#);
         let closed = v1::DocumentClosed { reason: Reason::ModelChanged.into() };
         assert_eq!(text(Event::Closed(closed)), r#"{"closed":{"reason":"model_changed"}}"#);
         assert_eq!(response_text(&v1::EditResponse::default()).unwrap(), "{}");

@@ -315,16 +315,10 @@ mod tests {
         let path = "/weir.v1.Generation/Generate";
         let named = |name: &str| Some(name.to_owned());
         assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))), named("key:alice"));
+        assert_eq!(principal(true, path, None, peer(Some("app"))), None, "a certificate is no key");
         assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))), named("certificate:app"));
         assert_eq!(principal(false, path, None, peer(None)), named("address:10.1.2.3"));
-        let unknown =
-            Peer { address: None, certificate: None, used_keys: UsedKeys::default(), close: CancellationToken::new() };
-        assert_eq!(principal(false, path, None, unknown), named(""));
-    }
-
-    #[test]
-    fn a_certificate_is_no_key() {
-        assert_eq!(principal(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))), None);
+        assert_eq!(principal(false, path, None, Peer { address: None, ..peer(None) }), named(""));
     }
 
     #[test]

@@ -250,9 +250,7 @@ mod tests {
 
     #[test]
     fn a_message_counts_once_it_is_complete_however_it_is_split() {
-        let message = |compressed: u8, length: u32| {
-            [&[compressed][..], &length.to_be_bytes(), &vec![7; length as usize]].concat()
-        };
+        let message = |compressed: u8, length: usize| message(compressed, &[7; 9][..length]);
         let body = [message(0, 9), message(1, 3), message(1, 0), message(0, 0), message(1, 2)].concat();
         assert_eq!(MessageScanner::default().scan(&body), 3 * GROWTH);
         for size in 1..body.len() {

@@ -548,7 +548,7 @@ mod tests {
     use weir_kernels::error::Error;
 
     #[test]
-    fn every_method_of_our_services_is_named() {
+    fn only_methods_of_our_services_are_named() {
         let set = prost_types::FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
         let mut methods = 0;
         for file in &set.file {
@@ -561,10 +561,6 @@ mod tests {
             }
         }
         assert!(methods > 10, "{methods}");
-    }
-
-    #[test]
-    fn only_known_methods_are_named() {
         let generate = Method { service: "weir.v1.Generation", name: "Generate" };
         assert_eq!(method("/weir.v1.Generation/Generate"), generate);
         for path in ["", "/", "/weir.v1.Generation", "/weir.v1.Generation/", "/weir.v1.Generation/Made", "/a/b"] {
@@ -573,16 +569,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_in_a_handler_is_an_error() {
+    async fn a_panic_is_an_error() {
         let panics = async {
             tokio::task::yield_now().await;
             panic!("no")
         };
         assert!(matches!(catch_panic::<()>(panics).await, Err(Error::Internal(_))));
-    }
-
-    #[test]
-    fn a_panic_is_an_error() {
         assert!(matches!(caught(|| panic!("no")), Err::<(), _>(Error::Internal(_))));
         assert_eq!(caught(|| 1).unwrap(), 1);
     }
@@ -603,32 +595,26 @@ mod tests {
         }
     }
 
-    fn field(error: &Error) -> Option<String> {
-        Refusal::of(&status(error, "")).field
-    }
-
     #[test]
-    fn a_refusal_names_its_field() {
-        let named = |error: Error, name: &str| assert_eq!(field(&error).as_deref(), Some(name), "{error}");
+    fn a_refusal_names_its_field_and_no_key_of_the_client() {
         let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
-        named(Error::UnknownModel { name: "x".into(), known: vec![] }, "model");
-        named(Error::UnknownDocument { id: "x".into() }, "document_id");
-        named(Error::bad_option("n", "0", "1"), "n");
-        named(wrong_kind("Generate"), "model");
-        named(wrong_kind("stopping.max_segments"), "stopping.max_segments");
-        assert_eq!(field(&Error::Oversized { what: "the body", limit: 1 }), None);
-    }
-
-    #[test]
-    fn unreadable_values_have_the_field_and_no_key_of_the_client() {
-        let unreadable =
-            |path: &str, why: &str| field(&Error::Unreadable { field: Some(path.into()), why: why.into() });
-        assert_eq!(unreadable("top_p", "top_p: expected a number").as_deref(), Some("top_p"));
-        assert_eq!(unreadable("logit_bias.secret", "x").as_deref(), Some("logit_bias"));
-        assert_eq!(unreadable("prompt[3]", "x").as_deref(), Some("prompt"));
-        assert_eq!(unreadable("secret", "x"), None);
+        let unreadable = |path: &str, why: &str| Error::Unreadable { field: Some(path.into()), why: why.into() };
         let decoding = format!("{DECODING}Sampling.top_p: GenerateRequest.sampling: invalid wire type");
-        assert_eq!(unreadable("sampling.top_p", &decoding).as_deref(), Some("sampling.top_p"));
+        for (error, field) in [
+            (Error::UnknownModel { name: "x".into(), known: vec![] }, Some("model")),
+            (Error::UnknownDocument { id: "x".into() }, Some("document_id")),
+            (Error::bad_option("n", "0", "1"), Some("n")),
+            (wrong_kind("Generate"), Some("model")),
+            (wrong_kind("stopping.max_segments"), Some("stopping.max_segments")),
+            (Error::Oversized { what: "the body", limit: 1 }, None),
+            (unreadable("top_p", "top_p: expected a number"), Some("top_p")),
+            (unreadable("logit_bias.secret", "x"), Some("logit_bias")),
+            (unreadable("prompt[3]", "x"), Some("prompt")),
+            (unreadable("secret", "x"), None),
+            (unreadable("sampling.top_p", &decoding), Some("sampling.top_p")),
+        ] {
+            assert_eq!(Refusal::of(&status(&error, "")).field.as_deref(), field, "{error}");
+        }
     }
 
     fn refusal(code: Code, field: &str) -> Refusal {
@@ -731,8 +717,7 @@ mod tests {
     /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.
     async fn answer(message: &[u8]) -> (Code, String) {
         let (_, service) = tonic_health::server::health_reporter();
-        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
-        let body = Body::new(axum::body::Body::from(body));
+        let body = Body::new(axum::body::Body::from(framed(message)));
         let request = Request::post("/grpc.health.v1.Health/Check").body(body).unwrap();
         let response = service.max_decoding_message_size(8).oneshot(request).await.unwrap();
         let status = Status::from_header_map(response.headers()).unwrap();

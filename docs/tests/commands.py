@@ -141,7 +141,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cargo test --test simulation", CI),
         Elsewhere("WEIR_SEED=7 cargo test --test simulation replay -- --nocapture", CI),
         Elsewhere("WEIR_SEEDS=1000000 cargo test --test simulation scenarios", "it takes hours"),
-        Elsewhere("cargo test --manifest-path tests/interleavings/Cargo.toml", FULL),
+        Elsewhere("cargo test --manifest-path tests/interleavings/Cargo.toml", CI),
         Elsewhere("cargo +nightly miri test --manifest-path tests/interleavings/Cargo.toml", FULL),
         Elsewhere(".ci/package", PACKAGES),
         Elsewhere("cargo package --workspace", PACKAGES),

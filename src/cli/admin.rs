@@ -12,7 +12,7 @@ use weir_client::{
     flags::{FlagNames, SecretFlags, SecretSource, TlsArgs, both_given},
 };
 use weir_kernels::error::{Error, Result};
-use weir_proto::v1::ModelGeneration;
+use weir_proto::v1::{ModelGeneration, model_generation::State};
 use weir_server::config::AdminToken;
 
 /// Loads, unloads and lists the models of a running server.
@@ -185,8 +185,13 @@ fn shown(generation: &ModelGeneration) -> Value {
     })
 }
 
-fn state_name(generation: &ModelGeneration) -> String {
-    generation.state().as_str_name().trim_start_matches("STATE_").to_lowercase()
+fn state_name(generation: &ModelGeneration) -> &'static str {
+    match generation.state() {
+        State::Serving => "serving",
+        State::Draining => "draining",
+        State::Broken => "broken",
+        State::Unspecified => "unknown",
+    }
 }
 
 fn print_model(generation: &ModelGeneration) -> Result<()> {

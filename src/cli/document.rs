@@ -78,8 +78,8 @@ impl<'a> TextReader<'a> {
     }
 }
 
-/// Reads a JSON object from each line of a file that is not empty. Returns them with their line numbers. `flag` names the file, and
-/// `object` describes what is expected. Fails if there is none.
+/// Reads a JSON object from each non-empty line of a file. Returns the objects with their line numbers. `flag` is the
+/// argument that names the file, and `object` describes an object in errors. Fails if the file has no object.
 pub(super) fn json_lines<T: DeserializeOwned>(flag: &str, file: &Path, object: &str) -> Result<Vec<(u64, T)>> {
     let mut reader = BufReader::new(File::open(file).map_err(unreadable(flag, file))?);
     let mut objects = Vec::new();

@@ -647,7 +647,7 @@ fn inputs_that_cannot_be_verified_are_refused() {
     refused(&["--model", model, "--file", empty.to_str().unwrap()], "--file: expected at least one symbol, found \"\"");
     refused(
         &["--model", model, "--ids", "1,2", "--target-ids", "1"],
-        "--model: expected one that reads documents (for --target-ids), found ",
+        "--target-ids: expected a model that reads documents, found ",
     );
     refused(&["--model", model, "--file", "missing.txt"], "missing.txt");
 }

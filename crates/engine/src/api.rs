@@ -193,7 +193,8 @@ const CURSOR: &str = "complete.cursor_byte";
 /// `NeverFits` if it could not run even alone.
 pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session> {
     let card = model.card();
-    // the call in errors, and the fields that make too much work or need too much memory: alone, and with the text
+    // The call that errors name, and two pairs of fields, for too much work and for too much memory: the first is to blame by
+    // itself, the second together with the text.
     let (call, work_fields, memory_fields) = match &job {
         Job::Generate(_) => ("Generate", ["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
         Job::Score(request) if request.windows.is_some() => {

@@ -89,7 +89,7 @@ pub(crate) struct ClientContext {
     pub(crate) headers: Arc<HeaderMap>,
     /// When the client stops waiting.
     pub(crate) deadline: Option<Instant>,
-    /// True if the log has refused calls. False if the server refuses the client's request with the call: the log then has that.
+    /// True if refused calls are logged. False if the client's request fails with its call, because the log then has the request.
     pub(crate) logs_calls: bool,
 }
 
@@ -109,7 +109,7 @@ impl ClientContext {
         Self { request_id: format!("{}/{number}", self.request_id).into(), ..self.clone() }
     }
 
-    /// Returns the context of calls that the log has if they are refused.
+    /// Returns the context of calls that are logged if they are refused.
     pub(crate) fn logging_calls(self) -> Self {
         Self { logs_calls: true, ..self }
     }

@@ -420,7 +420,7 @@ impl Engines {
         self.find_able(field, name, |_| true)
     }
 
-    /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call and is no unpooled
+    /// Returns the engine of that name. If no name is given, returns the only engine that `can` answer the call and is not an
     /// unpooled baseline. If none can, returns any engine, which refuses the call with the reason. Fails as [`find`](Self::find) does.
     pub(crate) fn find_able(
         &self,

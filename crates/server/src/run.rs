@@ -278,7 +278,7 @@ fn broken(error: impl std::error::Error) -> Error {
     Error::Internal(format!("the API's descriptors: {error}"))
 }
 
-/// Messages of results, for programs that compute them without a server.
+/// Conversions between messages and the engine's types, for programs that run a model without a server.
 pub mod messages {
     pub use crate::grpc::{
         convert::summary_options,

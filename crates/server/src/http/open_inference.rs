@@ -108,6 +108,11 @@ pub(crate) async fn model_ready(
     finish(&client, answer.await)
 }
 
+/// Returns this API's name of a field or a method of the gRPC API: documents have a path of their own over HTTP.
+fn http_name(name: &str) -> &str {
+    if name == "Summarize" { "/v1/summaries" } else { own_name(name) }
+}
+
 /// Answers a request for text, in one message.
 pub(crate) async fn infer(
     State(state): State<ApiState>,
@@ -138,7 +143,7 @@ async fn handle(
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
         inference.infer(client, Incoming { message, call, memory: Some(memory) }).await
     });
-    let answer = answer.await.map_err(|error| ApiError::named(error, own_name))?.into_complete();
+    let answer = answer.await.map_err(|error| ApiError::named(error, http_name))?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
     let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;

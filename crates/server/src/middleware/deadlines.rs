@@ -32,9 +32,8 @@ use tracing::Instrument;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, quoted};
 
-/// Waits for the beginning of a response. Fails with [`Error::Deadline`] if that takes until `deadline`. tonic's own timer for
-/// `grpc-timeout` answers CANCELLED; tonic polls it after this one, and never starts it earlier. Timers that are due in the
-/// same tick may fire in any order, so this also reads the clock.
+/// Waits for the beginning of a response. Fails with [`Error::Deadline`] if that takes until `deadline`. The timer fires at most
+/// once a tick, so this also reads the clock.
 pub(crate) async fn begin_by<T>(deadline: Option<Instant>, response: impl Future<Output = T>) -> Result<T> {
     let Some(deadline) = deadline else { return Ok(response.await) };
     let mut response = pin!(response);

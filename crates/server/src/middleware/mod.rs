@@ -212,8 +212,7 @@ pub(crate) fn stack(routes: Routes, admission: Admission, parts: &Parts<'_>) -> 
 /// Admits a gRPC call, whose handler is the rest of the stack. Every response carries the request's id.
 fn admit(admission: Admission, credentials: LiveCredentials) -> impl Middleware {
     move |mut request: HttpRequest, next: Next| {
-        // Read here and not in the future: tonic starts its own timer for `grpc-timeout` when this function has returned, and the
-        // call's must not be later than that.
+        // Read before the call waits for anything: its deadline counts from here.
         let arrived = clock::now();
         let id = request_id(request.headers());
         let principal = take_principal(&credentials.current(), &mut request);

@@ -144,7 +144,6 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         }
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.peer.clone());
-        // Called here and not in the future, because the call's deadline counts from now.
         let response = self.calls.clone().oneshot(request);
         Box::pin(async move { Ok(response.await?.map(|body| GuardedBody::new(body, call))) })
     }

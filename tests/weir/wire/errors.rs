@@ -180,6 +180,7 @@ async fn an_option_at_its_bounds_is_accepted() {
 
 /// The wording of errors, by the rule that a request breaks. Other tests compare codes, fields and values.
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "the lines are a table")]
 async fn errors_are_worded_by_their_rule() {
     let kinds = [("fake", Kind::Pooled), ("flat", Kind::Vanilla)];
     let server = Server::of(&kinds, Limits::default(), TransportConfig::default()).await;

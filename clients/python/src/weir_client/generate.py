@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from ._call import Caller, EventStream, Frame, Framed, Method, incomplete_response
 from ._call_aio import AsyncCaller, AsyncEventStream
@@ -19,6 +19,25 @@ from ._types import Character, LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Generate", pb.GenerateRequest, pb.GenerateResponse)
 
+
+class SamplingOptions(TypedDict, total=False):
+    """How `generate` and `summarize` choose what comes next: the options in the message `Sampling`."""
+
+    #: At 0 the server takes the most probable character. The checkpoint's by default, else 1.
+    temperature: Optional[float]
+    top_k: Optional[int]
+    top_p: Optional[float]
+    min_p: Optional[float]
+    repetition_penalty: Optional[float]
+    #: If absent, the server draws a seed and returns it.
+    seed: Optional[int]
+    #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
+    logit_bias: Optional[Mapping[Union[str, int], float]]
+
+
+# The submessage of the request that holds each option of sampling. `fill_biases` sets the biases.
+SAMPLING_SUBMESSAGES = {name: "sampling" for name in SamplingOptions.__annotations__ if name != "logit_bias"}
+
 # The submessage of the request that holds each option.
 _SUBMESSAGES = {
     "model": "",
@@ -28,7 +47,7 @@ _SUBMESSAGES = {
     "resume_text": "",
     "resume_ids": "",
     "speculate": "",
-    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
+    **SAMPLING_SUBMESSAGES,
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
     **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries", "ids"], "details"),
@@ -37,7 +56,7 @@ _SUBMESSAGES = {
 _LARGE_PIECES = 256
 
 
-class GenerateOptions(CallOptions, total=False):
+class GenerateOptions(CallOptions, SamplingOptions, total=False):
     """Options in addition to the prompt. An option that is absent or None takes the server's default."""
 
     #: Optional if exactly one model of the server can answer the call.
@@ -50,16 +69,6 @@ class GenerateOptions(CallOptions, total=False):
     stop: Union[None, str, Sequence[str]]
     include_stop: Optional[bool]
     ignore_eos: Optional[bool]
-    #: At 0 the server takes the most probable character. The checkpoint's by default, else 1.
-    temperature: Optional[float]
-    top_k: Optional[int]
-    top_p: Optional[float]
-    min_p: Optional[float]
-    repetition_penalty: Optional[float]
-    #: If absent, the server draws a seed and returns it.
-    seed: Optional[int]
-    #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
-    logit_bias: Optional[Mapping[Union[str, int], float]]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
     #: -8 to 7; 0 by default.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from typing_extensions import Unpack
 
@@ -15,19 +15,26 @@ from ._document import AsyncDocument, AsyncDocumentUpload, Document, DocumentUpl
 from ._proto import summarization_pb2 as pb
 from ._request import fill, fill_biases
 from ._settings import CallOptions
+from .generate import SAMPLING_SUBMESSAGES, SamplingOptions
 
 METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.SummarizeResponse)
 
 _SEARCH = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
 _RULES = ["early_stopping", "repetition_penalty"]
 _SUBMESSAGES = {
+    **SAMPLING_SUBMESSAGES,
+    # Last, because a search applies the repetition penalty as well.
     **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk", "long_documents"], ""),
-    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "seed"], "sampling"),
 }
 
 
-class SummarizeOptions(CallOptions, total=False):
-    """Options in addition to the document. An option that is absent or None takes the checkpoint's default."""
+class SummarizeOptions(CallOptions, SamplingOptions, total=False):
+    """Options in addition to the document. An option that is absent or None takes the checkpoint's default.
+
+    If an option of `SamplingOptions` other than `repetition_penalty` is set, the server samples `beam_size` independent texts.
+    `repetition_penalty` makes tokens that the summary already contains less likely; 1 changes nothing. A search by the rules of
+    fairseq takes only 1.
+    """
 
     #: Optional if exactly one model of the server can answer the call.
     model: Optional[str]
@@ -40,8 +47,6 @@ class SummarizeOptions(CallOptions, total=False):
     no_repeat_ngram: Optional[int]
     #: When a beam search by the rules of transformers stops: True, False or "never".
     early_stopping: Union[bool, str, None]
-    #: Makes tokens that the summary already contains less likely; 1 changes nothing. A search by the rules of fairseq takes only 1.
-    repetition_penalty: Optional[float]
     #: Number of hypotheses to return, best first; 1 by default.
     hypotheses: Optional[int]
     #: Summarize the beginning of a document that exceeds the model's length.
@@ -53,14 +58,6 @@ class SummarizeOptions(CallOptions, total=False):
     #: -8 to 7; 0 by default.
     priority: Optional[int]
     hard_topk: Optional[bool]
-    #: If this option or one of the sampling options below is set, the server samples `beam_size` independent texts.
-    temperature: Optional[float]
-    top_k: Optional[int]
-    top_p: Optional[float]
-    min_p: Optional[float]
-    seed: Optional[int]
-    #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.
-    logit_bias: Optional[Mapping[Union[str, int], float]]
 
 
 class SummaryFinishReason(enum.Enum):

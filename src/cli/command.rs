@@ -117,7 +117,7 @@ fn with_aliases(command: clap::Command) -> clap::Command {
 mod tests {
     use crate::cli::{
         command::Cli,
-        flag_names::{FLAGS, with_flag, with_flag_names},
+        flag_names::{fields_and_flags, with_flag, with_flag_names},
     };
     use clap::{Command, CommandFactory};
     use weir_kernels::error::Error;
@@ -164,7 +164,7 @@ mod tests {
         let command = Cli::command();
         let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
         let flags: Vec<&str> = arguments.filter_map(|flag| flag.get_long()).collect();
-        for (field, flag) in FLAGS {
+        for (field, flag) in fields_and_flags() {
             assert!(flags.contains(&flag.trim_start_matches("--")), "{field}: no command has {flag}");
         }
     }

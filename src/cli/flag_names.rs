@@ -1,10 +1,10 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::model::IN_PROCESS;
+use crate::cli::{generate, model::IN_PROCESS};
 use weir_kernels::error::Error;
 
-/// Request fields, dotted as on the wire, and the flags that set them.
-pub(crate) const FLAGS: [(&str, &str); 28] = [
+/// Request fields, dotted as on the wire, and the flags that set them. [`generate::FLAGS`] has the options of `weir generate`.
+const FLAGS: [(&str, &str); 20] = [
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("chunk.text", "--file"),
@@ -23,20 +23,17 @@ pub(crate) const FLAGS: [(&str, &str); 28] = [
     ("options.repetition_penalty", "--repetition-penalty"),
     ("prompt", "--prompt"),
     ("prompt_ids", "--ids"),
-    ("sampling.min_p", "--min-p"),
-    ("sampling.repetition_penalty", "--repetition-penalty"),
-    ("sampling.temperature", "--temperature"),
-    ("sampling.top_p", "--top-p"),
-    ("stopping.max_chars", "--max-chars"),
-    ("stopping.max_segments", "--max-segments"),
-    ("stopping.min_chars", "--min-chars"),
-    ("stopping.stop", "--stop"),
     ("windows.length", "--windowed"),
     ("windows.stride", "--windowed"),
 ];
 
 /// The `call` of errors about a model in commands without the flag `--model`.
 const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
+
+/// Returns all request fields that flags set, each with its flag.
+pub(crate) fn fields_and_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
+    FLAGS.into_iter().chain(generate::FLAGS)
+}
 
 /// Returns the flag of a field, or the command of a method. An element of a list has the flag of the list.
 fn own_name(name: &str) -> Option<&'static str> {
@@ -49,7 +46,7 @@ fn own_name(name: &str) -> Option<&'static str> {
         "Edit" => "`weir lsp`",
         _ => {
             let list = name.split_once('[').map_or(name, |(list, _)| list);
-            return FLAGS.iter().find(|(field, _)| *field == list).map(|(_, flag)| *flag);
+            return fields_and_flags().find(|(field, _)| *field == list).map(|(_, flag)| flag);
         }
     };
     Some(command)
@@ -63,8 +60,8 @@ fn with_own_names(text: &str) -> String {
     for part in parts {
         let own = ["for ", "use ", "the value of "].iter().find_map(|start| {
             let (name, rest) = part.strip_prefix(start)?.split_once(')')?;
-            let option = || FLAGS.iter().find(|(field, _)| field.rsplit('.').next() == Some(name));
-            let own = own_name(name).or_else(|| option().map(|(_, flag)| *flag))?;
+            let option = || fields_and_flags().find(|(field, _)| field.rsplit('.').next() == Some(name));
+            let own = own_name(name).or_else(|| option().map(|(_, flag)| flag))?;
             Some(format!("{start}{own}){rest}"))
         });
         named.push('(');

@@ -95,6 +95,18 @@ impl Args {
     }
 }
 
+/// Request fields that the server bounds, dotted as on the wire, and the flags of [`Args`] that set them.
+pub(crate) const FLAGS: [(&str, &str); 8] = [
+    ("sampling.min_p", "--min-p"),
+    ("sampling.repetition_penalty", "--repetition-penalty"),
+    ("sampling.temperature", "--temperature"),
+    ("sampling.top_p", "--top-p"),
+    ("stopping.max_chars", "--max-chars"),
+    ("stopping.max_segments", "--max-segments"),
+    ("stopping.min_chars", "--min-chars"),
+    ("stopping.stop", "--stop"),
+];
+
 /// Generates text.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true, group = ArgGroup::new("input").args(["prompt", "ids"]).required(true))]

@@ -443,3 +443,72 @@ impl FinishReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
+
+    /// A field, a function that sets it, the values at its bounds, and values beyond them.
+    type Bounds<T> = (&'static str, fn(&mut Generate, T), &'static [T], &'static [T]);
+
+    const FRACTIONS: [Bounds<f32>; 5] = [
+        // with negative zero and the smallest subnormal number
+        ("sampling.temperature", |r, v| r.sampling.temperature = v, &[0.0, -0.0, 1e-45, 100.0], &[-1e-3, 100.1]),
+        ("sampling.top_p", |r, v| r.sampling.top_p = v, &[f32::MIN_POSITIVE, 1.0], &[-1e-3, 0.0, 1.01]),
+        ("sampling.min_p", |r, v| r.sampling.min_p = v, &[0.0, 1.0], &[-1e-3, 1.01]),
+        ("sampling.repetition_penalty", |r, v| r.sampling.repetition_penalty = v, &[0.01, 100.0], &[-1e-3, 0.0, 100.1]),
+        ("sampling.logit_bias", |r, v| r.sampling.logit_bias = vec![(0, v)], &[-1000.0, 1000.0], &[-1000.1, 1000.1]),
+    ];
+
+    const COUNTS: [Bounds<usize>; 6] = [
+        ("sampling.top_k", |r, v| r.sampling.top_k = v, &[0, usize::MAX], &[]),
+        ("sampling.logit_bias", |r, v| r.sampling.logit_bias = vec![(0, 0.0); v], &[0, 1024], &[1025]),
+        ("stopping.max_chars", |r, v| r.stopping.max_chars = v, &[0, 100], &[101, usize::MAX]),
+        ("stopping.min_chars", |r, v| r.stopping.min_chars = v, &[0, 99], &[100, usize::MAX]),
+        ("stopping.max_segments", |r, v| r.stopping.max_segments = Some(v), &[1, usize::MAX], &[0]),
+        ("details.top_logprobs", |r, v| r.details.top_logprobs = v, &[0, 20], &[21, usize::MAX]),
+    ];
+
+    /// Checks that a request with a value at the bounds of a field is accepted, and that one with a value beyond them is refused.
+    fn check<T: Copy + Display>((field, set, within, beyond): Bounds<T>) {
+        let card = Card::for_tests(Vocabulary::from_symbols(&["a", "b"], TextNormaliser::None).unwrap());
+        let validate = |value| {
+            let mut request = Generate::from_text("a", &card).unwrap();
+            set(&mut request, value);
+            request.validate(&card)
+        };
+        for &value in within {
+            validate(value).unwrap_or_else(|error| panic!("{field}: {value}: {error}"));
+        }
+        for &value in beyond {
+            let found = validate(value);
+            let named = match found {
+                Err(Error::BadOption { field, .. } | Error::AboveOption { field, .. }) => Some(field),
+                _ => None,
+            };
+            assert_eq!(named, Some(field), "{value}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_bounded() {
+        // NaNs of both signs with several payloads
+        const NEVER: [f32; 9] = [
+            f32::from_bits(0x7fc0_0000),
+            f32::from_bits(0xffc0_0000),
+            f32::from_bits(0x7f80_0001),
+            f32::from_bits(0xff80_0001),
+            f32::from_bits(0x7fff_ffff),
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MIN,
+            f32::MAX,
+        ];
+        for (field, set, within, beyond) in FRACTIONS {
+            check((field, set, within, beyond));
+            check((field, set, &[], &NEVER));
+        }
+        COUNTS.into_iter().for_each(check);
+    }
+}

@@ -505,6 +505,8 @@ fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message;
+    use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
     use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
 
     fn card(vocabulary: Vocabulary) -> Card {
@@ -529,6 +531,25 @@ mod tests {
         assert_eq!(job.details, options::Details::default());
         assert_eq!((format.split, format.details.listed, format.prompt_chars), (PieceSplit::Characters(1), false, 2));
         assert_eq!(job.boundaries.mode, None);
+    }
+
+    #[test]
+    fn the_engine_checks_each_number_of_sampling() {
+        let set = FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
+        let sampling =
+            set.file.iter().flat_map(|file| &file.message_type).find(|kind| kind.name() == "Sampling").unwrap();
+        let numbers: Vec<_> = sampling.field.iter().filter(|field| field.r#type() == Type::Float).collect();
+        assert!(numbers.len() >= 4, "{numbers:?}");
+        for number in numbers {
+            // the field's key with the wire type of four bytes, then its value
+            let mut encoded = vec![(number.number() as u8) << 3 | 5];
+            encoded.extend(f32::NAN.to_le_bytes());
+            let sampling = Some(v1::Sampling::decode(&encoded[..]).unwrap());
+            let (job, _) = generate_job(v1::GenerateRequest { sampling, ..request("a") }, &letters()).unwrap();
+            let expected = format!("sampling.{}", number.name());
+            let found = job.validate(&letters());
+            assert!(matches!(found, Err(Error::BadOption { field, .. }) if field == expected), "{expected}: {found:?}");
+        }
     }
 
     #[test]

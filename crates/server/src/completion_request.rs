@@ -20,16 +20,10 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Returns this API's name of a field or a method of the gRPC API. An element of a list has the name of the list.
 pub(crate) fn own_name(name: &str) -> &str {
-    match name.split_once('[').map_or(name, |(list, _)| list) {
+    let list = name.split_once('[').map_or(name, |(list, _)| list);
+    match list {
         "prompt_ids" => "prompt",
         "chunk.text" => "document",
-        "sampling.seed" => "seed",
-        "sampling.temperature" => "temperature",
-        "sampling.top_k" => "top_k",
-        "sampling.top_p" => "top_p",
-        "sampling.min_p" => "min_p",
-        "sampling.repetition_penalty" => "repetition_penalty",
-        "sampling.logit_bias" => "logit_bias",
         "stopping.max_chars" => "max_tokens",
         "stopping.min_chars" => "min_tokens",
         "stopping.max_segments" => "max_segments",
@@ -40,7 +34,7 @@ pub(crate) fn own_name(name: &str) -> &str {
         "details.echo" => "echo",
         "Generate" => "/v1/completions",
         "Summarize" => "/v1/summaries",
-        _ => name.strip_prefix("options.").unwrap_or(name),
+        _ => list.strip_prefix("sampling.").or_else(|| name.strip_prefix("options.")).unwrap_or(name),
     }
 }
 
@@ -198,15 +192,7 @@ impl CompletionRequest {
             model: self.model.clone(),
             prompt,
             prompt_ids,
-            sampling: Some(v1::Sampling {
-                temperature: self.temperature,
-                top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repetition_penalty: self.repetition_penalty,
-                seed,
-                logit_bias: self.logit_biases(),
-            }),
+            sampling: Some(self.sampling(top_k, seed)),
             stopping: Some(v1::Stopping {
                 max_chars: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
                 min_chars: self.min_tokens,
@@ -236,11 +222,18 @@ impl CompletionRequest {
         self.logit_bias.0.retain(|bias| (bias.id as usize) < symbols);
     }
 
-    /// Returns the biases as messages.
-    pub(crate) fn logit_biases(&self) -> Vec<v1::LogitBias> {
-        let message =
-            |bias: &Bias| v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(bias.id)), bias: bias.value };
-        self.logit_bias.0.iter().map(message).collect()
+    /// Returns the options of sampling, with a converted `top_k` and the seed of a choice.
+    pub(crate) fn sampling(&self, top_k: Option<u32>, seed: Option<u64>) -> v1::Sampling {
+        let bias = |bias: &Bias| v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(bias.id)), bias: bias.value };
+        v1::Sampling {
+            temperature: self.temperature,
+            top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed,
+            logit_bias: self.logit_bias.0.iter().map(bias).collect(),
+        }
     }
 }
 
@@ -272,6 +265,40 @@ pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> 
 /// Builds the error of a field with a value of the wrong type.
 pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
     Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
+}
+
+/// Returns the names of the fields of a request, aliases included, as serde derives them.
+pub(crate) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    let mut names = FieldNames(&[]);
+    // Never succeeds: there are no values.
+    let _ = T::deserialize(&mut names);
+    names.0
+}
+
+/// A deserializer that takes the names of a struct's fields, and fails.
+struct FieldNames(&'static [&'static str]);
+
+impl<'de> Deserializer<'de> for &mut FieldNames {
+    type Error = de::value::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(de::Error::custom("only names are read"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 // Lists in a request's JSON, bounded while they are parsed: no element beyond the limit is stored.

@@ -565,15 +565,8 @@ impl CompletionRequest {
             }
             return Ok(None);
         }
-        Ok(Some(v1::Sampling {
-            temperature: self.temperature,
-            top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: None,
-            seed: self.seed.map(|seed| seed.0),
-            logit_bias: self.logit_biases(),
-        }))
+        let seed = self.seed.map(|Seed(seed)| seed);
+        Ok(Some(v1::Sampling { repetition_penalty: None, ..self.sampling(top_k, seed) }))
     }
 
     /// Fails if an option is set that summaries do not have.

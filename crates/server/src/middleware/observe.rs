@@ -3,6 +3,7 @@
 
 use crate::{
     call::Call,
+    completion_request::{CompletionRequest, field_names},
     metrics::Metrics,
     middleware::{
         auth::KEYLESS_MESSAGE_BYTES,
@@ -260,58 +261,23 @@ const CODES: [Code; 7] = [
 /// The reason of an error whose field may be a key that the client chose.
 const UNREADABLE: &str = "UNREADABLE";
 
-/// The fields of requests in JSON, on all paths. Other keys are the client's own text. A test compares them with the requests.
-const JSON_FIELDS: [&str; 51] = [
+/// The fields of requests in JSON that a [`CompletionRequest`] lacks, on all paths. A test compares them with the requests.
+const OTHER_JSON_FIELDS: [&str; 16] = [
     "beam_size",
-    "best_of",
-    "boundaries",
-    "boundary_mode",
-    "cut",
     "document",
     "document_id",
-    "early_stopping",
-    "echo",
-    "frequency_penalty",
     "hard_topk",
     "hypotheses",
     "id",
-    "ignore_eos",
-    "include_stop_str_in_output",
     "inputs",
-    "length_penalty",
-    "logit_bias",
-    "logprobs",
-    "long_documents",
     "max_new_tokens",
-    "max_segments",
-    "max_tokens",
     "messages",
     "min_new_tokens",
-    "min_p",
-    "min_tokens",
-    "model",
-    "n",
-    "no_repeat_ngram",
-    "no_repeat_ngram_size",
     "num_beams",
     "outputs",
     "parameters",
-    "presence_penalty",
-    "priority",
-    "prompt",
-    "repetition_penalty",
-    "resume_text",
     "sampling_parameters",
-    "seed",
-    "speculate",
-    "stop",
-    "stream",
-    "stream_options",
-    "suffix",
-    "temperature",
     "timeout",
-    "top_k",
-    "top_p",
     "triton_enable_empty_final_response",
 ];
 
@@ -386,11 +352,12 @@ impl Refusal {
     }
 }
 
-/// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it: keys may be a client's
-/// text.
+/// Returns the first name of a path in JSON if it is a known field. Drops the keys and indices below it, and other names: they may
+/// be a client's text.
 fn json_field(path: &str) -> Option<String> {
     let first = path.split(['.', '[']).next()?;
-    JSON_FIELDS.contains(&first).then(|| first.to_owned())
+    let is_known = OTHER_JSON_FIELDS.contains(&first) || field_names::<CompletionRequest>().contains(&first);
+    is_known.then(|| first.to_owned())
 }
 
 impl RefusalLog {
@@ -662,56 +629,20 @@ mod tests {
     }
 
     #[test]
-    fn json_fields_are_those_of_the_requests() {
-        use crate::completion_request::CompletionRequest;
+    fn json_fields_that_a_completion_lacks_are_those_of_the_other_requests() {
         use crate::http::open_inference::InferenceRequest;
         use crate::http::summaries::SummaryRequest;
         use crate::open_inference::request::EMPTY_FINAL;
         use crate::open_inference::request::TIMEOUT;
         use crate::open_inference::tensors::SAMPLING_PARAMETERS;
         let mut fields = BTreeSet::from([SAMPLING_PARAMETERS, EMPTY_FINAL, TIMEOUT]);
-        fields.extend(FieldNames::of::<CompletionRequest>());
-        fields.extend(FieldNames::of::<SummaryRequest>());
-        fields.extend(FieldNames::of::<InferenceRequest>());
+        fields.extend(field_names::<SummaryRequest>());
+        fields.extend(field_names::<InferenceRequest>());
         // Refused before they are parsed: the field of chats that errors name.
         fields.insert("messages");
-        assert_eq!(BTreeSet::from(JSON_FIELDS), fields);
-        assert_eq!(fields.len(), JSON_FIELDS.len(), "a field is listed twice");
-    }
-
-    /// Reads the names of a struct's fields, aliases included, from its implementation of `Deserialize`.
-    #[derive(Default)]
-    struct FieldNames(&'static [&'static str]);
-
-    impl FieldNames {
-        fn of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
-            let mut names = Self::default();
-            assert!(T::deserialize(&mut names).is_err());
-            names.0
-        }
-    }
-
-    impl<'de> serde::Deserializer<'de> for &mut FieldNames {
-        type Error = serde::de::value::Error;
-
-        fn deserialize_struct<V: serde::de::Visitor<'de>>(
-            self,
-            _: &'static str,
-            fields: &'static [&'static str],
-            visitor: V,
-        ) -> Result<V::Value, Self::Error> {
-            self.0 = fields;
-            self.deserialize_any(visitor)
-        }
-
-        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-            Err(serde::de::Error::custom("only names are read"))
-        }
-
-        serde::forward_to_deserialize_any! {
-            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
-        }
+        let completion = BTreeSet::from_iter(field_names::<CompletionRequest>().iter().copied());
+        assert_eq!(fields.difference(&completion).collect::<Vec<_>>(), OTHER_JSON_FIELDS.iter().collect::<Vec<_>>());
+        assert!(completion.is_superset(&BTreeSet::from(["logit_bias", "no_repeat_ngram_size"])), "{completion:?}");
     }
 
     /// Sends one message to a service from tonic that accepts up to 8 bytes, and returns the status.

@@ -371,6 +371,20 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_adds_up() {
+        let length =
+            RunLength { warm_up: Duration::from_secs(3), duration: Some(Duration::from_secs(10)), requests: None };
+        let mut plan = Plan::default();
+        plan.add_loads(5, &length);
+        plan.add_search(3, &length);
+        plan.add_rounds(50);
+        plan.add_loads(2, &RunLength { duration: None, requests: Some(40), ..length });
+        let sending = "about 2 min 36 s of sending, plus the wait for each load's last answers";
+        let rest = "plus 2 loads that end after a number of requests, plus 50 rounds, each as long as its requests";
+        assert_eq!((plan.steps, plan.describe()), (9, format!("{sending}, {rest}")));
+    }
+
+    #[test]
     fn times_are_in_minutes_and_seconds() {
         let shown = [1, 59, 60, 61, 3600].map(|seconds| rounded_time(Duration::from_secs(seconds)));
         assert_eq!(shown, ["1 s", "59 s", "1 min", "1 min 1 s", "60 min"]);

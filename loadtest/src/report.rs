@@ -1067,6 +1067,23 @@ mod tests {
     }
 
     #[test]
+    fn gaps_are_hidden_if_messages_came_together_but_means_are_shown() {
+        let values = |p50| Percentiles { count: 9, p50: Some(p50), ..Percentiles::default() };
+        let shown = |gap| {
+            let figures = RequestFigures {
+                gap_ns: values(gap),
+                segment_ns: Some(values(gap)),
+                char_ns: values(4e3),
+                chars_per_second: values(250e3),
+                ..RequestFigures::default()
+            };
+            figures_table(&figures).iter().skip(1).map(|line| line[2].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(1e3), ["< 20 µs", "< 20 µs", "4.00 µs", "250000 /s"]);
+        assert_eq!(shown(80e3), ["80.0 µs", "80.0 µs", "4.00 µs", "250000 /s"]);
+    }
+
+    #[test]
     fn pooling_is_described_with_bytes_per_document_and_kept_shares_with_their_range() {
         let described = |summaries| {
             let figures = RequestFigures { summaries, ..RequestFigures::default() };

@@ -569,6 +569,15 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
     use tokio::time::sleep;
 
+    #[test]
+    fn workloads_of_one_model_are_summed_and_models_are_separate() {
+        let sums = |prompt, generated, segments| TextTotals { prompt, cached: 0, generated, segments };
+        let parts = [("a", sums(40, 20, 10)), ("b", sums(50, 50, 0)), ("a", sums(30, 10, 10)), ("c", sums(0, 0, 0))];
+        let factors = by_model(parts.into_iter());
+        let expected = |model: &str, factor| ModelShortening { model: model.into(), factor };
+        assert_eq!(factors, [expected("a", Some(5.0)), expected("b", None)], "a model without texts has no factor");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_long_timeline_keeps_its_sums_in_few_samples() {
         let counters = LiveCounters::default();

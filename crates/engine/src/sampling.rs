@@ -475,6 +475,12 @@ mod tests {
     }
 
     #[test]
+    fn large_logits_do_not_overflow() {
+        let reported = LogprobOptions { logprobs: true, top: 0 }.compute(1, &[3e38, 3e38, -3e38]).unwrap();
+        assert_eq!(reported.logprob, Some(-std::f32::consts::LN_2));
+    }
+
+    #[test]
     fn logprobs_of_no_distribution_are_rejected() {
         for logits in [[f32::NAN, 0.0], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
             let reported = LogprobOptions { logprobs: true, top: 0 }.compute(0, &logits);

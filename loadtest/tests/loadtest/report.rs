@@ -173,6 +173,10 @@ async fn the_page_is_self_contained_and_names_units_and_conditions() {
     assert!(!page.contains("ESTIMATED"), "the report has no estimates");
     let table = report::table(std::slice::from_ref(&document));
     for expected in [
+        "boundary gap",
+        "gain: total",
+        "knee below 10.0 requests/s",
+        "server: 127.0.0.1:50051, weir 0.1.0;",
         "ENDED EARLY: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
         "RESOURCE_EXHAUSTED",
         "0 % of the prompts' symbols",

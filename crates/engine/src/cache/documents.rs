@@ -235,6 +235,7 @@ fn largest_holder(bytes: impl Iterator<Item = usize>) -> Option<(usize, usize)> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observer::Observer;
     use weir_models::contract::{LayerTime, PoolingChoice};
 
     struct FakeDocument(usize);
@@ -276,9 +277,20 @@ mod tests {
         DocumentCache::new(10_000, keep, Arc::new(Measurements::new(Arc::new(()))))
     }
 
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<String>>);
+
+    impl Observer for Recorder {
+        fn record(&self, event: EngineEvent<'_>) {
+            self.0.lock().unwrap().push(format!("{event:?}"));
+        }
+    }
+
     #[test]
     fn a_document_belongs_to_its_tenant_until_it_expires() {
-        let cache = cache(Duration::from_secs(10));
+        let recorder = Arc::new(Recorder::default());
+        let observer = Arc::clone(&recorder) as Arc<dyn Observer>;
+        let cache = DocumentCache::new(10_000, Duration::from_secs(10), Arc::new(Measurements::new(observer)));
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let id = cache.insert(&"a".into(), cached(1000), start).unwrap();
@@ -289,6 +301,10 @@ mod tests {
         assert_eq!(cache.expire(after(20)), Some(after(22)));
         assert_eq!(cache.expire(after(22)), None);
         assert_eq!(cache.usage(), DocumentCacheUsage { entries: 0, bytes: 0 });
+        let lookups = [true, false, true].map(|found| format!("{:?}", EngineEvent::DocumentLookup { found }));
+        assert_eq!(*recorder.0.lock().unwrap(), lookups, "a document that expires is not evicted");
+        assert!(cache.insert(&"a".into(), cached(1000), after(23)).is_some() && cache.evict());
+        assert_eq!(recorder.0.lock().unwrap()[3..], [format!("{:?}", EngineEvent::DocumentEvicted)]);
     }
 
     #[test]

@@ -897,3 +897,28 @@ fn tenants_with_endless_requests_do_the_same_work() {
         end(sim);
     }
 }
+
+#[test]
+fn short_requests_wait_a_bounded_time_among_endless_ones() {
+    for seed in 0..5 {
+        let mut random = Random(seed);
+        let rows = 1 + random.below(16);
+        let chunk = 1 + random.below(32);
+        let mut sim = flooded(long_rules(rows, chunk), seed);
+        for _ in 0..2000 {
+            if sim.random.below(40) == 0 {
+                let tenant = ["a", "b", "c"][sim.random.below(3)];
+                let prompt = 1 + sim.random.below(MAX_SYMBOLS);
+                let answer = 1 + sim.random.below(MAX_SYMBOLS);
+                let request = sim.request(tenant, 0, prompt, answer);
+                let _ = sim.submit(request);
+            }
+            sim.round();
+            sim.check();
+        }
+        for tenant in ["a", "b", "c"] {
+            assert!(sim.waited[tenant] <= sim.longest_wait(), "seed {seed}: {:?}", sim.waited);
+        }
+        end(sim);
+    }
+}

@@ -407,7 +407,7 @@ const OBJECTIVES: [(&str, ObjectiveFigure); 9] = [
 /// Figure of a request that ended the given time after its intended start.
 type ObjectiveFigure = fn(&ClientTimer, Duration) -> Option<Duration>;
 
-/// Objectives, all of which a good request meets: indices in [`OBJECTIVES`], with the upper limits of the figures.
+/// Objectives, all of which a good request meets: indices in `OBJECTIVES`, with the upper limits of the figures.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Objectives(Vec<(usize, Duration)>);
 

@@ -2,7 +2,7 @@
 //!
 //! Names are vLLM's where it has one that `promtool check metrics` accepts, under the prefix `weir_`; vLLM's token is a
 //! character here. A [`Meter`] takes the events of one engine: from each follow the metrics and the latency report
-//! ([`latency_windows`](crate::latency_windows)). Its series are looked up when the model is loaded, so a step looks up and
+//! (`latency_windows`). Its series are looked up when the model is loaded, so a step looks up and
 //! allocates nothing. One exception: when a request ends, the series of its levels of chunking are looked up. Only gauges are read
 //! on each scrape ([`Metrics::render`]).
 

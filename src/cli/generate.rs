@@ -273,3 +273,25 @@ fn timing_json(timing: &Timing) -> Value {
         "middle_ns": timing.middle_ns,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_engine::options;
+
+    #[test]
+    fn reasons_have_the_names_of_the_engine() {
+        let pairs = [
+            (FinishReason::MaxChars, options::FinishReason::MaxChars),
+            (FinishReason::MaxSegments, options::FinishReason::MaxSegments),
+            (FinishReason::Stop, options::FinishReason::Stop(0)),
+            (FinishReason::MaxContext, options::FinishReason::MaxContext),
+            (FinishReason::EndOfText, options::FinishReason::EndOfText),
+            (FinishReason::Unspecified, options::FinishReason::End),
+        ];
+        for (wire, engine) in pairs {
+            let finished = Finished { reason: wire.into(), ..Finished::default() };
+            assert_eq!(reason_name(&finished), engine.name());
+        }
+    }
+}

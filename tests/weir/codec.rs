@@ -7,6 +7,7 @@ use crate::{
     support::settings as default_settings,
     *,
 };
+use proptest::prelude::*;
 use tempfile::tempdir;
 use weir::{
     engine::codec::{
@@ -311,6 +312,25 @@ fn no_changed_byte_and_no_part_gives_another_text() {
         assert!(matches!(decompress(&*model, &data[..length], 2), Err(Error::Damaged { .. })), "{length} bytes");
     }
     assert!(decompress(&*model, &[&data[..], &data].concat(), 2).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn random_changes_never_give_another_text(
+        at in 0usize..200, removed in 0usize..9, added in proptest::collection::vec(any::<u8>(), 0..9),
+    ) {
+        let model = default_fixture();
+        let text = english(&*model, 70);
+        let mut data = compress(&*model, &text, 40, 2, 16).unwrap();
+        let at = at.min(data.len());
+        let end = (at + removed).min(data.len());
+        data.splice(at..end, added);
+        if let Ok(same) = decompress(&*model, &data, 2) {
+            prop_assert_eq!(same, text);
+        }
+    }
 }
 
 fn compressing(symbols: &[u32]) -> Code {

@@ -702,8 +702,10 @@ mod tests {
         ];
         for (list, limit, unit) in lists {
             read(&list(limit)).unwrap();
-            let error = read(&list(limit + 2)).map(drop).unwrap_err().to_string();
-            assert!(error.contains(&format!("at most {limit} {unit}, found {}", limit + 2)), "{error}");
+            for count in [limit + 1, limit + 2] {
+                let error = read(&list(count)).map(drop).unwrap_err().to_string();
+                assert!(error.contains(&format!("at most {limit} {unit}, found {count}")), "{error}");
+            }
         }
     }
 

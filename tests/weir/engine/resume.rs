@@ -218,6 +218,22 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     all
 }
 
+#[test]
+fn losses_and_starts_keep_the_output_on_every_kind_of_model() {
+    for (name, model, boundaries) in models().into_iter().filter(|(_, model, _)| model.card().dtype == "f32") {
+        let prompt: Vec<u32> = (0..17).map(|i| if i % 5 == 4 { 0 } else { 1 + i % 7 }).collect();
+        let mut request = Generate { boundaries, ..generate(&text_symbols(&*model, &prompt), 14) };
+        request.sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
+        request.stopping.stop = vec![text_symbols(&*model, &[2, 3, 4])];
+        request.details = Details { echo: false, logprobs: true, top_logprobs: 2, boundaries: true };
+        let session = Session::generate(request, model.card()).unwrap();
+        check_losses(&name, &session, &*model, false);
+        check_starts(&name, &session, &*model);
+        drop(session);
+        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+    }
+}
+
 fn resumed_request(seed: u64) -> Option<Generate> {
     match varied(seed) {
         Job::Generate(resumed_request) => Some(resumed_request),
@@ -569,4 +585,15 @@ fn a_preempted_job_with_a_stalled_reader_is_ended() {
     assert_idle(&toy, &engine);
     let error = std::iter::from_fn(|| slow.blocking_recv()).find_map(Result::err);
     assert!(matches!(error, Some(Error::Stalled { .. })), "{error:?}");
+}
+
+#[test]
+fn a_preempted_job_ends_when_its_reader_cancels() {
+    let (toy, engine) = started(Limits { rows: 1, events: 4, ..Limits::default() });
+    let slow = engine.submit(long(1, 500), None).unwrap();
+    eventually("the row has paused", || slow.len() == 4);
+    read(engine.submit(varied(3), None).unwrap()).unwrap();
+    assert_eq!((engine.counters().preemptions, engine.load().queued), (1, 1));
+    drop(slow);
+    assert_idle(&toy, &engine);
 }

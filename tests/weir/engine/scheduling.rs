@@ -124,6 +124,16 @@ fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
 }
 
 #[test]
+fn no_deadline_is_rejected_before_a_measurement() {
+    let toy = Toy::new();
+    toy.step_ns.store(10_000_000, SeqCst);
+    let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
+    // No rate has been measured.
+    let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
+    assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
+}
+
+#[test]
 fn work_that_must_run_before_counts_against_a_deadline() {
     let (toy, engine) = measured(1);
     let long = engine.submit(plain(1600, 1), None).unwrap();
@@ -187,6 +197,11 @@ fn a_reader_that_does_not_read_pauses_only_its_own_row() {
     thread::sleep(Duration::from_millis(30));
     assert_eq!(toy.steps.lock().unwrap().len(), steps, "a paused row was stepped");
     assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
+    assert_idle(&toy, &engine);
+    // A paused row is free once its reader cancels.
+    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
+    eventually("the row has paused", || slow.len() == 8);
+    drop(slow);
     assert_idle(&toy, &engine);
 }
 

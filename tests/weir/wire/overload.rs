@@ -263,9 +263,9 @@ impl Served {
     }
 }
 
-async fn launch(engines: &Engines, model: Arc<dyn Model>) {
+pub(super) async fn launch(engines: &Engines, model: Arc<dyn Model>) {
     let into = engines.clone();
-    let limits = Limits { cache_bytes: 1 << 16, ..Limits::default() };
+    let limits = Limits { cache_bytes: 1 << 16, document_bytes: 1 << 20, ..Limits::default() };
     tokio::task::spawn_blocking(move || into.add(into.launch(model, limits, None).unwrap()).unwrap()).await.unwrap();
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     document_model::{BLOCK, MARKS, PANIC, TOKENS, logits},
     support::{t5_golden, t5_shortened},
-    wire::{self, errors::status_of_call},
+    wire::{self, errors::status_of_call, overload::launch},
 };
 use tonic::IntoStreamingRequest;
 use weir::engine::beam::{BeamSearch, RowMove, SearchStep};
@@ -227,6 +227,28 @@ async fn a_document_belongs_to_its_sender() {
     let second = answer_to(alice, &server, again, &[]).await.unwrap();
     assert_eq!(second.finished.hypotheses, first.finished.hypotheses);
     server.at_rest().await;
+}
+
+#[tokio::test]
+async fn lookups_of_documents_are_counted() {
+    let folder = TempDir::new().unwrap();
+    let model = load(Path::new(&write_random_model(folder.path())), &settings()).unwrap();
+    let name = model.card().name.clone();
+    let engines = Engines::default();
+    launch(&engines, model).await;
+    let running = Running::offering(ServerParts::from(engines.clone()), TransportConfig::default()).await;
+    let first = running.summarize(SummarizeOptions::default(), &["the king and the thing"]).await.unwrap();
+    let of = |document_id| SummarizeOptions { document_id, ..Default::default() };
+    for id in [&first.finished.document_id; 2] {
+        running.summarize(of(id.clone()), &[]).await.unwrap();
+    }
+    running.summarize(of(Some("none".into())), &[]).await.unwrap_err();
+    let metrics = engines.render_metrics().unwrap();
+    for (result, count) in [("hit", 2), ("miss", 1)] {
+        let labels = format!("{{model_name=\"{name}\",result=\"{result}\"}}");
+        let sample = format!("weir_document_cache_lookups_total{labels} {count}\n");
+        assert!(metrics.contains(&sample), "no {sample}: {metrics}");
+    }
 }
 
 #[tokio::test]

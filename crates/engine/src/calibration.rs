@@ -3,7 +3,7 @@
 //! [`measure`] fills a [`TimingTable`]. All rows have the same prefix, at whose end a symbol was found that ends a segment. It
 //! is fed to several rows at once, which are then rolled back, so each step is measured repeatedly at one position. Kinds of
 //! steps are measured in turn: a slow phase then affects all, and estimates follow from their proportions. The caller makes sure
-//! that nothing else runs; a busy machine gives a doubtful table, which [`measure_once`] may replace.
+//! that nothing else runs; a busy machine gives a doubtful table, which a later measurement may replace.
 
 use crate::clock;
 pub use crate::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};

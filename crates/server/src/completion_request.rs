@@ -694,7 +694,8 @@ mod tests {
             let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\": 1")).collect();
             format!("{{\"logit_bias\": {{{}}}}}", entries.join(","))
         };
-        let lists: [(&dyn Fn(usize) -> String, usize, &str); 4] = [
+        type List<'a> = (&'a dyn Fn(usize) -> String, usize, &'static str);
+        let lists: [List<'_>; 4] = [
             (&stops, OptionLimits::STOPS, "strings"),
             (&biases, OptionLimits::LOGIT_BIAS, "symbol ids"),
             (&ids, MAX_IDS, "token ids in a prompt"),

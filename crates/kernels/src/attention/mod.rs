@@ -695,7 +695,7 @@ mod tests {
                 bias: self.bias(),
                 ..attention_head(&self.layout, distance_table, SCALE)
             };
-            let recently_read = positions.start % 2 == 0;
+            let recently_read = positions.start.is_multiple_of(2);
             let keys = KeyPages { pages: &all[first_page..], start: first_page * POSITIONS, recently_read };
             let row = |(index, position): (usize, usize)| {
                 let first_key = (self.first_key)(position);

@@ -35,7 +35,7 @@ pub struct ReceivedMessage {
     pub marked_ends: u64,
 }
 
-/// What the server reports at the end of a request.
+/// The usage and the times that the server reports at the end of a request.
 #[derive(Debug, Clone)]
 pub enum ServerReport {
     Text {

@@ -83,7 +83,8 @@ impl Args {
         }
         let card = model.card();
         if self.target_ids.is_some() {
-            let (model, found) = (card.name.clone(), card.shape.clone());
+            let model = card.name.clone();
+            let found = card.shape.clone();
             return Err(Error::WrongKind { call: "--target-ids", model, wanted: "reads documents", found });
         }
         let symbols = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {

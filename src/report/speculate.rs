@@ -51,7 +51,8 @@ impl SpeculatePlan {
     /// does not speculate.
     pub(crate) fn check(&self, card: &Card) -> Result<()> {
         if !card.speculates {
-            let (model, found) = (card.name.clone(), format!("family {}", card.family));
+            let model = card.name.clone();
+            let found = format!("family {}", card.family);
             return Err(Error::WrongKind { call: "bench speculate", model, wanted: "speculates", found });
         }
         check_range("--context", self.context, 1, card.max_symbols)?;

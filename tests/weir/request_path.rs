@@ -140,7 +140,7 @@ struct Program {
     modules: HashSet<String>,
     /// Module → name → paths that it imports under this name; `*` has the modules of globs.
     imports: HashMap<String, HashMap<String, Vec<Vec<String>>>>,
-    /// Each with its module.
+    /// Types and variants with their modules.
     definitions: HashMap<String, (Vec<String>, Definition)>,
     /// Several functions have one path if each has a `cfg`.
     functions: HashMap<String, Vec<Function>>,
@@ -155,7 +155,7 @@ struct Program {
     summaries: BTreeMap<String, String>,
 }
 
-/// Where a path stands.
+/// The place of a path in the source.
 #[derive(Clone, Copy)]
 struct Scope<'a> {
     module: &'a [String],
@@ -618,7 +618,7 @@ impl<'a> Walk<'a> {
         types
     }
 
-    /// What values of these types dereference to.
+    /// Returns the types that values of these types dereference to.
     fn targets(&self, types: &Types) -> Types {
         types.iter().filter_map(|name| self.program.targets.get(name)).flatten().cloned().collect()
     }

@@ -83,7 +83,7 @@ pub(crate) struct Toy {
     pub(crate) scratches: AtomicUsize,
 }
 
-/// What the model's sequences share.
+/// State that the model's sequences share.
 struct Shared {
     pool: Arc<PagePool>,
     /// Symbols of a page.

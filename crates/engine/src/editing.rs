@@ -659,14 +659,14 @@ struct Entry {
     search: u64,
 }
 
-/// Returns the digests of the symbols before two positions; none where the text is shorter.
+/// Returns the digests of the symbols before two positions; `None` where the text is shorter.
 fn digests_before(text: TextView<'_>, positions: [usize; 2]) -> [Option<Digest>; 2] {
+    // the digests are read in rising order
     let mut digests = text.digests();
-    let mut rising = [0, 1];
-    rising.sort_by_key(|&index| positions[index]);
-    let mut found = [None; 2];
-    rising.into_iter().for_each(|index| found[index] = digests.digest_before(positions[index]));
-    found
+    let [a, b] = positions;
+    let first = digests.digest_before(a.min(b));
+    let second = digests.digest_before(a.max(b));
+    if a <= b { [first, second] } else { [second, first] }
 }
 
 impl DistributionCache {

@@ -148,7 +148,7 @@ pub enum Error {
         call: &'static str,
         model: String,
         wanted: &'static str,
-        /// What the model does: `summarizes`.
+        /// The verb for the model's task: `summarizes`.
         does: &'static str,
         /// The method to call instead.
         instead: &'static str,
@@ -611,7 +611,8 @@ mod tests {
             other => other,
         };
         let shown = |error: Error| [error.to_string(), error.named(flag).to_string()];
-        let (field, other) = ("stopping.min_chars", "stopping.max_chars");
+        let field = "stopping.min_chars";
+        let other = "stopping.max_chars";
         assert_eq!(
             shown(Error::AboveOption { field, found: 4, limit: 3, other }),
             [
@@ -635,7 +636,8 @@ mod tests {
                 "--max-chars: expected a model that pools, found \"m\", another"
             ]
         );
-        let (does, instead) = ("continues text", "Generate");
+        let does = "continues text";
+        let instead = "Generate";
         let error = Error::OtherMethod { call: "Segment", model: "m".into(), wanted, does, instead, shape: "s".into() };
         assert_eq!(
             shown(error),

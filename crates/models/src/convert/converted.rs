@@ -44,7 +44,7 @@ pub(super) fn check_copy(tensors: &Weights, copy: &str, of: &str, why: &str, fil
     }
 }
 
-/// Why a head is a copy of the embedding.
+/// The reason that an error gives for a head that must equal the embedding.
 pub(super) const TIED: &str = ", to which it is tied";
 
 /// Transposes a matrix to `shape`, (rows, columns).

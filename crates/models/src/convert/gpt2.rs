@@ -117,7 +117,8 @@ impl Arguments {
         if let Some((key, found, expected)) = switches.into_iter().find(|(_, found, expected)| found != expected) {
             return wrong(key, &expected.to_string(), found.to_string());
         }
-        let (dim, heads) = (self.width(), self.n_head.unwrap_or(12));
+        let dim = self.width();
+        let heads = self.n_head.unwrap_or(12);
         if heads == 0 || !dim.is_multiple_of(heads) {
             return wrong("n_head", &format!("a divisor of n_embd, {dim}"), heads.to_string());
         }

@@ -959,7 +959,8 @@ impl Hnet {
                 state.flight.chunks.extend_from_slice(&own.x[row * dim..][..dim]);
             }
             if is_new {
-                let (depth, probability) = (u8::from(boundary), Some(probability));
+                let depth = u8::from(boundary);
+                let probability = Some(probability);
                 rows[sequence].decisions.push(SymbolBoundary { boundary, depth, probability, end_logprob: None });
             }
         }

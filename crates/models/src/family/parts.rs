@@ -256,7 +256,8 @@ impl<'a> Tensors<'a> {
 
     /// Packs matrices of the same inputs as one, with their outputs, which have biases, concatenated.
     pub fn linear(&mut self, names: &[impl Display]) -> Result<Linear> {
-        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+        let mut weight = Vec::new();
+        let mut bias = Vec::new();
         for name in names {
             let (own_weight, own_bias) = self.weight_and_bias(name)?;
             weight.extend(own_weight);

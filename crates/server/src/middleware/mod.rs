@@ -44,7 +44,7 @@ use tracing::{Instrument, Span};
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result};
 
-/// What every call meets before its handler.
+/// Admits calls: checks, counts and logs every call before its handler runs.
 #[derive(Clone)]
 pub(crate) struct Admission {
     pub(crate) metrics: Arc<Metrics>,
@@ -54,7 +54,7 @@ pub(crate) struct Admission {
     pub(crate) in_progress: Arc<CallTable>,
 }
 
-/// How a call fails: with an error, or over gRPC with a status.
+/// The failure of a call: an error, or over gRPC a status.
 pub(crate) trait CallError {
     fn new(error: Error, request_id: &str) -> Self;
 

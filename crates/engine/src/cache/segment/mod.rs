@@ -268,7 +268,7 @@ impl SegmentCache {
             entries: self.tenants.entries,
             keys: self.trees.len(),
             bytes: self.all_bytes(),
-            page_bytes: self.pages.bytes + self.pages.short_lived_bytes,
+            page_bytes: self.pages.bytes + self.pages.open_state_bytes,
             evictions: self.evictions,
         }
     }
@@ -293,7 +293,7 @@ impl SegmentCache {
         if is_new_key {
             accounting::add(&mut self.own_bytes, key_bytes(key));
         }
-        self.pages.add(&*state, Lifetime::Entry);
+        self.pages.add(&*state, Holder::Entry);
         accounting::add(&mut self.own_bytes, entry_bytes(&*state));
         self.now += 1;
         let trees = self.trees.entry(key.clone()).or_default();
@@ -348,7 +348,7 @@ impl SegmentCache {
             accounting::subtract(&mut self.own_bytes, key_bytes(key));
         }
         accounting::subtract(&mut self.own_bytes, entry_bytes(&*state));
-        let freed = self.pages.remove(&*state, Lifetime::Entry);
+        let freed = self.pages.remove(&*state, Holder::Entry);
         if let Some(last_used) = last_used {
             let removed = bytes.saturating_sub(self.bytes());
             self.tenants.remove(&key.tenant, last_used, removed, is_last_of_key);
@@ -823,7 +823,7 @@ impl SegmentCache {
                 return Ok(());
             }
         }
-        self.pages.add(&*state, Lifetime::Short);
+        self.pages.add(&*state, Holder::OpenState);
         let rest = rest.to_vec().into();
         self.open_states.push(OpenState { key: key.clone(), place, rest, state, own_bytes });
         self.make_room();
@@ -834,7 +834,7 @@ impl SegmentCache {
     /// entry is left.
     fn make_room(&mut self) {
         while self.all_bytes() > self.capacity.bytes {
-            let open_bytes = self.pages.short_lived_bytes + self.open_states.own_bytes;
+            let open_bytes = self.pages.open_state_bytes + self.open_states.own_bytes;
             let evicts_entry = open_bytes <= self.open_limit() && self.tenants.entries > 1;
             let evicted = if evicts_entry { self.evict_from_largest(|tenant| tenant.bytes) } else { self.evict() };
             if evicted.is_none() {
@@ -849,13 +849,13 @@ impl SegmentCache {
     }
 
     fn all_bytes(&self) -> usize {
-        self.bytes() + self.pages.short_lived_bytes + self.open_states.own_bytes
+        self.bytes() + self.pages.open_state_bytes + self.open_states.own_bytes
     }
 
     /// Drops the least recently used open state. Returns the bytes of pages that this freed; `None` if there is none.
     fn drop_open_state(&mut self) -> Option<usize> {
         let open = self.open_states.pop()?;
-        Some(self.pages.remove(&*open.state, Lifetime::Short))
+        Some(self.pages.remove(&*open.state, Holder::OpenState))
     }
 }
 
@@ -866,7 +866,7 @@ struct PageAccounting {
     /// Bytes of all distinct pages of entries.
     bytes: usize,
     /// Bytes of the distinct pages that only open states refer to.
-    short_lived_bytes: usize,
+    open_state_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -874,57 +874,56 @@ struct CountedPage {
     /// Entries that refer to it.
     entries: usize,
     /// Open states that refer to it.
-    short_lived: usize,
+    open_states: usize,
     /// References that these entries and states hold.
     references: usize,
     bytes: usize,
 }
 
-/// What refers to a page. Open states are counted apart from the entries of tenants.
+/// A kind of state that refers to a page. Open states are counted apart from the entries of tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lifetime {
+enum Holder {
     Entry,
-    /// An open state.
-    Short,
+    OpenState,
 }
 
 impl CountedPage {
-    fn uses(&mut self, lifetime: Lifetime) -> &mut usize {
-        match lifetime {
-            Lifetime::Entry => &mut self.entries,
-            Lifetime::Short => &mut self.short_lived,
+    fn uses(&mut self, holder: Holder) -> &mut usize {
+        match holder {
+            Holder::Entry => &mut self.entries,
+            Holder::OpenState => &mut self.open_states,
         }
     }
 
-    /// Returns what its bytes count for; `None` if nothing refers to it.
-    fn lifetime(&self) -> Option<Lifetime> {
-        let short = (self.short_lived > 0).then_some(Lifetime::Short);
-        if self.entries > 0 { Some(Lifetime::Entry) } else { short }
+    /// Returns the kind of state that its bytes count for; `None` if nothing refers to it.
+    fn holder(&self) -> Option<Holder> {
+        let open_state = (self.open_states > 0).then_some(Holder::OpenState);
+        if self.entries > 0 { Some(Holder::Entry) } else { open_state }
     }
 }
 
 impl PageAccounting {
-    fn add(&mut self, state: &dyn State, lifetime: Lifetime) {
+    fn add(&mut self, state: &dyn State, holder: Holder) {
         state.pages(&mut |PageUse { id, bytes, own, .. }| {
             let page = self.pages.entry(id).or_insert_with(|| CountedPage { bytes, ..CountedPage::default() });
-            let before = page.lifetime();
+            let before = page.holder();
             accounting::add(&mut page.references, own);
-            accounting::add(page.uses(lifetime), 1);
-            let after = page.lifetime();
+            accounting::add(page.uses(holder), 1);
+            let after = page.holder();
             let bytes = page.bytes;
             self.move_bytes(bytes, before, after);
         });
     }
 
     /// Subtracts the pages of a state. Returns the bytes of those that no other counted state and no running row refers to.
-    fn remove(&mut self, state: &dyn State, lifetime: Lifetime) -> usize {
+    fn remove(&mut self, state: &dyn State, holder: Holder) -> usize {
         let mut freed = 0;
         state.pages(&mut |PageUse { id, references, own, .. }| {
             let Some(page) = self.pages.get_mut(&id) else { return };
-            let before = page.lifetime();
+            let before = page.holder();
             accounting::subtract(&mut page.references, own);
-            accounting::subtract(page.uses(lifetime), 1);
-            let after = page.lifetime();
+            accounting::subtract(page.uses(holder), 1);
+            let after = page.holder();
             let bytes = page.bytes;
             if after.is_none() {
                 freed += if references == own { bytes } else { 0 };
@@ -935,7 +934,7 @@ impl PageAccounting {
         freed
     }
 
-    fn move_bytes(&mut self, bytes: usize, before: Option<Lifetime>, after: Option<Lifetime>) {
+    fn move_bytes(&mut self, bytes: usize, before: Option<Holder>, after: Option<Holder>) {
         if before == after {
             return;
         }
@@ -947,10 +946,10 @@ impl PageAccounting {
         }
     }
 
-    fn account(&mut self, lifetime: Lifetime) -> &mut usize {
-        match lifetime {
-            Lifetime::Entry => &mut self.bytes,
-            Lifetime::Short => &mut self.short_lived_bytes,
+    fn account(&mut self, holder: Holder) -> &mut usize {
+        match holder {
+            Holder::Entry => &mut self.bytes,
+            Holder::OpenState => &mut self.open_state_bytes,
         }
     }
 
@@ -961,7 +960,7 @@ impl PageAccounting {
         for state in states {
             state.pages(&mut |PageUse { id, references, bytes, .. }| {
                 let Some(page) = self.pages.get(&id) else { return };
-                if page.references == references && (page.entries + page.short_lived == 1 || shared.insert(id)) {
+                if page.references == references && (page.entries + page.open_states == 1 || shared.insert(id)) {
                     evictable += bytes;
                 }
             });

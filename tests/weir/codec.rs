@@ -358,8 +358,8 @@ fn blocks_come_back_in_every_family_dtype_and_batch() {
         }
         assert!(is_bitwise, "{name} is accepted");
         let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();
-        let mut dice = Dice::new(index as u64 + 1);
-        let texts = LENGTHS.map(|length| (0..length).map(|_| ids[dice.below(ids.len())]).collect::<Vec<u32>>());
+        let mut rng = Random::new(index as u64 + 1);
+        let texts = LENGTHS.map(|length| (0..length).map(|_| ids[rng.below(ids.len())]).collect::<Vec<u32>>());
         let blocks = || texts.iter().map(|text| compressing(text)).collect::<Vec<_>>();
         let together = code_blocks(model, blocks(), LENGTHS.len(), 64).unwrap();
         let alone = code_blocks(model, blocks(), 1, 1).unwrap();

@@ -65,14 +65,14 @@ pub(crate) fn configurations() -> Vec<Configuration> {
 }
 
 /// Runs a test on each configuration and checks that no memory leaks.
-fn on_each(test: impl Fn(&Configuration, &mut Dice)) {
-    let rounds = if storms() { 3 } else { 1 };
+fn on_each(test: impl Fn(&Configuration, &mut Random)) {
+    let rounds = if long_runs() { 3 } else { 1 };
     for round in 0..rounds {
         let chosen = std::env::var("WEIR_CONFIGURATION").unwrap_or_default();
         let configurations = configurations().into_iter().filter(|configuration| configuration.name.contains(&chosen));
         for (index, configuration) in configurations.enumerate() {
             let configuration = &configuration;
-            test(configuration, &mut Dice::new(round * 1000 + index as u64 + 1));
+            test(configuration, &mut Random::new(round * 1000 + index as u64 + 1));
             let memory = configuration.model.memory();
             assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
         }
@@ -90,8 +90,8 @@ impl Configuration {
         if self.model.card().family == "hugging-face" { 64 } else { 1 }
     }
 
-    fn text(&self, dice: &mut Dice) -> Vec<u32> {
-        dice.text(SYMBOLS, self.model.card().vocabulary.len())
+    fn text(&self, rng: &mut Random) -> Vec<u32> {
+        rng.text(SYMBOLS, self.model.card().vocabulary.len())
     }
 
     fn alone(&self) -> Alone<'_> {
@@ -137,8 +137,8 @@ fn every_family_is_under_the_suite() {
 
 #[test]
 fn full_incremental_and_chunked_agree() {
-    on_each(|configuration, dice| {
-        let text = configuration.text(dice);
+    on_each(|configuration, rng| {
+        let text = configuration.text(rng);
         let complete = full(&*configuration.model, &text, &configuration.boundaries);
         for round in 0..4 {
             let mut alone = configuration.alone();
@@ -146,7 +146,7 @@ fn full_incremental_and_chunked_agree() {
             let mut marks = Vec::new();
             let mut position = 0;
             while position < text.len() {
-                let size = if round == 0 { 1 } else { (1 + dice.below(60)).min(text.len() - position) };
+                let size = if round == 0 { 1 } else { (1 + rng.below(60)).min(text.len() - position) };
                 let step = alone.feed(&text[position..position + size]);
                 logits.extend(step.0);
                 marks.extend(step.1);
@@ -160,9 +160,9 @@ fn full_incremental_and_chunked_agree() {
 
 #[test]
 fn a_row_in_a_batch_has_the_logits_it_has_alone() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
-        let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(dice)).collect();
+        let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(rng)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
         let mut rows: Vec<SequenceRow> = texts.iter().map(|_| configuration.row()).collect();
@@ -170,11 +170,11 @@ fn a_row_in_a_batch_has_the_logits_it_has_alone() {
         // The batch is ragged: any rows in any order, each with any number of symbols.
         while batched.iter().zip(&texts).any(|(batched, text)| batched.1.len() < text.len()) {
             let mut selected = Vec::new();
-            for _ in 0..1 + dice.below(texts.len()) {
-                let row = dice.below(texts.len());
+            for _ in 0..1 + rng.below(texts.len()) {
+                let row = rng.below(texts.len());
                 let position = batched[row].1.len();
                 if !selected.contains(&row) && position < texts[row].len() {
-                    let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
+                    let size = if rng.below(3) > 0 { 1 } else { 1 + rng.below(20) };
                     rows[row].set(&texts[row][position..(position + size).min(texts[row].len())], Want::All);
                     selected.push(row);
                 }
@@ -197,9 +197,9 @@ fn a_row_in_a_batch_has_the_logits_it_has_alone() {
 
 #[test]
 fn segment_and_finish_steps_may_be_delayed() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
-        let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(dice)).collect();
+        let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(rng)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
         let mut rows: Vec<SequenceRow> = texts.iter().map(|_| configuration.row()).collect();
@@ -207,14 +207,14 @@ fn segment_and_finish_steps_may_be_delayed() {
         let mut fed = vec![0; rows.len()];
         while delayed.iter().zip(&alone).any(|(delayed, alone)| delayed.len() < alone.0.len()) {
             // Each kind of step runs for some rows, independent of their status.
-            let mut random_rows = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
+            let mut random_rows = || (0..texts.len()).filter(|_| rng.below(3) > 0).collect::<Vec<_>>();
             let feedable = random_rows();
             let closing = random_rows();
             let finishing = random_rows();
             let ready = |row: &usize| rows[*row].status == StepStatus::Ready && fed[*row] < SYMBOLS;
             let feedable: Vec<_> = feedable.into_iter().filter(ready).collect();
             for &row in &feedable {
-                let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
+                let size = if rng.below(3) > 0 { 1 } else { 1 + rng.below(20) };
                 let end = (fed[row] + size).min(SYMBOLS);
                 rows[row].set(&texts[row][fed[row]..end], Want::All);
                 fed[row] = end;
@@ -245,14 +245,14 @@ fn segment_and_finish_steps_may_be_delayed() {
 
 #[test]
 fn later_symbols_do_not_leak() {
-    on_each(|configuration, dice| {
-        let text = configuration.text(dice);
+    on_each(|configuration, rng| {
+        let text = configuration.text(rng);
         let symbols = configuration.model.card().vocabulary.len();
         let complete = full(&*configuration.model, &text, &configuration.boundaries);
         for _ in 0..4 {
-            let cut = 1 + dice.below(SYMBOLS - 1);
+            let cut = 1 + rng.below(SYMBOLS - 1);
             let mut other = text.clone();
-            other[cut..].iter_mut().for_each(|symbol| *symbol = dice.below(symbols) as u32);
+            other[cut..].iter_mut().for_each(|symbol| *symbol = rng.below(symbols) as u32);
             let changed = full(&*configuration.model, &other, &configuration.boundaries);
             configuration.check(&changed.0[..cut * symbols], &complete.0[..cut * symbols], &format!("at {cut}"));
             assert_eq!(changed.1[..cut], complete.1[..cut]);
@@ -262,8 +262,8 @@ fn later_symbols_do_not_leak() {
 
 #[test]
 fn sizes_add_up() {
-    on_each(|configuration, dice| {
-        let text = configuration.text(dice);
+    on_each(|configuration, rng| {
+        let text = configuration.text(rng);
         let model = &*configuration.model;
         let mut alone = configuration.alone();
         alone.feed(&text);
@@ -313,21 +313,21 @@ fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 
 #[test]
 fn a_cached_state_equals_a_cold_run() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
         let key = Key::for_sequence(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
         let mut cache = SegmentCache::new(Capacity::with_bytes(1 << 30));
         let symbols = model.card().vocabulary.len();
-        let mut texts = vec![configuration.text(dice)];
+        let mut texts = vec![configuration.text(rng)];
         // Each text has the shortest length to which its state can be rolled back.
         let mut kept: Vec<(Vec<u32>, usize)> = Vec::new();
         for round in 0..10 {
             // The text is a prefix of a known text, followed by other symbols.
-            let mut text = texts[dice.below(texts.len())].clone();
+            let mut text = texts[rng.below(texts.len())].clone();
             if round > 0 {
-                let cut = dice.below(text.len());
-                let more = 1 + dice.below(60);
-                let other = dice.text(more, symbols);
+                let cut = rng.below(text.len());
+                let more = 1 + rng.below(60);
+                let other = rng.text(more, symbols);
                 text.splice(cut.., other);
             }
             let fresh = full(model, &text, &configuration.boundaries);
@@ -363,14 +363,14 @@ fn a_cached_state_equals_a_cold_run() {
 
 #[test]
 fn a_fork_excludes_symbols_in_flight() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
-        let text = configuration.text(dice);
+        let text = configuration.text(rng);
         let complete = full(model, &text, &configuration.boundaries).0;
         let symbols = model.card().vocabulary.len();
         for _ in 0..4 {
-            let cut = dice.below(100);
-            let more = 1 + dice.below(40);
+            let cut = rng.below(100);
+            let more = 1 + rng.below(40);
             let mut main = configuration.alone();
             if cut > 0 {
                 main.feed(&text[..cut]);
@@ -405,8 +405,8 @@ fn a_fork_excludes_symbols_in_flight() {
 
 #[test]
 fn forks_and_rollbacks_equal_a_fresh_run() {
-    on_each(|configuration, dice| {
-        let text = configuration.text(dice);
+    on_each(|configuration, rng| {
+        let text = configuration.text(rng);
         let model = &*configuration.model;
         let mut main = configuration.alone();
         let mut history: Vec<u32> = Vec::new();
@@ -417,7 +417,7 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             let earliest = main.rows[0].state.earliest();
             furthest = furthest.max(len);
             assert!(earliest == 0 || earliest + ROLLBACK <= furthest, "{}: {earliest} of {len}", configuration.name);
-            let back = match dice.below(len + 1) {
+            let back = match rng.below(len + 1) {
                 back if back >= earliest => back,
                 // A rollback to the start is always possible.
                 0 => 0,
@@ -431,9 +431,9 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             main.rows[0].state.rollback(back).unwrap();
             history.truncate(back);
             assert_eq!(main.rows[0].state.len(), back);
-            let more = &text[dice.below(40)..][..1 + dice.below(50)];
+            let more = &text[rng.below(40)..][..1 + rng.below(50)];
             let mut fork = configuration.with(main.rows[0].state.fork());
-            let actual = if dice.below(2) == 0 {
+            let actual = if rng.below(2) == 0 {
                 main.feed(more)
             } else {
                 let steps: Vec<_> = more.iter().map(|&symbol| main.feed(&[symbol])).collect();
@@ -441,7 +441,7 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
                 (logits.concat(), marks.concat())
             };
             // The fork is fed other symbols first, which must not change the main row.
-            fork.feed(&text[60..60 + dice.below(30) + 1]);
+            fork.feed(&text[60..60 + rng.below(30) + 1]);
             fork.rows[0].state.rollback(back).unwrap();
             let fork_logits: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
             history.extend_from_slice(more);
@@ -467,7 +467,7 @@ fn is_windowed(Configuration { name, model, .. }: &Configuration) -> bool {
 
 /// Rebuilds a sequence from a replay start by feeding the rest of `text`. Checks that it allows no other use before it is
 /// valid.
-fn rebuilt<'a>(configuration: &'a Configuration, text: &[u32], start: ReplayStart, dice: &mut Dice) -> Alone<'a> {
+fn rebuilt<'a>(configuration: &'a Configuration, text: &[u32], start: ReplayStart, rng: &mut Random) -> Alone<'a> {
     let mut again = configuration.alone();
     again.rows[0].state.resume(start).unwrap();
     let mut fed = start.symbol;
@@ -482,7 +482,7 @@ fn rebuilt<'a>(configuration: &'a Configuration, text: &[u32], start: ReplayStar
             configuration.name
         );
         assert!(state.resume(start).is_err(), "{}: the state is not empty", configuration.name);
-        let size = (1 + dice.below(70)).min(text.len() - fed);
+        let size = (1 + rng.below(70)).min(text.len() - fed);
         again.rows[0].set(&text[fed..fed + size], Want::Nothing);
         advance(again.model, &mut again.rows, &[0], &mut again.scratch).unwrap();
         fed += size;
@@ -492,12 +492,12 @@ fn rebuilt<'a>(configuration: &'a Configuration, text: &[u32], start: ReplayStar
 
 #[test]
 fn a_state_is_rebuilt_from_its_replay_start() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
         let name = &configuration.name;
         let symbols = model.card().vocabulary.len();
         let windowed = is_windowed(configuration);
-        let text = dice.text(if windowed { LONG.min(model.card().max_symbols) } else { SYMBOLS }, symbols);
+        let text = rng.text(if windowed { LONG.min(model.card().max_symbols) } else { SYMBOLS }, symbols);
         let complete = full(model, &text, &configuration.boundaries);
         let equal = |alone: &mut Alone<'_>, part: Range<usize>| {
             let actual = alone.feed(&text[part.clone()]);
@@ -511,7 +511,7 @@ fn a_state_is_rebuilt_from_its_replay_start() {
         let mut before = 0;
         let mut last = None;
         while position + 110 < text.len() {
-            let size = 1 + dice.below(60);
+            let size = 1 + rng.below(60);
             main.feed(&text[position..position + size]);
             position += size;
             let state = &main.rows[0].state;
@@ -525,10 +525,10 @@ fn a_state_is_rebuilt_from_its_replay_start() {
             last = Some(start);
             count += 1;
             // Checks a few of the many starts, and the last one.
-            if dice.below(6) > 0 && position + 110 < text.len() {
+            if rng.below(6) > 0 && position + 110 < text.len() {
                 continue;
             }
-            let mut again = rebuilt(configuration, &text[..position], start, dice);
+            let mut again = rebuilt(configuration, &text[..position], start, rng);
             let state = &main.rows[0].state;
             let other = &again.rows[0].state;
             assert_eq!((state.len(), state.segments()), (other.len(), other.segments()), "{name}");
@@ -536,14 +536,14 @@ fn a_state_is_rebuilt_from_its_replay_start() {
             let next = other.replay_start().unwrap();
             assert!(earliest >= start.valid_from && earliest <= position, "{name}: {earliest} of {position}");
             assert!(next.symbol >= start.symbol, "{name}: {next:?} after {start:?}");
-            let forks = [earliest, earliest + dice.below(position - earliest + 1)].map(|back| (back, other.fork()));
+            let forks = [earliest, earliest + rng.below(position - earliest + 1)].map(|back| (back, other.fork()));
             equal(&mut again, position..position + 40);
             // The rebuilt state is valid from its earliest position, and can itself be rebuilt from its replay start.
             for (back, mut state) in forks {
                 state.rollback(back).unwrap();
                 equal(&mut configuration.with(state), back..position + 1);
             }
-            let mut third = rebuilt(configuration, &text[..position], next, dice);
+            let mut third = rebuilt(configuration, &text[..position], next, rng);
             equal(&mut third, position..position + 30);
             third.rows[0].state.restart(0);
             assert!(third.rows[0].state.is_empty() && third.rows[0].state.segments() == 0, "{name}");
@@ -553,7 +553,7 @@ fn a_state_is_rebuilt_from_its_replay_start() {
         // A later start gives other logits.
         if let Some(start) = last.filter(|start| start.skipped.is_none()) {
             let late = ReplayStart { symbol: start.valid_from - 1, ..start };
-            let mut late = rebuilt(configuration, &text[..start.valid_from], late, dice);
+            let mut late = rebuilt(configuration, &text[..start.valid_from], late, rng);
             let actual = late.feed(&text[start.valid_from..][..1]);
             let error = difference(&actual.0, &complete.0[start.valid_from * symbols..][..symbols]);
             assert!(error > configuration.tolerance(), "{name}");
@@ -563,7 +563,7 @@ fn a_state_is_rebuilt_from_its_replay_start() {
 
 #[test]
 fn a_cache_entry_of_a_long_text_matches_its_end() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
         let name = &configuration.name;
         // A table of learned positions may be too short for such a text.
@@ -572,7 +572,7 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
         }
         let symbols = model.card().vocabulary.len();
         let pooled = model.card().pooled;
-        let text = dice.text(LONG, symbols);
+        let text = rng.text(LONG, symbols);
         let mut main = configuration.alone();
         text.chunks(50).for_each(|chunk| drop(main.feed(chunk)));
         let key = Key::for_sequence(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
@@ -588,7 +588,7 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
         let mut other = text.clone();
         other[..300].iter_mut().for_each(|symbol| *symbol = (*symbol + 1) % symbols as u32);
         for (mut text, same) in [(text.clone(), true), (other, false)] {
-            text.extend(dice.text(40, symbols));
+            text.extend(rng.text(40, symbols));
             let known = cache.known(&key, &text);
             let hit = cache.find(&key, &text).unwrap();
             assert_eq!(hit.as_ref().map_or(0, |hit| hit.len), known, "{name}");
@@ -613,7 +613,7 @@ const CHARS: usize = 40;
 
 #[test]
 fn a_resumed_generation_is_the_rest_of_the_whole() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
         if model.document_encoder().is_some() {
             return;
@@ -621,10 +621,10 @@ fn a_resumed_generation_is_the_rest_of_the_whole() {
         let predictor = model.card().boundary_modes.contains(&BoundaryMode::Predictor);
         let modes = [configuration.boundaries.mode, Some(BoundaryMode::Predictor)];
         for mode in modes.into_iter().take(if predictor { 2 } else { 1 }) {
-            let numbers: Vec<u32> = (0..20 + dice.below(20)).map(|_| dice.below(1000) as u32).collect();
+            let numbers: Vec<u32> = (0..20 + rng.below(20)).map(|_| rng.below(1000) as u32).collect();
             let request = Generate {
                 prompt: text_symbols(model, &numbers),
-                sampling: Sampling { seed: dice.below(1000) as u64, repetition_penalty: 1.1, ..Sampling::default() },
+                sampling: Sampling { seed: rng.below(1000) as u64, repetition_penalty: 1.1, ..Sampling::default() },
                 stopping: Stopping {
                     max_chars: CHARS,
                     max_segments: model.card().pooled.then_some(12),
@@ -636,7 +636,7 @@ fn a_resumed_generation_is_the_rest_of_the_whole() {
                 speculation: None,
             };
             let (emitted, reason, usage) = configuration.generate(request.clone());
-            for cut in [dice.below(emitted.len()), dice.below(emitted.len() + 1), emitted.len()] {
+            for cut in [rng.below(emitted.len()), rng.below(emitted.len() + 1), emitted.len()] {
                 let resumed: Vec<u32> = emitted[..cut].iter().map(|emitted| emitted.symbol).collect();
                 let (rest, own_reason, own_usage) = configuration.generate(Generate { resumed, ..request.clone() });
                 let name = format!("{}, mode {mode:?}, {cut} of {}", configuration.name, emitted.len());
@@ -653,18 +653,18 @@ const _: () = assert!(MAX_DRAFT <= ROLLBACK, "windows keep what a rollback of a 
 
 #[test]
 fn a_cut_feed_equals_a_shorter_one() {
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         let model = &*configuration.model;
         if !(model.card().speculates && model.card().pooled) {
             return;
         }
-        let text = configuration.text(dice);
+        let text = configuration.text(rng);
         let symbols = model.card().vocabulary.len();
         let (logits, decisions) = full(model, &text, &configuration.boundaries);
         for _ in 0..8 {
-            let start = dice.below(90);
-            let more = 2 + dice.below(ROLLBACK - 2);
-            let kept = 1 + dice.below(more - 1);
+            let start = rng.below(90);
+            let more = 2 + rng.below(ROLLBACK - 2);
+            let kept = 1 + rng.below(more - 1);
             let mut main = configuration.alone();
             if start > 0 {
                 main.feed(&text[..start]);
@@ -719,26 +719,26 @@ fn with_drafts(configuration: &Configuration, request: Generate) -> Output {
     }
 }
 
-fn request(configuration: &Configuration, dice: &mut Dice) -> Generate {
+fn request(configuration: &Configuration, rng: &mut Random) -> Generate {
     let model = &*configuration.model;
-    let numbers: Vec<u32> = (0..5 + dice.below(20)).map(|_| dice.below(1000) as u32).collect();
+    let numbers: Vec<u32> = (0..5 + rng.below(20)).map(|_| rng.below(1000) as u32).collect();
     Generate {
-        prompt: text_symbols(model, &numbers.repeat(1 + dice.below(3))),
+        prompt: text_symbols(model, &numbers.repeat(1 + rng.below(3))),
         sampling: Sampling {
-            temperature: [0.0, 0.1, 1.0][dice.below(3)],
-            seed: dice.below(1000) as u64,
-            repetition_penalty: [1.0, 1.1][dice.below(2)],
+            temperature: [0.0, 0.1, 1.0][rng.below(3)],
+            seed: rng.below(1000) as u64,
+            repetition_penalty: [1.0, 1.1][rng.below(2)],
             ..Sampling::default()
         },
         stopping: Stopping {
-            max_chars: 20 + dice.below(SYMBOLS / 2),
+            max_chars: 20 + rng.below(SYMBOLS / 2),
             max_segments: model.card().pooled.then_some(12),
             ..Stopping::default()
         },
-        details: Details { logprobs: true, boundaries: dice.below(2) == 0, ..Details::default() },
+        details: Details { logprobs: true, boundaries: rng.below(2) == 0, ..Details::default() },
         boundaries: BoundaryOptions { ..configuration.boundaries.clone() },
         resumed: Vec::new(),
-        speculation: Some(Speculation::UpTo(1 + dice.below(MAX_DRAFT))),
+        speculation: Some(Speculation::UpTo(1 + rng.below(MAX_DRAFT))),
     }
 }
 
@@ -746,12 +746,12 @@ fn request(configuration: &Configuration, dice: &mut Dice) -> Generate {
 fn generations_with_drafts_emit_the_same_bits() {
     let accepted = AtomicUsize::new(0);
     let rejected = AtomicUsize::new(0);
-    on_each(|configuration, dice| {
+    on_each(|configuration, rng| {
         if configuration.model.document_encoder().is_some() {
             return;
         }
         for _ in 0..3 {
-            let request = request(configuration, dice);
+            let request = request(configuration, rng);
             let (emitted, reason, usage) = with_drafts(configuration, request.clone());
             let expected = configuration.generate(request.clone());
             let name = format!("{}, {request:?}", configuration.name);

@@ -227,7 +227,7 @@ fn endless() -> Vec<(String, Arc<dyn Model>)> {
 fn long_chunks_are_split() {
     for (name, model) in endless() {
         let symbols = model.card().vocabulary.len();
-        let text = Dice::new(3).text(1_300, symbols);
+        let text = Random::new(3).text(1_300, symbols);
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         let steps: Vec<_> = text.iter().map(|&symbol| alone.feed(&[symbol])).collect();
         let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
@@ -259,7 +259,7 @@ fn long_chunks_are_split() {
 fn a_fork_in_flight_is_complete_or_empty() {
     for (name, model) in endless() {
         let symbols = model.card().vocabulary.len();
-        let text = Dice::new(4).text(1_000, symbols);
+        let text = Random::new(4).text(1_000, symbols);
         let complete = full(&*model, &text, &BoundaryOptions::default()).0;
         for (before, more, fork_len) in [(100, 30, 100), (100, 900, 0)] {
             let mut main = Alone::new(&*model, BoundaryOptions::default());
@@ -278,16 +278,16 @@ fn a_fork_in_flight_is_complete_or_empty() {
 /// Memory and lists do not grow during a long generation, symbol by symbol.
 #[test]
 fn a_long_generation_uses_constant_memory() {
-    let symbols = if storms() { 200_000 } else { 12_000 };
+    let symbols = if long_runs() { 200_000 } else { 12_000 };
     for (name, model) in endless() {
         let vocabulary = model.card().vocabulary.len();
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
-        let mut dice = Dice::new(9);
+        let mut rng = Random::new(9);
         let mut own = Vec::new();
         let limit = model.bytes_for(2 * 64 + 32 + 32);
         for position in 0..symbols {
             // The symbols are random; about one in five is a boundary.
-            let symbol = if dice.below(5) == 0 { 3 } else { dice.below(vocabulary) as u32 };
+            let symbol = if rng.below(5) == 0 { 3 } else { rng.below(vocabulary) as u32 };
             alone.rows[0].set(&[symbol], Want::Last);
             advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
             assert!(model.memory().in_use <= limit, "{name} at {position}: {} of {limit}", model.memory().in_use);
@@ -437,7 +437,7 @@ pub(crate) fn folder(name: &str) -> &'static Path {
 }
 
 fn ids(count: usize) -> String {
-    Dice::new(8).text(count, 56).iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+    Random::new(8).text(count, 56).iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn model_folder(case: &str) -> String {
@@ -525,7 +525,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
 fn the_longest_text_has_finite_logits() {
     for dtype in Dtype::ALL {
         let model = model("xpos_full_base16", dtype);
-        let text = Dice::new(2).text(1115, 56);
+        let text = Random::new(2).text(1115, 56);
         let (logits, _) = crate::support::full(&*model, &text, &Default::default());
         assert!(logits.iter().all(|logit| logit.is_finite()));
     }

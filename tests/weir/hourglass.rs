@@ -31,7 +31,7 @@ fn an_entropy_model_accepts_the_lengths_of_its_model() {
     assert_eq!(model.card().max_symbols, 10_000);
     let mut alone = Alone::new(&*model, BoundaryOptions::default());
     // The limit of the entropy model alone is 8,192.
-    for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
+    for chunk in Random::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
         alone.rows[0].set(chunk, Want::Nothing);
         advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
     }
@@ -45,7 +45,7 @@ fn an_entropy_model_keeps_the_phase_of_the_stream() {
     let folder = spikes(root.path(), &config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[]));
     let model = load(&folder, &settings()).unwrap();
     let entropy_model = load(&folder.join("companion"), &settings()).unwrap();
-    let text = Dice::new(3).text(70, SYMBOLS.len());
+    let text = Random::new(3).text(70, SYMBOLS.len());
     let closes = |offset| {
         let (_, marks) = full(&*model, &text, &BoundaryOptions { offset, ..Default::default() });
         marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>()
@@ -72,7 +72,7 @@ fn hops_reach_as_far_as_the_window() {
             config(three_stacks(), json!({"kind": "fixed", "every": every}), &extra)
         };
         let model = load(&write(root.path(), name, &shape(hops), 7), &settings()).unwrap();
-        let text = Dice::new(5).text(every + 41, SYMBOLS.len());
+        let text = Random::new(5).text(every + 41, SYMBOLS.len());
         let (logits, marks) = full(&*model, &text, &BoundaryOptions::default());
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         alone.feed(&text[..every + 36]);
@@ -144,7 +144,7 @@ pub(crate) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathB
 /// Replaces the weights of a checkpoint.
 fn randomise(folder: &Path, seed: u64) {
     remove_card(folder);
-    let mut dice = Dice::new(seed);
+    let mut rng = Random::new(seed);
     edit_tensors(folder, |tensors| {
         for (name, (.., data)) in tensors {
             if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&**name) {
@@ -154,7 +154,7 @@ fn randomise(folder: &Path, seed: u64) {
             // Weights are larger, so that the predictor's output varies between symbols.
             let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
             for number in data.as_chunks_mut().0 {
-                let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
+                let value = centre + (rng.below(2001) as f32 - 1000.0) / width;
                 *number = value.to_le_bytes();
             }
         }
@@ -302,7 +302,7 @@ fn an_int8_checkpoint_computes_what_its_widened_copy_computes() {
     let folder = created(root.path(), "int8");
     let (copy, matrices) = widened(&folder);
     assert!(matrices > 20, "{matrices}");
-    let text = Dice::new(3).text(60, SYMBOLS.len());
+    let text = Random::new(3).text(60, SYMBOLS.len());
     for dtype in Dtype::ALL {
         let settings = Settings { dtype, ..settings() };
         let [own, wide] = [&*folder, copy.path()].map(|folder| {
@@ -401,7 +401,7 @@ fn logits_equal_those_of_the_training_code() {
 fn a_long_sequence_keeps_few_symbols() {
     for case in ["pooled", "vanilla"] {
         let model = model(case);
-        let text = Dice::new(5).text(13_000, model.card().vocabulary.len());
+        let text = Random::new(5).text(13_000, model.card().vocabulary.len());
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         let mut own_bytes = Vec::new();
         for chunk in text[..12_000].chunks(500) {
@@ -425,7 +425,7 @@ fn shapes_with_segments_and_large_logits_are_verified() {
     for (name, model) in shapes() {
         let reference = reference(&folder(&name).into()).unwrap();
         for seed in 1..4 {
-            let mut symbols = Dice::new(seed).text(70, SYMBOLS.len());
+            let mut symbols = Random::new(seed).text(70, SYMBOLS.len());
             symbols.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
             let input = Input { symbols, ..Input::default() };
             let outputs = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();

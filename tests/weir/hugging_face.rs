@@ -541,32 +541,32 @@ fn the_tokenizer_gives_the_ids_and_the_text_of_transformers() {
 fn growth_bounds_the_memory_that_a_step_takes() {
     for model_type in MODEL_TYPES {
         let model = model(model_type);
-        let mut dice = Dice::new(7);
+        let mut rng = Random::new(7);
         let mut scratch = model.scratch();
         let mut rows = vec![SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
         for _ in 0..40 {
-            let index = dice.below(rows.len());
+            let index = rng.below(rows.len());
             let len = rows[index].state.len();
-            match dice.below(4) {
+            match rng.below(4) {
                 0 if rows.len() < 6 => {
                     let fork = rows[index].state.fork();
                     rows.push(SequenceRow::new(fork));
                 }
                 1 => {
                     let earliest = rows[index].state.earliest();
-                    let back = earliest + dice.below(len + 1 - earliest);
+                    let back = earliest + rng.below(len + 1 - earliest);
                     rows[index].state.rollback(back).unwrap();
                 }
                 _ => {
-                    let count = 1 + dice.below(90);
+                    let count = 1 + rng.below(90);
                     if len + count > model.card().max_symbols.min(256) {
                         rows[index].state.restart(0);
                         continue;
                     }
-                    let text = dice.text(count, 384);
+                    let text = rng.text(count, 384);
                     let before = model.memory().in_use;
                     let announced = model.growth(&*rows[index].state, count);
-                    rows[index].set(&text, [Want::Nothing, Want::Last, Want::All][dice.below(3)]);
+                    rows[index].set(&text, [Want::Nothing, Want::Last, Want::All][rng.below(3)]);
                     advance(&*model, &mut rows, &[index], &mut scratch).unwrap();
                     let taken = model.memory().in_use.saturating_sub(before);
                     assert!(taken <= announced, "{model_type}: {taken} bytes, announced {announced}");
@@ -617,7 +617,7 @@ fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -
 fn a_lost_row_and_other_chunks_change_no_bit() {
     for model_type in MODEL_TYPES {
         let model = model(model_type);
-        let prompt = Dice::new(3).text(150, 384);
+        let prompt = Random::new(3).text(150, 384);
         let expected = generate(&*model, &prompt, 512, &[]);
         assert_eq!(expected.len(), 40);
         for chunk in [1, 17, 64, 100] {

@@ -162,7 +162,7 @@ pub(crate) fn shapes() -> &'static [(&'static str, PathBuf)] {
 
 /// Returns a random text of the model's symbols.
 fn text(model: &dyn Model, seed: u64) -> Vec<u32> {
-    text_symbols(model, &Dice::new(seed).text(60, model.card().vocabulary.len()))
+    text_symbols(model, &Random::new(seed).text(60, model.card().vocabulary.len()))
 }
 
 /// Compares all steps of a text with the golden ones.

@@ -11,8 +11,8 @@ use crate::{
     process::Server,
     summaries::write_random_model,
     support::{
-        Alone, CASES, Dice, LSLM_CASES, converted, difference, fixture, fixture_in, full, hnet_converted, hnet_in,
-        lslm_converted, lslm_golden, lslm_in, pyramidion_converted, storms, text_symbols,
+        Alone, CASES, LSLM_CASES, Random, converted, difference, fixture, fixture_in, full, hnet_converted, hnet_in,
+        long_runs, lslm_converted, lslm_golden, lslm_in, pyramidion_converted, text_symbols,
     },
 };
 use prost::Message;

@@ -3,7 +3,7 @@
 
 use super::{
     process::Server,
-    support::{Dice, storms},
+    support::{Random, long_runs},
 };
 use crate::*;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,24 +24,24 @@ struct Outcomes {
 
 fn duration() -> Duration {
     let soak = std::env::var("WEIR_SOAK").ok().map(|seconds| seconds.parse().expect("WEIR_SOAK is in seconds"));
-    Duration::from_secs(soak.unwrap_or(if storms() { 60 } else { 3 }))
+    Duration::from_secs(soak.unwrap_or(if long_runs() { 60 } else { 3 }))
 }
 
 /// Returns a request whose lengths and settings are derived from `number`.
 fn request(number: usize) -> GenerateRequest {
     const TEXT: &str = "the city was founded by settlers from the north who had come down the river in search of land and \
                         timber and it grew quickly after the railway reached it in the following century ";
-    let mut dice = Dice::new(number as u64 + 1);
-    let start = dice.below(TEXT.len() / 2);
-    let prompt = TEXT[start..].repeat(1 + dice.below(8));
-    let len = 1 + dice.below(prompt.len());
+    let mut rng = Random::new(number as u64 + 1);
+    let start = rng.below(TEXT.len() / 2);
+    let prompt = TEXT[start..].repeat(1 + rng.below(8));
+    let len = 1 + rng.below(prompt.len());
     let sampling = Sampling {
         seed: Some(number as u64),
-        temperature: Some([0.0, 0.7, 1.0][dice.below(3)]),
-        top_p: Some([1.0, 0.9][dice.below(2)]),
+        temperature: Some([0.0, 0.7, 1.0][rng.below(3)]),
+        top_p: Some([1.0, 0.9][rng.below(2)]),
         ..Default::default()
     };
-    let stopping = Stopping { max_chars: Some(1 + dice.below(240) as u32), ..Default::default() };
+    let stopping = Stopping { max_chars: Some(1 + rng.below(240) as u32), ..Default::default() };
     GenerateRequest {
         prompt: prompt[..len].into(),
         sampling: Some(sampling),
@@ -67,10 +67,10 @@ async fn ask(channel: &Channel, number: usize, messages: usize) -> Result<Option
 
 /// Sends requests until `end` and compares each text with the one from an idle server.
 async fn client(channel: Channel, seed: u64, alone: Arc<Vec<String>>, outcomes: Arc<Outcomes>, end: Instant) {
-    let mut dice = Dice::new(seed);
+    let mut rng = Random::new(seed);
     while Instant::now() < end {
-        let number = dice.below(REQUESTS);
-        let messages = if dice.below(10) == 0 { dice.below(40) } else { usize::MAX };
+        let number = rng.below(REQUESTS);
+        let messages = if rng.below(10) == 0 { rng.below(40) } else { usize::MAX };
         let text = ask(&channel, number, messages).await.unwrap_or_else(|status| panic!("request {number}: {status}"));
         match text {
             Some(text) => {

@@ -210,7 +210,7 @@ fn a_report_separates_measured_and_estimated_figures() {
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_ends_a_process_whose_worker_hangs() {
-    if !storms() {
+    if !long_runs() {
         return;
     }
     let folder = TempDir::new().unwrap();

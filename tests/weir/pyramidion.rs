@@ -217,8 +217,8 @@ impl Shape {
 }
 
 /// Returns random tokens without special ids.
-fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
-    (0..count).map(|_| 4 + dice.below(SYMBOLS - 4) as u32).collect()
+fn tokens(rng: &mut Random, count: usize) -> Vec<u32> {
+    (0..count).map(|_| 4 + rng.below(SYMBOLS - 4) as u32).collect()
 }
 
 /// Outputs of the encoder for one document: the vectors of each stage in order, and those of padding.
@@ -486,7 +486,7 @@ fn options_of_this_family_are_rejected_in_others() {
 }
 
 /// Encodes a document that is pushed in random chunks, some blocks at a time. Checks that its memory stays within the limit.
-fn encode_in_chunks(model: &dyn Model, document: &[u32], dice: &mut Dice, scratch: &mut Scratch) -> Arc<dyn Document> {
+fn encode_in_chunks(model: &dyn Model, document: &[u32], rng: &mut Random, scratch: &mut Scratch) -> Arc<dyn Document> {
     let encoder = encoder(model);
     let before = model.memory().in_use;
     let limit = encoder.bytes_for(document.len());
@@ -494,8 +494,8 @@ fn encode_in_chunks(model: &dyn Model, document: &[u32], dice: &mut Dice, scratc
     let mut rest = document;
     let mut blocks = 0;
     while encoding.document().is_none() {
-        if dice.below(2) == 0 && !rest.is_empty() {
-            let (piece, later) = rest.split_at(dice.below(300).min(rest.len()));
+        if rng.below(2) == 0 && !rest.is_empty() {
+            let (piece, later) = rest.split_at(rng.below(300).min(rest.len()));
             encoding.push(piece).unwrap();
             rest = later;
             if rest.is_empty() {
@@ -503,7 +503,7 @@ fn encode_in_chunks(model: &dyn Model, document: &[u32], dice: &mut Dice, scratc
             }
             continue;
         }
-        let requested = 1 + dice.below(3);
+        let requested = 1 + rng.below(3);
         let ran = encoder.advance(&mut *encoding, requested, scratch).unwrap();
         blocks += ran;
         let progress = encoding.progress();
@@ -528,14 +528,14 @@ fn the_chunks_of_a_document_do_not_change_its_bits() {
         for dtype in Dtype::ALL {
             let model = shape.model(dtype);
             let mut scratch = model.scratch();
-            let mut dice = Dice::new(3);
+            let mut rng = Random::new(3);
             for length in [1, 39, 500, 961, SOURCE] {
-                let document = tokens(&mut dice, length);
+                let document = tokens(&mut rng, length);
                 let complete = encode(&*model, &document, &mut scratch);
-                let chunked = encode_in_chunks(&*model, &document, &mut dice, &mut scratch);
+                let chunked = encode_in_chunks(&*model, &document, &mut rng, &mut scratch);
                 assert_eq!(complete.choices(), chunked.choices(), "{} {length}", shape.name);
                 assert_eq!((complete.vectors(), complete.bytes()), (chunked.vectors(), chunked.bytes()));
-                let symbols = tokens(&mut dice, 9);
+                let symbols = tokens(&mut rng, 9);
                 let [a, b] = [&complete, &chunked].map(|document| forced(&*model, &**document, &symbols, &mut scratch));
                 assert!(a == b && a.iter().all(|x| x.is_finite()), "{} {dtype:?} {length}", shape.name);
             }
@@ -551,7 +551,7 @@ fn most_blocks_are_encoded_while_the_document_arrives() {
     let model = shape.model(Dtype::F32);
     let mut scratch = model.scratch();
     let mut encoding = encoder(&*model).open();
-    let document = tokens(&mut Dice::new(1), SOURCE);
+    let document = tokens(&mut Random::new(1), SOURCE);
     for piece in document.chunks(100) {
         encoding.push(piece).unwrap();
         encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
@@ -576,10 +576,10 @@ fn batched_rows_of_several_documents_equal_single_rows() {
         for dtype in Dtype::ALL {
             let model = shape.model(dtype);
             let mut scratch = model.scratch();
-            let mut dice = Dice::new(11);
+            let mut rng = Random::new(11);
             let documents: Vec<_> =
-                [700, 1, 300].map(|length| encode(&*model, &tokens(&mut dice, length), &mut scratch)).into();
-            let texts: Vec<Vec<u32>> = (0..7).map(|index| tokens(&mut dice, 3 + 4 * index)).collect();
+                [700, 1, 300].map(|length| encode(&*model, &tokens(&mut rng, length), &mut scratch)).into();
+            let texts: Vec<Vec<u32>> = (0..7).map(|index| tokens(&mut rng, 3 + 4 * index)).collect();
             let document_of = |index: usize| &*documents[[0, 0, 0, 1, 2, 0, 2][index]];
             let alone: Vec<_> = texts
                 .iter()
@@ -592,9 +592,9 @@ fn batched_rows_of_several_documents_equal_single_rows() {
             let mut together = vec![Vec::new(); 7];
             while (0..7).any(|index| fed[index] < texts[index].len()) {
                 let selected: Vec<usize> =
-                    (0..7).filter(|&index| fed[index] < texts[index].len() && dice.below(3) > 0).collect();
+                    (0..7).filter(|&index| fed[index] < texts[index].len() && rng.below(3) > 0).collect();
                 for &index in &selected {
-                    let more = (1 + dice.below(3)).min(texts[index].len() - fed[index]);
+                    let more = (1 + rng.below(3)).min(texts[index].len() - fed[index]);
                     rows[index].set(&texts[index][fed[index]..fed[index] + more], Want::All);
                     fed[index] += more;
                 }
@@ -611,7 +611,7 @@ fn hard_top_k_keeps_vectors_unchanged() {
     for shape in Shape::all() {
         let model = shape.model(Dtype::F32);
         let mut scratch = model.scratch();
-        let document = tokens(&mut Dice::new(2), SOURCE);
+        let document = tokens(&mut Random::new(2), SOURCE);
         let Ok(mut encoding) = encoder(&*model).open_hard() else {
             assert!(
                 ["none", "mean", "max", "funnel"]
@@ -668,7 +668,7 @@ fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
 fn too_little_memory_is_an_error_and_is_released() {
     for shape in Shape::all() {
         let model = shape.model(Dtype::F32);
-        let document = tokens(&mut Dice::new(8), SOURCE);
+        let document = tokens(&mut Random::new(8), SOURCE);
         let limit = encoder(&*model).bytes_for(SOURCE);
         drop(model);
         let mut failed = 0;
@@ -758,7 +758,7 @@ pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     for shape in Shape::with_length(160).filter(|shape| ["pyramidion", "transpooler"].contains(&shape.name)) {
         for dtype in Dtype::ALL {
             let model = shape.model(dtype);
-            let document = tokens(&mut Dice::new(4), 90);
+            let document = tokens(&mut Random::new(4), 90);
             all.push((format!("{}, {}", shape.name, dtype.name()), with_document(model, document)));
         }
     }
@@ -824,10 +824,10 @@ fn short_documents_without_padding_are_verified() {
     for shape in Shape::with_length(160).filter(|shape| shape.config["architecture"]["padded"] == false) {
         let model = shape.model(Dtype::F32);
         let reference = reference(&shape.folder().as_path().into()).unwrap();
-        let mut dice = Dice::new(21);
+        let mut rng = Random::new(21);
         for length in [7, 41, 70] {
-            let document = tokens(&mut dice, length);
-            let input = Input { symbols: tokens(&mut dice, 6), document };
+            let document = tokens(&mut rng, length);
+            let input = Input { symbols: tokens(&mut rng, 6), document };
             let report = verify(&*model, &*reference, &input).unwrap();
             assert!(report.ok && report.boundaries_equal, "{} {length}: {report:?}", shape.name);
         }

@@ -14,8 +14,8 @@ pub(crate) const CASES: [&str; 8] =
 /// Maximum difference of a row's logits in a batch and alone. It is zero: kernels keep one order of summation per row.
 pub(crate) const BATCH_TOLERANCE: f32 = 0.0;
 
-/// Returns true if the environment requests the long storms: `WEIR_STORMS=1`.
-pub(crate) fn storms() -> bool {
+/// Returns true if the environment requests long random runs: `WEIR_STORMS=1`.
+pub(crate) fn long_runs() -> bool {
     std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
 }
 
@@ -263,9 +263,9 @@ pub(crate) fn difference(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Pseudo-random generator for test data.
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }

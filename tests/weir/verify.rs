@@ -26,18 +26,18 @@ const SYMBOLS: usize = 160;
 
 /// Returns a random input for a model, whose text has at most `limit` symbols. Documents leave room for padding.
 fn limited_input(model: &dyn Model, limit: usize, seed: u64) -> Input {
-    let mut dice = Dice::new(seed);
+    let mut rng = Random::new(seed);
     let card = model.card();
     let Some(encoder) = model.document_encoder() else {
         let length = SYMBOLS.min(card.max_symbols).min(limit);
-        let symbols = text_symbols(model, &dice.text(length, card.vocabulary.len()));
+        let symbols = text_symbols(model, &rng.text(length, card.vocabulary.len()));
         return Input { symbols, document: Vec::new() };
     };
     let limits = encoder.limits();
-    let token = |dice: &mut Dice| 4 + dice.below(card.vocabulary.len() - 4) as u32;
-    let mut document: Vec<u32> = (0..(limits.tokens * 4 / 5).min(SYMBOLS - 1)).map(|_| token(&mut dice)).collect();
+    let token = |rng: &mut Random| 4 + rng.below(card.vocabulary.len() - 4) as u32;
+    let mut document: Vec<u32> = (0..(limits.tokens * 4 / 5).min(SYMBOLS - 1)).map(|_| token(&mut rng)).collect();
     document.push(limits.marks.end);
-    let target = (1..limits.targets.min(40)).map(|_| token(&mut dice));
+    let target = (1..limits.targets.min(40)).map(|_| token(&mut rng));
     Input { symbols: std::iter::once(limits.marks.start).chain(target).collect(), document }
 }
 
@@ -178,7 +178,7 @@ fn every_part_of_every_family_is_verified() {
 /// Each scheme and each window changes the logits of the reference.
 #[test]
 fn schemes_and_windows_give_different_logits() {
-    let input = Input { symbols: Dice::new(5).text(100, decoder::SYMBOLS.len()), document: Vec::new() };
+    let input = Input { symbols: Random::new(5).text(100, decoder::SYMBOLS.len()), document: Vec::new() };
     let logits = |folder: &Path| reference(&folder.into()).unwrap().forward(&input, Given::default()).unwrap().logits;
     for (name, folder) in decoder::folders() {
         let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
@@ -197,7 +197,7 @@ fn schemes_and_windows_give_different_logits() {
 
 #[test]
 fn attention_resolution_equals_the_definition() {
-    let text = Dice::new(6).text(90, decoder::SYMBOLS.len());
+    let text = Random::new(6).text(90, decoder::SYMBOLS.len());
     for (name, folder) in decoder::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
         let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
         let layers =
@@ -224,8 +224,8 @@ fn documents_of_extreme_lengths_are_verified() {
         let reference = reference(&folder.as_path().into()).unwrap();
         for length in [1, 160] {
             let verified = (30..36).any(|seed| {
-                let mut dice = Dice::new(seed);
-                let document = (0..length).map(|_| 4 + dice.below(model.card().vocabulary.len() - 4) as u32).collect();
+                let mut rng = Random::new(seed);
+                let document = (0..length).map(|_| 4 + rng.below(model.card().vocabulary.len() - 4) as u32).collect();
                 let input = Input { document, ..input(&*model, seed) };
                 let report = verify(&*model, &*reference, &input).unwrap();
                 assert!(report.ok || report.smallest_gap.is_some(), "{} {length}: {report:?}", shape.name);
@@ -242,8 +242,8 @@ fn segments_of_a_trace_are_verified() {
     for (name, folder) in lslm::shapes() {
         let model = load(folder, &settings()).unwrap();
         let input = input(&*model, 6);
-        let mut dice = Dice::new(6);
-        let ends: Vec<bool> = input.symbols.iter().map(|_| dice.below(4) == 0).collect();
+        let mut rng = Random::new(6);
+        let ends: Vec<bool> = input.symbols.iter().map(|_| rng.below(4) == 0).collect();
         let items = input.symbols.iter().zip(&ends).map(|(&symbol, &end)| contract::item(symbol, end)).collect();
         let traced = Input { symbols: items, document: Vec::new() };
         let weir = model_outputs(&*model, &traced, BoundaryOptions::default()).unwrap();
@@ -273,7 +273,7 @@ fn every_instruction_set_and_number_format_is_verified() {
     }
     let root = TempDir::new().unwrap();
     // The shipped models take a minute.
-    let shipped = if storms() { shipped() } else { Vec::new() };
+    let shipped = if long_runs() { shipped() } else { Vec::new() };
     let folders: Vec<PathBuf> = shipped.into_iter().chain(golden_checkpoints(root.path())).collect();
     // The outputs of four random H-Nets depend on single boundaries of inner stages and on single attention weights: rounding the
     // reference's own weights to int8 changes its logits by up to 0.78 of the largest.
@@ -345,7 +345,7 @@ pub(crate) fn edit_tensors(folder: &Path, change: impl FnOnce(&mut Tensors)) {
     fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// One tensor is scaled by 1.01 in the reference's copy only, or in weir's copy only; the long storms do both with every tensor.
+/// One tensor is scaled by 1.01 in the reference's copy only, or in weir's copy only; long runs do both with every tensor.
 /// A change is noticed if it shows in the outputs. That of some tensors does not: norms and softmax remove it.
 #[test]
 fn one_scaled_tensor_in_either_implementation_is_noticed() {
@@ -372,7 +372,7 @@ fn one_scaled_tensor_in_either_implementation_is_noticed() {
                 continue;
             }
             let sides = [(&both.weir, copy.path()), (&outputs, &*folder)];
-            let chosen = if storms() { &sides[..] } else { &sides[index % 2..][..1] };
+            let chosen = if long_runs() { &sides[..] } else { &sides[index % 2..][..1] };
             for (weir, other) in chosen {
                 let ends = ends(weir);
                 let cut = if ends.is_empty() { Given::default() } else { given(&ends) };

@@ -157,8 +157,8 @@ def test_cut_connections_do_not_change_a_text(server: local.Server, kind: str) -
     options: Any = {"seed": 5, "max_chars": 400, "logprobs": True, "coalesce_chars": 1}
     whole = generate(server.address, kind, **options)
     before = server.metric("resumed_requests_total")
-    dice = random.Random(5)
-    with CuttingProxy(server.address, lambda: dice.randint(4000, 9000)) as proxy:
+    rng = random.Random(5)
+    with CuttingProxy(server.address, lambda: rng.randint(4000, 9000)) as proxy:
         # a connection may be cut before its first piece
         cut = generate(proxy.address, kind, Retry(attempts=8, first_delay=0.01, longest_delay=1.0), **options, resume=True)
         assert proxy.cuts > 0

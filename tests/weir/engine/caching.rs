@@ -237,13 +237,13 @@ fn tight_memory_delays_or_rejects_but_fails_no_request() {
         let model = load(&converted(case), &tight).unwrap();
         assert_eq!(model.memory().limit, limit);
         let engine = Handle::start(model.clone(), Limits { rows: 16, queue: 128, ..Limits::default() }).unwrap();
-        let mut dice = Dice::new(7);
+        let mut rng = Random::new(7);
         let mut accepted = Vec::new();
         let mut rejected = 0;
         for _ in 0..60 {
-            let prompt = 1 + dice.below(90);
-            let max_chars = 1 + dice.below(90);
-            let request = generate(&dice.text(prompt, model.card().vocabulary.len()), max_chars);
+            let prompt = 1 + rng.below(90);
+            let max_chars = 1 + rng.below(90);
+            let request = generate(&rng.text(prompt, model.card().vocabulary.len()), max_chars);
             let needed = model.bytes_for(prompt + max_chars);
             match engine.submit(Job::Generate(request), None) {
                 Ok(events) => {

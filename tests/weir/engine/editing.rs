@@ -57,14 +57,14 @@ fn alphabet(model: &dyn Model) -> Vec<char> {
     texts.filter_map(|text| text.chars().next()).take(7).collect()
 }
 
-fn words(dice: &mut Dice, alphabet: &[char], length: usize) -> String {
-    (0..length).map(|_| alphabet[dice.below(alphabet.len())]).collect()
+fn words(rng: &mut Random, alphabet: &[char], length: usize) -> String {
+    (0..length).map(|_| alphabet[rng.below(alphabet.len())]).collect()
 }
 
 /// Returns the edge of a character of the text.
-fn edge(dice: &mut Dice, text: &str) -> usize {
+fn edge(rng: &mut Random, text: &str) -> usize {
     let edges: Vec<usize> = text.char_indices().map(|(start, _)| start).chain([text.len()]).collect();
-    edges[dice.below(edges.len())]
+    edges[rng.below(edges.len())]
 }
 
 /// Returns the scores of a text's last `count` symbols.
@@ -83,17 +83,17 @@ fn scored(engine: &Handle, symbols: &[u32], count: usize) -> Vec<EmittedSymbol> 
 
 /// Splices of a model's document, and how many of them lie between the comparisons after three successive ones.
 fn splice_counts() -> (u64, u64) {
-    if storms() { (17_000, 20) } else { (500, 125) }
+    if long_runs() { (17_000, 20) } else { (500, 125) }
 }
 
 #[test]
 fn edits_give_the_results_of_cold_requests() {
     for (number, model) in small_models().into_iter().enumerate() {
         let name = model.card().name.clone();
-        let mut dice = Dice::new(number as u64 + 1);
+        let mut rng = Random::new(number as u64 + 1);
         let warm = engine(&model);
         let alphabet = alphabet(&*model);
-        let mut session = open(&warm, &words(&mut dice, &alphabet, 60));
+        let mut session = open(&warm, &words(&mut rng, &alphabet, 60));
         session.keep_distributions(1 << 14);
         session.keep_symbols(1 << 14);
         let mut fork = session.clone();
@@ -101,19 +101,19 @@ fn edits_give_the_results_of_cold_requests() {
         let mut reused_distributions = 0;
         let (splices, between) = splice_counts();
         for round in 1..=splices {
-            match dice.below(40) {
+            match rng.below(40) {
                 0 => fork = session.clone(),
                 1 => std::mem::swap(&mut session, &mut fork),
                 _ => {}
             }
             let before = session.text().text().to_owned();
-            let start = edge(&mut dice, &before);
+            let start = edge(&mut rng, &before);
             let end =
-                before[start..].char_indices().nth(dice.below(12)).map_or(before.len(), |(offset, _)| start + offset);
+                before[start..].char_indices().nth(rng.below(12)).map_or(before.len(), |(offset, _)| start + offset);
             // the text stays within the context of the smallest model
             let longest = if before.chars().count() > 100 { 1 } else { 12 };
-            let added = dice.below(longest);
-            let text = words(&mut dice, &alphabet, added);
+            let added = rng.below(longest);
+            let text = words(&mut rng, &alphabet, added);
             session.splice(round, &[Splice { range: start..end, text }]).unwrap();
             if round % between > 2 || session.text().text().chars().count() < 20 {
                 continue;
@@ -121,13 +121,13 @@ fn edits_give_the_results_of_cold_requests() {
             let text = session.text().text().to_owned();
             let cold_engine = engine(&model);
             let cold = open(&cold_engine, &text);
-            let kept = text.chars().count() - dice.below(12);
+            let kept = text.chars().count() - rng.below(12);
             let cursor = text.char_indices().nth(kept).map_or(text.len(), |(offset, _)| offset);
             let has_segment_ends = model.card().pooled && !model.card().begins_chunks;
             let ends = [CompletionEnd::Length, CompletionEnd::Word, CompletionEnd::Segment];
-            let end = ends[dice.below(if has_segment_ends { 3 } else { 2 })];
+            let end = ends[rng.below(if has_segment_ends { 3 } else { 2 })];
             // long enough for requests that look ahead
-            let max_chars = if dice.below(16) == 0 { 4 } else { 2 };
+            let max_chars = if rng.below(16) == 0 { 4 } else { 2 };
             let rules = CompletionRules { count: 3, end, max_chars };
             let (own, expected) = compared(&session, &cold, cursor, rules);
             assert_eq!(expected.reused_distributions, 0, "{name}: a session that keeps none");
@@ -149,7 +149,7 @@ fn edits_give_the_results_of_cold_requests() {
                 }
             }
             let range =
-                edge(&mut dice, &text[..text.char_indices().nth(kept / 2).map_or(0, |(offset, _)| offset)])..cursor;
+                edge(&mut rng, &text[..text.char_indices().nth(kept / 2).map_or(0, |(offset, _)| offset)])..cursor;
             let own = score(&session, range.clone());
             assert!(own == score(&cold, range.clone()) && !own.characters.is_empty(), "{name}, {text:?}, {range:?}");
         }
@@ -168,18 +168,18 @@ fn keystrokes_reuse_what_the_last_searches_computed() {
     for model in [fixture_in("whitespaces", Dtype::Int8), decoder::model("alibi_bca", Dtype::F32)] {
         let name = model.card().name.clone();
         let alphabet = alphabet(&*model);
-        let mut dice = Dice::new(7);
+        let mut rng = Random::new(7);
         let warm = engine(&model);
-        let mut session = open(&warm, &words(&mut dice, &alphabet, 30));
+        let mut session = open(&warm, &words(&mut rng, &alphabet, 30));
         session.keep_distributions(1 << 22);
         let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 2 };
         let mut computed = 0;
         let mut needed = 0;
         for round in 1..40 {
             let len = session.text().text().len();
-            let typed = alphabet[dice.below(alphabet.len())].to_string();
+            let typed = alphabet[rng.below(alphabet.len())].to_string();
             let last = session.text().text().chars().last().map_or(0, char::len_utf8);
-            let splice = match dice.below(8) {
+            let splice = match rng.below(8) {
                 0 => Splice { range: 0..session.text().text().chars().next().map_or(0, char::len_utf8), text: typed },
                 1 | 2 if len > 20 => Splice { range: len - last..len, text: String::new() },
                 _ if len > 60 => Splice { range: len - last..len, text: String::new() },
@@ -354,33 +354,33 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
         let engine =
             |cache_bytes| Handle::start(Arc::clone(&model), Limits { cache_bytes, ..Limits::default() }).unwrap();
         for (cache_bytes, symbol_bytes) in [(1 << 24, 1 << 20), (1 << 24, 0), (1, 1 << 20)] {
-            let mut dice = Dice::new(10 * number as u64 + 1);
+            let mut rng = Random::new(10 * number as u64 + 1);
             let alphabet = alphabet(&*model);
             let warm = engine(cache_bytes);
-            let mut session = open_long(&warm, &words(&mut dice, &alphabet, LONG_TEXT_BYTES));
+            let mut session = open_long(&warm, &words(&mut rng, &alphabet, LONG_TEXT_BYTES));
             session.keep_symbols(symbol_bytes);
             let mut fork = session.clone();
             let mut reused = 0;
             for round in 1..=SPLICES {
-                match dice.below(20) {
+                match rng.below(20) {
                     0 => fork = session.clone(),
                     1 => std::mem::swap(&mut session, &mut fork),
                     _ => {}
                 }
                 let text = session.text().text();
                 let start =
-                    if dice.below(6) > 0 { text.len().saturating_sub(dice.below(8)) } else { edge(&mut dice, text) };
+                    if rng.below(6) > 0 { text.len().saturating_sub(rng.below(8)) } else { edge(&mut rng, text) };
                 let start = edge_before(text, start);
-                let removed = if dice.below(10) == 0 { 2_500 } else { dice.below(4) };
+                let removed = if rng.below(10) == 0 { 2_500 } else { rng.below(4) };
                 let end = edge_before(text, start + removed).max(start);
-                let added = if dice.below(10) == 0 { 2_500 } else { dice.below(3) };
-                let typed = words(&mut dice, &alphabet, added);
+                let added = if rng.below(10) == 0 { 2_500 } else { rng.below(3) };
+                let typed = words(&mut rng, &alphabet, added);
                 session.splice(round, &[Splice { range: start..end, text: typed }]).unwrap();
                 if round % 4 != 0 {
                     continue;
                 }
                 let text = session.text().text().to_owned();
-                let cursor = if dice.below(4) == 0 { edge(&mut dice, &text) } else { text.len() };
+                let cursor = if rng.below(4) == 0 { edge(&mut rng, &text) } else { text.len() };
                 let cursor = if cursor == 0 { text.len() } else { cursor };
                 let cold_engine = engine(1 << 24);
                 let (own, _) = compared(&session, &open_long(&cold_engine, &text), cursor, rules);
@@ -441,13 +441,13 @@ fn distributions_are_those_of_requests_for_each_text() {
     for (number, model) in small_models().into_iter().enumerate() {
         let name = model.card().name.clone();
         let mut most = 0;
-        let mut dice = Dice::new(number as u64 + 1);
+        let mut rng = Random::new(number as u64 + 1);
         let alphabet = alphabet(&*model);
         let warm = engine(&model);
         for length in [1, 9, 30] {
-            let text = words(&mut dice, &alphabet, length);
+            let text = words(&mut rng, &alphabet, length);
             let text = model.card().encode("text", &text).unwrap();
-            let other = model.card().encode("text", &words(&mut dice, &alphabet, 1)).unwrap();
+            let other = model.card().encode("text", &words(&mut rng, &alphabet, 1)).unwrap();
             let (found, _) = run(&warm, next(&*model, &text, 4));
             assert_eq!(found.distributions.len(), found.symbols.len() + 1, "{name}");
             most = most.max(found.symbols.len());
@@ -477,7 +477,7 @@ fn a_request_that_loses_its_row_has_the_same_distributions() {
     for model in small_models() {
         let name = model.card().name.clone();
         let alphabet = alphabet(&*model);
-        let text = words(&mut Dice::new(3), &alphabet, 10);
+        let text = words(&mut Random::new(3), &alphabet, 10);
         let text = model.card().encode("text", &text).unwrap();
         let run = |loss: Option<usize>| {
             let mut session = Session::next_symbol(next(&*model, &text, 4), model.card()).unwrap();

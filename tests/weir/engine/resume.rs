@@ -374,10 +374,10 @@ fn only_the_text_that_a_new_row_needs_is_held() {
         let (expected, max_held) = run_losing(model, &request, |_, _| None);
         assert_eq!(expected.characters.len(), CHARS, "{name}");
         assert!(max_held <= 2100, "{name}: {max_held} symbols of {CHARS} were held");
-        let mut dice = Dice::new(3);
+        let mut rng = Random::new(3);
         let mut losses = 0;
         let (output, max_held) = run_losing(model, &request, |session, generated| {
-            (generated >= LOSS_START && dice.below(200) == 0).then(|| {
+            (generated >= LOSS_START && rng.below(200) == 0).then(|| {
                 losses += 1;
                 assert!(session.replay_position() > 0, "{name}: no text was dropped");
                 rewound(model, session)

@@ -265,7 +265,7 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
         (hnet_in("two_stage", f32), ""),
         (decoder::model("alibi_bca", f32), ""),
     ];
-    let mut dice = Dice::new(31);
+    let mut rng = Random::new(31);
     for (model, mode) in models {
         let name = format!("{}, {mode}", model.card().name);
         let engine = Handle::start(Arc::clone(&model), Limits { chunk: 16, ..Limits::default() }).unwrap();
@@ -281,7 +281,7 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
         let sampling = v1::Sampling { seed: Some(5), repetition_penalty: Some(1.1), ..Default::default() };
         let text: Vec<u32> = model.card().vocabulary.text_ids().take(26).collect();
         let request = GenerateRequest {
-            prompt_ids: (0..40).map(|_| text[dice.below(text.len())]).collect(),
+            prompt_ids: (0..40).map(|_| text[rng.below(text.len())]).collect(),
             sampling: Some(sampling),
             stopping: Some(v1::Stopping { max_chars: Some(60), ..Default::default() }),
             details: Some(details),
@@ -292,7 +292,7 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
         let all: Vec<u32> =
             whole.pieces.iter().filter(|piece| !piece.prompt).flat_map(|piece| piece.ids.clone()).collect();
         for _ in 0..3 {
-            let wanted = 40 + 1 + dice.below(all.len());
+            let wanted = 40 + 1 + rng.below(all.len());
             let (sent, text) = broken(&mut client, request.clone(), wanted).await;
             let (prompt, resume_ids) = sent.split_at(40);
             assert_eq!((prompt, resume_ids), (&request.prompt_ids[..], &all[..resume_ids.len()]), "{name}");

@@ -202,8 +202,8 @@ fn check_summary(name: &str, summary: &v1::ScoreSummary, sum: WindowScore, segme
 async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
     let server = Server::new().await;
     let text: String = {
-        let mut dice = Dice::new(3);
-        (0..2 << 20).map(|_| [' ', 'a', 'b', 'c', 'd', 'e'][dice.below(6)]).collect()
+        let mut rng = Random::new(3);
+        (0..2 << 20).map(|_| [' ', 'a', 'b', 'c', 'd', 'e'][rng.below(6)]).collect()
     };
     let options = WindowOptions { length: 300, stride: 250 };
     let mut scored_text = String::new();
@@ -243,8 +243,8 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
         let running = Running::start(vec![engine], TransportConfig::default()).await;
         let vocabulary = &model.card().vocabulary;
-        let length = if storms() { 1 << 16 } else { 3000 };
-        let text = vocabulary.decode(&Dice::new(7).text(length, vocabulary.len()));
+        let length = if long_runs() { 1 << 16 } else { 3000 };
+        let text = vocabulary.decode(&Random::new(7).text(length, vocabulary.len()));
         let symbols = vocabulary.encode("text", &text, usize::MAX).unwrap();
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), offset: 0 };

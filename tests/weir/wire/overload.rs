@@ -60,9 +60,9 @@ async fn the_server_recovers_from_ten_times_the_queue() {
 }
 
 /// Reads a random number of messages for a random time, then cancels.
-async fn cancel_soon(mut client: GenerationClient<tonic::transport::Channel>, number: u64, dice: &mut Dice) {
-    let messages = dice.below(30);
-    let time = Duration::from_micros(dice.below(4000) as u64);
+async fn cancel_soon(mut client: GenerationClient<tonic::transport::Channel>, number: u64, rng: &mut Random) {
+    let messages = rng.below(30);
+    let time = Duration::from_micros(rng.below(4000) as u64);
     let reading = async {
         let mut stream = client.generate(request(number)).await?.into_inner();
         for _ in 0..messages {
@@ -85,9 +85,9 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     for client in 0..AT_ONCE {
         let generation = server.generation();
         clients.spawn(async move {
-            let mut dice = Dice::new(client + 1);
+            let mut rng = Random::new(client + 1);
             for number in 0..1000 / AT_ONCE {
-                cancel_soon(generation.clone(), number * AT_ONCE + client, &mut dice).await;
+                cancel_soon(generation.clone(), number * AT_ONCE + client, &mut rng).await;
             }
         });
     }

@@ -87,6 +87,7 @@ use weir_proto::{
 mod anywhere;
 mod bench;
 mod browser;
+mod cases;
 mod certificates;
 mod codec;
 mod command_line;
@@ -106,7 +107,6 @@ mod logging;
 mod lslm;
 mod lslm_checkpoints;
 mod lsp;
-mod mistakes;
 mod mixed_load;
 mod module_dependencies;
 mod operations;

@@ -550,7 +550,7 @@ pub(super) fn call(stream: u32, path: &str) -> Vec<u8> {
 }
 
 /// Returns a message with its gRPC prefix.
-pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn framed(bytes: &[u8]) -> Vec<u8> {
     [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
 

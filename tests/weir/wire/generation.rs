@@ -1,7 +1,7 @@
 //! Calls of `Generate`: prompts, pieces, stop conditions, the end byte, speculation and the choice of a model.
 
 use super::*;
-use crate::wire::{fake_model::SYMBOLS, http_refusals::header};
+use crate::wire::fake_model::SYMBOLS;
 use weir::engine::speculation::Speculation;
 use weir_proto::inference::InferTensorContents;
 
@@ -654,16 +654,16 @@ async fn http_counts_a_prompt_once() {
     let body = json!({ "prompt": ["A b", "ab"], "n": 2, "max_tokens": 3, "seed": 1 });
     let answer = server.post(&body).await;
     assert_eq!(answer.json()["usage"]["normalized_chars"], 1);
-    assert_eq!(header(&answer, "x-weir-normalized-chars"), Some("1"));
+    assert_eq!(answer.header("x-weir-normalized-chars"), Some("1"));
     let options = json!({ "continuous_usage_stats": true, "include_usage": true });
     let body = json!({ "prompt": "A b", "max_tokens": 3, "stream": true, "stream_options": options });
     let answer = server.post(&body).await;
-    assert_eq!(header(&answer, "x-weir-normalized-chars"), Some("1"), "known before the first event");
+    assert_eq!(answer.header("x-weir-normalized-chars"), Some("1"), "known before the first event");
     let events = answer.events();
     assert!(events.iter().all(|event| event["usage"]["normalized_chars"] == 1), "{events:?}");
     for stream in [false, true] {
         let answer = server.post(&json!({ "prompt": "a b", "max_tokens": 3, "stream": stream })).await;
-        assert_eq!(header(&answer, "x-weir-normalized-chars"), None);
+        assert_eq!(answer.header("x-weir-normalized-chars"), None);
     }
     server.at_rest().await;
 }

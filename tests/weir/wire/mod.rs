@@ -4,7 +4,7 @@ mod admin;
 mod codec;
 mod connections;
 mod editing;
-mod errors;
+pub(crate) mod errors;
 mod fake_model;
 mod families;
 mod generation;
@@ -18,18 +18,20 @@ mod overload;
 mod summaries;
 
 use crate::{
-    support::settings,
+    support::{settings, t5_shortened},
     wire::{
         connections::{
             ALICE, BOB, DATA, RST_STREAM, alice_and_bob, bearing, called, channel_from, connect, frame, is_healthy,
             segment, sent, with_keys,
         },
         fake_model::{Fake, Kind, MAX_SYMBOLS},
-        http::{Reply, connect_and_send, exchange},
+        http::{Reply, connect_and_send},
     },
     *,
 };
+pub(crate) use connections::framed;
 use h2::{RecvStream, client::SendRequest};
+pub(crate) use http::exchange;
 use std::{
     collections::HashMap,
     f64::consts::LN_2,
@@ -356,6 +358,50 @@ impl Summarizer {
     async fn summarizing_with(limits: Limits, config: TransportConfig) -> Self {
         let model = DocumentModel::new();
         Self::hosting(Arc::clone(&model), model, limits, config).await
+    }
+}
+
+/// The servers that answer `tests/cases/grpc.txt` and `http.txt`, by their names there.
+pub(crate) struct CaseServers {
+    fake: Server,
+    two: Server,
+    summarizer: Summarizer,
+    t5: Running,
+    _folder: TempDir,
+}
+
+impl CaseServers {
+    pub(crate) async fn start() -> Self {
+        let two = [("fake", Kind::Pooled), ("flat", Kind::Vanilla)];
+        let folder = t5_shortened(24);
+        Self {
+            fake: Server::new().await,
+            two: Server::of(&two, Limits::default(), TransportConfig::default()).await,
+            summarizer: Server::summarizing().await,
+            t5: Running::of(load(folder.path(), &settings()).unwrap(), Limits::default(), TransportConfig::default())
+                .await,
+            _folder: folder,
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<(&'static str, String)> {
+        let servers: [(_, _, &Running); 4] = [
+            ("fake", "fake-http", &self.fake),
+            ("two", "two-http", &self.two),
+            ("summarizer", "summarizer-http", &self.summarizer),
+            ("t5", "t5-http", &self.t5),
+        ];
+        let both =
+            servers.map(|(grpc, http, server)| [(grpc, server.address.to_string()), (http, server.port.to_string())]);
+        both.concat()
+    }
+
+    /// Waits until nothing is left of the requests, and checks that the servers go on.
+    pub(crate) async fn at_rest(&self) {
+        self.fake.at_rest().await;
+        self.two.at_rest().await;
+        self.summarizer.at_rest().await;
+        self.fake.answer(prompt("a")).await.unwrap();
     }
 }
 

@@ -1,0 +1,477 @@
+//! The cases in `tests/cases/`: what a client sends, and the exact answer. One paragraph is one case, and the files are read when the
+//! tests run:
+//!
+//! ```text
+//! given NAME          a change of the folder in which the command runs, from `GIVEN` below; optional
+//! $ COMMAND           several commands have the same answer
+//! ANSWER
+//! ```
+//!
+//! - `weir …` runs the built program, which must fail. The answer is its stderr. Variables may stand before it.
+//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`. The answer is the status with the error's type, code and field; its
+//!   message; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind the status.
+//! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
+//!   field; the message; and the reason's metadata as JSON.
+//!
+//! Of the last two, the message and the JSON may be left out, and the JSON may lack members. `{grpc}` and its like stand for
+//! addresses, `%{a*3}` for `aaa`, and `…` for any text. Lines that begin with `#` are comments.
+
+use crate::{
+    hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
+    process::program,
+    wire::{CaseServers, errors::status_of_call, exchange, framed},
+    *,
+};
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
+use serde_json::Deserializer;
+use std::net;
+use tonic_types::StatusExt;
+
+const KEY: &str = "key-of-the-test-0123456789";
+
+/// One paragraph.
+struct Case<'a> {
+    /// The name of a change of the folder in [`GIVEN`]; empty for the folder without changes.
+    given: &'a str,
+    commands: Vec<&'a str>,
+    answer: &'a str,
+}
+
+/// Returns the cases of a file.
+fn cases(file: &str) -> Vec<Case<'_>> {
+    let paragraphs = file.split("\n\n").map(str::trim);
+    paragraphs.filter(|paragraph| !paragraph.starts_with('#')).map(case).collect()
+}
+
+fn case(paragraph: &str) -> Case<'_> {
+    let (given, mut rest) = match paragraph.strip_prefix("given ") {
+        Some(paragraph) => paragraph.split_once('\n').unwrap(),
+        None => ("", paragraph),
+    };
+    let mut commands = Vec::new();
+    while let Some(line) = rest.strip_prefix("$ ") {
+        let (command, after) = line.split_once('\n').expect(paragraph);
+        commands.push(command);
+        rest = after;
+    }
+    assert!(!commands.is_empty(), "{paragraph}");
+    Case { given, commands, answer: rest }
+}
+
+/// What came back.
+#[derive(Default)]
+struct Answer {
+    /// The status, or the code, with what names the error. Empty for a command.
+    head: String,
+    message: String,
+    json: Value,
+}
+
+impl Answer {
+    /// Returns true if this is what a case expects.
+    fn is_like(&self, expected: &str) -> bool {
+        if self.head.is_empty() {
+            return is_like(&self.message, expected);
+        }
+        let (head, rest) = expected.split_once('\n').unwrap_or((expected, ""));
+        let (message, json) = rest
+            .find("{")
+            .filter(|&at| at == 0 || rest[..at].ends_with('\n'))
+            .map_or((rest, ""), |at| rest.split_at(at));
+        let message = message.trim_end();
+        is_like(&self.head, head)
+            && (message.is_empty() || is_like(&self.message, message))
+            && (json.is_empty() || is_like_json(&self.json, &serde_json::from_str(json).expect(json)))
+    }
+}
+
+/// The servers that the rows call.
+struct Servers {
+    /// Two models that continue text and one that summarizes, over gRPC and HTTP.
+    open: Server,
+    /// TLS and keys.
+    tls: Server,
+    /// A server that uses the certificate of an authority.
+    authority: Server,
+    /// A server that requires client certificates.
+    mutual: Server,
+    certificates: Certificates,
+    /// An address at which no server listens.
+    free: String,
+    _folder: TempDir,
+}
+
+impl Servers {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let summarizer = write_random_model(folder.path());
+        let models = [converted("whitespaces"), lslm_converted("byte_vocab"), summarizer.into()];
+        let certificates = Certificates::new();
+        write_authority(&certificates);
+        let strangers = Certificates::new();
+        for name in ["client.pem", "client.key"] {
+            fs::copy(strangers.path(name), certificates.path(&name.replace("client", "stranger"))).unwrap();
+        }
+        certificates.write("key", &format!("{KEY}\n"));
+        let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
+        let encrypted = |name: &str, more: &[&str]| {
+            let [cert, key] = ["pem", "key"].map(|ending| certificates.name(&format!("{name}.{ending}")));
+            Server::of(&models[..1], &[&["--tls-cert", &cert, "--tls-key", &key], more].concat())
+        };
+        let tls = encrypted("server", &["--api-keys", keys.to_str().unwrap()]);
+        let authority = encrypted("authority", &[]);
+        let mutual = encrypted("server", &["--tls-client-ca", &certificates.name("ca.pem")]);
+        let token = certificates.write("token", "the-admin-token-of-the-test\n");
+        let open = Server::of(&models, &["--admin-token-file", token.to_str().unwrap()]);
+        let free = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        Self { open, tls, authority, mutual, certificates, free, _folder: folder }
+    }
+
+    fn addresses(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("grpc", self.open.address.to_string()),
+            ("http", self.open.http()),
+            ("tls", self.tls.address.to_string()),
+            ("https", self.tls.http()),
+            ("authority", self.authority.address.to_string()),
+            ("mutual", self.mutual.address.to_string()),
+            ("free", self.free.clone()),
+        ]
+    }
+}
+
+/// Replaces the names of addresses, and `%{TEXT*COUNT}`.
+fn filled(text: &str, addresses: &[(&str, String)]) -> String {
+    let mut text = text.to_owned();
+    for (name, address) in addresses {
+        text = text.replace(&format!("{{{name}}}"), address);
+    }
+    let mut from = 0;
+    while let Some(star) = text[from..].find('*').map(|at| from + at) {
+        from = star + 1;
+        let digits = text[from..].chars().take_while(char::is_ascii_digit).count();
+        let Some(start) = text[..star].rfind("%{").filter(|_| digits > 0 && text[from + digits..].starts_with('}'))
+        else {
+            continue;
+        };
+        let repeated = text[start + 2..star].repeat(text[from..from + digits].parse().unwrap());
+        text.replace_range(start..=from + digits, &repeated);
+        from = start + repeated.len();
+    }
+    text
+}
+
+/// Runs a command line. Returns its answer.
+async fn answer(command: &str, folder: &dyn Fn() -> TempDir) -> Answer {
+    let words = split(command);
+    let variables = words.iter().map_while(|word| word.split_once('=')).collect::<Vec<_>>();
+    match words[variables.len()..].split_first().map(|(program, words)| (program.as_str(), words)) {
+        Some(("weir", words)) => weir(folder().path(), &variables, words),
+        Some(("curl", words)) => curl(words).await,
+        Some(("grpcurl", words)) => grpcurl(words).await,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks the cases of a file.
+async fn check(file: &str, addresses: &[(&str, String)], folder: &dyn Fn(&str) -> TempDir) {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases").join(file)).unwrap();
+    let mut wrong = String::new();
+    for case in cases(&text) {
+        // Some cases of Hugging Face models need the feature.
+        if !cfg!(feature = "candle") && case.given.contains("Hugging Face") {
+            continue;
+        }
+        let expected = filled(case.answer, addresses);
+        for command in case.commands {
+            let answer = answer(&filled(command, addresses), &|| folder(case.given)).await;
+            if !answer.is_like(&expected) {
+                let Answer { head, message, json } = answer;
+                wrong += &format!("{}\n$ {command}\n{expected}\nis not\n{head}\n{message}\n{json}\n\n", case.given);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[tokio::test]
+async fn every_mistake_on_the_command_line_has_its_message() {
+    let servers = Servers::start();
+    let used = Mutex::new(BTreeSet::new());
+    let folder = |name: &str| {
+        let folder = TempDir::new().unwrap();
+        let files = "ca.pem server.pem server.key authority.pem client.pem client.key stranger.pem stranger.key key";
+        for name in files.split(' ') {
+            fs::copy(servers.certificates.path(name), folder.path().join(name)).unwrap();
+        }
+        write_valid(&folder.path().join("model"));
+        if !name.is_empty() {
+            let given = GIVEN.iter().find(|given| given.name == name).unwrap_or_else(|| panic!("no {name}"));
+            (given.change)(folder.path());
+            used.lock().unwrap().insert(given.name);
+        }
+        folder
+    };
+    check("command-line.txt", &servers.addresses(), &folder).await;
+    let needs_candle = |given: &Given| !cfg!(feature = "candle") && given.name.contains("Hugging Face");
+    for given in GIVEN.iter().filter(|given| !needs_candle(given)) {
+        assert!(used.lock().unwrap().contains(given.name), "no case is given {}", given.name);
+    }
+}
+
+/// The servers run in this process, with models that are quick.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_request_has_its_answer() {
+    let servers = CaseServers::start().await;
+    for file in ["grpc.txt", "http.txt"] {
+        check(file, &servers.addresses(), &|_| unreachable!("no command runs in a folder")).await;
+    }
+    servers.at_rest().await;
+}
+
+/// Writes an authority's certificate that a server could use, and its key.
+fn write_authority(certificates: &Certificates) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
+    let key = KeyPair::generate().unwrap();
+    certificates.write("authority.pem", &params.self_signed(&key).unwrap().pem());
+    certificates.write("authority.key", &key.serialize_pem());
+}
+
+/// Splits a command line at spaces outside of single quotes.
+fn split(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for (index, part) in line.split('\'').enumerate() {
+        let mut pieces = if index % 2 == 0 { part.split(' ').collect() } else { vec![part] }.into_iter();
+        words.last_mut().unwrap().push_str(pieces.next().unwrap());
+        words.extend(pieces.map(str::to_owned));
+    }
+    words
+}
+
+/// Runs a command that must fail. Returns its message without the line that states where the model runs.
+fn weir(folder: &Path, variables: &[(&str, &str)], words: &[String]) -> Answer {
+    let variables = variables.iter().copied().chain([("WEIR_DATA", "data")]);
+    let output = program(&[]).args(words).current_dir(folder).envs(variables).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{words:?}: {message}");
+    let lines = message.lines().filter(|line| !line.is_empty() && !line.starts_with("weir: running "));
+    Answer { message: lines.collect::<Vec<_>>().join("\n"), ..Answer::default() }
+}
+
+async fn curl(words: &[String]) -> Answer {
+    let (url, options) = words.split_first().unwrap();
+    let (address, path) = url.split_once('/').unwrap();
+    let (mut method, mut headers, mut body, mut printed) = (None, Vec::new(), "", None);
+    for option in options.chunks(2) {
+        let value = option[1].as_str();
+        match option[0].as_str() {
+            "-X" => method = Some(value),
+            "-H" => headers.push(value),
+            "-d" => {
+                (headers, body) = ([&headers[..], &["content-type: application/x-www-form-urlencoded"]].concat(), value)
+            }
+            "--json" => body = value,
+            "-w" => printed = value.strip_prefix("%header{").and_then(|name| name.strip_suffix('}')),
+            other => panic!("{other}"),
+        }
+    }
+    let host = format!("host: {address}");
+    if !headers.iter().any(|header| header.to_ascii_lowercase().starts_with("host:")) {
+        headers.push(&host);
+    }
+    let method = method.unwrap_or(if body.is_empty() { "GET" } else { "POST" });
+    let reply = exchange(address.parse().unwrap(), method, &format!("/{path}"), &headers, body).await;
+    let json = serde_json::from_str(reply.body()).unwrap_or(Value::Null);
+    let error = &json["error"];
+    let names = ["type", "code", "param"].iter().filter_map(|name| error[name].as_str());
+    let header = printed.map(|name| reply.headers(name).collect::<Vec<_>>().join(" and ")).unwrap_or_default();
+    let head: Vec<_> = names.chain(Some(&*header).filter(|header| !header.is_empty())).collect();
+    let message = error["message"].as_str().unwrap_or_else(|| error.as_str().unwrap_or(reply.body().trim_end()));
+    Answer { head: [&[&*reply.0.to_string()][..], &head].concat().join(" "), message: message.to_owned(), json }
+}
+
+async fn grpcurl(words: &[String]) -> Answer {
+    static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+        let mut pool = DescriptorPool::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
+        pool.decode_file_descriptor_set(weir_proto::INFERENCE_DESCRIPTOR_SET).unwrap();
+        pool
+    });
+    let [address, path, options @ ..] = words else { panic!("{words:?}") };
+    let (service, method) = path.split_once('/').unwrap();
+    let service = POOL.get_service_by_name(service).unwrap_or_else(|| panic!("no {service}"));
+    let method = service.methods().find(|known| known.name() == method).unwrap_or_else(|| panic!("no {path}"));
+    let (mut headers, mut body) = (Vec::new(), Vec::new());
+    for option in options.chunks(2) {
+        match (option[0].as_str(), option[1].as_str()) {
+            ("-H", header) => headers.push(header.split_once(": ").unwrap()),
+            ("-d", messages) => {
+                for message in Deserializer::from_str(messages).into_iter::<Value>() {
+                    let message = message.unwrap_or_else(|error| panic!("{messages}: {error}"));
+                    body.extend(framed(&DynamicMessage::deserialize(method.input(), message).unwrap().encode_to_vec()));
+                }
+            }
+            (other, _) => panic!("{other}"),
+        }
+    }
+    let status = status_of_call(address.parse().unwrap(), &format!("/{path}"), body, &headers).await;
+    let details = status.get_error_details();
+    let info = details.error_info();
+    let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
+    if status.code() != Code::Ok {
+        assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
+        assert!(status.message().len() < 1100, "{} bytes", status.message().len());
+    }
+    for violation in &violations {
+        assert!(status.message().starts_with(violation.description.trim_end_matches('…')), "{status:?}");
+    }
+    let fields = violations.iter().map(|violation| violation.field.clone());
+    let head: Vec<_> = [format!("{:?}", status.code()), info.map(|info| info.reason.clone()).unwrap_or_default()]
+        .into_iter()
+        .chain(fields)
+        .collect();
+    let json = serde_json::to_value(info.map(|info| &info.metadata)).unwrap();
+    Answer { head: head.join(" ").trim_end().to_owned(), message: status.message().to_owned(), json }
+}
+
+/// Returns true if `text` is `pattern`, in which `…` stands for any text.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split('…');
+    let Some(mut rest) = text.strip_prefix(parts.next().unwrap()) else { return false };
+    let Some(last) = pattern.contains('…').then(|| parts.next_back().unwrap()) else { return rest.is_empty() };
+    for part in parts {
+        match rest.split_once(part) {
+            Some((_, behind)) => rest = behind,
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+/// Returns true if `found` has what `expected` has. Texts may have `…`, and objects may have further members.
+fn is_like_json(found: &Value, expected: &Value) -> bool {
+    match (found, expected) {
+        (Value::Object(found), Value::Object(expected)) => {
+            expected.iter().all(|(name, expected)| found.get(name).is_some_and(|found| is_like_json(found, expected)))
+        }
+        (Value::Array(found), Value::Array(expected)) => {
+            found.len() == expected.len()
+                && found.iter().zip(expected).all(|(found, expected)| is_like_json(found, expected))
+        }
+        (Value::String(found), Value::String(expected)) => is_like(found, expected),
+        _ => found == expected,
+    }
+}
+
+#[test]
+fn patterns_and_words() {
+    assert!(is_like("abc", "abc") && is_like("abc", "a…c") && is_like("abcabc", "…bc") && is_like("abc", "…"));
+    assert!(!is_like("abcd", "abc") && !is_like("abc", "b…") && !is_like("abc", "a…b") && !is_like("abc", "abc…c"));
+    let [found, expected] = [json!({ "a": [1, "bc"], "b": 2 }), json!({ "a": [1, "b…"] })];
+    assert!(is_like_json(&found, &expected) && !is_like_json(&expected, &found));
+    assert_eq!(filled("{one} {\"a\": \"%{b*3}\"} 2*3", &[("one", "x:1".into())]), "x:1 {\"a\": \"bbb\"} 2*3");
+    assert_eq!(split("weir score --text 'a  b' c"), ["weir", "score", "--text", "a  b", "c"]);
+}
+
+const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 7782708\n";
+
+const PAGE: &str = "<!DOCTYPE html>\n<html><body>Not found</body></html>\n";
+
+/// A folder: the name after `given` in the table, and how the folder is changed.
+struct Given {
+    name: &'static str,
+    change: fn(&Path),
+}
+
+const fn given(name: &'static str, change: fn(&Path)) -> Given {
+    Given { name, change }
+}
+
+fn write(folder: &Path, name: &str, contents: impl AsRef<[u8]>) {
+    fs::write(folder.join(name), contents).unwrap();
+}
+
+fn config(folder: &Path, contents: impl AsRef<[u8]>) {
+    write(folder, "model/config.json", contents);
+}
+
+fn weights(folder: &Path, contents: impl AsRef<[u8]>) {
+    write(folder, "model/model.safetensors", contents);
+}
+
+/// Leaves one file in the checkpoint's folder.
+fn only(folder: &Path, file: &str) {
+    fs::remove_dir_all(folder.join("model")).unwrap();
+    fs::create_dir(folder.join("model")).unwrap();
+    write(folder, &format!("model/{file}"), "x");
+}
+
+/// Replaces the configuration by that of a Llama, and writes its tokenizer, if there is one.
+fn llama(folder: &Path, tokenizer: Option<&str>) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face/llama/config.json");
+    config(folder, fs::read(golden).unwrap());
+    if let Some(tokenizer) = tokenizer {
+        write(folder, "model/tokenizer.json", tokenizer);
+    }
+}
+
+const GIVEN: &[Given] = &[
+    given("an empty configuration", |folder| config(folder, "")),
+    given("a configuration of zeros", |folder| config(folder, [0; 64])),
+    given("a configuration in Git LFS", |folder| config(folder, POINTER)),
+    given("a broken configuration", |folder| {
+        config(folder, "{\n  \"format\": \"weir/1\",\n  \"family\": hourglass\n}");
+    }),
+    given("half a configuration", |folder| config(folder, &SMALL_CONFIG[..SMALL_CONFIG.len() / 2])),
+    given("empty weights", |folder| weights(folder, "")),
+    given("weights of zeros", |folder| weights(folder, [0; 4096])),
+    given("weights in Git LFS", |folder| weights(folder, POINTER)),
+    given("weights alone", |folder| fs::remove_file(folder.join("model/config.json")).unwrap()),
+    given("no weights", |folder| fs::remove_file(folder.join("model/model.safetensors")).unwrap()),
+    given("pickled weights", |folder| {
+        fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap();
+    }),
+    given("pickled weights in Git LFS", |folder| {
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+        write(folder, "model/pytorch_model.bin", POINTER);
+    }),
+    given("a GPT-2 of Hugging Face without weights", |folder| {
+        config(folder, "{\"model_type\": \"gpt2\"}");
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+    }),
+    given("a Llama of Hugging Face without a tokenizer", |folder| llama(folder, None)),
+    given("a Llama of Hugging Face with a broken tokenizer", |folder| llama(folder, Some("tokenizer"))),
+    given("a Llama of Hugging Face with a tokenizer in Git LFS", |folder| llama(folder, Some(POINTER))),
+    given("a GPT-2 of Hugging Face", |folder| config(folder, "{\"model_type\": \"gpt2\"}")),
+    given("a BERT of Hugging Face", |folder| config(folder, "{\"model_type\": \"bert\", \"vocab_size\": 7}")),
+    given("an empty folder", |folder| {
+        only(folder, "x");
+        fs::remove_file(folder.join("model/x")).unwrap();
+    }),
+    given("a folder of notes", |folder| only(folder, "notes.txt")),
+    given("a folder of a GGUF file", |folder| only(folder, "model.gguf")),
+    given("a folder of a training checkpoint", |folder| only(folder, "checkpoint_last.pt")),
+    given("a folder of a training run", |folder| only(folder, "state.pt")),
+    given("a configuration of another project", |folder| config(folder, "{\"arch_layout\": [\"m2\"]}")),
+    given("a folder of checkpoints", |folder| {
+        only(folder, "notes.txt");
+        fs::create_dir(folder.join("model/inner")).unwrap();
+        write(folder, "model/inner/config.json", SMALL_CONFIG);
+    }),
+    given("a configuration that is a web page", |folder| config(folder, PAGE)),
+    given("weights that are a web page", |folder| weights(folder, PAGE)),
+    given("half a Llama of Hugging Face", |folder| {
+        config(folder, "{\"model_type\": \"llama\"}");
+        fs::remove_file(folder.join("model/model.safetensors")).unwrap();
+    }),
+    given("settings in JSON", |folder| write(folder, "weir.toml", "{\n  \"rows\": 8,\n  \"listen\": \"a\"\n}\n")),
+    given("a photo", |folder| write(folder, "photo.jpg", b"\xff\xd8\xff")),
+    given("a text", |folder| write(folder, "text.txt", "Hello")),
+    given("an empty text", |folder| write(folder, "text.txt", "")),
+    given("a wrong key", |folder| write(folder, "wrong-key", "another-key-0123456789\n")),
+    given("a wrong setting", |folder| {
+        write(folder, "weir.toml", "rows = 8\nlisten-http = \"127.0.0.1:8000\"\n");
+    }),
+];

@@ -115,6 +115,7 @@ mod pull;
 mod pyramidion;
 mod request_path;
 mod settings;
+mod sources;
 mod summaries;
 mod support;
 mod t5;

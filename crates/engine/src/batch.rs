@@ -1,5 +1,5 @@
-//! The running requests, their rows, and one step of them: documents are encoded, rows are fed as the
-//! [`scheduler`](super::scheduler) plans, and the outcome of each request whose rows are ready is taken and sent.
+//! The running requests, their rows, and one step of them: documents are encoded, rows are fed as
+//! [`crate::scheduler`] plans, and the outcome of each request whose rows are ready is taken and sent.
 //!
 //! Hot path: a step of texts logs nothing, and allocates only its events and the cache entries of complete prompts and of
 //! requests that look ahead.

@@ -120,8 +120,12 @@ struct Guess {
     kind: GuessKind,
 }
 
-/// The guesses of one symbol: from a match, and from n-grams.
-type Guesses = [Option<Guess>; 2];
+/// The guesses of one symbol.
+#[derive(Debug, Clone, Copy, Default)]
+struct Guesses {
+    from_match: Option<Guess>,
+    from_ngrams: Option<Guess>,
+}
 
 /// Drafts how one text continues.
 #[derive(Debug, Clone)]
@@ -155,7 +159,7 @@ impl Drafter {
             matcher: SuffixMatcher::new(max_symbols),
             ngrams,
             rates,
-            guesses: [None; 2],
+            guesses: Guesses::default(),
             seen: 0,
             caught_up: false,
             ends_segment: vec![false; vocabulary],
@@ -182,7 +186,7 @@ impl Drafter {
                 break;
             }
             self.draft.push(guess.symbol);
-            let is_followed = guesses[0].is_some_and(|from_match| from_match.symbol == guess.symbol);
+            let is_followed = guesses.from_match.is_some_and(|from_match| from_match.symbol == guess.symbol);
             place = place.filter(|_| is_followed).map(Match::extended);
             guesses = self.guess_after(place);
         }
@@ -213,7 +217,8 @@ impl Drafter {
         let symbols = symbols.take(SEEN_AT_ONCE);
         self.seen = start + symbols.len();
         for symbol in symbols.iter() {
-            for Guess { symbol: guessed, kind } in self.guesses.into_iter().flatten() {
+            let Guesses { from_match, from_ngrams } = self.guesses;
+            for Guess { symbol: guessed, kind } in [from_match, from_ngrams].into_iter().flatten() {
                 let right = guessed == symbol;
                 if self.caught_up {
                     self.rates.record(kind, right, GENERATED_WEIGHT);
@@ -229,9 +234,9 @@ impl Drafter {
     }
 
     /// The guess that was right most often among those of its kind.
-    fn best(&self, guesses: Guesses) -> Option<Guess> {
-        let rate = |guess: Guess| self.rates.of(guess.kind);
-        guesses.into_iter().flatten().reduce(|first, second| if rate(second) > rate(first) { second } else { first })
+    fn best(&self, Guesses { from_match, from_ngrams }: Guesses) -> Option<Guess> {
+        let rate = |guess: Option<Guess>| guess.map(|guess| self.rates.of(guess.kind));
+        if rate(from_ngrams) > rate(from_match) { from_ngrams } else { from_match }
     }
 
     /// The guesses of the symbol after the text and the draft, whose end matches what is before `place`.
@@ -245,7 +250,7 @@ impl Drafter {
         let successor = self.ngrams.as_ref().and_then(|ngrams| ngrams.successor(latest_first));
         let from_ngrams =
             successor.map(|Successor { symbol, confidence }| Guess { symbol, kind: GuessKind::of_ngram(confidence) });
-        [from_match, from_ngrams]
+        Guesses { from_match, from_ngrams }
     }
 }
 

@@ -1,7 +1,10 @@
 //! The segment cache, the document cache, and memory pressure.
 
 use super::*;
-use crate::document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses};
+use crate::{
+    document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses},
+    engine::harness::counting_evictions,
+};
 use weir::{
     engine::{
         DocumentEvent, DocumentSource, DocumentUpload,
@@ -13,8 +16,12 @@ use weir::{
 
 const CACHE: usize = 64 << 20;
 
-fn engine(model: &Arc<dyn Model>, cache_bytes: usize) -> Handle {
-    Handle::start(model.clone(), Limits { cache_bytes, chunk: 48, events: 4096, ..Limits::default() }).unwrap()
+pub(super) fn limits(cache_bytes: usize) -> Limits {
+    Limits { cache_bytes, chunk: 48, events: 4096, ..Limits::default() }
+}
+
+pub(super) fn engine(model: &Arc<dyn Model>, cache_bytes: usize) -> Handle {
+    Handle::start(model.clone(), limits(cache_bytes)).unwrap()
 }
 
 /// Returns a text with a space (id 0) every few letters.
@@ -131,13 +138,13 @@ fn the_cache_is_evicted_for_running_rows() {
     let model = load(&folder, &Settings { memory_bytes: limit + null, ..settings() }).unwrap();
     let cold = engine(&free, 0);
     // The cache may fill all memory.
-    let warm = engine(&model, limit);
+    let (warm, evicted) = counting_evictions(&model, limits(limit));
     for seed in 0..30 {
         let request = request(&text(seed, 100 + seed as usize * 3), 100, &BoundaryOptions::default());
         assert_eq!(ask(&warm, &request).0, ask(&cold, &request).0, "{seed}");
     }
     let usage = warm.segment_cache_usage();
-    assert!(usage.evictions > 0 && usage.entries > 0, "{usage:?}");
+    assert!(evicted.load(SeqCst) > 0 && usage.entries > 0, "{usage:?}");
     // Several requests fit at a time without cached entries. Their prompts are cached while they run.
     let requests: Vec<_> =
         (0..12).map(|seed| request(&text(100 + seed, 40), 30, &BoundaryOptions::default())).collect();

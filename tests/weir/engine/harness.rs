@@ -23,6 +23,21 @@ pub(super) fn started(limits: Limits) -> (Arc<Toy>, Handle) {
     (toy, engine)
 }
 
+/// Starts an engine, and counts the entries that its segment cache evicts.
+pub(super) fn counting_evictions(model: &Arc<dyn Model>, limits: Limits) -> (Handle, Arc<AtomicUsize>) {
+    struct Evictions(Arc<AtomicUsize>);
+    impl Observer for Evictions {
+        fn record(&self, event: EngineEvent<'_>) {
+            if let EngineEvent::CacheEvicted(entries) = event {
+                self.0.fetch_add(entries as usize, SeqCst);
+            }
+        }
+    }
+    let evicted = Arc::default();
+    let observer = Arc::new(Evictions(Arc::clone(&evicted)));
+    (Handle::start_with(Arc::clone(model), limits, observer).unwrap(), evicted)
+}
+
 /// Returns a request with default options.
 pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
     Generate {

@@ -77,8 +77,6 @@ pub struct SegmentCacheUsage {
     pub bytes: usize,
     /// Bytes of distinct pages.
     pub page_bytes: usize,
-    /// Entries that were evicted.
-    pub evictions: u64,
 }
 
 /// A state to continue from.
@@ -100,6 +98,7 @@ pub struct SegmentCache {
     own_bytes: usize,
     /// Number of uses, as a clock.
     now: u64,
+    /// Entries that were evicted.
     evictions: u64,
 }
 
@@ -269,7 +268,6 @@ impl SegmentCache {
             keys: self.trees.len(),
             bytes: self.all_bytes(),
             page_bytes: self.pages.bytes + self.pages.open_state_bytes,
-            evictions: self.evictions,
         }
     }
 

@@ -226,7 +226,7 @@ fn a_tenant_keeps_its_entries_while_another_stores_many() {
         }
     };
     flood(&mut cache);
-    assert!(cache.usage().evictions > 400 && all_held(&cache), "{:?}", cache.usage());
+    assert!(cache.evictions > 400 && all_held(&cache), "{:?}", cache.usage());
     // as when requests need memory: the larger tenant loses its entries first
     while cache.usage().entries > 6 {
         assert!(cache.evict().is_some());
@@ -666,7 +666,7 @@ fn a_segment_of_a_continuation_gets_no_entry() {
         assert_eq!(checked(&mut cache, &[&text[..], &[5]].concat(), &alive), text.len());
     }
     assert_eq!(checked(&mut cache, &[1, 0, 2, 3, 0, 5], &alive), 3, "an open state cannot be rolled back");
-    assert_eq!((cache.usage().entries, cache.usage().evictions), (2, 0));
+    assert_eq!((cache.usage().entries, cache.evictions), (2, 0));
     // the entry of the document was used later than the other one
     assert!(keep(&mut cache, &[8, 0], &alive));
     assert_eq!([[1, 0, 9], [7, 0, 9], [8, 0, 9]].map(|text| checked(&mut cache, &text, &alive)), [2, 0, 2]);
@@ -698,14 +698,14 @@ fn entries_of_a_full_cache_make_room() {
     let alive = Arc::default();
     let mut cache = SegmentCache::new(Capacity::with_bytes(100_000));
     let mut texts = (10..).map(|number| [number, number, 0]);
-    while cache.usage().evictions < 5 {
+    while cache.evictions < 5 {
         keep(&mut cache, &texts.next().unwrap(), &alive);
     }
     keep_open(&mut cache, &[1, 0, 5, 5, 5], &alive);
     assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 5);
-    let evictions = cache.usage().evictions;
+    let evictions = cache.evictions;
     texts.by_ref().take(20).for_each(|text| assert!(keep(&mut cache, &text, &alive)));
-    assert!(cache.usage().bytes <= 100_000 && cache.usage().evictions >= evictions + 20);
+    assert!(cache.usage().bytes <= 100_000 && cache.evictions >= evictions + 20);
     assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 5, "later entries replace entries");
     // a row that needs pages gets those of open states first
     let entries = cache.usage().entries;

@@ -223,8 +223,9 @@ fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result
         time(*took_ns),
         percent(*spread)
     )?;
-    let names = "rows,chars,context,segments,samples,spread,before,middle,after,plain before,plain after";
-    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
+    let counts = ["rows", "chars", "context", "segments", "samples"];
+    let times = ["spread", "before", "middle", "after", "plain before", "plain after"];
+    let mut lines = vec![counts.into_iter().chain(times).map(str::to_owned).collect::<Vec<_>>()];
     for step in &calibration.steps {
         let plain = |took: Option<u64>| took.map_or("-".into(), time);
         let counts = [step.rows, step.chars, step.context, step.segments, step.samples].map(|count| count.to_string());
@@ -237,8 +238,8 @@ fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result
 
 /// Writes a table with a line for each kind of time that was measured.
 fn write_latencies<const N: usize>(out: &mut String, rows: [(&str, &Option<LatencyHistogram>); N]) -> fmt::Result {
-    let names = "measured,count,mean,p50,p90,p99,p99.9,max";
-    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
+    let names = ["measured", "count", "mean", "p50", "p90", "p99", "p99.9", "max"];
+    let mut lines = vec![names.map(str::to_owned).to_vec()];
     for (name, times) in rows {
         let Some(times) = times.as_ref().filter(|times| times.count > 0) else { continue };
         let LatencyHistogram { count, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;

@@ -590,8 +590,9 @@ impl Sums {
 
 /// Formats a table of means: F1 in percent, tokens, seconds.
 fn table(rows: &[(String, &Sums)]) -> String {
-    let names = "source,documents,cut,ROUGE-1,ROUGE-2,ROUGE-L,document tokens,summary tokens,seconds";
-    let mut lines = vec![names.split(',').map(str::to_owned).collect::<Vec<_>>()];
+    let counts = ["source", "documents", "cut"];
+    let means = ["ROUGE-1", "ROUGE-2", "ROUGE-L", "document tokens", "summary tokens", "seconds"];
+    let mut lines = vec![counts.into_iter().chain(means).map(str::to_owned).collect::<Vec<_>>()];
     for (source, sums) in rows {
         let RougeScores { rouge1, rouge2, rouge_l } = sums.mean_rouge();
         let mut line = vec![source.clone(), sums.documents.to_string(), sums.cut.to_string()];

@@ -7,12 +7,12 @@ use crate::report::{
     check_range,
     machine::{Machine, MeasuredModel},
     quantiles, ratios,
-    summaries::{encode, median, reader, text_ids},
+    summaries::{encode, reader, text_ids},
 };
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use weir_kernels::error::{Error, Result};
-use weir_measure::stats::Quantiles;
+use weir_measure::stats::{Quantiles, median};
 use weir_models::{
     contract::{Model, Scratch, SequenceRow, Want, advance, covers_text, kept_share, no_text},
     text::{LimitStatus, TokenSpan},
@@ -185,7 +185,8 @@ fn result(
     plan: DocumentBenchPlan,
 ) -> Result<DocumentResult> {
     let cost = |model: usize| {
-        let of = |value: fn(&DocumentRun) -> f64| median(runs.iter().map(|pair| value(&pair[model])).collect());
+        let values = |value: fn(&DocumentRun) -> f64| runs.iter().map(move |pair| value(&pair[model]));
+        let of = |value| median(values(value).collect()).unwrap_or(0.0);
         let last = runs.last().map(|pair| pair[model]).unwrap_or_default();
         DocumentCost {
             tokens: read[model].ids.len(),
@@ -241,7 +242,8 @@ fn total(
         let costs = || results.iter().map(of);
         let tokens = costs().map(|cost| cost.tokens).sum::<usize>();
         let kept: Option<f64> = costs().map(|cost| Some(cost.kept_share? * cost.tokens as f64)).sum();
-        let time = |value: fn(&DocumentRun) -> f64| median(rounds.iter().map(|round| value(&round[model])).collect());
+        let values = |value: fn(&DocumentRun) -> f64| rounds.iter().map(move |round| value(&round[model]));
+        let time = |value| median(values(value).collect()).unwrap_or(0.0);
         DocumentCost {
             tokens,
             kept_share: kept.map(|kept| kept / tokens.max(1) as f64),
@@ -257,12 +259,12 @@ fn total(
 }
 
 fn medians(results: &[DocumentResult]) -> Result<DocumentResult> {
-    let of = |value: &dyn Fn(&DocumentResult) -> f64| median(results.iter().map(value).collect());
+    let of = |value: &dyn Fn(&DocumentResult) -> f64| median(results.iter().map(value).collect()).unwrap_or(0.0);
     let cost = |cost: fn(&DocumentResult) -> &DocumentCost| {
         let kept: Option<Vec<f64>> = results.iter().map(|result| cost(result).kept_share).collect();
         DocumentCost {
             tokens: of(&|result| cost(result).tokens as f64) as usize,
-            kept_share: kept.map(median),
+            kept_share: kept.and_then(median),
             encode_ns: of(&|result| cost(result).encode_ns),
             decode_ns_per_token: of(&|result| cost(result).decode_ns_per_token),
             cross_attention_bytes: of(&|result| cost(result).cross_attention_bytes as f64) as usize,

@@ -11,7 +11,7 @@ use crate::report::{
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use weir_kernels::error::{Error, Result};
-use weir_measure::stats::{self, Quantiles};
+use weir_measure::stats::{Quantiles, median};
 use weir_models::{
     contract::{
         Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime, Model, Scratch, SequenceRow, Want, advance,
@@ -142,7 +142,7 @@ pub(crate) fn compare(
         plan,
         a: summarize_runs(a, plan, machine, &runs[0])?,
         b: summarize_runs(b, plan, machine, &runs[1])?,
-        decode_ratio: ratio(|run| median(run.step_ns.clone()))?,
+        decode_ratio: ratio(|run| median(run.step_ns.clone()).unwrap_or(0.0))?,
         request_ratio: ratio(SummaryRun::request_ns)?,
     })
 }
@@ -158,7 +158,8 @@ fn summarize_runs(
     let last = runs.last();
     let layers = last.into_iter().flat_map(|run| &run.layers);
     let share_after_upload = |time: &EncodeTime| time.after_last_part_ns / time.total_ns.max(1.0);
-    let encode_ns = median(documents().map(|time| time.total_ns).collect());
+    let step_ns = runs.iter().flat_map(|run| run.step_ns.iter().copied());
+    let encode_ns = median(documents().map(|time| time.total_ns).collect()).unwrap_or(0.0);
     let vectors = last.map_or(0, |run| run.vectors);
     let multiply_adds = reader(model)?.multiply_adds(plan.source, vectors);
     let cost = model.cost(plan.tokens / 2, 0);
@@ -166,23 +167,18 @@ fn summarize_runs(
     Ok(SummaryBenchResult {
         measured: MeasuredModel::new(model.card(), machine),
         encode_ns,
-        encode_share_after_upload: median(documents().map(share_after_upload).collect()),
+        encode_share_after_upload: median(documents().map(share_after_upload).collect()).unwrap_or(0.0),
         layers: layers.map(|&LayerTime { length, ns }| LayerMeasurement { length, ns }).collect(),
         memory_ns: last.map_or(0, |run| run.memory_ns),
         encode_gflops: 2.0 * multiply_adds as f64 / encode_ns.max(1.0),
         peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
-        decode_ns_per_token: median(runs.iter().flat_map(|run| run.step_ns.iter().copied()).collect()),
+        decode_ns_per_token: median(step_ns.collect()).unwrap_or(0.0),
         decode_bytes_per_step: bytes,
         ceiling_bytes_per_second: machine.read_bytes_per_second(bytes)?,
-        request_ns: median(runs.iter().map(SummaryRun::request_ns).collect()),
+        request_ns: median(runs.iter().map(SummaryRun::request_ns).collect()).unwrap_or(0.0),
         vectors,
         cross_attention_bytes: last.map_or(0, |run| run.bytes),
     })
-}
-
-/// Returns the median, 0 without values.
-pub(super) fn median(values: Vec<f64>) -> f64 {
-    stats::median(values).unwrap_or(0.0)
 }
 
 fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Result<SummaryRun> {

@@ -276,12 +276,5 @@ pub(super) fn forced_summary(
 
 /// Returns the encoder of a model that reads documents. Fails if it continues text.
 fn encoder(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
-    model.document_encoder().ok_or_else(|| Error::OtherMethod {
-        call: "Summarize",
-        model: model.card().name.clone(),
-        wanted: "reads documents",
-        does: "continues text",
-        instead: "Generate",
-        shape: model.card().shape.clone(),
-    })
+    model.document_encoder().ok_or_else(|| model.card().only_continues_text())
 }

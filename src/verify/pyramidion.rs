@@ -591,9 +591,9 @@ fn blocks(head: &HeadInputs, block: usize, mask: Option<&Tensor>, mass: &mut [f6
     Tensor::cat(&outputs, 0)
 }
 
-/// Attention by hashing (Kitaev et al. 2020, §2). `rotations` are random: (hashes, head_dim, buckets / 2). Each round sorts the vectors by bucket and cuts the order into chunks. A vector
+/// Attention by hashing (Kitaev et al. 2020, §2). Each round sorts the vectors by bucket and cuts the order into chunks. A vector
 /// attends to its own chunk and the one before. A key that several rounds select counts that often, and a vector attends to itself
-/// only if no other key is selected.
+/// only if no other key is selected. `rotations` are random: (hashes, head_dim, buckets / 2).
 fn hashed(head: &HeadInputs, rotations: &Tensor, chunk: usize, hashes: usize) -> CandleResult<Tensor> {
     let (len, head_dim) = head.queries.dims2()?;
     let mut counts = vec![vec![0f64; len]; len];

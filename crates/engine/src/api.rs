@@ -220,18 +220,10 @@ pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Resu
 }
 
 fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
-    let card = model.card();
-    if model.document_encoder().is_none() {
-        return Ok(());
+    match model.document_encoder() {
+        None => Ok(()),
+        Some(_) => Err(model.card().only_summarizes(call, "continues a prompt")),
     }
-    Err(Error::OtherMethod {
-        call,
-        model: card.name.clone(),
-        wanted: "continues a prompt",
-        does: "summarizes",
-        instead: "Summarize",
-        shape: card.shape.clone(),
-    })
 }
 
 /// Rejects a text that would feed more than `limit` symbols; the error names the first field if the text alone does.

@@ -129,16 +129,7 @@ impl Handle {
         let Inner { model, limits, document_cache, .. } = self.inner();
         let arrived = check_terms(&terms)?;
         let card = model.card();
-        let Some(reader) = model.document_encoder() else {
-            return Err(Error::OtherMethod {
-                call: "Summarize",
-                model: card.name.clone(),
-                wanted: "reads documents",
-                does: "continues text",
-                instead: "Generate",
-                shape: card.shape.clone(),
-            });
-        };
+        let reader = model.document_encoder().ok_or_else(|| card.only_continues_text())?;
         let mut plan = request.plan(card, reader.limits(), limits.rows)?;
         if plan.hard == Some(true) {
             // fails if the model cannot pool hard

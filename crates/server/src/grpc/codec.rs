@@ -124,15 +124,7 @@ impl JobService {
     ) -> Result<CodecBlocks> {
         let engine = self.engines.find_able("model", model, continues_text)?;
         if !continues_text(&engine) {
-            let card = engine.card();
-            return Err(Error::OtherMethod {
-                call: method,
-                model: card.name.clone(),
-                wanted: "reads texts symbol by symbol",
-                does: "summarizes",
-                instead: "Summarize",
-                shape: card.shape.clone(),
-            });
+            return Err(engine.card().only_summarizes(method, "reads texts symbol by symbol"));
         }
         Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
     }

@@ -272,8 +272,8 @@ const MIN_TIMES: u64 = 8;
 /// Greatest probability that a median lies below its interval, and that it lies above.
 const TAIL: f64 = 0.025;
 
-/// Returns the unpooled baseline of a model among `engines`: the same weights and dtype under the baseline's name. `None` for a model that is
-/// itself a baseline.
+/// Returns the unpooled baseline of a model among `engines`: the same weights and dtype under the baseline's name. `None` for a model
+/// that is itself a baseline.
 pub(super) fn find_baseline<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<&'a Lease> {
     let card = engine.card();
     let name = unpooled_name(&card.name);
@@ -319,8 +319,8 @@ fn bytes_per_token(slice: &LatencySlice) -> Option<f64> {
     (tokens > 0 && bytes > 0).then(|| bytes as f64 / tokens as f64)
 }
 
-/// Divides the baseline's median by the model's. The interval spans the ratios of the ends of both medians' 95 % intervals, which are order
-/// statistics.
+/// Divides the baseline's median by the model's. The interval spans the ratios of the ends of both medians' 95 % intervals, which are
+/// order statistics.
 fn median_gain(own: &LatencySlice, baseline: &LatencySlice, kind: LatencyKind) -> Option<v1::MedianGain> {
     let (own, baseline) = own.times(kind).zip(baseline.times(kind))?;
     let count = own.len();

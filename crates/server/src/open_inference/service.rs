@@ -65,9 +65,7 @@ fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &
     check_version(version)?;
     let engine = engines.find_able("name", Some(name), continues_text)?;
     if !continues_text(&engine) {
-        let model = engine.card().name.clone();
-        let found = "a model that summarizes (use weir.v1.Summarization)".into();
-        return Err(Error::WrongKind { call, model, wanted: "continues a prompt", found });
+        return Err(engine.card().only_summarizes(call, "continues a prompt"));
     }
     Ok(engine)
 }

@@ -74,25 +74,22 @@ impl Traces {
         }
     }
 
-    pub(crate) fn begin(&self, method: Method, headers: &HeaderMap) -> CallSpan {
+    pub(crate) fn begin(&self, method: Method, headers: &HeaderMap, request_id: &str) -> CallSpan {
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let began = SystemTime::now();
         let Method { service, name } = method;
-        let attributes = [("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", name)];
+        let attributes =
+            [("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", name), ("weir.request_id", request_id)];
         let span = self.tracer.span_builder(format!("{service}/{name}")).with_kind(SpanKind::Server);
-        let span =
-            span.with_start_time(began).with_attributes(attributes.map(|(key, value)| KeyValue::new(key, value)));
+        let span = span
+            .with_start_time(began)
+            .with_attributes(attributes.map(|(key, value)| KeyValue::new(key, value.to_owned())));
         let span = span.start_with_context(&self.tracer, &parent);
         CallSpan { tracer: self.tracer.clone(), context: parent.with_span(span), began }
     }
 }
 
 impl CallSpan {
-    /// Records the request's id.
-    pub(crate) fn set_request_id(&self, id: &str) {
-        self.context.span().set_attribute(KeyValue::new("weir.request_id", id.to_owned()));
-    }
-
     /// Records the finished job: its phases as child spans, and its counts.
     pub(crate) fn record_job(&self, model: &str, usage: &Usage, timing: &Timing) {
         let count = |key: &'static str, value: u64| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));

@@ -5,7 +5,7 @@ use crate::{
     middleware::{
         compression::is_streamed,
         layer::{HttpRequest, Middleware, Next, NextFrame},
-        limits::{BodyMemory, Reservation},
+        limits::{BodyMemory, Reservation, trailers},
     },
     status::status,
 };
@@ -293,9 +293,7 @@ impl HttpBody for UnreadStream {
             return self.watched.poll_stream(stream, cx);
         }
         self.ended = true;
-        let mut trailers = HeaderMap::new();
-        status(&Error::Stalled { limit: self.stall }, &self.request_id).add_header(&mut trailers)?;
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+        Poll::Ready(Some(trailers(&status(&Error::Stalled { limit: self.stall }, &self.request_id))))
     }
 
     fn is_end_stream(&self) -> bool {

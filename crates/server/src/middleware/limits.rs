@@ -702,12 +702,13 @@ impl KeylessCall {
         tracing::debug!(caller = %self.caller, "a call of health or reflection made room for another");
         status(&Error::TooMany { what, limit: self.table.max, retry: RETRY }, &self.request_id)
     }
+}
 
-    fn trailers(&self) -> Result<HeaderMap, Status> {
-        let mut trailers = HeaderMap::new();
-        self.status().add_header(&mut trailers)?;
-        Ok(trailers)
-    }
+/// Returns the trailers that end a response with a status.
+pub(super) fn trailers(status: &Status) -> Result<Frame<Bytes>, Status> {
+    let mut trailers = HeaderMap::new();
+    status.add_header(&mut trailers)?;
+    Ok(Frame::trailers(trailers))
 }
 
 impl Drop for KeylessCall {
@@ -738,7 +739,7 @@ impl HttpBody for EndableBody {
         }
         ready!(self.ended.as_mut().poll(cx));
         self.is_over = true;
-        Poll::Ready(Some(self.place.trailers().map(Frame::trailers)))
+        Poll::Ready(Some(trailers(&self.place.status())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -103,10 +103,7 @@ impl OpenCall {
     ) -> Self {
         let method = method(path);
         let traces = traces.filter(|_| method.service.starts_with(OWN));
-        call.span = traces.map(|traces| traces.begin(method, headers));
-        if let Some(span) = &call.span {
-            span.set_request_id(&call.id);
-        }
+        call.span = traces.map(|traces| traces.begin(method, headers, &call.id));
         Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
     }
 

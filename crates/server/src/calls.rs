@@ -31,12 +31,20 @@ pub(crate) type Generated = CallResponse<ResponseStream<GenerateEncoder>>;
 
 impl Calls {
     pub(crate) async fn generate(&self, client: &ClientContext, message: v1::GenerateRequest) -> Result<Generated> {
-        let bytes = message.encoded_len();
-        self.begin("/weir.v1.Generation/Generate", client, bytes, async |call: Call, memory| {
-            let request = Incoming { message, call, memory: Some(memory) };
-            self.jobs.start_generate(request).await.inspect_err(log_rejection)
-        })
-        .await
+        let handler = async |call: Call, _| self.start_generate(call, message).await;
+        self.begin("/weir.v1.Generation/Generate", client, 0, handler).await
+    }
+
+    /// Starts to generate in a call that is admitted, whatever its method is.
+    pub(crate) async fn start_generate(
+        &self,
+        call: Call,
+        message: v1::GenerateRequest,
+    ) -> Result<ResponseStream<GenerateEncoder>> {
+        let memory = RequestMemory::new(Reservation::new(Arc::clone(&self.jobs.memory), call.tenant()));
+        memory.add(message.encoded_len())?;
+        let request = Incoming { message, call, memory: Some(memory) };
+        self.jobs.start_generate(request).await.inspect_err(log_rejection)
     }
 
     /// Runs `handler` as a call of the method at `path`, whose request has `bytes` bytes. The call is in progress until its response

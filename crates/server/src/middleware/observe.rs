@@ -102,7 +102,7 @@ impl OpenCall {
         call: &mut Call,
     ) -> Self {
         let method = method(path);
-        let traces = traces.filter(|_| method.service.starts_with(OWN));
+        let traces = traces.filter(|_| method.service.starts_with(OWN) || method.name == "ModelInfer");
         call.span = traces.map(|traces| traces.begin(method, headers, &call.id));
         Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
     }

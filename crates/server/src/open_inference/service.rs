@@ -1,12 +1,12 @@
 //! The methods of the Open Inference Protocol, and what it reports about models.
 
 use crate::{
-    call::{Call, ClientContext, Reply},
+    call::{Call, Reply},
     calls::Calls,
     collected::CollectedLimits,
     grpc::generation::Incoming,
     metrics::{CountAndTime, RequestTotals},
-    middleware::limits::RequestMemory,
+    middleware::{deadlines::begin_by, limits::RequestMemory},
     open_inference::{
         request::{DEFAULT_LEVEL, InferRequest, PRIORITY_LEVELS, VERSION, check_version},
         response::{ResponseBuilder, for_client},
@@ -181,7 +181,7 @@ fn ready_models(monitor: &Monitor, only_ready: bool) -> Vec<ModelIndex> {
     models.filter(|model| !only_ready || model.reason.is_empty()).collect()
 }
 
-/// The service. Each request becomes a call of `Generate`.
+/// The service. `ModelInfer` generates in its own call, and each request of a stream becomes a call of `Generate`.
 #[derive(Clone)]
 pub(crate) struct InferenceService {
     pub(crate) calls: Calls,
@@ -195,11 +195,7 @@ pub(crate) struct InferenceService {
 
 impl InferenceService {
     /// Answers a request in one message.
-    pub(crate) async fn infer(
-        &self,
-        client: &ClientContext,
-        request: Incoming<oip::ModelInferRequest>,
-    ) -> Result<oip::ModelInferResponse> {
+    pub(crate) async fn infer(&self, request: Incoming<oip::ModelInferRequest>) -> Result<oip::ModelInferResponse> {
         let Incoming { message, call, memory } = request;
         let tenant = call.tenant();
         let InferRequest { generate, mut output, deadline } = self.parse(&tenant, message, memory).await?;
@@ -208,7 +204,9 @@ impl InferenceService {
         }
         output.empty_final = false;
         let mut response = ResponseBuilder::new(output);
-        let mut generated = self.calls.generate(&client.clone().until(deadline), generate).await?;
+        let deadline = [call.deadline, deadline].into_iter().flatten().min();
+        let started = self.calls.start_generate(Call { deadline, ..call }, generate);
+        let mut generated = begin_by(deadline, started).await.flatten()?;
         let mut size = self.collected.begin(&tenant, "use ModelStreamInfer with the input stream");
         while let Some(message) = generated.next().await {
             message?.event.into_iter().for_each(|event| response.push(event));
@@ -307,9 +305,8 @@ impl GrpcInferenceService for InferenceService {
     }
 
     async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
-        let client = ClientContext::of(&request);
-        let response = self.infer(&client, Incoming::of(request)).await;
-        response.map(Response::new).map_err(|error| for_client(error, &client.request_id))
+        let call = Call::of(&request);
+        self.infer(Incoming::of(request)).await.map(Response::new).map_err(status_of(&call))
     }
 
     /// Never called: `InferenceServer` handles this method with its own codec.

@@ -19,6 +19,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
+use weir_client::quoted;
 use weir_proto::v1::{
     CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
     OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
@@ -31,6 +32,14 @@ const COMPLETION_CHARS: u64 = 32;
 /// Edits documents.
 pub(crate) const EDIT: WorkloadKind = WorkloadKind {
     name: workload::EDIT,
+    check: |spec| {
+        spec.typing.check()?;
+        if !matches!(spec.prompts, PromptSource::Excerpts(_)) {
+            let expected = format!("a length for kind={}: the characters before the cursor", workload::EDIT);
+            return Err(Error::option("--prompt-chars", quoted(&spec.prompts.to_string()), expected));
+        }
+        spec.check_length()
+    },
     describe: |spec, _, info| {
         info.output_chars = format!("{} keystrokes", spec.output);
         info.settings = edit_settings(&spec.typing);

@@ -29,6 +29,7 @@ const PREFIX_STREAMS: u64 = 1 << 63;
 /// Continues prompts.
 pub(crate) const GENERATE: WorkloadKind = WorkloadKind {
     name: "generate",
+    check: WorkloadSpec::check_length,
     describe: |spec, _, info| {
         let WorkloadSpec { shared_prefix, prefixes, temperature, .. } = *spec;
         info.shared_prefix_chars = shared_prefix;
@@ -141,6 +142,8 @@ fn received(piece: &Piece) -> ReceivedMessage {
 /// Uploads documents and requests summaries.
 pub(crate) const SUMMARIZE: WorkloadKind = WorkloadKind {
     name: workload::SUMMARIZE,
+    // the model's limit is in tokens, which only the server can count
+    check: |_| Ok(()),
     describe: |spec, documents, info| {
         if !documents.items.is_empty() {
             info.text = format!("{} documents of {}", documents.items.len(), documents.text.name);

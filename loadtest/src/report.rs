@@ -12,7 +12,10 @@ use crate::{
     timer::TOGETHER,
     workload::WorkloadInfo,
 };
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use serde_json::Value;
 use std::{fs, path::Path};
 use weir_measure::{
@@ -23,7 +26,7 @@ use weir_measure::{
 };
 
 /// Name and version of the format.
-pub const FORMAT: &str = "weir-loadtest/1";
+pub const FORMAT: &str = "weir-loadtest/2";
 
 /// Maximum bytes of a report.
 const MAX_BYTES: u64 = 256 << 20;
@@ -234,22 +237,33 @@ pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
         _ => return Err(wrong(format!("expected at most {MAX_BYTES} bytes, found {bytes}"))),
     }
     let text = fs::read_to_string(path).map_err(Error::file("FILE", "read", path))?;
-    let mut reader = serde_json::Deserializer::from_str(&text);
-    let reports: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+    // another version may have other keys
+    let heads: Vec<ReportHead> = parse(&text).map_err(wrong)?;
+    match heads.iter().find(|head| head.format != FORMAT) {
+        None => parse(&text).map_err(wrong),
+        Some(other) => Err(wrong(format!("format: expected {FORMAT:?}, found {:?}", other.format))),
+    }
+}
+
+/// The key of a report that all versions of the format have.
+#[derive(Deserialize)]
+struct ReportHead {
+    format: String,
+}
+
+/// Parses reports. Errors name the place.
+fn parse<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
+    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text)).map_err(|error| {
         // A value of another type hides an error of syntax behind it.
-        if let Err(error) = serde_json::from_str::<IgnoredAny>(&text) {
-            return wrong(format!("expected valid JSON, found a syntax error ({error})"));
+        if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+            return format!("expected valid JSON, found a syntax error ({error})");
         }
         let location = match error.path().to_string() {
             root if root == "." => String::new(),
             inner => format!("{inner}: "),
         };
-        wrong(format!("{location}expected a report that --json wrote, found other JSON ({})", error.inner()))
-    })?;
-    match reports.iter().find(|report| report.format != FORMAT) {
-        None => Ok(reports),
-        Some(other) => Err(wrong(format!("format: expected {FORMAT:?}, found {:?}", other.format))),
-    }
+        format!("{location}expected a report that --json wrote, found other JSON ({})", error.inner())
+    })
 }
 
 /// Shown where a value is absent.

@@ -126,6 +126,8 @@ pub type SendFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), St
 
 pub(crate) struct WorkloadKind {
     pub(crate) name: &'static str,
+    /// Fails if an option is out of this kind's bounds.
+    pub(crate) check: fn(&WorkloadSpec) -> Result<()>,
     /// Adds to a description for the report what only this kind has.
     pub(crate) describe: fn(&WorkloadSpec, &PromptSet, &mut WorkloadInfo),
     /// Draws a request. Fails only if an invariant is broken.
@@ -143,6 +145,7 @@ impl Workload {
     /// Builds the workload. Fails if an option is out of bounds, or a file cannot be used.
     pub(crate) fn new(spec: &WorkloadSpec, kind: &'static WorkloadKind) -> Result<Self> {
         spec.check()?;
+        (kind.check)(spec)?;
         Ok(Self { spec: spec.clone(), prompts: PromptSet::read(spec.prompts, &spec.files)?, kind })
     }
 
@@ -179,36 +182,23 @@ pub trait PreparedRequest: Send + Sync {
 }
 
 impl WorkloadSpec {
-    /// Fails if an option is out of bounds.
-    pub fn check(&self) -> Result<()> {
-        let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
-        if !(weight.is_finite() && *weight > 0.0) {
-            return Err(Error::option("--workload weight", weight, "a number above 0"));
+    /// Fails if an option that all kinds have is out of bounds.
+    fn check(&self) -> Result<()> {
+        if !(self.weight.is_finite() && self.weight > 0.0) {
+            return Err(Error::option("--workload weight", self.weight, "a number above 0"));
         }
-        if !(1..=MAX_LENGTH).contains(prefixes) {
-            return Err(Error::option("--prefixes", prefixes, format!("1 to {MAX_LENGTH}")));
-        }
-        if let Some(temperature) = temperature.filter(|temperature| !(0.0..=100.0).contains(temperature)) {
-            return Err(Error::option("--temperature", temperature, "0 to 100"));
-        }
+        Error::check_range("--prefixes", self.prefixes, 1..=MAX_LENGTH)?;
+        Error::check_range("--temperature", self.temperature.unwrap_or(0.0), 0.0..=100.0)?;
+        Error::check_range("--chunk-chars", self.chunk_chars, 1..=MAX_LENGTH)
+    }
+
+    /// Fails if a prompt with its answer may exceed the model's limit.
+    pub(crate) fn check_length(&self) -> Result<()> {
+        let Self { shared_prefix, max_symbols, .. } = self;
         let prompt = match self.prompts {
             PromptSource::Excerpts(length) => length.longest().unwrap_or(1),
             PromptSource::Lines | PromptSource::Documents => 1,
         };
-        if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
-            return Err(Error::option("--chunk-chars", self.chunk_chars, format!("1 to {MAX_LENGTH}")));
-        }
-        if self.kind == EDIT {
-            self.typing.check()?;
-            if !matches!(self.prompts, PromptSource::Excerpts(_)) {
-                let expected = format!("a length for kind={EDIT}: the characters before the cursor");
-                return Err(Error::option("--prompt-chars", quoted(&self.prompts.to_string()), expected));
-            }
-        }
-        // a summarizing model's limit is in tokens, which only the server can count
-        if self.kind == SUMMARIZE {
-            return Ok(());
-        }
         let longest = shared_prefix.saturating_add(prompt).saturating_add(self.output.longest().unwrap_or(1));
         if longest > *max_symbols {
             return Err(Error::option(

@@ -96,7 +96,7 @@ impl Evaluation<'_> {
         let end = marked.filter(|_| self.has_end).map(|marked| marked.end());
         let next = |position: usize| symbols.get(position).or(end.as_ref().filter(|_| position == symbols.len()));
         if let Some(logits) = &card.first_logits {
-            let start = SymbolBoundary { boundary: card.pooled, depth: 0, probability: None, end_logprob: None };
+            let start = SymbolBoundary { boundary: card.pooled, ..SymbolBoundary::default() };
             outputs.push(next(0), logits, start)?;
         }
         evaluate(model, symbols, self.step, self.boundaries.clone(), Want::All, &mut |position, logits, mark| {

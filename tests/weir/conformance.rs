@@ -632,8 +632,7 @@ fn a_resumed_generation_is_the_rest_of_the_whole() {
                 },
                 details: Details { logprobs: true, boundaries: true, ..Details::default() },
                 boundaries: BoundaryOptions { mode, ..configuration.boundaries.clone() },
-                resumed: Vec::new(),
-                speculation: None,
+                ..Generate::default()
             };
             let (emitted, reason, usage) = configuration.generate(request.clone());
             for cut in [rng.below(emitted.len()), rng.below(emitted.len() + 1), emitted.len()] {

@@ -588,9 +588,7 @@ fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -
         sampling: Sampling { seed: 5, ..Sampling::default() },
         stopping,
         details: Details { logprobs: true, top_logprobs: 2, ..Details::default() },
-        boundaries: BoundaryOptions::default(),
-        resumed: Vec::new(),
-        speculation: None,
+        ..Generate::default()
     };
     let mut session = Session::generate(request, model.card()).unwrap();
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());

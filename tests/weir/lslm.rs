@@ -325,8 +325,7 @@ fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {
         stopping: Stopping { max_chars, ..Stopping::default() },
         details: Details { boundaries: true, echo: true, ..Details::default() },
         boundaries: BoundaryOptions { mode: Some(mode), ..BoundaryOptions::default() },
-        resumed: Vec::new(),
-        speculation: None,
+        ..Generate::default()
     }
 }
 
@@ -451,13 +450,7 @@ fn generating_and_scoring_report_the_same_details() {
         Session::generate(job, case.model.card()).unwrap().run(&*case.model, 64, emit).unwrap();
         let text: Vec<u32> = generated.iter().map(|character| character.symbol).collect();
         let text = text.strip_suffix(&[case.specials().end]).unwrap_or(&text);
-        let score = weir::engine::options::Score {
-            symbols: text.to_vec(),
-            logprobs: true,
-            top: 0,
-            boundaries: BoundaryOptions::default(),
-            windows: None,
-        };
+        let score = Score { symbols: text.to_vec(), logprobs: true, ..Score::default() };
         let mut scored = Vec::new();
         let emit = &mut |characters: Vec<EmittedSymbol>| {
             scored.extend(characters);

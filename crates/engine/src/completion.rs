@@ -603,8 +603,7 @@ mod tests {
 
     /// A segment ends with a space.
     fn distribution(seed: u64, text: &[u32], sharpness: u64) -> Distribution {
-        let decision =
-            |&symbol| SymbolBoundary { boundary: symbol == 2, depth: 0, probability: None, end_logprob: None };
+        let decision = |&symbol| SymbolBoundary { boundary: symbol == 2, ..SymbolBoundary::default() };
         Distribution { logits: logits(seed, text, sharpness), boundary: text.last().map(decision) }
     }
 
@@ -835,7 +834,7 @@ mod tests {
             if all.push(Distribution { logits, boundary }).unwrap().is_none() {
                 break;
             }
-            boundary = Some(SymbolBoundary { boundary: next == 2, depth: 0, probability: None, end_logprob: None });
+            boundary = Some(SymbolBoundary { boundary: next == 2, ..SymbolBoundary::default() });
         }
         let NextDistributions { symbols, distributions } = all.finish();
         assert_eq!(distributions.len(), symbols.len() + 1);

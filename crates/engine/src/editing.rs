@@ -121,7 +121,7 @@ impl EditSession {
         let range = start.min(symbols.len())..symbols.len();
         let read = self.text.text().get(..bytes.end).unwrap_or_default();
         let start_bytes = self.engine.card().vocabulary.start_bytes(read, range.start);
-        let score = Score { symbols, logprobs: true, top: 0, boundaries: BoundaryOptions::default(), windows: None };
+        let score = Score { symbols, logprobs: true, ..Score::default() };
         Ok(ScoreTask { events: self.engine.submit(Job::Score(score), self.terms.clone())?, range, start_bytes })
     }
 

@@ -6,7 +6,7 @@ use weir_kernels::error::{Error, Result};
 use weir_models::contract::{BoundaryOptions, Card, SamplingDefaults, SymbolBoundary, check_mode};
 
 /// A request for generated text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Generate {
     /// The prompt's symbols. At least one, unless the model has a start mark ([`Card::first_logits`]).
     pub prompt: Vec<u32>,
@@ -26,7 +26,7 @@ pub struct Generate {
 }
 
 /// A request for the probabilities of a text, or for its segments alone (`logprobs` off).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Score {
     /// The text's symbols; at least one.
     pub symbols: Vec<u32>,
@@ -373,15 +373,7 @@ impl Generate {
     pub fn from_text(prompt: &str, card: &Card) -> Result<Self> {
         let prompt = card.encode("prompt", prompt)?;
         let stopping = Stopping { max_chars: Stopping::default_max_chars(prompt.len(), card), ..Stopping::default() };
-        Ok(Self {
-            prompt,
-            sampling: card.sampling.into(),
-            stopping,
-            details: Default::default(),
-            boundaries: Default::default(),
-            resumed: Vec::new(),
-            speculation: None,
-        })
+        Ok(Self { prompt, sampling: card.sampling.into(), stopping, ..Self::default() })
     }
 }
 
@@ -408,8 +400,7 @@ impl Score {
     /// # Ok::<(), weir_kernels::error::Error>(())
     /// ```
     pub fn from_text(text: &str, card: &Card) -> Result<Self> {
-        let symbols = card.encode("text", text)?;
-        Ok(Self { symbols, logprobs: true, top: 0, boundaries: Default::default(), windows: None })
+        Ok(Self { symbols: card.encode("text", text)?, logprobs: true, ..Self::default() })
     }
 }
 

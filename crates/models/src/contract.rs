@@ -1284,7 +1284,7 @@ mod tests {
 
     #[test]
     fn levels_list_the_chunks_of_the_level_around_them() {
-        let decision = |depth| SymbolBoundary { boundary: depth > 0, depth, probability: None, end_logprob: None };
+        let decision = |depth| SymbolBoundary { boundary: depth > 0, depth, ..SymbolBoundary::default() };
         let decisions: Vec<_> = [2, 0, 1, 2, 0, 0, 1].map(decision).into();
         let depths = decisions.iter().map(|decision: &SymbolBoundary| decision.depth);
         assert_eq!(levels(depths), [vec![1, 0, 1, 1, 0, 0, 1], vec![1, 0, 1, 0]]);

@@ -770,18 +770,8 @@ fn warm_up_text(engine: &Handle) -> Result<Events> {
     let job = Generate {
         prompt,
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-        stopping: Stopping {
-            max_chars: chars,
-            min_chars: 0,
-            max_segments: None,
-            stop: Vec::new(),
-            include_stop: false,
-            ignore_end: true,
-        },
-        details: Default::default(),
-        boundaries: Default::default(),
-        resumed: Vec::new(),
-        speculation: None,
+        stopping: Stopping { max_chars: chars, ignore_end: true, ..Stopping::default() },
+        ..Generate::default()
     };
     engine.submit(Job::Generate(job), warm_up_terms())
 }

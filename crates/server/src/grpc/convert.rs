@@ -144,7 +144,7 @@ pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
 pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
     let symbols = card.encode("text", &request.text)?;
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
-    Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
+    Ok((options::Score { symbols, boundaries, ..Default::default() }, seed))
 }
 
 /// Returns the options of a `Compress`. The codec checks them.

@@ -518,8 +518,7 @@ mod tests {
     }
 
     fn bytes(text: &str) -> Vec<EmittedSymbol> {
-        let decision =
-            |byte| Some(SymbolBoundary { boundary: byte == b' ', depth: 0, probability: None, end_logprob: None });
+        let decision = |byte| Some(SymbolBoundary { boundary: byte == b' ', ..SymbolBoundary::default() });
         let symbol = |byte: u8| EmittedSymbol { decision: decision(byte), ..EmittedSymbol::plain(byte.into()) };
         text.bytes().map(symbol).collect()
     }

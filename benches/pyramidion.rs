@@ -1,28 +1,19 @@
-//! Benchmark of encoding a document, and of soft top-k compared with hard top-k.
+//! Benchmark of soft top-k compared with hard top-k. `weir bench summarize` measures whole encoders.
 //!
-//! Run with `cargo bench --bench pyramidion`, and compare figures of one run only. Weights are random, because time does not
-//! depend on them. The top-k part repeats appendix B.5 of the paper: vectors are uniform in [−1, 1] and scores in [0, 1]. It
-//! prints the normalized Chamfer cosine similarity of both selections, nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), per n and k.
-#![allow(clippy::expect_used, reason = "a benchmark without its model cannot run")]
+//! Run with `cargo bench --bench pyramidion`, and compare figures of one run only. It repeats appendix B.5 of the paper: vectors
+//! are uniform in [−1, 1] and scores in [0, 1]. It prints the normalized Chamfer cosine similarity of both selections,
+//! nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), per n and k.
+#![allow(clippy::expect_used, reason = "a benchmark without its input cannot run")]
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use std::{path::Path, sync::Arc, time::Duration};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use std::time::Duration;
 use weir::{
     kernels::pages::PagePool,
-    models::{
-        contract::{Document, Model},
-        load::{Settings, init, load},
-        nn::{
-            kv_cache::PagedVectors,
-            topk::{PooledVectors, PoolerInput, PoolerKind},
-        },
+    models::nn::{
+        kv_cache::PagedVectors,
+        topk::{PooledVectors, PoolerInput, PoolerKind},
     },
 };
-
-const SHAPES: [&str; 2] = ["pyramidion-124m", "blockwise-124m"];
-
-/// Tokens of the largest document.
-const SOURCE: usize = 8192;
 
 /// Width of the vectors of appendix B.5, which the paper does not specify.
 const DIM: usize = 64;
@@ -30,41 +21,6 @@ const DIM: usize = 64;
 const SOFT: PoolerKind = PoolerKind::Halving { flip_right: true, sort_back: true };
 
 const HARD: PoolerKind = PoolerKind::HardTopK { sort_back: true };
-
-fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
-    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
-    let to = root.join(shape);
-    init(&config, &to, 1, false).expect("a checkpoint of the shape");
-    load(&to, &Settings::default()).expect("a loaded model")
-}
-
-fn encode_document(model: &dyn Model, tokens: &[u32]) -> Arc<dyn Document> {
-    let encoder = model.document_encoder().expect("a model that reads documents");
-    let mut encoding = encoder.open();
-    let mut scratch = model.scratch();
-    encoding.push(tokens).expect("room for the document");
-    encoding.close().expect("a document");
-    encoder.advance(&mut *encoding, usize::MAX, &mut scratch).expect("memory for the encoding");
-    encoding.document().expect("a complete document")
-}
-
-fn encode(c: &mut Criterion) {
-    let root = tempfile::tempdir().expect("a folder");
-    let mut group = c.benchmark_group("read a document of 8192 tokens");
-    group.sample_size(10).measurement_time(Duration::from_secs(60)).throughput(Throughput::Elements(SOURCE as u64));
-    let tokens: Vec<u32> = (0..SOURCE as u32).map(|index| 4 + index * 31 % 30_000).collect();
-    for shape in SHAPES {
-        let model = model(shape, root.path());
-        group.bench_function(BenchmarkId::from_parameter(shape), |bencher| {
-            bencher.iter(|| encode_document(&*model, &tokens))
-        });
-        let document = encode_document(&*model, &tokens);
-        for time in document.timings() {
-            eprintln!("{shape}: a layer over {} vectors took {:.1} ms", time.length, time.ns as f64 / 1e6);
-        }
-        eprintln!("{shape}: {} bytes of keys and values, unpooled {}", document.bytes(), document.unpooled_bytes());
-    }
-}
 
 /// Returns a pseudorandom number, uniform in [0, 1).
 fn uniform(state: &mut u64) -> f32 {
@@ -132,6 +88,6 @@ fn topk(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, topk, encode);
+criterion_group!(benches, topk);
 
 criterion_main!(benches);

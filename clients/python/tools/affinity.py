@@ -25,7 +25,7 @@ import local
 
 from weir_client import Client
 
-TEXT = (local.ROOT / "benches/english.txt").read_text()
+TEXT = (local.ROOT / "src/report/english.txt").read_text()
 # Characters of a prompt in the affinity digest: fewer than any conversation begins with.
 PREFIX = 200
 

@@ -290,12 +290,12 @@ mod tests {
     use proptest::{prelude::*, sample::select};
     use std::{collections::BTreeSet, sync::Arc};
 
-    pub(super) fn wave(seed: usize, index: usize) -> f32 {
+    fn wave(seed: usize, index: usize) -> f32 {
         ((seed * 37 + index * 13 + index * index % 101) as f32 * 0.7).sin()
     }
 
     /// Fills pages with keys and values. The remaining bytes must not affect results.
-    pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Page> {
+    fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Page> {
         let pool = PagePool::new(1 << 30);
         let h = layout.head_dim;
         let fill = |(keys, values): (&[f32], &[f32])| {
@@ -310,49 +310,28 @@ mod tests {
         keys.chunks(POSITIONS * h).zip(values.chunks(POSITIONS * h)).map(fill).collect()
     }
 
-    pub(super) fn query_buffer(compute: &Compute, layout: &PageLayout, numbers: &[f32]) -> QueryBuffer {
+    fn query_buffer(compute: &Compute, layout: &PageLayout, numbers: &[f32]) -> QueryBuffer {
         let mut queries = QueryBuffer::default();
         queries.values_mut(numbers.len()).copy_from_slice(numbers);
         queries.finish(compute, layout.dtype, layout.head_dim);
         queries
     }
 
-    /// Attends for rows at consecutive positions from `first` on, with queries (rows, head_dim).
-    fn attend_to(
-        isa: Isa,
-        head: &AttentionHead<'_>,
-        keys: KeyPages<'_>,
-        first: usize,
-        content: &[f32],
-        distance: &[f32],
-    ) -> Vec<f32> {
-        let dim = head.layout.head_dim;
+    /// Attends to all keys for rows at consecutive positions from `first` on, with queries (rows, head_dim).
+    fn attend_to(isa: Isa, layout: &PageLayout, pages: &[Page], first: usize, queries: &[f32]) -> Vec<f32> {
         let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
-        let [contents, distances] = [content, distance].map(|numbers| query_buffer(&compute, head.layout, numbers));
+        let contents = query_buffer(&compute, layout, queries);
         let row = |row| QueryRow {
-            keys,
-            first_key: 0,
+            keys: KeyPages { pages, start: 0, recently_read: false },
             position: first + row,
             content: QueryVariants::single(&contents, row),
-            distance: distances.get(row),
+            ..QueryRow::default()
         };
-        let rows: Vec<_> = (0..content.len() / dim).map(row).collect();
-        let mut out = vec![f32::NAN; content.len()];
-        attend(isa, head, &rows, &mut out.chunks_exact_mut(dim).collect::<Vec<_>>());
+        let rows: Vec<_> = (0..queries.len() / layout.head_dim).map(row).collect();
+        let head = AttentionHead { scale: 1.0, ..AttentionHead::new(layout, 0, 0) };
+        let mut out = vec![f32::NAN; queries.len()];
+        attend(isa, &head, &rows, &mut out.chunks_exact_mut(layout.head_dim).collect::<Vec<_>>());
         out
-    }
-
-    pub(super) fn attention_head<'a>(
-        layout: &'a PageLayout,
-        distances: Option<&'a DistanceTable>,
-        scale: f32,
-    ) -> AttentionHead<'a> {
-        AttentionHead { distances, scale, ..AttentionHead::new(layout, 0, 0) }
-    }
-
-    /// Returns all pages of a sequence.
-    pub(super) fn key_pages(pages: &[Page]) -> KeyPages<'_> {
-        KeyPages { pages, start: 0, recently_read: false }
     }
 
     #[test]
@@ -360,9 +339,8 @@ mod tests {
         let layout = PageLayout { dtype: CacheDtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
         for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
             let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
-            let head = attention_head(&layout, None, 1.0);
             for isa in Isa::all() {
-                let out = attend_to(isa, &head, key_pages(&pages), 1, &[query; 2], &[]);
+                let out = attend_to(isa, &layout, &pages, 1, &[query; 2]);
                 // a score of −∞ has weight zero; +∞ and NaN give NaN
                 assert!(if key > 0.0 && query < 0.0 { out == [1.0; 2] } else { out[0].is_nan() }, "{out:?}");
             }
@@ -385,7 +363,7 @@ mod tests {
                 queries[9] = query;
                 let pages = pages(&layout, &keys, &values);
                 for isa in Isa::all() {
-                    let out = attend_to(isa, &attention_head(&layout, None, 1.0), key_pages(&pages), 2, &queries, &[]);
+                    let out = attend_to(isa, &layout, &pages, 2, &queries);
                     assert!(out[..8].iter().all(|x| (x - 2.0).abs() < 1e-6), "{dtype:?} {out:?}");
                     assert!(!out[9].is_finite(), "{dtype:?} {out:?}");
                 }
@@ -401,8 +379,7 @@ mod tests {
             let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
             let pages = pages(&layout, &keys, &vec![2.0; positions]);
             for isa in Isa::all() {
-                let out =
-                    attend_to(isa, &attention_head(&layout, None, 1.0), key_pages(&pages), positions - 1, &[4.0], &[]);
+                let out = attend_to(isa, &layout, &pages, positions - 1, &[4.0]);
                 assert!(if low < positions { out[0] == 2.0 } else { out[0].is_nan() }, "{low} of {positions}: {out:?}");
             }
         }
@@ -434,7 +411,7 @@ mod tests {
     }
 
     /// Maximum variants of a query.
-    const VARIANTS: usize = 40;
+    const VARIANTS: usize = 48;
 
     impl Forks {
         fn new(dtype: CacheDtype, head_dim: usize, forks: &[Fork]) -> Self {
@@ -633,9 +610,6 @@ mod tests {
 
     const SCALE: f32 = 0.4;
 
-    /// Maximum variants of a query.
-    const WINDOW_VARIANTS: usize = 48;
-
     impl WindowCase {
         fn bias(&self) -> Bias<'_> {
             match self.slope {
@@ -660,7 +634,7 @@ mod tests {
             let h = self.layout.head_dim;
             let [keys, values] = [&self.keys, &self.values].map(|rows| stored(self.layout.dtype, rows, h));
             let distances = self.distances.as_ref().map(|(rows, _)| stored(self.layout.dtype, rows, h));
-            let variants: Vec<_> = (0..WINDOW_VARIANTS).map(|variant| self.stored_query(position, variant)).collect();
+            let variants: Vec<_> = (0..VARIANTS).map(|variant| self.stored_query(position, variant)).collect();
             let distance_query = self.stored_query(position, 99);
             let score = |j: usize| {
                 let distance = position - j;
@@ -683,24 +657,25 @@ mod tests {
             let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
             let rows = positions.len();
             let numbers: Vec<f32> = (positions.clone())
-                .flat_map(|position| (0..WINDOW_VARIANTS).flat_map(move |variant| self.query(position, variant)))
+                .flat_map(|position| (0..VARIANTS).flat_map(move |variant| self.query(position, variant)))
                 .collect();
             let variants = query_buffer(&compute, &self.layout, &numbers);
             let numbers: Vec<f32> = positions.clone().flat_map(|position| self.query(position, 99)).collect();
             let distances = query_buffer(&compute, &self.layout, &numbers);
             let first_page = (self.first_key)(positions.start) / POSITIONS;
-            let distance_table = self.distances.as_ref().map(|(_, table)| table);
             let head = AttentionHead {
                 block: self.block,
                 bias: self.bias(),
-                ..attention_head(&self.layout, distance_table, SCALE)
+                distances: self.distances.as_ref().map(|(_, table)| table),
+                scale: SCALE,
+                ..AttentionHead::new(&self.layout, 0, 0)
             };
             let recently_read = positions.start.is_multiple_of(2);
             let keys = KeyPages { pages: &all[first_page..], start: first_page * POSITIONS, recently_read };
             let row = |(index, position): (usize, usize)| {
                 let first_key = (self.first_key)(position);
                 let count = position / self.block - first_key / self.block + 1;
-                let content = QueryVariants::new(&variants, index * WINDOW_VARIANTS, 1, count);
+                let content = QueryVariants::new(&variants, index * VARIANTS, 1, count);
                 QueryRow { keys, first_key, position, content, distance: distances.get(index) }
             };
             let query_rows: Vec<_> = positions.enumerate().map(row).collect();
@@ -709,14 +684,17 @@ mod tests {
             out
         }
 
+        /// Checks `rows` rows from each of `firsts` on. Keys and values before their windows are NaN, and must not affect results.
         fn check(&self, name: &str, firsts: &[usize], rows: usize) {
             let h = self.layout.head_dim;
-            let all = pages(&self.layout, &self.keys, &self.values);
             // int8: each weight is rounded by at most half a step of the largest one's 15 bits, and values are at most 1
             let keys = self.keys.len() / h;
             let int8 = 0.5 / 32767.0 * keys.min(64) as f64;
             let tolerance = if self.layout.dtype == CacheDtype::Int8 { int8 } else { self.tolerance };
             for &first in firsts {
+                let unseen = (self.first_key)(first) * h;
+                let with_nan = |numbers: &[f32]| [&vec![f32::NAN; unseen], &numbers[unseen..]].concat();
+                let all = pages(&self.layout, &with_nan(&self.keys), &with_nan(&self.values));
                 let on_each = Isa::all().into_iter().map(|isa| {
                     let batch = self.attend(isa, &all, first..first + rows);
                     for (row, out) in batch.chunks(h).enumerate() {
@@ -780,49 +758,20 @@ mod tests {
             CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
         {
             // around the ends of blocks, pages and a span
-            case(dtype, 28, 1100, first_key).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
-        }
-    }
-
-    #[test]
-    fn variants_are_used_for_their_blocks() {
-        for (dtype, (name, first_key)) in
-            CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
-        {
+            let around = [0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092];
+            case(dtype, 28, 1100, first_key).check(name, &around, 7);
             for block in [32, 64] {
-                WindowCase { block, ..case(dtype, 24, 700, first_key) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
+                let name = format!("{name}, variants for blocks of {block}");
+                WindowCase { block, ..case(dtype, 24, 700, first_key) }.check(&name, &[0, 29, 62, 127, 509, 640], 5);
             }
-        }
-    }
-
-    #[test]
-    fn biases_and_distances_respect_windows() {
-        for (dtype, (name, first_key)) in
-            CacheDtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window)))
-        {
             let positions = 640;
             let plain = || case(dtype, 40, positions, first_key);
             let firsts = [0, 61, 510, 600];
-            WindowCase { slope: Some(0.05), ..plain() }.check(name, &firsts, 5);
+            WindowCase { slope: Some(0.05), ..plain() }.check(&format!("{name}, a slope"), &firsts, 5);
             let table = (0..70).map(|distance| wave(11, distance)).collect();
-            WindowCase { table, ..plain() }.check(name, &firsts, 5);
-            WindowCase { distances: Some(distances(dtype, 40, positions)), ..plain() }.check(name, &firsts, 5);
-        }
-    }
-
-    #[test]
-    fn keys_before_the_window_do_not_affect_results() {
-        for dtype in CacheDtype::ALL {
-            let good = case(dtype, 24, 200, WINDOWS[3].1);
-            let mut bad = case(dtype, 24, 200, WINDOWS[3].1);
-            for number in bad.keys[..100 * 24].iter_mut().chain(&mut bad.values[..100 * 24]) {
-                *number = f32::NAN;
-            }
-            let [good_pages, bad_pages] = [&good, &bad].map(|case| pages(&case.layout, &case.keys, &case.values));
-            for isa in Isa::all() {
-                let rows = 140..147;
-                assert_eq!(good.attend(isa, &good_pages, rows.clone()), bad.attend(isa, &bad_pages, rows), "{dtype:?}");
-            }
+            WindowCase { table, ..plain() }.check(&format!("{name}, a table"), &firsts, 5);
+            let distances = Some(distances(dtype, 40, positions));
+            WindowCase { distances, ..plain() }.check(&format!("{name}, distances"), &firsts, 5);
         }
     }
 }

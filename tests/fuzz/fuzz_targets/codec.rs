@@ -1,8 +1,4 @@
 //! `.ci/fuzz 60 codec`
 #![no_main]
 
-#[expect(dead_code, reason = "each target uses one entry")]
-#[path = "../entries.rs"]
-mod entries;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::codec(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| weir_fuzz::codec(data));

@@ -1,8 +1,4 @@
 //! `.ci/fuzz 60 ngrams`
 #![no_main]
 
-#[expect(dead_code, reason = "each target uses one entry")]
-#[path = "../entries.rs"]
-mod entries;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::ngrams(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| weir_fuzz::ngrams(data));

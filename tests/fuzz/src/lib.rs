@@ -1,6 +1,6 @@
 //! Fuzzing entry points: each accepts any bytes, must not panic, and must not allocate more than its input justifies.
 //!
-//! The fuzz targets and a property test of the main crate share this file.
+//! The fuzz targets use this library, and a property test of the main crate includes this file.
 
 use std::{
     path::Path,
@@ -26,13 +26,13 @@ use weir::{
 };
 
 /// Configuration of a model so small that a mutated weight file often passes the checks of shapes.
-pub(crate) const SMALL_CONFIG: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": ["a", " "]},
+pub const SMALL_CONFIG: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": ["a", " "]},
     "normaliser": "none", "training_length": 8, "architecture": {"layers": {"pre": 1}, "dim": 2, "heads": 1,
     "head_dim": 2, "feed_forward": 2, "activation": "relu", "layer_norm_eps": 1e-5, "position": "transformer-xl",
     "boundaries": {"kind": "none"}}}"#;
 
 /// Parses a `config.json` and its architecture.
-pub(crate) fn config(data: &[u8]) {
+pub fn config(data: &[u8]) {
     let file = Path::new("config.json");
     if let Ok(config) = Config::parse(data, file)
         && let Ok(blueprint) = blueprint(&config, file)
@@ -43,14 +43,14 @@ pub(crate) fn config(data: &[u8]) {
 }
 
 /// Reads a `model.safetensors` for [`SMALL_CONFIG`].
-pub(crate) fn weights(data: &[u8]) {
+pub fn weights(data: &[u8]) {
     if let Some(blueprint) = small() {
         read_from(data, data.len() as u64, Path::new("model.safetensors"), &blueprint.tensors()).map(|_| ()).ok();
     }
 }
 
 /// Reads a pickle.
-pub(crate) fn pickle(data: &[u8]) {
+pub fn pickle(data: &[u8]) {
     if let Ok(pickle) = Pickle::read(data) {
         pickle.describe(&pickle.root);
         pickle.item(&pickle.root, "model_state");
@@ -61,7 +61,7 @@ pub(crate) fn pickle(data: &[u8]) {
 const TEXT: &str = "A naïve test,  of 12 words\n\n👩‍👩‍👧 </s> a\u{301}\u{301} ﷺ x";
 
 /// Reads a `tokenizer.json`, and encodes and decodes a text with it.
-pub(crate) fn tokenizer(data: &[u8]) {
+pub fn tokenizer(data: &[u8]) {
     if let Ok(tokenizer) = SubwordTokenizer::parse(data)
         && let Ok(subwords) = tokenizer.encode(TEXT)
     {
@@ -71,7 +71,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
 }
 
 /// Reads a settings file.
-pub(crate) fn settings(data: &[u8]) {
+pub fn settings(data: &[u8]) {
     let kind = |key: &str| match key {
         "listen" => Some(ValueKind::Text),
         "rows" => Some(ValueKind::Number),
@@ -91,7 +91,7 @@ pub(crate) fn settings(data: &[u8]) {
 const NGRAM_SYMBOLS: u32 = 5;
 
 /// Reads an `ngrams.bin`, and looks up what follows contexts. The bytes are also read as the slots of a table.
-pub(crate) fn ngrams(data: &[u8]) {
+pub fn ngrams(data: &[u8]) {
     let mut table = NgramCounter::new(MIN_SLOTS, NGRAM_SYMBOLS as usize).finish().to_bytes();
     for (slot, byte) in table.iter_mut().skip(HEADER_BYTES).zip(data) {
         *slot = *byte;
@@ -120,7 +120,7 @@ const MAX_BLOCKS: usize = 8;
 
 /// Decompresses data, or compresses a text. The first byte selects which, and in pieces of how many bytes the rest arrives. A text
 /// that comes out of damaged data is compressed, and must come back.
-pub(crate) fn codec(data: &[u8]) {
+pub fn codec(data: &[u8]) {
     let (Some(model), Some((&first, rest))) = (&*CODEC_MODEL, data.split_first()) else { return };
     let model = &**model;
     let piece = usize::from(first / 3) + 1;
@@ -206,7 +206,7 @@ fn code(model: &dyn Model, block: Code) -> Option<Coded> {
 }
 
 /// Returns the blueprint of [`SMALL_CONFIG`].
-pub(crate) fn small() -> Option<Box<dyn Blueprint>> {
+pub fn small() -> Option<Box<dyn Blueprint>> {
     let file = Path::new("config.json");
     Config::parse(SMALL_CONFIG.as_bytes(), file).and_then(|config| blueprint(&config, file)).ok()
 }

@@ -5,7 +5,7 @@
 
 use crate::report::{check_length, check_range, machine::MeasuredModel, quantiles, sample::Sample};
 use serde::{Deserialize, Serialize};
-use weir_engine::options::{Details, Generate, Sampling, Stopping};
+use weir_engine::options::{Generate, Sampling, Stopping};
 use weir_kernels::error::{Error, Result};
 use weir_measure::stats::Quantiles;
 use weir_models::contract::{BoundaryOptions, Card, Noise};
@@ -54,18 +54,9 @@ impl StreamPlan {
         Ok(Generate {
             prompt: card.vocabulary.encode("--context", &request.prompt, card.max_symbols)?,
             sampling: Sampling { seed: request.seed, ..Sampling::default() },
-            stopping: Stopping {
-                max_chars: self.chars,
-                min_chars: 0,
-                max_segments: None,
-                stop: Vec::new(),
-                include_stop: false,
-                ignore_end: true,
-            },
-            details: Details::default(),
+            stopping: Stopping { max_chars: self.chars, ignore_end: true, ..Stopping::default() },
             boundaries: BoundaryOptions { noise: Noise::Seeded(request.seed), ..BoundaryOptions::default() },
-            resumed: Vec::new(),
-            speculation: None,
+            ..Generate::default()
         })
     }
 }

@@ -25,7 +25,7 @@ use weir::{
     engine::{
         Event, Events, Handle, Job, Limits,
         observer::{EngineEvent, FedSymbols, Observer},
-        options::{Details, FinishReason, Generate, Sampling, Stopping},
+        options::{FinishReason, Generate, Sampling, Stopping},
     },
     error::Result,
     kernels::Dtype,
@@ -88,94 +88,55 @@ fn allocations() -> usize {
 /// A step that allocates does so in every attempt.
 const ATTEMPTS: usize = 20;
 
-/// Returns the configuration of a small model over the letters a to z and the space.
-fn config(layers: Value, boundaries: Value) -> Value {
-    let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).collect();
-    let mut architecture = json!({
-        "layers": layers, "dim": 64, "heads": 4, "head_dim": 16, "feed_forward": 128, "activation": "gelu",
-        "layer_norm_eps": 1e-5, "position": "transformer-xl", "boundaries": boundaries,
-    });
-    if boundaries["kind"] != "none" {
-        architecture["pooling"] = json!("mean");
-    }
-    json!({
-        "format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": symbols}, "normaliser": "none",
-        "training_length": 512, "architecture": architecture,
-    })
-}
-
-/// Returns the configuration of a small latent segment model over the same letters. Its predictor ends segments of generated
-/// text, so that every step generates a character.
-fn latent() -> Value {
-    let special_symbols = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"].map(String::from);
-    let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).chain(special_symbols).collect();
-    let specials = json!({"start": 27, "end": 28, "segment_start": 29, "segment_end": 30, "unknown": 31});
-    let stack = |layers: usize| {
-        json!({
-            "layers": layers, "dim": 64, "heads": 4, "head_dim": 16, "feed_forward": 128, "buckets": 32,
-            "max_distance": 128, "bidirectional_buckets": false,
-        })
-    };
-    json!({
-        "format": "weir/1", "family": "lslm", "vocabulary": {"symbols": symbols, "specials": specials},
-        "normaliser": "none", "training_length": 512,
-        "architecture": {
-            "token": stack(1), "context": stack(2), "decoder": stack(1), "norm_eps": 1e-6, "pooling": {"hops": 1},
-            "boundaries": {"kind": "learned", "hidden": 32, "threshold": 0.5}, "widths": "equal",
-            "shared_embedding": true, "tied_head": false, "driver": "predictor",
-        },
-    })
-}
-
-/// Returns the configuration of an hourglass model with xPos, windows and n-grams.
-fn windowed() -> Value {
-    let mut config = config(json!({"pre": 1, "middle": 2, "post": 1}), json!({"kind": "whitespace", "symbol": " "}));
-    for (key, value) in [
-        ("position", json!({"xpos": {"scale_base": 512}})),
-        ("ngrams", json!({"sizes": [3, 4, 5], "rows": 50})),
-        ("window", json!({"blockwise": {"length": 128}})),
-        ("middle_window", json!({"sliding": {"keys": 40}})),
-    ] {
-        config["architecture"][key] = value;
-    }
-    config
-}
-
-/// Returns the configuration of a plain decoder.
-fn decoder() -> Value {
-    let mut config = config(json!(2), json!({"kind": "none"}));
-    config["family"] = json!("decoder");
-    let architecture = config["architecture"].as_object_mut().unwrap();
-    architecture.remove("boundaries");
-    architecture.extend(["sub_norms", "scale_embedding", "tied"].map(|key| (key.to_owned(), json!(true))));
-    architecture.insert("position".into(), json!({"xpos": {"scale_base": 512}}));
-    architecture.insert("window".into(), json!({"blockwise": {"length": 128}}));
-    config
-}
-
-/// Creates a checkpoint of each configuration and returns their folders, with that of the shipped model.
-fn folders(root: &Path) -> Vec<PathBuf> {
-    let pooled_layers = json!({"pre": 1, "middle": 2, "post": 1});
-    fs::write(root.join("entropy_model.json"), config(json!({"pre": 1}), json!({"kind": "none"})).to_string()).unwrap();
-    let spikes = json!({"kind": "entropy-spikes", "window": 2, "companion": "entropy_model"});
+/// Returns small models: their names, the shapes that they are made from, and other settings of the architecture.
+fn models() -> [(&'static str, &'static str, Value); 7] {
+    let pooled = json!({"pre": 1, "middle": 2, "post": 1});
     let learned = json!({"kind": "learned", "hidden": 32, "threshold": 0.5});
-    let created = [
-        ("vanilla", config(json!({"pre": 3}), json!({"kind": "none"}))),
-        ("spikes", config(pooled_layers.clone(), spikes)),
-        ("learned", config(pooled_layers, learned)),
-        ("latent", latent()),
-        ("windowed", windowed()),
-        ("decoder", decoder()),
-    ]
-    .map(|(name, config)| {
-        let file = root.join(format!("{name}.json"));
-        let to = root.join(name);
-        fs::write(&file, config.to_string()).unwrap();
-        load::init(&file, &to, 3, false).unwrap();
-        to
+    let spikes = json!({"kind": "entropy-spikes", "window": 2, "companion": "entropy_model"});
+    let xpos = json!({"xpos": {"scale_base": 512}});
+    let blocks = json!({"blockwise": {"length": 128}});
+    let windowed = json!({
+        "layers": pooled, "position": xpos, "ngrams": {"sizes": [3, 4, 5], "rows": 50}, "window": blocks,
+        "middle_window": {"sliding": {"keys": 40}},
     });
-    let english = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
-    [&[english][..], &created].concat()
+    [
+        ("entropy_model", "vanilla-41m", json!({"layers": {"pre": 1}})),
+        ("vanilla", "vanilla-41m", json!({"layers": {"pre": 3}})),
+        ("spikes", "hourglass-41m", json!({"layers": pooled, "boundaries": spikes})),
+        ("learned", "hourglass-41m", json!({"layers": pooled, "boundaries": learned})),
+        ("windowed", "hourglass-41m", windowed),
+        ("decoder", "decoder-xpos-41m", json!({"layers": 2, "window": blocks, "scale_embedding": true, "tied": true})),
+        // the predictor ends segments of generated text, so that every step generates a character
+        ("latent", "lslm-41m", json!({"pooling": {"hops": 1}, "boundaries": learned, "driver": "predictor"})),
+    ]
+}
+
+/// Makes the layers of a stack small.
+fn narrow(stack: &mut Value) {
+    if stack.get("dim").is_some() {
+        for (key, size) in [("dim", 64), ("heads", 4), ("head_dim", 16), ("feed_forward", 128)] {
+            stack[key] = size.into();
+        }
+    }
+}
+
+/// Creates a checkpoint of each model and returns their folders, with that of the shipped model.
+fn folders(root: &Path) -> Vec<PathBuf> {
+    let models_folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
+    let mut folders = vec![models_folder.join("hourglass-english")];
+    for (name, shape, settings) in models() {
+        let shape = fs::read(models_folder.join(format!("shapes/{shape}.json"))).unwrap();
+        let mut config: Value = serde_json::from_slice(&shape).unwrap();
+        narrow(&mut config["architecture"]);
+        let architecture = config["architecture"].as_object_mut().unwrap();
+        architecture.values_mut().for_each(narrow);
+        architecture.extend(settings.as_object().unwrap().clone());
+        let file = root.join(format!("{name}.json"));
+        fs::write(&file, config.to_string()).unwrap();
+        folders.push(root.join(name));
+        load::init(&file, &root.join(name), 3, false).unwrap();
+    }
+    folders
 }
 
 #[test]
@@ -333,10 +294,7 @@ fn generate(engine: &Handle, model: &CountingModel) -> Counts {
             prompt: (0..30).map(|index| (index * seed as u32) % 7).collect(),
             sampling: Sampling { seed: seed as u64, ..Sampling::default() },
             stopping: Stopping { max_chars: CHARS, ignore_end: true, ..Stopping::default() },
-            details: Details::default(),
-            boundaries: BoundaryOptions::default(),
-            resumed: Vec::new(),
-            speculation: None,
+            ..Generate::default()
         };
         engine.submit(Job::Generate(generate), None).unwrap()
     };

@@ -23,11 +23,11 @@ use weir_proto::{
     },
     v1::{
         self, CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
-        DecompressResponse, DocumentChunk, FinishReason, GenerateResponse, SummarizeOptions, SummarizeRequest,
-        SummarizeResponse, SummaryFinished, codec_client::CodecClient, compress_request, compress_response,
-        decompress_request, decompress_response, generate_response, generation_client::GenerationClient,
-        models_client::ModelsClient, score_response::Event as ScoreEvent, summarization_client::SummarizationClient,
-        summarize_request::Part, summarize_response,
+        DecompressResponse, DocumentChunk, FinishReason, SummarizeOptions, SummarizeRequest, SummarizeResponse,
+        SummaryFinished, codec_client::CodecClient, compress_request, compress_response, decompress_request,
+        decompress_response, generate_response, generation_client::GenerationClient, models_client::ModelsClient,
+        score_response::Event as ScoreEvent, summarization_client::SummarizationClient, summarize_request::Part,
+        summarize_response,
     },
 };
 
@@ -65,12 +65,15 @@ pub(crate) enum End {
     Cancelled,
 }
 
-/// Returns the `count` most probable symbols after `prompt`, each chosen after the one before: the text of a request with
-/// temperature 0. Of equally probable symbols, the first.
-fn greedy(prompt: &str, count: usize) -> String {
+/// Returns the text that a planned call generates with temperature 0: the most probable symbols, each chosen after the one before,
+/// of equally probable ones the first. A prompt that makes the step panic has none.
+fn generated(CallPlan { prompt, count, .. }: &CallPlan) -> String {
+    if prompt.contains('!') {
+        return String::new();
+    }
     let id = |symbol: char| SYMBOLS.iter().position(|known| known.starts_with(symbol)).unwrap() as u32;
     let mut text: Vec<u32> = prompt.chars().map(id).collect();
-    for _ in 0..count {
+    for _ in 0..*count {
         let logits = logits_after(&text);
         let best = (0..SAMPLED as usize).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
         text.push(best as u32);
@@ -280,16 +283,38 @@ impl Client {
         let mut client = GenerationClient::new(self.channel.clone());
         let call = client.generate(self.request(plan, name, message));
         let mut messages = call.await?.into_inner();
-        let mut answer = Answer::new(plan, name, &self.scenario.log);
-        loop {
-            if plan.reading.pause(answer.messages).await {
+        let log = &self.scenario.log;
+        let expected = generated(plan);
+        let mut text = String::new();
+        let mut started = false;
+        let mut finished = false;
+        for number in 0.. {
+            if plan.reading.pause(number).await {
                 return Ok(End::Cancelled);
             }
-            match messages.message().await? {
-                Some(message) => answer.take(message),
-                None => return Ok(answer.end()),
+            match messages.message().await?.map(|message| message.event) {
+                Some(Some(generate_response::Event::Started(_))) if !started => started = true,
+                Some(Some(generate_response::Event::Piece(piece))) if started && !finished => {
+                    log.line(format_args!("{name} {:?}", piece.text));
+                    text.push_str(&piece.text);
+                    if !expected.starts_with(&text) {
+                        log.violation(format_args!("{name}: {text:?} instead of {expected:?}"));
+                    }
+                }
+                Some(Some(generate_response::Event::Finished(last))) if started && !finished => {
+                    finished = true;
+                    if text != expected || last.reason() != FinishReason::MaxChars {
+                        log.violation(format_args!("{name}: finished ({:?}) after {text:?}", last.reason()));
+                    }
+                }
+                Some(other) => log.violation(format_args!("{name}: message {number} is {other:?}")),
+                None => break,
             }
         }
+        if !finished {
+            log.violation(format_args!("{name}: the stream ended without its last message"));
+        }
+        Ok(End::Complete)
     }
 
     async fn score(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
@@ -407,60 +432,6 @@ impl Client {
     }
 }
 
-/// The response to one generation.
-pub(crate) struct Answer<'a> {
-    name: &'a str,
-    log: &'a Log,
-    expected: String,
-    text: String,
-    messages: usize,
-    started: bool,
-    finished: bool,
-}
-
-impl<'a> Answer<'a> {
-    pub(crate) fn new(plan: &CallPlan, name: &'a str, log: &'a Log) -> Self {
-        let expected = if plan.prompt.contains('!') { String::new() } else { greedy(&plan.prompt, plan.count) };
-        Self { name, log, expected, text: String::new(), messages: 0, started: false, finished: false }
-    }
-
-    pub(crate) fn take(&mut self, message: GenerateResponse) {
-        self.messages += 1;
-        if self.finished {
-            self.violation(format_args!("{message:?} follows the end"));
-        }
-        match message.event {
-            Some(generate_response::Event::Started(_)) if !self.started => self.started = true,
-            Some(generate_response::Event::Piece(piece)) if self.started => {
-                self.log.line(format_args!("{} {:?}", self.name, piece.text));
-                self.text.push_str(&piece.text);
-                if !self.expected.starts_with(&self.text) {
-                    self.violation(format_args!("{:?} instead of {:?}", self.text, self.expected));
-                }
-            }
-            Some(generate_response::Event::Finished(finished)) if self.started => {
-                self.finished = true;
-                if self.text != self.expected || finished.reason() != FinishReason::MaxChars {
-                    self.violation(format_args!("finished ({:?}) after {:?}", finished.reason(), self.text));
-                }
-            }
-            other => self.violation(format_args!("message {} is {other:?}", self.messages)),
-        }
-    }
-
-    /// Takes the end of the stream without an error.
-    pub(crate) fn end(self) -> End {
-        if !self.finished {
-            self.violation("the stream ended without its last message");
-        }
-        End::Complete
-    }
-
-    fn violation(&self, what: impl std::fmt::Display) {
-        self.log.violation(format_args!("{}: {what}", self.name));
-    }
-}
-
 /// Bytes of a message of a request.
 const PIECE: usize = 7;
 
@@ -561,7 +532,7 @@ impl Client {
             let reason = serde_json::from_str(&response.body).ok().and_then(|body: Value| reason(&body));
             return reason.map_or_else(|| self.broken(plan, name), |reason| self.refused(plan, reason, name));
         }
-        let expected = if plan.prompt.contains('!') { String::new() } else { greedy(&plan.prompt, plan.count) };
+        let expected = generated(plan);
         let violation =
             |what: &str, found: &str| self.scenario.log.violation(format_args!("{name}: {what}: {found:?}"));
         if !plan.per_segment {
@@ -715,9 +686,8 @@ impl Client {
         let index = response.outputs.iter().position(|output| output.name == "text_output");
         let text = index.and_then(|index| response.raw_output_contents.get(index)?.get(LENGTH_BYTES..));
         // a prompt that makes the step panic has no response
-        let is_expected = |text: &[u8]| {
-            !plan.prompt.contains('!') && text == (plan.prompt.clone() + &greedy(&plan.prompt, plan.count)).as_bytes()
-        };
+        let is_expected =
+            |text: &[u8]| !plan.prompt.contains('!') && text == (plan.prompt.clone() + &generated(plan)).as_bytes();
         if !text.is_some_and(is_expected) {
             self.scenario.log.violation(format_args!("{name}: inferred {:?}", text.map(String::from_utf8_lossy)));
         }

@@ -3,7 +3,7 @@
 use crate::{
     calls::{Client, End},
     plan::{MAX_SYMBOLS, PAGE_SYMBOLS, ScenarioPlan, credentials},
-    toy_model::Toy,
+    toy_model::{RequestCounts, Toy},
     *,
 };
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,10 +13,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use weir::{
-    engine::{
-        Handle, Load, Phase, WorkerTask,
-        observer::{EngineEvent, Observer},
-    },
+    engine::{Handle, Load, Phase, WorkerTask, observer::Observer},
     server::{
         Engines, Listener,
         run::{self, ServerParts},
@@ -64,22 +61,6 @@ struct Faults {
     refusals: AtomicUsize,
 }
 
-/// Counts the requests of the engine.
-struct Audit {
-    accepted: AtomicUsize,
-    finished: AtomicUsize,
-}
-
-impl Observer for Audit {
-    fn record(&self, event: EngineEvent<'_>) {
-        match event {
-            EngineEvent::Accepted => _ = self.accepted.fetch_add(1, Relaxed),
-            EngineEvent::Finished { .. } => _ = self.finished.fetch_add(1, Relaxed),
-            _ => {}
-        }
-    }
-}
-
 /// Runs the scenario of a seed in virtual time.
 pub(crate) fn run(seed: u64) -> Contents {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -111,7 +92,7 @@ async fn live(scenario: &Arc<Scenario>, accepted: [mpsc::Receiver<Accepted>; 2],
     let faults = Arc::new(Faults::default());
     let refuses = refuses(plan.refusals, Mutex::new(random.split()), Arc::clone(&faults));
     let model = Toy::paged("sim", MAX_SYMBOLS, plan.memory, PAGE_SYMBOLS, refuses);
-    let audit = Arc::new(Audit { accepted: AtomicUsize::new(0), finished: AtomicUsize::new(0) });
+    let audit = Arc::<RequestCounts>::default();
     let models = [Arc::clone(&model) as Arc<dyn Model>, Arc::clone(&scenario.reader) as Arc<dyn Model>];
     let mut workers = JoinSet::new();
     let engines = models.map(|model| {
@@ -276,7 +257,7 @@ async fn probe(scenario: &Arc<Scenario>, mut random: Random) {
     drop(link);
 }
 
-fn check_gauges(scenario: &Scenario, engines: &[Handle], audit: &Audit) {
+fn check_gauges(scenario: &Scenario, engines: &[Handle], audit: &RequestCounts) {
     let log = &scenario.log;
     let accepted = audit.accepted.load(Relaxed);
     let finished = audit.finished.load(Relaxed);

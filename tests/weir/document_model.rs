@@ -1,6 +1,7 @@
 //! A document encoder without arithmetic: its logits are a hash of the document and of all symbols before them. It counts
 //! live objects, can be paused and slowed down, and fails on demand.
 
+use crate::toy_model::mix;
 use std::{
     sync::{
         Arc, Condvar, Mutex,
@@ -308,7 +309,7 @@ impl Model for DocumentModel {
             decisions.clear();
             for (index, &symbol) in feed.iter().enumerate() {
                 state.push(symbol);
-                decisions.push(SymbolBoundary { boundary: false, depth: 0, probability: None, end_logprob: None });
+                decisions.push(SymbolBoundary::default());
                 if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
                     logits.extend(logits_of(state.hash()));
                 }
@@ -342,12 +343,6 @@ impl Model for DocumentModel {
     fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
         Some(self)
     }
-}
-
-fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
 }
 
 struct HashedDocument {

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 use weir::{
-    engine::{Handle, Limits},
+    engine::{
+        Handle, Limits,
+        observer::{EngineEvent, Observer},
+    },
     error::{Error, Result},
     kernels::pages::{Page, PagePool},
     models::{
@@ -217,7 +220,7 @@ impl ToyState {
         let (hash, segments) = self.past.last().copied().unwrap_or((SALT, 0));
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((extended(hash, symbol), segments + usize::from(boundary)));
-        Ok(SymbolBoundary { boundary, depth: 0, probability: None, end_logprob: None })
+        Ok(SymbolBoundary { boundary, ..SymbolBoundary::default() })
     }
 
     fn truncate(&mut self, len: usize) {
@@ -452,4 +455,21 @@ pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Counts the requests of an engine.
+#[derive(Default)]
+pub(crate) struct RequestCounts {
+    pub(crate) accepted: AtomicUsize,
+    pub(crate) finished: AtomicUsize,
+}
+
+impl Observer for RequestCounts {
+    fn record(&self, event: EngineEvent<'_>) {
+        match event {
+            EngineEvent::Accepted => _ = self.accepted.fetch_add(1, SeqCst),
+            EngineEvent::Finished { .. } => _ = self.finished.fetch_add(1, SeqCst),
+            _ => {}
+        }
+    }
 }

@@ -334,6 +334,7 @@ pub(crate) fn max_symbols(bytes: usize, card: &Card) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::summary::floor_boundary;
     use proptest::prelude::*;
     use weir_models::{
         random::{Purpose, uniform},
@@ -355,11 +356,6 @@ mod tests {
         ]
     }
 
-    /// Returns the last edge of a character within the first `bytes` bytes.
-    fn edge_before(text: &str, bytes: usize) -> usize {
-        (0..=bytes.min(text.len())).rev().find(|&edge| text.is_char_boundary(edge)).unwrap_or(0)
-    }
-
     /// Texts are edited at random, and prefixes of all revisions keep their symbols and digests.
     #[test]
     fn prefixes_are_those_of_whole_texts() {
@@ -375,17 +371,17 @@ mod tests {
                 };
                 let edge = |draw, near_end: bool| {
                     let back = below(draw, if near_end { 30 } else { text.len() + 1 });
-                    edge_before(&text, text.len().saturating_sub(back))
+                    floor_boundary(&text, text.len().saturating_sub(back))
                 };
                 let count = if below(1, 10) == 0 { 3000 } else { below(2, 4) };
                 let start = edge(3, below(4, 6) > 0);
-                let end = if below(5, 3) == 0 { edge_before(&text, start + below(6, 20)).max(start) } else { start };
+                let end = if below(5, 3) == 0 { floor_boundary(&text, start + below(6, 20)).max(start) } else { start };
                 let part = PARTS[below(7, PARTS.len())].repeat(count);
                 text.replace_range(start..end, &part);
-                text.truncate(edge_before(&text, 12_000));
+                text.truncate(floor_boundary(&text, 12_000));
                 encoded.truncate(start);
                 let cursor =
-                    edge_before(&text, text.len() - if below(8, 3) == 0 { below(9, text.len() + 1) } else { 0 });
+                    floor_boundary(&text, text.len() - if below(8, 3) == 0 { below(9, text.len() + 1) } else { 0 });
                 let read = &text[..cursor];
                 let expected = card.encode("text", read).unwrap();
                 let prefix = encoded.prefix("text", read, &card).unwrap();

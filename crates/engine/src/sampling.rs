@@ -583,19 +583,6 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_probabilities() {
-        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-        let mut sampler = Sampler::new(Sampling { seed: 11, ..Sampling::default() }, 3);
-        let mut counts = [0; 3];
-        for position in 0..20_000 {
-            counts[sampler.choose(&logits, position).unwrap() as usize] += 1;
-        }
-        for (count, expected) in counts.into_iter().zip([10_000, 6_000, 4_000]) {
-            assert!(i32::abs(count - expected) < 300, "{counts:?}");
-        }
-    }
-
-    #[test]
     fn rejects_logits_that_are_no_distribution() {
         let mut sampler = Sampler::new(Sampling::default(), 2);
         for logits in [[f32::NAN, 0.0], [0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
@@ -689,12 +676,6 @@ mod tests {
         }
     }
 
-    fn first_match(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, StopMatch)> {
-        let symbols = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
-        let mut stops = StopMatcher::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
-        symbols(text).into_iter().enumerate().find_map(|(index, symbol)| Some((index, stops.push(symbol)?)))
-    }
-
     #[test]
     fn a_stop_string_may_begin_and_end_inside_a_token() {
         let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
@@ -711,19 +692,6 @@ mod tests {
         let mut stops = StopMatcher::new(vec![bytes("a")], 2);
         assert_eq!((stops.push_text("a"), stops.withheld()), (None, 0));
         assert_eq!(stops.push_text("xa"), Some((StopMatch { index: 0, length: 1 }, 2)));
-    }
-
-    #[test]
-    fn the_earliest_start_wins_then_the_lowest_index() {
-        assert_eq!(first_match(&["d", "cd", "cd"], 0, "abcd"), Some((3, StopMatch { index: 1, length: 2 })));
-    }
-
-    #[test]
-    fn a_stop_string_that_comes_too_early_does_not_count() {
-        assert_eq!(first_match(&["ab"], 3, "ab"), None);
-        assert_eq!(first_match(&["ab"], 3, "xab"), Some((2, StopMatch { index: 0, length: 2 })));
-        // the second may overlap the first
-        assert_eq!(first_match(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
     }
 
     fn held(lengths: &[usize]) -> TokenText {

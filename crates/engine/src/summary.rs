@@ -562,7 +562,7 @@ fn is_one_character(text: &str, start: usize, end: usize) -> bool {
 }
 
 /// Returns the last character boundary at or before `byte`.
-fn floor_boundary(text: &str, byte: usize) -> usize {
+pub fn floor_boundary(text: &str, byte: usize) -> usize {
     let mut byte = byte.min(text.len());
     while !text.is_char_boundary(byte) {
         byte -= 1;
@@ -777,25 +777,29 @@ mod tests {
 
     #[test]
     fn errors_name_field_and_limit() {
-        let error = |request: Summarize| plan(&request).unwrap_err().to_string();
         let none = Summarize::default;
-        assert_eq!(error(Summarize { beam: Some(9), ..none() }), "options.beam_size: expected 1 to 8, found 9");
-        assert_eq!(error(Summarize { beam: Some(0), ..none() }), "options.beam_size: expected 1 to 8, found 0");
-        let few = Summarize { beam: Some(5), ..none() }.plan(&card(10), &limits(), 8).unwrap_err().to_string();
-        assert_eq!(few, "options.beam_size: expected 1 to 4, found 5");
-        let long = Summarize { max_tokens: Some(100), ..none() };
-        assert_eq!(error(long), "options.max_tokens: expected 1 to 99, found 100");
-        let min = Summarize { min_tokens: Some(6), max_tokens: Some(5), ..none() };
-        assert_eq!(error(min), "options.min_tokens: expected 0 to 5, found 6");
-        assert!(error(Summarize { no_repeat_ngram: Some(1), ..none() }).ends_with("found 1"));
-        let penalty = Summarize { length_penalty: Some(f32::NAN), ..none() };
-        assert!(error(penalty).starts_with("options.length_penalty: expected "));
-        let many = Summarize { beam: Some(3), hypotheses: Some(4), ..none() };
-        assert_eq!(error(many), "options.hypotheses: expected 1 to 3, found 4");
-        let beam = |hypotheses| Summarize { hypotheses: Some(hypotheses), ..none() }.plan(&card(20), &limits(), 8);
-        assert_eq!(beam(5).unwrap().rules.beam, 5, "the default is wide enough");
-        let penalty = Summarize { repetition_penalty: Some(0.0), ..none() };
-        assert_eq!(error(penalty), "options.repetition_penalty: expected 0.01 to 100, found 0");
+        for (request, symbols, expected, found) in [
+            (Summarize { beam: Some(9), ..none() }, 20, "beam_size: expected 1 to 8", "9"),
+            (Summarize { beam: Some(0), ..none() }, 20, "beam_size: expected 1 to 8", "0"),
+            (Summarize { beam: Some(5), ..none() }, 10, "beam_size: expected 1 to 4", "5"),
+            (Summarize { max_tokens: Some(100), ..none() }, 20, "max_tokens: expected 1 to 99", "100"),
+            (Summarize { min_tokens: Some(6), max_tokens: Some(5), ..none() }, 20, "min_tokens: expected 0 to 5", "6"),
+            (Summarize { no_repeat_ngram: Some(1), ..none() }, 20, "no_repeat_ngram: expected ", "1"),
+            (Summarize { length_penalty: Some(f32::NAN), ..none() }, 20, "length_penalty: expected ", "NaN"),
+            (Summarize { beam: Some(3), hypotheses: Some(4), ..none() }, 20, "hypotheses: expected 1 to 3", "4"),
+            (
+                Summarize { repetition_penalty: Some(0.0), ..none() },
+                20,
+                "repetition_penalty: expected 0.01 to 100",
+                "0",
+            ),
+        ] {
+            let error = request.plan(&card(symbols), &limits(), 8).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("options.{expected}")), "{error}");
+            assert!(error.ends_with(&format!(", found {found}")), "{error}");
+        }
+        let wide = plan(&Summarize { hypotheses: Some(5), ..none() }).unwrap();
+        assert_eq!(wide.rules.beam, 5, "the default is wide enough");
     }
 
     #[test]

@@ -172,13 +172,6 @@ mod tests {
     }
 
     #[test]
-    fn alone_a_prompt_gets_the_whole_budget() {
-        let mut shares = prompts(&[1000]);
-        share_prompts(256, 0, &mut shares, &mut 0);
-        assert_eq!(fed(&shares), [256]);
-    }
-
-    #[test]
     fn the_oldest_gets_half_and_short_prompts_do_not_wait_for_long_ones() {
         let mut shares = prompts(&[1000, 1000, 1000, 20]);
         let mut turns = 9;
@@ -188,15 +181,6 @@ mod tests {
         advance(&mut shares);
         share_prompts(256, 0, &mut shares, &mut turns);
         assert_eq!(fed(&shares), [128 + 44, 0, 64, 20]);
-    }
-
-    #[test]
-    fn streams_leave_prompts_at_least_half() {
-        for (decoding, expected) in [(0, 16), (3, 13), (8, 8), (300, 8)] {
-            let mut shares = prompts(&[1000]);
-            share_prompts(16, decoding, &mut shares, &mut 0);
-            assert_eq!(fed(&shares), [expected], "{decoding}");
-        }
     }
 
     proptest! {

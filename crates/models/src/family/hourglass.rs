@@ -1657,17 +1657,6 @@ mod tests {
     }
 
     #[test]
-    fn a_known_ngram_has_its_row() {
-        // "abc", newest first: c = 99, b = 98, a = 97
-        let hash = ((100u64 * 1_000_003 + 99) * 1_000_003 + 98) % 2_147_483_647;
-        let mut recent = RecentSymbols::new(3);
-        recent.extend(&[97, 98, 99]);
-        let mut x = [0.0];
-        numbered(&[3], 3840).add(&recent, 2, &mut x).unwrap();
-        assert_eq!(x, [(hash % 3840) as f32]);
-    }
-
-    #[test]
     fn validate_rejects_what_is_out_of_bounds() {
         let valid = |sizes: &[usize], rows| NgramConfig { sizes: sizes.to_vec(), rows }.validate().is_ok();
         assert!(valid(&[3, 4, 5], 3840) && valid(&[2], 1) && valid(&[2, 3, 4, 5, 6, 7, 8, 16], 1 << 24));

@@ -719,11 +719,6 @@ fn entries_of_a_full_cache_make_room() {
     assert!((10..20).filter(|&number| checked(&mut cache, &long(number), &alive) == 62).count() < 3);
 }
 
-fn opened(key: &Key, text: &[u32], alive: &Arc<AtomicUsize>) -> OpenState {
-    let state = Box::new(PagedState::new(&[], alive));
-    OpenState { key: key.clone(), place: WHOLE, rest: text.into(), state, own_bytes: 1 }
-}
-
 #[test]
 fn the_longest_state_is_that_of_a_naive_search() {
     let alive = Arc::default();
@@ -737,7 +732,9 @@ fn the_longest_state_is_that_of_a_naive_search() {
             let text: Vec<u32> = symbols(100 + 10 * number);
             let own = (key(["a", "b"][number % 2]), text);
             if !own.1.is_empty() && !texts.contains(&own) {
-                states.push(opened(&own.0, &own.1, &alive));
+                let state = Box::new(PagedState::new(&[], &alive));
+                let rest = own.1[..].into();
+                states.push(OpenState { key: own.0.clone(), place: WHOLE, rest, state, own_bytes: 1 });
                 texts.push(own);
             }
         }

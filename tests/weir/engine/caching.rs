@@ -3,12 +3,11 @@
 use super::*;
 use crate::{
     document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses},
-    engine::harness::counting_evictions,
+    engine::{harness::counting_evictions, resume::tight},
 };
 use weir::{
     engine::{
         DocumentEvent, DocumentSource, DocumentUpload,
-        beam::Hypothesis,
         summary::{ByteRange, EncodedDocument, SummaryResult},
     },
     models::contract::PoolingChoice,
@@ -48,7 +47,7 @@ fn submit(engine: &Handle, request: &Generate) -> Events {
 
 /// Runs a request. Returns its output and the number of its symbols from the cache.
 pub(super) fn ask(engine: &Handle, request: &Generate) -> (JobOutput, usize) {
-    let mut output = crate::engine::harness::read(submit(engine, request)).unwrap();
+    let mut output = read(submit(engine, request)).unwrap();
     let cached = std::mem::take(&mut output.usage.cached_chars);
     (output, cached)
 }
@@ -85,7 +84,7 @@ fn tenants_seeds_and_modes_share_no_cache_entry() {
     let cached = |tenant: &str, mode, seed| {
         let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(seed), offset: 0 };
         let job = Job::Generate(request(&prompt, 3, &boundaries));
-        crate::engine::harness::read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars > 0
+        read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars > 0
     };
     let threshold = BoundaryMode::Threshold;
     let sampled = BoundaryMode::Sampled;
@@ -101,11 +100,8 @@ fn a_scored_text_is_a_cache_entry_for_prompts() {
     let cold = engine(&model, 0);
     let warm = engine(&model, CACHE);
     let symbols = text(7, 150);
-    let score = |logprobs| {
-        let boundaries = BoundaryOptions::default();
-        Job::Score(Score { symbols: symbols.clone(), logprobs, top: 0, boundaries, windows: None })
-    };
-    let run = |engine: &Handle, job: Job| crate::engine::harness::read(engine.submit(job, None).unwrap()).unwrap();
+    let score = |logprobs| Job::Score(Score { symbols: symbols.clone(), logprobs, ..Score::default() });
+    let run = |engine: &Handle, job: Job| read(engine.submit(job, None).unwrap()).unwrap();
     for logprobs in [true, false] {
         let output = run(&warm, score(logprobs));
         assert_eq!(output, run(&cold, score(logprobs)));
@@ -132,13 +128,10 @@ fn a_prompt_is_shared_while_its_answer_is_generated() {
 #[test]
 fn the_cache_is_evicted_for_running_rows() {
     let free = fixture("whitespaces");
-    let null = settings().memory_bytes - free.memory().limit;
-    let limit = free.bytes_for(300);
-    let folder = crate::support::converted("whitespaces");
-    let model = load(&folder, &Settings { memory_bytes: limit + null, ..settings() }).unwrap();
+    let model = tight("whitespaces", &*free, &settings(), 300);
     let cold = engine(&free, 0);
     // The cache may fill all memory.
-    let (warm, evicted) = counting_evictions(&model, limits(limit));
+    let (warm, evicted) = counting_evictions(&model, limits(model.memory().limit));
     for seed in 0..30 {
         let request = request(&text(seed, 100 + seed as usize * 3), 100, &BoundaryOptions::default());
         assert_eq!(ask(&warm, &request).0, ask(&cold, &request).0, "{seed}");
@@ -152,7 +145,7 @@ fn the_cache_is_evicted_for_running_rows() {
     for (requests, expected) in requests.chunks(3).zip(expected.chunks(3)) {
         let running: Vec<_> = requests.iter().map(|request| submit(&warm, request)).collect();
         for (events, expected) in running.into_iter().zip(expected) {
-            assert_eq!(&crate::engine::harness::read(events).unwrap(), expected);
+            assert_eq!(&read(events).unwrap(), expected);
         }
     }
     assert_eq!(warm.counters().preemptions, 0, "a row was preempted for the cache");
@@ -168,13 +161,10 @@ fn a_deadline_estimate_counts_cached_symbols() {
     // A segment ends at the last symbol but one, and is cached.
     let prompt = [vec![2; 1598], vec![0, 1]].concat();
     let job = || Job::Generate(generate(&prompt, 1));
-    crate::engine::harness::read(engine.submit(job(), None).unwrap()).unwrap();
+    read(engine.submit(job(), None).unwrap()).unwrap();
     let deadline_in = |time| Terms::from(Some(Instant::now() + time));
     let half = Duration::from_millis(500);
-    assert_eq!(
-        crate::engine::harness::read(engine.submit(job(), deadline_in(half)).unwrap()).unwrap().usage.cached_chars,
-        1599
-    );
+    assert_eq!(read(engine.submit(job(), deadline_in(half)).unwrap()).unwrap().usage.cached_chars, 1599);
     let uncached = Job::Generate(generate(&[vec![3; 1598], vec![0, 1]].concat(), 1));
     assert!(engine.submit(uncached, deadline_in(half)).is_err());
 }
@@ -187,7 +177,7 @@ fn a_deadline_estimate_counts_a_shared_text_once() {
     let engine = toy.engine(Limits { rows: 1, chunk: 16, cache_bytes: 1 << 20, ..Limits::default() });
     let job = |start: Vec<u32>, rest: u32| Job::Generate(generate(&[start, vec![rest; 3198], vec![0, 1]].concat(), 1));
     // After this request the rate is known: at most 1,600 symbols a second. A text takes 2 s at least.
-    crate::engine::harness::read(engine.submit(job(vec![], 3), None).unwrap()).unwrap();
+    read(engine.submit(job(vec![], 3), None).unwrap()).unwrap();
     let first = engine.submit(job(vec![], 2), None).unwrap();
     let soon = || Terms::from(Some(Instant::now() + Duration::from_secs(3)));
     assert!(engine.submit(job(vec![], 4), soon()).is_err(), "both texts must be read");
@@ -201,9 +191,7 @@ fn failed_rows_are_not_cached() {
     let (toy, engine) = started(Limits { cache_bytes: 1 << 20, chunk: 4, ..Limits::default() });
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH, NAN] {
         let prompt = [vec![0; 8], vec![symbol]].concat();
-        assert!(
-            crate::engine::harness::read(engine.submit(Job::Generate(generate(&prompt, 5)), None).unwrap()).is_err()
-        );
+        assert!(read(engine.submit(Job::Generate(generate(&prompt, 5)), None).unwrap()).is_err());
         assert_eq!(engine.segment_cache_usage().entries, 0);
     }
     assert_eq!((toy.sequences(), engine.load().bytes), (0, 0));
@@ -223,7 +211,7 @@ fn pages_of_another_tenant_leave_no_trace() {
             // longer than a page, and not a multiple of it
             let mut request = request(&text_symbols(&**model, &text(seed, 150)), 30, &boundaries);
             request.details.echo = true;
-            crate::engine::harness::read(engine.submit(Job::Generate(request), terms_of(tenant)).unwrap()).unwrap()
+            read(engine.submit(Job::Generate(request), terms_of(tenant)).unwrap()).unwrap()
         };
         answers(&used, "a", 1);
         assert_eq!(used.memory().in_use, 0, "{name}: the pages are free");
@@ -236,12 +224,9 @@ fn pages_of_another_tenant_leave_no_trace() {
 #[test]
 fn tight_memory_delays_or_rejects_but_fails_no_request() {
     for case in ["fixed_sf2", "fixed_sf3", "fixed_sf4"] {
-        let free = load(&converted(case), &settings()).unwrap();
-        let null = settings().memory_bytes - free.memory().limit;
         // The memory has room for one sequence of 150 symbols: larger ones never fit, and small ones run together.
-        let limit = free.bytes_for(150);
-        let tight = Settings { memory_bytes: limit + null, ..settings() };
-        let model = load(&converted(case), &tight).unwrap();
+        let model = tight(case, &*fixture(case), &settings(), 150);
+        let limit = model.bytes_for(150);
         assert_eq!(model.memory().limit, limit);
         let engine = Handle::start(model.clone(), Limits { rows: 16, queue: 128, ..Limits::default() }).unwrap();
         let mut rng = Random::new(7);
@@ -268,7 +253,7 @@ fn tight_memory_delays_or_rejects_but_fails_no_request() {
         assert!(rejected > 0 && accepted.len() > 30, "{case}: {rejected} rejected");
         assert!(engine.load().queued > 0, "{case}: memory suffices for all at once");
         for (events, max_chars) in accepted {
-            let output = crate::engine::harness::read(events).unwrap_or_else(|error| panic!("{case}: {error}"));
+            let output = read(events).unwrap_or_else(|error| panic!("{case}: {error}"));
             assert_eq!(output.usage.generated_chars, max_chars, "{case}");
         }
         assert_eq!(model.memory().in_use, 0, "{case}");
@@ -285,7 +270,7 @@ struct Output {
     progress: Vec<(usize, usize)>,
 }
 
-fn read(mut events: Events) -> Result<Output> {
+fn read_summary(mut events: Events) -> Result<Output> {
     let mut text = Vec::new();
     let mut encoded = None;
     let mut progress = Vec::new();
@@ -325,9 +310,11 @@ fn document(tokens: usize, salt: u32) -> Vec<u32> {
     (0..tokens as u32 - 1).map(|index| 97 + (index * 7 + salt) % 26).chain([MARKS.end]).collect()
 }
 
-/// Returns the hypotheses of a request without an engine.
-fn alone(document: &[u32], request: &Summarize, model: &DocumentModel) -> Vec<Hypothesis> {
-    hypotheses(document, request, model, 32)
+/// Reads the summary of a document, which must be the one that it has without an engine.
+fn checked(events: Events, document: &[u32], request: &Summarize, model: &DocumentModel) -> Output {
+    let output = read_summary(events).unwrap();
+    assert_eq!(output.summary.hypotheses, hypotheses(document, request, model, 32), "{request:?}");
+    output
 }
 
 fn document_engine(model: &Arc<DocumentModel>, limits: Limits) -> Handle {
@@ -382,18 +369,13 @@ fn concurrent_documents_have_the_summaries_they_have_alone() {
         let engine = document_engine(&model, Limits { rows, chunk, document_bytes: 4000, ..Limits::default() });
         let requests: Vec<_> =
             (0..40).map(|number| (document(2 + number * 9, number as u32), varied(number))).collect();
-        let readers: Vec<_> = requests
-            .iter()
-            .enumerate()
-            .map(|(number, (ids, request))| {
-                submit_document(&engine, ids, request, terms_of(["a", "b", "c"][number % 3])).unwrap()
-            })
-            .collect();
+        let submit = |(number, (ids, request)): (usize, &(Vec<u32>, Summarize))| {
+            submit_document(&engine, ids, request, terms_of(["a", "b", "c"][number % 3])).unwrap()
+        };
+        let readers: Vec<_> = requests.iter().enumerate().map(submit).collect();
         for ((ids, request), events) in requests.iter().zip(readers) {
-            let output = read(events).unwrap();
-            let expected = alone(ids, request, &model);
-            assert_eq!(output.summary.hypotheses, expected, "{request:?}");
-            let best = &expected[0].tokens;
+            let output = checked(events, ids, request, &model);
+            let best = &output.summary.hypotheses[0].tokens;
             assert_eq!(output.text, best[..best.len() - 1], "the streamed text is the best hypothesis");
             assert_eq!(output.summary.usage.prompt_chars, ids.len());
             let ended = best.len() <= request.max_tokens.unwrap();
@@ -412,21 +394,19 @@ fn a_document_is_encoded_while_it_arrives() {
     let model = DocumentModel::new();
     let engine = document_engine(&model, Limits::default());
     let ids = document(10 * BLOCK, 1);
-    let (upload, incoming) = engine.upload();
     let request = Summarize::default();
-    let events = engine.summarize(&request, DocumentSource::Uploading(incoming), None).unwrap();
+    let (upload, events) = uploading(&engine, &request, &[]);
     for (index, part) in ids.chunks(BLOCK).enumerate() {
         upload.push(part, &[ByteRange { start: 0, end: 1 }; BLOCK]);
         eventually("the first layer has encoded the block", || model.blocks() == index + 1);
     }
     assert_eq!(engine.load().running, 1);
     upload.close(true);
-    let output = read(events).unwrap();
+    let output = checked(events, &ids, &request, &model);
     let waits = output.summary.waits;
     assert_eq!((waits.blocks_at_end, waits.blocks), (10, 21));
     assert!(output.encoded.cut && output.encoded.byte_ranges.len() == ids.len());
     assert!(output.progress.is_sorted() && output.progress.last().unwrap().1 >= 20, "{:?}", output.progress);
-    assert_eq!(output.summary.hypotheses, alone(&ids, &request, &model));
     assert_idle(&model, &engine);
 }
 
@@ -444,8 +424,7 @@ fn a_long_document_stalls_no_stream() {
         .map(|salt| submit_document(&engine, &document(TOKENS, salt), &Summarize::default(), terms_of("long")).unwrap())
         .collect();
     model.slow(Duration::from_millis(1));
-    let streamed = read(stream).unwrap();
-    assert_eq!(streamed.summary.hypotheses, alone(&ids, &slow, &model));
+    checked(stream, &ids, &slow, &model);
     let log = model.log.lock().unwrap().clone();
     let first = log.iter().position(|work| *work == LoggedStep::Rows(1)).unwrap();
     let last = log.iter().rposition(|work| *work == LoggedStep::Rows(1)).unwrap();
@@ -453,7 +432,7 @@ fn a_long_document_stalls_no_stream() {
     let between: Vec<_> = log[first..last].split(|work| matches!(work, LoggedStep::Rows(_))).map(<[_]>::len).collect();
     assert!(between.iter().all(|blocks| *blocks <= 1) && between.contains(&1), "{between:?}");
     for events in long {
-        read(events).unwrap();
+        read_summary(events).unwrap();
     }
     assert_idle(&model, &engine);
 }
@@ -491,11 +470,11 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
             None => drop(upload),
             Some(error) => upload.fail(error),
         }
-        assert_eq!(read(events).err().unwrap().code(), expected);
+        assert_eq!(read_summary(events).err().unwrap().code(), expected);
     }
     // The deadline passes.
     let terms = Terms { deadline: Some(Instant::now() + Duration::from_millis(20)), ..Terms::default() };
-    let late = read(submit_document(&engine, &ids, &request, terms).unwrap()).err().unwrap();
+    let late = read_summary(submit_document(&engine, &ids, &request, terms).unwrap()).err().unwrap();
     assert_eq!(late.code(), Code::DeadlineExceeded);
     assert_idle(&model, &engine);
 }
@@ -510,10 +489,10 @@ fn a_failure_ends_only_its_own_request() {
         let neighbor = submit_document(&engine, &good, &request, Terms::default()).unwrap();
         let mut ids = document(60, 6);
         ids[30] = bad;
-        let failed = read(submit_document(&engine, &ids, &request, Terms::default()).unwrap()).err().unwrap();
+        let failed = read_summary(submit_document(&engine, &ids, &request, Terms::default()).unwrap()).err().unwrap();
         let expected = if bad == crate::document_model::PANIC { Code::Internal } else { Code::ResourceExhausted };
         assert_eq!(failed.code(), expected, "{failed}");
-        assert_eq!(read(neighbor).unwrap().summary.hypotheses, alone(&good, &request, &model));
+        checked(neighbor, &good, &request, &model);
     }
     assert_idle(&model, &engine);
 }
@@ -528,60 +507,43 @@ fn a_slow_reader_is_preempted_and_loses_nothing() {
     let slow = submit_document(&engine, &first, &request, terms_of("slow")).unwrap();
     eventually("its rows run", || model.log.lock().unwrap().contains(&LoggedStep::Rows(2)));
     // The request holds all rows, and its reader does not read.
-    let quick = read(submit_document(&engine, &other, &request, terms_of("quick")).unwrap()).unwrap();
-    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
-    let output = read(slow).unwrap();
-    assert_eq!(output.summary.hypotheses, alone(&first, &request, &model));
+    checked(submit_document(&engine, &other, &request, terms_of("quick")).unwrap(), &other, &request, &model);
+    let output = checked(slow, &first, &request, &model);
     assert_eq!(output.text, output.summary.hypotheses[0].tokens[..50]);
     assert_idle(&model, &engine);
 }
 
+/// Neither an idle upload nor tokens that arrive one by one, none of them late, keep the rows.
 #[test]
-fn an_idle_upload_is_preempted_and_resumes() {
-    let model = DocumentModel::new();
-    let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
-    let request = Summarize { beam: Some(2), ..Summarize::default() };
-    let first = document(60, 9);
-    let other = document(50, 10);
-    let (upload, idle) = uploading(&engine, &request, &first[..30]);
-    eventually("the first blocks are encoded", || model.blocks() == 3);
-    let quick = read(submit_document(&engine, &other, &request, terms_of("quick")).unwrap()).unwrap();
-    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
-    upload.push(&first[30..], &[ByteRange::default(); 30]);
-    upload.close(false);
-    assert_eq!(read(idle).unwrap().summary.hypotheses, alone(&first, &request, &model));
-    assert!(engine.counters().preemptions > 0);
-    assert_idle(&model, &engine);
-}
-
-/// Tokens that arrive one by one do not keep the rows, although none is late.
-#[test]
-fn a_trickling_upload_is_preempted() {
-    let model = DocumentModel::new();
-    let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
-    let request = Summarize { beam: Some(2), ..Summarize::default() };
-    let first = document(300, 9);
-    let other = document(50, 10);
-    let (upload, slow) = uploading(&engine, &request, &first[..30]);
-    eventually("the first blocks are encoded", || model.blocks() == 3);
-    let (done, is_done) = std::sync::mpsc::channel();
-    let rest = first[30..].to_vec();
-    let trickle = std::thread::spawn(move || {
-        let mut rest = rest.iter();
-        while is_done.recv_timeout(Duration::from_millis(80)).is_err() {
-            let token = rest.next().expect("the other request waited for the whole upload");
-            upload.push(&[*token], &[ByteRange::default()]);
-        }
-        rest.for_each(|token| upload.push(&[*token], &[ByteRange::default()]));
-        upload.close(false);
-    });
-    let quick = read(submit_document(&engine, &other, &request, terms_of("quick")).unwrap()).unwrap();
-    done.send(()).unwrap();
-    assert_eq!(quick.summary.hypotheses, alone(&other, &request, &model));
-    assert!(engine.counters().preemptions > 0);
-    trickle.join().unwrap();
-    assert_eq!(read(slow).unwrap().summary.hypotheses, alone(&first, &request, &model));
-    assert_idle(&model, &engine);
+fn a_slow_upload_is_preempted_and_resumes() {
+    for trickles in [false, true] {
+        let model = DocumentModel::new();
+        let engine = document_engine(&model, Limits { rows: 2, ..Limits::default() });
+        let request = Summarize { beam: Some(2), ..Summarize::default() };
+        let first = document(300, 9);
+        let other = document(50, 10);
+        let (upload, slow) = uploading(&engine, &request, &first[..30]);
+        eventually("the first blocks are encoded", || model.blocks() == 3);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let rest = first[30..].to_vec();
+        let uploader = std::thread::spawn(move || {
+            let push = |token: &u32| upload.push(&[*token], &[ByteRange::default()]);
+            let mut rest = rest.iter();
+            while is_done.recv_timeout(Duration::from_millis(80)).is_err() {
+                if trickles {
+                    push(rest.next().expect("the other request waited for the whole upload"));
+                }
+            }
+            rest.for_each(push);
+            upload.close(false);
+        });
+        checked(submit_document(&engine, &other, &request, terms_of("quick")).unwrap(), &other, &request, &model);
+        done.send(()).unwrap();
+        assert!(engine.counters().preemptions > 0);
+        uploader.join().unwrap();
+        checked(slow, &first, &request, &model);
+        assert_idle(&model, &engine);
+    }
 }
 
 #[test]
@@ -596,7 +558,7 @@ fn impossible_requests_are_rejected_at_once() {
     assert_eq!(beam, "options.beam_size: expected 1 to 4, found 5");
     let fits = rejection(&Summarize { beam: Some(4), max_tokens: Some(59), ..Summarize::default() });
     assert!(fits.starts_with("options.beam_size: expected a request that needs at most "), "{fits}");
-    let prompt = crate::engine::harness::generate(&[97], 5);
+    let prompt = generate(&[97], 5);
     let wrong = engine.submit(weir::engine::Job::Generate(prompt), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
     let text = Toy::new();

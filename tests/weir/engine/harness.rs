@@ -40,15 +40,8 @@ pub(super) fn counting_evictions(model: &Arc<dyn Model>, limits: Limits) -> (Han
 
 /// Returns a request with default options.
 pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
-    Generate {
-        prompt: prompt.to_vec(),
-        sampling: Sampling::default(),
-        stopping: Stopping { max_chars, ..Stopping::default() },
-        details: Details::default(),
-        boundaries: BoundaryOptions::default(),
-        resumed: Vec::new(),
-        speculation: None,
-    }
+    let stopping = Stopping { max_chars, ..Stopping::default() };
+    Generate { prompt: prompt.to_vec(), stopping, ..Generate::default() }
 }
 
 /// Returns a job whose options are derived from `seed`.
@@ -60,8 +53,7 @@ pub(super) fn varied(seed: u64) -> Job {
             symbols: prompt,
             logprobs: number(101, 2) == 0,
             top: number(102, 3),
-            boundaries: BoundaryOptions::default(),
-            windows: None,
+            ..Score::default()
         });
     }
     let mut request = generate(&prompt, 1 + number(103, 60));
@@ -82,9 +74,9 @@ pub(super) fn varied(seed: u64) -> Job {
 /// Everything that a job emitted, in one comparable value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct JobOutput {
-    pub(super) characters: Vec<weir::engine::options::EmittedSymbol>,
-    pub(super) reason: weir::engine::options::FinishReason,
-    pub(super) usage: weir::models::usage::Usage,
+    pub(super) characters: Vec<EmittedSymbol>,
+    pub(super) reason: FinishReason,
+    pub(super) usage: Usage,
 }
 
 /// Returns the session of a job.
@@ -156,11 +148,17 @@ pub(super) fn read(events: Events) -> Result<JobOutput> {
 
 /// Same as [`read`], and returns the timing too.
 pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
-    let mut characters = Vec::new();
     let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
         panic!("the first event is Started");
     };
+    let (output, timing) = read_rest(events, Vec::new())?;
+    assert_eq!(output.usage.cached_chars, cached_chars, "the first and last event report the same");
+    Ok((output, timing))
+}
+
+/// Reads a job that has emitted `characters` to its end.
+pub(super) fn read_rest(mut events: Events, mut characters: Vec<EmittedSymbol>) -> Result<(JobOutput, Timing)> {
     loop {
         match events.blocking_recv().expect("the last event ends the job")? {
             Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
@@ -168,11 +166,26 @@ pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
             }
             Event::Characters(symbols) => characters.extend(symbols),
             Event::Finished { reason, usage, timing } => {
-                assert_eq!(usage.cached_chars, cached_chars, "the first and last event report the same");
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
                 return Ok((JobOutput { characters, reason, usage }, timing));
+            }
+        }
+    }
+}
+
+/// Reads up to an error. Returns the symbols before it and the error.
+pub(super) fn read_to_error(mut events: Events) -> (Vec<u32>, Error) {
+    let mut symbols = Vec::new();
+    loop {
+        match events.blocking_recv().unwrap() {
+            Ok(Event::Characters(characters)) => symbols.extend(characters.into_iter().map(|emitted| emitted.symbol)),
+            Ok(Event::Started { .. }) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert!(events.blocking_recv().is_none(), "nothing follows the error");
+                return (symbols, error);
             }
         }
     }

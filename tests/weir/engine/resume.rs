@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::{
     caching::{ask, engine, limits},
-    harness::{counting_evictions, drive, fresh_row, run as run_alone, session},
+    harness::{counting_evictions, drive, fresh_row, read_rest, read_to_error, run as run_alone, session},
 };
 use proptest::prelude::*;
 use weir::{
@@ -166,19 +166,14 @@ fn only_symbols_without_requested_details_may_be_skipped() {
 #[test]
 fn a_cache_key_holds_the_inputs_of_the_boundaries() {
     let model = fixture("gumbel");
-    let key = |tenant: &str, mode, noise, offset| {
-        Key::for_sequence(&tenant.into(), &BoundaryOptions { mode, noise, offset }, model.card())
-    };
+    let key =
+        |mode, noise, offset| Key::for_sequence(&"a".into(), &BoundaryOptions { mode, noise, offset }, model.card());
     let threshold = Some(BoundaryMode::Threshold);
-    let sampled = Some(BoundaryMode::Sampled);
-    let plain = key("a", None, Noise::Seeded(1), 0).unwrap();
-    assert_eq!(Some(&plain), key("a", threshold, Noise::Seeded(2), 0).as_ref(), "the seed has no effect on thresholds");
-    assert_eq!(Some(&plain), key("a", threshold, Noise::Given([].into()), 0).as_ref());
-    let seeded = |seed| key("a", sampled, Noise::Seeded(seed), 0).unwrap();
-    assert!(plain != seeded(1) && seeded(1) != seeded(2) && seeded(1) == seeded(1));
-    assert_ne!(Some(plain), key("b", None, Noise::Seeded(1), 0));
-    assert_eq!(key("a", sampled, Noise::Given([].into()), 0), None);
-    assert_eq!(key("a", threshold, Noise::Seeded(0), 1), None);
+    let plain = key(None, Noise::Seeded(1), 0).unwrap();
+    assert_eq!(Some(&plain), key(threshold, Noise::Seeded(2), 0).as_ref(), "the seed has no effect on thresholds");
+    assert_eq!(Some(&plain), key(threshold, Noise::Given([].into()), 0).as_ref());
+    assert_eq!(key(Some(BoundaryMode::Sampled), Noise::Given([].into()), 0), None);
+    assert_eq!(key(threshold, Noise::Seeded(0), 1), None);
 }
 
 /// Prefix of the names of latent segment models.
@@ -187,13 +182,20 @@ const LATENT: &str = "lslm ";
 const CHUNKING: &str = "hnet ";
 
 /// Returns the checkpoint of a model of [`models`].
-pub(super) fn checkpoint(name: &str) -> PathBuf {
+fn checkpoint(name: &str) -> PathBuf {
     let case = name.split(',').next().unwrap();
     match (case.strip_prefix(LATENT), case.strip_prefix(CHUNKING)) {
         (Some(case), _) => lslm_converted(case),
         (None, Some(case)) => hnet_converted(case),
         (None, None) => converted(case),
     }
+}
+
+/// Loads the same checkpoint with memory for `symbols` symbols in total.
+pub(super) fn tight(name: &str, model: &dyn Model, settings: &Settings, symbols: usize) -> Arc<dyn Model> {
+    let null = settings.memory_bytes - model.memory().limit;
+    let memory_bytes = model.bytes_for(symbols) + null;
+    load(&checkpoint(name), &Settings { memory_bytes, ..settings.clone() }).unwrap()
 }
 
 /// Returns one model of each source of boundaries, in all dtypes.
@@ -251,19 +253,6 @@ fn resumed(request: &Generate, generated: &[EmittedSymbol], cut: usize) -> Gener
     Generate { resumed: generated[..cut].iter().map(|emitted| emitted.symbol).collect(), ..request.clone() }
 }
 
-/// Runs a session that loses its row before each step of `losses`.
-fn run_with_losses(request: Generate, chunk: usize, losses: &[usize]) -> JobOutput {
-    let toy = Toy::new();
-    let mut session = Session::generate(request, toy.card()).unwrap();
-    let mut row = fresh_row(&*toy, &session);
-    let lose = |session: &mut Session, row: &mut SequenceRow, step, _| {
-        if losses.contains(&step) {
-            *row = rewound(&*toy, session);
-        }
-    };
-    drive(&mut session, &*toy, &mut row, chunk, lose).0
-}
-
 /// Takes the row of a session away. Returns a new one.
 fn rewound(model: &dyn Model, session: &mut Session) -> SequenceRow {
     session.rewind();
@@ -282,7 +271,14 @@ proptest! {
         let generated = generated(&request, &whole);
         let cut = cut % (generated.len() + 1);
         let request = resumed(&request, generated, cut);
-        let rest = run_with_losses(request.clone(), chunk, &losses);
+        let toy = Toy::new();
+        let mut session = Session::generate(request, toy.card()).unwrap();
+        let mut row = fresh_row(&*toy, &session);
+        let (rest, _) = drive(&mut session, &*toy, &mut row, chunk, |session, row, step, _| {
+            if losses.contains(&step) {
+                *row = rewound(&*toy, session);
+            }
+        });
         let before = if cut == 0 { whole.characters.len() - generated.len() } else { 0 };
         prop_assert_eq!(&rest.characters[before..], &generated[cut..]);
         prop_assert_eq!(&rest.reason, &whole.reason);
@@ -422,15 +418,7 @@ fn a_long_generation_is_preempted_and_resumes() {
             }
             let counters = engine.counters();
             assert_eq!(counters.preemptions, 2, "{name}");
-            let output = loop {
-                match events.blocking_recv().unwrap().unwrap() {
-                    Event::Characters(symbols) => characters.extend(symbols),
-                    Event::Finished { reason, usage, .. } => break JobOutput { characters, reason, usage },
-                    Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
-                        panic!("{name}: unexpected event")
-                    }
-                }
-            };
+            let (output, _) = read_rest(events, characters).unwrap();
             assert_eq!(output, expected, "{name}, {cache_bytes} bytes of cache");
             // The symbols fed again are far fewer than those generated before.
             let replayed = (engine.counters().prefill_chars as usize).saturating_sub(prompt_symbols);
@@ -508,21 +496,15 @@ fn a_stalled_reader_is_ended_after_the_stall_limit() {
     let stall = Duration::from_millis(150);
     let engine = toy.engine(Limits { events: 4, stall, ..Limits::default() });
     let start = Instant::now();
-    let mut slow = engine.submit(long(1, 500), None).unwrap();
+    let slow = engine.submit(long(1, 500), None).unwrap();
     assert_idle(&toy, &engine);
     assert!(start.elapsed() >= stall);
     // The reader receives the ready characters first, then the error.
-    let mut received = 0;
-    let mut last = None;
-    while let Some(event) = slow.blocking_recv() {
-        match event {
-            Ok(Event::Characters(characters)) => received += characters.len(),
-            Ok(_) => {}
-            Err(error) => last = Some(error),
-        }
-    }
-    let error = last.unwrap();
-    assert!(matches!(error, Error::Stalled { limit } if limit == stall) && received >= 4, "{error}, {received}");
+    let (received, error) = read_to_error(slow);
+    assert!(
+        matches!(error, Error::Stalled { limit } if limit == stall) && received.len() >= 4,
+        "{error}, {received:?}"
+    );
     assert_eq!(error.code(), Code::ResourceExhausted);
 }
 
@@ -569,27 +551,27 @@ fn rows_of_slow_readers_are_preempted_and_resumed() {
     assert_idle(&toy, &engine);
 }
 
-#[test]
-fn a_preempted_job_with_a_stalled_reader_is_ended() {
-    let toy = Toy::new();
-    let stall = Duration::from_secs(2);
-    let engine = toy.engine(Limits { rows: 1, events: 4, stall, ..Limits::default() });
-    let mut slow = engine.submit(long(1, 500), None).unwrap();
+/// Returns an engine with one row, and a job that lost it to another one because its reader does not read.
+fn preempted(stall: Duration) -> (Arc<Toy>, Handle, Events) {
+    let (toy, engine) = started(Limits { rows: 1, events: 4, stall, ..Limits::default() });
+    let slow = engine.submit(long(1, 500), None).unwrap();
     eventually("the row has paused", || slow.len() == 4);
     assert_eq!(read(engine.submit(varied(3), None).unwrap()).unwrap(), alone(varied(3), 1000));
     assert_eq!((engine.counters().preemptions, engine.load().queued), (1, 1));
+    (toy, engine, slow)
+}
+
+#[test]
+fn a_preempted_job_with_a_stalled_reader_is_ended() {
+    let (toy, engine, slow) = preempted(Duration::from_secs(2));
     assert_idle(&toy, &engine);
-    let error = std::iter::from_fn(|| slow.blocking_recv()).find_map(Result::err);
-    assert!(matches!(error, Some(Error::Stalled { .. })), "{error:?}");
+    let (_, error) = read_to_error(slow);
+    assert!(matches!(error, Error::Stalled { .. }), "{error:?}");
 }
 
 #[test]
 fn a_preempted_job_ends_when_its_reader_cancels() {
-    let (toy, engine) = started(Limits { rows: 1, events: 4, ..Limits::default() });
-    let slow = engine.submit(long(1, 500), None).unwrap();
-    eventually("the row has paused", || slow.len() == 4);
-    read(engine.submit(varied(3), None).unwrap()).unwrap();
-    assert_eq!((engine.counters().preemptions, engine.load().queued), (1, 1));
+    let (toy, engine, slow) = preempted(Limits::default().stall);
     drop(slow);
     assert_idle(&toy, &engine);
 }

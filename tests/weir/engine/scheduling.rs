@@ -1,7 +1,7 @@
 //! The scheduler with a real engine: order, batches, preemption and shared segment steps.
 
 use super::*;
-use crate::engine::{harness::run, resume::checkpoint};
+use crate::engine::{harness::run, resume::tight};
 use proptest::prelude::*;
 use weir::models::contract::{count_step, is_due};
 
@@ -71,10 +71,7 @@ fn only_a_tenant_over_its_share_is_rejected() {
 fn the_total_length_of_queued_prompts_is_limited() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
-    let score = |symbols| {
-        let boundaries = BoundaryOptions::default();
-        Job::Score(Score { symbols: vec![2; symbols], logprobs: false, top: 0, boundaries, windows: None })
-    };
+    let score = |symbols| Job::Score(Score { symbols: vec![2; symbols], ..Score::default() });
     let full = |job, tenant| engine.submit(job, terms(tenant, 0)).unwrap_err();
     // The share holds for the first request of a tenant, too.
     let refused = full(score(51), "a");
@@ -128,6 +125,7 @@ fn no_deadline_is_rejected_before_a_measurement() {
     let toy = Toy::new();
     toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
+    assert!(matches!(engine.submit(plain(3, 1), Some(Instant::now())), Err(Error::Deadline { .. })), "in the past");
     // No rate has been measured.
     let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
     assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
@@ -275,13 +273,6 @@ fn a_thousand_cancellations_at_random_points_release_everything_and_disturb_no_o
     }
 }
 
-/// Loads the same checkpoint with memory for `symbols` symbols in total.
-fn tight(name: &str, model: &dyn Model, settings: &Settings, symbols: usize) -> Arc<dyn Model> {
-    let null = settings.memory_bytes - model.memory().limit;
-    let memory_bytes = model.bytes_for(symbols) + null;
-    load(&checkpoint(name), &Settings { memory_bytes, ..settings.clone() }).unwrap()
-}
-
 #[test]
 fn preemption_does_not_change_outputs_of_real_models() {
     let mut preemptions = 0;
@@ -316,9 +307,8 @@ fn scoring_is_preempted_and_resumes() {
     let engine = toy.engine(Limits { rows: 4, chunk: 16, ..Limits::default() });
     let score = |seed: u64| {
         let symbols = (0..200).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
-        let boundaries = BoundaryOptions::default();
         let windows = (seed % 2 == 1).then_some(WindowOptions { length: 90, stride: 35 });
-        Job::Score(Score { symbols, logprobs: true, top: 1, boundaries, windows })
+        Job::Score(Score { symbols, logprobs: true, top: 1, windows, ..Score::default() })
     };
     let generating: Vec<_> =
         (0..3).map(|seed| engine.submit(Job::Generate(long(seed, 3, 200)), None).unwrap()).collect();
@@ -502,26 +492,19 @@ fn no_row_waits_for_a_paused_row() {
 }
 
 #[test]
-fn a_failed_finish_step_spares_the_rows_that_wait() {
-    let (toy, engine, [first, second]) = waiting(64, None);
-    // The job feeds one symbol, because a longer chunk would end the wait.
-    let failing = engine.submit(Job::Generate(generate(&[PANIC_AT_FINISH], 5)), None).unwrap();
-    toy.release();
-    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(second).unwrap_err().code(), Code::Internal, "the row was in the same finish step");
-    assert_eq!(read(first).unwrap(), alone(closing(100), 1000));
-    assert_idle(&toy, &engine);
-}
-
-#[test]
-fn a_failed_segment_step_ends_only_the_rows_in_it() {
-    let (toy, engine, [first, second]) = waiting(64, None);
-    let failing = engine.submit(Job::Generate(generate(&[1, 2, PANIC_IN_MIDDLE], 5)), None).unwrap();
-    toy.release();
-    assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(first).unwrap_err().code(), Code::Internal);
-    assert_eq!(read(second).unwrap(), alone(open(100), 1000));
-    assert_idle(&toy, &engine);
+fn a_failed_step_ends_only_the_rows_in_it() {
+    // the job's prompt is one symbol, because a longer chunk ends the wait of the first job, which is then in its segment step
+    for (prompt, waiting_fails) in [(&[PANIC_AT_FINISH][..], false), (&[1, 2, PANIC_IN_MIDDLE], true)] {
+        let (toy, engine, [first, second]) = waiting(64, None);
+        let failing = engine.submit(Job::Generate(generate(prompt, 5)), None).unwrap();
+        toy.release();
+        assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
+        let (lost, spared, job) =
+            if waiting_fails { (first, second, open(100)) } else { (second, first, closing(100)) };
+        assert_eq!(read(lost).unwrap_err().code(), Code::Internal);
+        assert_eq!(read(spared).unwrap(), alone(job, 1000));
+        assert_idle(&toy, &engine);
+    }
 }
 
 /// Creates waiting rows from the steps that each has waited and the number of symbols that it was fed.

@@ -14,8 +14,7 @@ fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries:
     let before = &text[..position];
     let details = if position == 0 { None } else { Some(options.compute(symbol, &logits_after(before)).unwrap()) };
     let details = details.unwrap_or_default();
-    let decision =
-        boundaries.then_some(SymbolBoundary { boundary: symbol == 0, depth: 0, probability: None, end_logprob: None });
+    let decision = boundaries.then(|| SymbolBoundary { boundary: symbol == 0, ..SymbolBoundary::default() });
     EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top, cut: None }
 }
 
@@ -65,8 +64,7 @@ fn request() -> impl Strategy<Value = Generate> {
         let (echo, logprobs, top_logprobs, boundaries) = details;
         let sampling = Sampling { seed, temperature, repetition_penalty, ..Sampling::default() };
         let details = Details { echo, logprobs, top_logprobs, boundaries };
-        let boundaries = BoundaryOptions::default();
-        Generate { prompt, sampling, stopping, details, boundaries, resumed: Vec::new(), speculation: None }
+        Generate { prompt, sampling, stopping, details, ..Generate::default() }
     })
 }
 
@@ -96,8 +94,7 @@ proptest! {
         symbols in vec(0..SAMPLED, 1..60), logprobs: bool, top in 0usize..3, chunk in 1usize..12,
     ) {
         let toy = Toy::new();
-        let boundaries = BoundaryOptions::default();
-        let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: None };
+        let score = Score { symbols: symbols.clone(), logprobs, top, ..Score::default() };
         let output = run(Session::score(score, toy.card()).unwrap(), &*toy, chunk);
         let options = LogprobOptions { logprobs, top };
         let expected: Vec<_> = (0..symbols.len()).map(|position| character(&symbols, position, options, true)).collect();
@@ -134,8 +131,7 @@ proptest! {
     ) {
         let windows = WindowOptions { length, stride: stride.min(length) };
         let toy = Toy::with(20, 20 * BYTES);
-        let boundaries = BoundaryOptions::default();
-        let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };
+        let score = Score { symbols: symbols.clone(), logprobs, top, windows: Some(windows), ..Score::default() };
         let session = Session::score(score, toy.card()).unwrap();
         prop_assert!(session.max_symbols() <= length);
         let output = run(session, &*toy, chunk);

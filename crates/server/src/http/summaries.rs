@@ -663,24 +663,4 @@ mod tests {
             assert_eq!(calls(&body).unwrap()[0].0.long_documents(), choice);
         }
     }
-
-    #[test]
-    fn options_without_meaning_are_refused() {
-        for (body, field) in [
-            (r#"{"prompt": "a", "logprobs": 1}"#, "logprobs"),
-            (r#"{"prompt": "a", "n": 3, "best_of": 2}"#, "best_of"),
-            (r#"{"prompt": "a", "logit_bias": {"5": 1}}"#, "logit_bias"),
-            (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
-            (r#"{"prompt": "a", "top_p": 0.9}"#, "top_p"),
-            (r#"{"prompt": "a", "top_k": 5}"#, "top_k"),
-            (r#"{"prompt": "a", "top_k": -5}"#, "top_k"),
-            (r#"{"prompt": "a", "boundary_mode": "given"}"#, "boundary_mode"),
-            (r#"{"prompt": "a", "resume_text": "b"}"#, "resume_text"),
-        ] {
-            match calls(body) {
-                Err(Error::BadOption { field: found, .. }) => assert_eq!(found, field, "{body}"),
-                other => panic!("{body}: {other:?}"),
-            }
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     process::{weir, weir_json},
-    support::{HNET_CASES, config_error, configured, copied, golden_data, hnet_golden, published_shape, settings},
+    support::{HNET_CASES, copied, golden_data, hnet_golden, published_shape, settings},
     *,
 };
 use std::ops::ControlFlow;
@@ -276,50 +276,6 @@ fn refusal(from: &Path) -> String {
     message.replace(&format!("{}/", from.display()), "")
 }
 
-/// Returns the error for a fixture with another value of a key.
-fn refused(case: &str, key: &str, value: &str) -> String {
-    let value = serde_json::from_str(value).unwrap();
-    refusal(configured(&hnet_golden(case), |config| *config.pointer_mut(key).unwrap() = value).path())
-}
-
-#[test]
-fn configurations_out_of_bounds_are_refused_by_key() {
-    for (key, value, expected) in [
-        ("/arch_layout", r#"["m2", "T2", "m2"]"#, "config.json: arch_layout: expected [encoder"),
-        ("/arch_layout", r#"["m2", ["x2"], "m2"]"#, "arch_layout[1][0]: expected letters of mMtT"),
-        ("/arch_layout", r#"["T2"]"#, "d_model: expected 1 numbers, one for each stage"),
-        (
-            "/arch_layout",
-            r#"["m2", ["m2", ["T2"], "m2"], "m2"]"#,
-            "d_model: expected 3 numbers, one for each stage of arch_layout, found 2 numbers",
-        ),
-        (
-            "/arch_layout",
-            r#"["m2", ["T3"], "m2"]"#,
-            "backbone.main_network.main_network.layers.2.mixer.Wqkv.weight: expected a tensor, found none (5 more",
-        ),
-        ("/arch_layout", r#"["m1", ["T2"], "m2"]"#, "backbone.encoder.layers.1"),
-        ("/d_model", "[64, 32]", "d_model[1]: expected at least 64"),
-        ("/d_model", "[16, 32]", "ssm_cfg.expand[0]: expected expand · d_model divisible by 64"),
-        ("/d_intermediate", "[0, 0]", "d_intermediate[1]: expected 1 to"),
-        ("/attn_cfg/num_heads", "[2, 3]", "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 3"),
-        ("/attn_cfg/rotary_emb_dim", "[16, 18]", "attn_cfg.rotary_emb_dim[1]: expected an even"),
-        (
-            "/attn_cfg/window_size",
-            "[1023, -2]",
-            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found -2",
-        ),
-        ("/ssm_cfg/d_conv", "0", "ssm_cfg.d_conv[0]: expected 1 to 64, found 0"),
-        ("/ssm_cfg/d_state", "32", "expected shape"),
-        ("/ssm_cfg", r#"{"d_ssm": 0}"#, "ssm_cfg.d_ssm: expected one of"),
-        ("/vocab_size", "257", "vocab_size: expected 256, the byte values, found 257"),
-        ("/tie_embeddings", "true", "lm_head.weight: expected the numbers of embeddings.weight"),
-    ] {
-        let message = refused("one_stage", key, value);
-        assert!(message.contains(expected), "{message}\n{expected}");
-    }
-}
-
 #[test]
 fn two_files_of_tensors_are_refused() {
     let from = copied(&hnet_golden("two_stage"));
@@ -372,92 +328,8 @@ fn random_chunks_are_as_long_as_trained_ones() {
     }
 }
 
-/// Memory and cost depend on a stage's window, and the parameter count on its convolution, even if the stage has no such layer.
 #[test]
-fn keys_that_no_layer_needs_are_bounded() {
-    let refusal = |key: &str, value: Value| {
-        let mut outer = stage(1, json!({ "encoder": "", "decoder": "", "state_dim": 0, "expand": 0 }));
-        outer[key] = value;
-        let mut shape = published_shape("hnet-41m.json");
-        shape["architecture"]["stages"] = json!([outer, stage(2, json!({ "main": "" }))]);
-        config_error(&shape)
-    };
-    for (key, value, expected) in [
-        (
-            "window",
-            json!({ "sliding": { "keys": u64::MAX } }),
-            "architecture.stages[0].window.sliding.keys: expected 1 to 16777216, found 18446744073709551615",
-        ),
-        (
-            "window",
-            json!({ "blockwise": { "length": 0 } }),
-            "architecture.stages[0].window.blockwise.length: expected an even number from 2",
-        ),
-        (
-            "conv_width",
-            json!(u64::MAX),
-            "architecture.stages: expected at most 17179869184 numbers in all tensors, found a product beyond 64 bits",
-        ),
-    ] {
-        let message = refusal(key, value);
-        assert!(message.contains(expected), "{message}");
-    }
-}
-
-#[test]
-fn an_end_byte_without_a_start_mark_is_refused() {
-    let mut shape = published_shape("hnet-41m.json");
-    shape["vocabulary"] = json!({ "bytes": true, "end": 3 });
-    let error = config_error(&shape);
-    let expected = "vocabulary.start: expected the mark before a text, as there is an `end`, found nothing";
-    assert!(error.contains(expected), "{error}");
-}
-
-/// Messages have the official keys and the words of JSON.
-#[test]
-fn configurations_of_another_form_are_refused_in_official_words() {
-    let whole = "a whole number of at least 0";
-    let per_stage = "a whole number of at least 0, or a list with one for each stage";
-    let set = [
-        ("/d_model", "64", "d_model: expected a list, found 64".to_owned()),
-        ("/d_model", "null", "d_model: expected a list, found null".into()),
-        ("/d_model", "[32, -1, 64]", format!("d_model[1]: expected {whole}, found -1")),
-        ("/d_model", "[32, 1.5, 64]", format!("d_model[1]: expected {whole}, found 1.5")),
-        ("/d_model", "[32, 0, 64]", "d_model[1]: expected 1 to 1048576, found 0".into()),
-        ("/ssm_cfg", "3", "ssm_cfg: expected an object, found 3".into()),
-        ("/ssm_cfg", "[1, 2]", "ssm_cfg: expected an object, found a list of 2".into()),
-        ("/ssm_cfg/d_conv", "\"4\"", format!("ssm_cfg.d_conv: expected {per_stage}, found \"4\"")),
-        ("/ssm_cfg/d_conv", "[4, \"x\", 4]", format!("ssm_cfg.d_conv[1]: expected {whole}, found \"x\"")),
-        ("/ssm_cfg/d_state", "0", "ssm_cfg.d_state[0]: expected 1 to 1048576, found 0".into()),
-        (
-            "/ssm_cfg/expand",
-            "[1, 2, 2]",
-            "ssm_cfg.expand[0]: expected expand · d_model divisible by 64, the width of a head, found 32".into(),
-        ),
-        ("/attn_cfg", "{}", "attn_cfg.num_heads: expected a value, found nothing".into()),
-        (
-            "/attn_cfg/num_heads",
-            "[2, 5, 2]",
-            "attn_cfg.num_heads[1]: expected a divisor of d_model, 32, found 5".into(),
-        ),
-        ("/attn_cfg/window_size", "[1, 2.5, 3]", "attn_cfg.window_size[1]: expected a whole number, found 2.5".into()),
-        (
-            "/attn_cfg/window_size",
-            "[1023, 16777216, -1]",
-            "attn_cfg.window_size[1]: expected -1 for no window, or 0 to 16777215, found 16777216".into(),
-        ),
-        ("/vocab_size", "true", format!("vocab_size: expected {whole}, found true")),
-        ("/tie_embeddings", "\"no\"", "tie_embeddings: expected true or false, found \"no\"".into()),
-        ("/arch_layout/0", "3", "arch_layout[0]: expected a string, found 3".into()),
-        (
-            "/arch_layout/1/1",
-            "[\"T2\", \"m1\"]",
-            "arch_layout[1][1]: expected [encoder, [inner stage], decoder], or [main] in the innermost stage, found [\"T2\",\"m1\"]".into(),
-        ),
-    ];
-    for (key, value, expected) in set {
-        assert_eq!(refused("two_stage", key, value), format!("config.json: {expected}"), "{key}: {value}");
-    }
+fn a_configuration_that_is_no_object_is_refused_in_the_words_of_json() {
     let json = "expected valid JSON, found a syntax error (EOF while parsing";
     let from = copied(&hnet_golden("two_stage"));
     for (text, expected) in [
@@ -499,8 +371,4 @@ fn sources_without_a_file_are_refused_by_its_name() {
         assert!(message.ends_with(&expected), "{message}\n{expected}");
         assert!(message.contains(&*dir.path().to_string_lossy()) && !message.contains("os error"), "{message}");
     }
-    let no_window = |config: &mut Value| config["architecture"]["stages"][1]["window"] = 0.into();
-    let message = load(configured(&hnet_converted("two_stage"), no_window).path(), &settings()).err().unwrap();
-    let expected = "architecture.stages[1].window: expected one of `full`, `blockwise`, `sliding`, found 0";
-    assert!(message.to_string().contains(expected), "{message}");
 }

@@ -1,10 +1,7 @@
 //! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
 use crate::{
-    support::{
-        PYRAMIDION_CASES, config_error, configured, encode, encoder, forced, published_shape, pyramidion_golden,
-        read_json, remove_card, settings, t5_in,
-    },
+    support::{PYRAMIDION_CASES, encode, encoder, forced, pyramidion_golden, read_json, remove_card, settings, t5_in},
     verify::edit_tensors,
     *,
 };
@@ -359,130 +356,6 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     assert_eq!(ids, [6, 7, 4, 5, 3]);
     assert_eq!((vocabulary.decode(&[6, 7, 4, 5, 2]), vocabulary.len()), ("ta e".into(), 64));
     assert_eq!(read_limited(&path_of("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
-}
-
-#[test]
-fn invalid_arguments_are_named() {
-    let dest = TempDir::new().unwrap();
-    for (case, key, value, expected) in [
-        (
-            "pyramidion",
-            "enc_layers_and_token_width",
-            json!("{1: 24}"),
-            "enc_layers_and_token_width.1: expected 64 halved some times",
-        ),
-        (
-            "pyramidion",
-            "enc_layers_and_token_width",
-            json!("{9: 16}"),
-            "enc_layers_and_token_width: expected layers from 0 to 2, found \"9\"",
-        ),
-        (
-            "pyramidion",
-            "enc_layers_and_token_width",
-            json!("[16]"),
-            "enc_layers_and_token_width: expected lengths after layers",
-        ),
-        ("pyramidion", "encoder_pooling", json!("max"), "encoder_pooling: expected topk or lambda, found \"max\""),
-        (
-            "pyramidion",
-            "use_sparse_attn",
-            json!("some"),
-            "use_sparse_attn: expected pooler, only_blockwise or pooler_no_block",
-        ),
-        (
-            "pyramidion",
-            "encoder_pooling_arch",
-            json!("ffn"),
-            "encoder_pooling_arch: expected linear: the official code builds no other",
-        ),
-        ("pyramidion", "heads", json!(5), "heads: expected a divisor of dim, 32, found 5"),
-        ("pyramidion", "chunk_size", json!(0), "chunk_size: expected 1 to"),
-        ("pyramidion", "decoder_embed_dim", json!(48), "decoder_embed_dim: expected 32, as in the encoder, found 48"),
-        ("pyramidion", "d_model", json!(48), "shape"),
-        ("pyramidion", "encoder_layers", json!(4), "encoder.layers.3"),
-        ("pyramidion", "no_token_positional_embeddings", json!(1), "no_token_positional_embeddings: expected false"),
-        ("blockwise", "chunk_size", json!(24), "chunk_size: expected a divisor of 64: whole blocks drop the remainder"),
-        (
-            "no_block",
-            "enc_layers_and_token_width",
-            json!("{0: 64}"),
-            "enc_layers_and_token_width: expected a decreasing length, since full attention",
-        ),
-    ] {
-        let from = configured(&pyramidion_golden(case), |config| config[key] = value);
-        let error = convert(Source::Pyramidions, from.path(), &dest.path().join("made"), false).unwrap_err();
-        assert!(error.to_string().contains(expected), "{error}\n  {expected}");
-    }
-}
-
-/// The published deep model with another value of a key.
-#[test]
-fn invalid_configurations_are_named() {
-    let scorer =
-        |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
-    for (key, value, expected) in [
-        ("/architecture/heads", json!(7), "architecture.heads: expected a divisor of dim, 768, found 7"),
-        ("/architecture/dim", json!(7), "architecture.dim: expected an even number"),
-        ("/architecture/source_length", json!(0), "architecture.source_length: expected 1 to"),
-        ("/architecture/target_length", json!(1), "architecture.target_length: expected 2 to"),
-        ("/architecture/block", json!(0), "architecture.block: expected 1 to"),
-        ("/architecture/block", json!(500), "architecture.block: expected a divisor of 512"),
-        ("/architecture/layer_norm_eps", json!(2), "architecture.layer_norm_eps: expected above 0, below 1"),
-        ("/architecture/feed_forward", json!(u64::MAX), "architecture.feed_forward: expected 1 to"),
-        (
-            "/architecture/pooling",
-            json!({"kind": "mean", "lengths": {"2": 3000}}),
-            "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
-        ),
-        (
-            "/architecture/pooling",
-            json!({"kind": "max", "lengths": {}}),
-            "architecture.pooling.lengths: expected at least one layer",
-        ),
-        ("/architecture/pooling", json!({"kind": "sieve", "lengths": {"2": 2048}}), "sieve"),
-        (
-            "/architecture/pooling",
-            scorer(json!({"embedding": {"dimension": 768}})),
-            "scorer.embedding.dimension: expected 0 to 767",
-        ),
-        ("/architecture/pooling", scorer(json!({"index": {"every": 0}})), "scorer.index.every: expected at least 1"),
-        ("/architecture/pooling", scorer(json!("psychic")), "psychic"),
-        ("/vocabulary", json!({"bytes": true}), "vocabulary: expected `size`"),
-        ("/vocabulary", json!({"size": 4}), "vocabulary.size: expected more than 4"),
-        ("/vocabulary", json!({"tokenizer": "tokenizer.json"}), "vocabulary: expected `size` next to it"),
-        (
-            "/vocabulary",
-            json!({"size": 32_000, "tokenizer": "../x.json"}),
-            "vocabulary.tokenizer: expected \"tokenizer.json\"",
-        ),
-        ("/generation/max_tokens", json!(1024), "generation.max_tokens: expected 1 to 1023"),
-        ("/generation/min_tokens", json!(967), "generation.min_tokens: expected at most max_tokens, 966"),
-        ("/generation/beam", json!(0), "generation.beam: expected 1 to 64"),
-        ("/generation", json!({"width": 0}), "generation.width"),
-    ] {
-        let mut config = published_shape("pyramidion-124m.json");
-        *config.pointer_mut(key).unwrap() = value;
-        let message = config_error(&config);
-        assert!(message.contains(expected), "{message}\n  {expected}");
-    }
-}
-
-#[test]
-fn options_of_this_family_are_rejected_in_others() {
-    for (key, value, expected) in [
-        ("vocabulary", json!({"size": 27}), "vocabulary: expected `symbols` or `bytes`: this family's symbols"),
-        (
-            "generation",
-            json!({"beam": 1, "length_penalty": 1.0, "min_tokens": 1, "max_tokens": 2}),
-            "generation: expected nothing: this family writes no summaries",
-        ),
-    ] {
-        let mut config = published_shape("vanilla-41m.json");
-        config[key] = value;
-        let message = config_error(&config);
-        assert!(message.contains(expected), "{message}");
-    }
 }
 
 /// Encodes a document that is pushed in random chunks, some blocks at a time. Checks that its memory stays within the limit.

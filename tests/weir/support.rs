@@ -29,21 +29,39 @@ pub(crate) fn golden(case: &str) -> PathBuf {
     golden_data("dynamic-pooling").join(case)
 }
 
-/// Returns the folder of a converted fixture. It lives as long as the test run.
-pub(crate) fn converted(case: &str) -> PathBuf {
-    converted_from(convert::Source::DynamicPooling, &golden(case), case)
+/// Returns what converts a case of a folder of tests/golden, unless weir reads it as it is.
+pub(crate) fn source_of(folder: &str, case: &str) -> Option<Source> {
+    Some(match folder {
+        "dynamic-pooling" => Source::DynamicPooling,
+        "torchscale" => Source::Torchscale,
+        "lslm" => Source::Lslm,
+        "hnet" => Source::Hnet,
+        "pyramidion" => Source::Pyramidions,
+        "t5" if case.starts_with("mrt5") => Source::MrT5,
+        "t5" => Source::T5,
+        _ => return None,
+    })
 }
 
-fn converted_from(source: convert::Source, from: &Path, name: &str) -> PathBuf {
-    static ROOT: LazyLock<(TempDir, Mutex<HashMap<String, PathBuf>>)> =
+/// Returns the folder from which weir loads such a case: converted, unless weir reads it as it is. It lives as long as the test run.
+pub(crate) fn checkpoint(folder: &str, case: &str) -> PathBuf {
+    static ROOT: LazyLock<(TempDir, Mutex<HashMap<PathBuf, PathBuf>>)> =
         LazyLock::new(|| (TempDir::new().unwrap(), Mutex::default()));
+    let from = golden_data(folder).join(case);
+    let Some(source) = source_of(folder, case) else { return from };
     let (root, done) = &*ROOT;
     let convert = || {
-        let to = root.path().join(name);
-        convert::convert(source, from, &to, false).unwrap();
+        let to = root.path().join(folder).join(case);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        convert::convert(source, &from, &to, false).unwrap();
         to
     };
-    done.lock().unwrap().entry(name.to_string()).or_insert_with(convert).clone()
+    done.lock().unwrap().entry(from.clone()).or_insert_with(convert).clone()
+}
+
+/// Returns the folder of a converted hourglass.
+pub(crate) fn converted(case: &str) -> PathBuf {
+    checkpoint("dynamic-pooling", case)
 }
 
 /// Removes the card of a checkpoint whose weights a test has changed: it states the digest of the earlier ones.
@@ -62,7 +80,7 @@ pub(crate) fn lslm_golden(case: &str) -> PathBuf {
 
 /// Returns the folder of such a converted fixture.
 pub(crate) fn lslm_converted(case: &str) -> PathBuf {
-    converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
+    checkpoint("lslm", case)
 }
 
 /// Copies the files of a folder.
@@ -146,7 +164,7 @@ pub(crate) fn hnet_golden(case: &str) -> PathBuf {
 
 /// Returns the folder of such a converted fixture.
 pub(crate) fn hnet_converted(case: &str) -> PathBuf {
-    converted_from(convert::Source::Hnet, &hnet_golden(case), &format!("hnet-{case}"))
+    checkpoint("hnet", case)
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.
@@ -176,7 +194,7 @@ pub(crate) fn pyramidion_golden(case: &str) -> PathBuf {
 
 /// Returns the folder of such a converted fixture.
 pub(crate) fn pyramidion_converted(case: &str) -> PathBuf {
-    converted_from(convert::Source::Pyramidions, &pyramidion_golden(case), &format!("pyramidion-{case}"))
+    checkpoint("pyramidion", case)
 }
 
 /// Fixture cases of the T5 family.
@@ -190,8 +208,7 @@ pub(crate) fn t5_golden(case: &str) -> PathBuf {
 
 /// Returns the folder of such a converted fixture.
 pub(crate) fn t5_converted(case: &str) -> PathBuf {
-    let source = if case.starts_with("mrt5") { convert::Source::MrT5 } else { convert::Source::T5 };
-    converted_from(source, &t5_golden(case), &format!("t5-{case}"))
+    checkpoint("t5", case)
 }
 
 /// Loads such a fixture's model with its weights in `dtype`.

@@ -234,10 +234,10 @@ impl Arguments {
             return self.layers.ok_or_else(|| Error::checkpoint(file, "model_config", expected, "nothing"));
         };
         match (layer_counts(text), self.layers) {
-            (Some(parsed), layers) if layers.is_none_or(|layers| layers == parsed) => Ok(parsed),
-            (Some(parsed), layers) => {
+            (Some(parsed), Some(layers)) if layers != parsed => {
                 Err(Error::checkpoint(file, "layers", format!("{parsed:?}, as in model_config"), format!("{layers:?}")))
             }
+            (Some(parsed), _) => Ok(parsed),
             (None, _) => Err(Error::checkpoint(file, "model_config", expected, format!("{:?}", clip(text, 60)))),
         }
     }

@@ -1,14 +1,13 @@
-//! Golden data of torchscale and of LeX's fork: logits in one pass, symbol by symbol and in chunks, greedy text, the xPos
-//! operator alone, and receptive fields of windows.
+//! Golden data of torchscale and of LeX's fork: the output of every layer, the xPos operator alone, and receptive fields of windows;
+//! long streams; lengths.
 
 use crate::{
     hourglass::{self, write},
     process::{weir, weir_json},
-    support::{golden_data, read_json, settings},
+    support::{checkpoint, golden_data, read_json, settings},
     *,
 };
 use weir::models::{
-    convert,
     family::decoder::Work,
     nn::{attention::HookPoint, position::Rotary},
 };
@@ -34,22 +33,14 @@ pub(crate) const CASES: [&str; 16] = [
 ];
 
 /// FIXTURES.md: 5e-5 absolute.
-const LOGITS: f32 = 5e-5;
+pub(crate) const LOGITS: f32 = 5e-5;
 
-pub(crate) fn source(case: &str) -> PathBuf {
+fn source(case: &str) -> PathBuf {
     golden_data("torchscale").join(case)
 }
 
-/// Returns the folder of a converted case. It lives as long as the test run.
 pub(crate) fn converted(case: &str) -> PathBuf {
-    static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
-        let root = TempDir::new().unwrap();
-        for case in CASES {
-            convert::convert(convert::Source::Torchscale, &source(case), &root.path().join(case), false).unwrap();
-        }
-        root
-    });
-    ROOT.path().join(case)
+    checkpoint("torchscale", case)
 }
 
 pub(crate) fn model(case: &str, dtype: Dtype) -> Arc<dyn Model> {
@@ -62,51 +53,6 @@ fn golden(case: &str) -> Golden {
 
 fn golden_config(case: &str) -> Value {
     read_json(&source(case).join("config.json"))
-}
-
-#[test]
-fn logits_in_every_mode_equal_the_golden_data() {
-    for case in CASES {
-        let golden = golden(case);
-        for isa in Isa::all() {
-            let model = load(&converted(case), &Settings { isa, ..settings() }).unwrap();
-            for (row, text) in golden.texts("tokens").iter().enumerate() {
-                let expected = golden.row("logits", row);
-                let (logits, marks) = full(&*model, text, &BoundaryOptions::default());
-                assert!(marks.iter().all(|mark| !mark.boundary));
-                let max_error = difference(&logits, expected);
-                assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
-                for chunk in [1, 7, 37] {
-                    let mut alone = Alone::new(&*model, BoundaryOptions::default());
-                    let parts: Vec<f32> = text.chunks(chunk).flat_map(|part| alone.feed(part).0).collect();
-                    assert!(parts == logits, "{case} in chunks of {chunk}: bits differ");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn greedy_text_equals_the_golden_data() {
-    let mut cases = 0;
-    for case in CASES.into_iter().filter(|case| golden(case).has("greedy.tokens")) {
-        let golden = golden(case);
-        let model = model(case, Dtype::F32);
-        let config = golden_config(case);
-        let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
-        let expected = golden.row_ids("greedy.tokens", 0);
-        let mut alone = Alone::new(&*model, BoundaryOptions::default());
-        let symbols = model.card().vocabulary.len();
-        let mut logits = alone.feed(&expected[..prompt]).0;
-        for &symbol in &expected[prompt..] {
-            let last = &logits[logits.len() - symbols..];
-            let best = (0..symbols).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
-            assert_eq!(best as u32, symbol, "{case}");
-            logits = alone.feed(&[symbol]).0;
-        }
-        cases += 1;
-    }
-    assert_eq!(cases, 14);
 }
 
 /// A symbol changes exactly the positions that it changes in the official code (`checks` of each case).

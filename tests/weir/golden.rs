@@ -1,14 +1,15 @@
-//! Golden data of the official code for each fixture: logits, boundaries, and the output of every stage.
+//! Golden data of the official codes: logits, boundaries and greedy texts of every family that only reads what precedes a symbol,
+//! and the output of every stage of an hourglass.
 
 use crate::{
-    support::{golden, read_json, settings},
+    support::{HNET_CASES, checkpoint, golden, golden_data, read_json, settings},
     *,
 };
 use safetensors::Dtype;
 use weir::{
     engine::score::{score_window, windows},
     models::{
-        contract::state_ref,
+        contract::{Exactness, state_ref},
         family::hourglass::{HourglassStage, HourglassState, Work},
     },
 };
@@ -87,33 +88,134 @@ fn bits(marks: &[SymbolBoundary]) -> Vec<f32> {
     marks.iter().map(|mark| f32::from(u8::from(mark.boundary))).collect()
 }
 
-#[test]
-fn logits_and_boundaries_equal_the_golden_data() {
-    for case in CASES {
-        let golden = Golden::read(case);
-        let models = Isa::all().into_iter().map(|isa| load(&converted(case), &Settings { isa, ..settings() }).unwrap());
-        let all = models.flat_map(|model| (0..golden.shape("ids")[0]).map(move |row| (model.clone(), row)));
-        for (model, row) in all {
-            let ids = golden.row_ids("ids", row);
-            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
-            let max_error = difference(&logits, golden.row("logits", row));
-            assert!(max_error <= LOGITS, "{case} row {row}: {max_error}");
-            let mut alone = Alone::new(&*model, BoundaryOptions::default());
-            let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
-            assert_eq!(stepped, logits, "{case} row {row}: single steps differ from one pass");
-            if golden.has("boundaries") {
-                assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
-            } else {
-                assert!(marks.iter().all(|mark| !mark.boundary));
+/// The texts of every family: folder of tests/golden, cases, prefixes of the texts' tensors, the largest difference of a logit,
+/// and whether the text's largest logit is its unit.
+const TEXTS: [(&str, &[&str], &[&str], f32, bool); 6] = [
+    ("dynamic-pooling", &CASES, &["", "edge0.", "edge1.", "edge2.", "edge3.", "edge4."], LOGITS, false),
+    ("dynamic-pooling", &CASES, &["long."], LOGITS_LONG, false),
+    ("ngrams", &["pooled", "vanilla"], &[""], 2e-5, false),
+    ("torchscale", &decoder::CASES, &[""], decoder::LOGITS, false),
+    ("hnet", &HNET_CASES, &["s0.", "s1.", "s2."], 5e-5, true),
+    ("hugging-face", &hugging_face::MODEL_TYPES, &[""], 1e-4, true),
+];
+
+/// Symbols of a text that is fed in steps, too: [`a_long_text_is_equal_in_steps_and_chunks`] feeds longer ones.
+const STEPPED: usize = 160;
+
+/// Compares a text with its golden data, which `text` returns by their names: logits at all or some positions, boundaries of the
+/// outermost level, and their probabilities. The bits are the same in steps of any size, or the logits near where a card says so.
+fn check_text<'a>(model: &dyn Model, text: &dyn Fn(&str) -> Option<&'a [f32]>, limit: f32, relative: bool, name: &str) {
+    let ids: Vec<u32> = text("ids").or(text("tokens")).unwrap().iter().map(|&id| id as u32).collect();
+    let symbols = model.card().vocabulary.len();
+    let near = |logits: &[f32], expected: &str, how: &str| {
+        let expected = text(expected).unwrap();
+        let unit =
+            if relative { expected.iter().fold(0.0, |largest: f32, logit| largest.max(logit.abs())) } else { 1.0 };
+        let error = difference(logits, expected) / unit;
+        assert!(error <= limit, "{name}, {how}: {error}");
+    };
+    let chosen = |logits: &[f32]| match text("positions") {
+        Some(positions) => {
+            positions.iter().flat_map(|&at| logits[at as usize * symbols..][..symbols].to_vec()).collect()
+        }
+        None => logits.to_vec(),
+    };
+    let whole = full(model, &ids, &BoundaryOptions::default());
+    near(&chosen(&whole.0), "logits", "in one step");
+    if let Some(expected) = text("incremental.logits") {
+        near(&whole.0[whole.0.len() - expected.len()..], "incremental.logits", "the official steps");
+    }
+    match text("boundaries").or(text("level0.boundary")) {
+        Some(expected) => assert_eq!(bits(&whole.1), expected, "{name}"),
+        None => assert_eq!(whole.1.iter().any(|mark| mark.boundary), model.card().pooled, "{name}"),
+    }
+    let sigmoid = |logits: &[f32]| logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+    let probabilities = text("level0.boundary_prob").map(<[f32]>::to_vec).or(text("boundary_logits").map(sigmoid));
+    if let Some(expected) = probabilities {
+        let actual: Vec<f32> = whole.1.iter().map(|mark| mark.probability.unwrap()).collect();
+        assert!(difference(&actual, &expected) < 1e-5, "{name}");
+    }
+    for size in [1, 7, 37].into_iter().filter(|_| ids.len() <= STEPPED) {
+        let mut alone = Alone::new(model, BoundaryOptions::default());
+        let (logits, marks): (Vec<_>, Vec<_>) = ids.chunks(size).map(|part| alone.feed(part)).unzip();
+        match model.card().exactness {
+            Exactness::Bitwise => {
+                assert!((logits.concat(), marks.concat()) == whole, "{name}: other bits in steps of {size}")
             }
-            if golden.has("boundary_logits") {
-                for (mark, logit) in marks.iter().zip(golden.row("boundary_logits", row)) {
-                    let expected = 1.0 / (1.0 + (-logit).exp());
-                    assert!((mark.probability.unwrap() - expected).abs() < 1e-5, "{case}");
+            _ => near(&chosen(&logits.concat()), "logits", &format!("in steps of {size}")),
+        }
+    }
+}
+
+#[test]
+fn logits_and_boundaries_equal_the_golden_data_in_steps_of_any_size() {
+    for (folder, cases, prefixes, limit, relative) in TEXTS {
+        for (case, isa) in cases.iter().flat_map(|case| Isa::all().into_iter().map(move |isa| (case, isa))) {
+            let golden = Golden::open(&golden_data(folder).join(case));
+            let model = load(&checkpoint(folder, case), &Settings { isa, ..settings() }).unwrap();
+            for prefix in prefixes {
+                let named = |name: &str| format!("{prefix}{name}");
+                let ids = [named("ids"), named("tokens")].into_iter().find(|name| golden.has(name)).unwrap();
+                // Some tensors have a text in each row.
+                let rows = if let [rows, _] = *golden.shape(&ids) { Some(rows) } else { None };
+                for row in 0..rows.unwrap_or(1) {
+                    let text = |name: &str| match rows {
+                        _ if !golden.has(&named(name)) => None,
+                        Some(_) => Some(golden.row(&named(name), row)),
+                        None => Some(golden.get(&named(name))),
+                    };
+                    check_text(
+                        &*model,
+                        &text,
+                        limit,
+                        relative,
+                        &format!("{folder} {case}, {prefix}{row}, {}", isa.name()),
+                    );
                 }
             }
         }
     }
+}
+
+/// Returns the most probable symbols after a prompt, of those from `first`.
+fn greedy(model: &dyn Model, prompt: &[u32], count: usize, first: usize) -> Vec<u32> {
+    let mut alone = Alone::new(model, BoundaryOptions::default());
+    let symbols = model.card().vocabulary.len();
+    let mut logits = alone.feed(prompt).0;
+    let mut written = Vec::new();
+    while written.len() < count {
+        let last = &logits[logits.len() - symbols..];
+        written.push((first..symbols).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap() as u32);
+        logits = alone.feed(&written[written.len() - 1..]).0;
+    }
+    written
+}
+
+#[test]
+fn greedy_texts_equal_the_golden_data() {
+    let mut compared = 0;
+    for (folder, cases, ..) in TEXTS {
+        for case in cases {
+            let from = golden_data(folder).join(case);
+            let golden = Golden::open(&from);
+            let (prompt, expected, first) = match folder {
+                "torchscale" if golden.has("greedy.tokens") => {
+                    let mut prompt = golden.row_ids("greedy.tokens", 0);
+                    let length = read_json(&from.join("config.json"))["greedy_prompt_len"].as_u64().unwrap();
+                    let expected = prompt.split_off(length as usize);
+                    (prompt, expected, 0)
+                }
+                "hnet" => (golden.ids("greedy.prompt_ids"), golden.ids("greedy.ids"), 0),
+                // The end mark has id 0.
+                "hugging-face" => (golden.ids("ids")[..20].to_vec(), golden.ids("greedy"), 1),
+                _ => continue,
+            };
+            let model = load(&checkpoint(folder, case), &settings()).unwrap();
+            assert_eq!(greedy(&*model, &prompt, expected.len(), first), expected, "{folder} {case}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 14 + HNET_CASES.len() + hugging_face::MODEL_TYPES.len());
 }
 
 /// Weights in fewer bits change the logits slightly. The largest logit is about 3; the limits are twice the measured
@@ -186,41 +288,6 @@ fn every_stage_equals_the_golden_data() {
             check(HourglassStage::PostInput, "stack2_in", 0);
             check(HourglassStage::PostOutput, "stack2_out", 0);
             assert!(difference(null, &golden.get(&format!("row{row}.stack1_out"))[..dim]) <= STAGES);
-        }
-    }
-}
-
-#[test]
-fn edge_prompts_equal_the_golden_data() {
-    for case in CASES {
-        let golden = Golden::read(case);
-        let model = fixture(case);
-        for edge in 0..5 {
-            let ids = golden.ids(&format!("edge{edge}.ids"));
-            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
-            let max_error = difference(&logits, golden.get(&format!("edge{edge}.logits")));
-            assert!(max_error <= LOGITS, "{case} edge {edge}: {max_error}");
-            if golden.has("boundaries") {
-                assert_eq!(bits(&marks), golden.get(&format!("edge{edge}.boundaries")), "{case} edge {edge}");
-            }
-        }
-    }
-}
-
-#[test]
-fn two_thousand_symbols_equal_the_golden_data() {
-    for case in CASES {
-        let golden = Golden::read(case);
-        let model = fixture(case);
-        let symbols = model.card().vocabulary.len();
-        let (logits, marks) = full(&*model, &golden.ids("long.ids"), &BoundaryOptions::default());
-        if golden.has("long.boundaries") {
-            assert_eq!(bits(&marks), golden.get("long.boundaries"), "{case}");
-        }
-        for (index, position) in golden.ids("long.positions").into_iter().enumerate() {
-            let actual = &logits[position as usize * symbols..][..symbols];
-            let max_error = difference(actual, golden.row("long.logits", index));
-            assert!(max_error <= LOGITS_LONG, "{case} at {position}: {max_error}");
         }
     }
 }

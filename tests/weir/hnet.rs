@@ -1,4 +1,4 @@
-//! H-Net: golden data of the official code, conversion, and states that cannot be rewound.
+//! H-Net: boundaries of every level, conversion, and states that cannot be rewound.
 
 use crate::{
     process::{weir, weir_json},
@@ -11,77 +11,6 @@ use weir::{
     models::{contract::levels, convert::convert, load::init},
     report::sample::Sample,
 };
-
-/// Largest difference between logits, relative to the largest logit of the text.
-const LOGITS: f32 = 5e-5;
-
-const PROBABILITIES: f32 = 1e-5;
-
-fn largest(logits: &[f32]) -> f32 {
-    logits.iter().fold(0.0, |largest, logit| largest.max(logit.abs()))
-}
-
-/// Feeds `ids` in steps of at most `size` symbols. Returns logits, boundaries and their probabilities.
-fn fed(model: &dyn Model, ids: &[u32], size: usize) -> (Vec<f32>, Vec<bool>, Vec<f32>) {
-    let mut alone = Alone::new(model, BoundaryOptions::default());
-    let mut logits = Vec::new();
-    let mut marks = Vec::new();
-    for part in ids.chunks(size) {
-        let step = alone.feed(part);
-        logits.extend(step.0);
-        marks.extend(step.1);
-    }
-    let boundaries = marks.iter().map(|mark| mark.boundary).collect();
-    (logits, boundaries, marks.iter().map(|mark| mark.probability.unwrap()).collect())
-}
-
-#[test]
-fn logits_and_boundaries_equal_the_official_ones() {
-    for case in HNET_CASES {
-        let golden = Golden::open(&hnet_golden(case));
-        for isa in Isa::all() {
-            let model = load(&hnet_converted(case), &Settings { isa, ..settings() }).unwrap();
-            for text in ["s0", "s1", "s2"] {
-                let ids = golden.ids(&format!("{text}.ids"));
-                let expected = golden.get(&format!("{text}.logits"));
-                for size in [ids.len(), 1, 7, 33] {
-                    let (logits, boundaries, probabilities) = fed(&*model, &ids, size);
-                    let error = difference(&logits, expected) / largest(expected);
-                    assert!(error <= LOGITS, "{case}, {text}, {}, steps of {size}: {error}", isa.name());
-                    let official = golden.get(&format!("{text}.level0.boundary"));
-                    assert!(boundaries.iter().zip(official).all(|(&own, &official)| own == (official == 1.0)));
-                    let error = difference(&probabilities, golden.get(&format!("{text}.level0.boundary_prob")));
-                    assert!(error <= PROBABILITIES, "{case}, {text}: {error}");
-                }
-                let name = format!("{text}.incremental.logits");
-                if golden.has(&name) {
-                    let official = golden.get(&name);
-                    let (logits, ..) = fed(&*model, &ids, 1);
-                    let error = difference(&logits[logits.len() - official.len()..], official) / largest(official);
-                    assert!(error <= LOGITS, "{case}, {text}, {name}: {error}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn greedy_continuations_equal_the_official_ones() {
-    for case in HNET_CASES {
-        let golden = Golden::open(&hnet_golden(case));
-        let model = hnet_in(case, Dtype::F32);
-        let mut alone = Alone::new(&*model, BoundaryOptions::default());
-        let (mut logits, _) = alone.feed(&golden.ids("greedy.prompt_ids"));
-        let mut generated = Vec::new();
-        for _ in 0..60 {
-            let last = &logits[logits.len() - 256..];
-            let best = (0..256).fold(0, |best, id| if last[id] > last[best] { id } else { best }) as u32;
-            generated.push(best);
-            logits = alone.feed(&[best]).0;
-        }
-        assert_eq!(generated, golden.ids("greedy.ids"), "{case}");
-    }
-}
 
 /// A sequence is rolled back to every length that it offers, long after it was there, and continues with the same bits.
 #[test]

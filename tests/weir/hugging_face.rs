@@ -1,4 +1,4 @@
-//! Hugging Face checkpoints, as transformers wrote them: golden logits, bad input, and the serving of tokens.
+//! Hugging Face checkpoints, as transformers wrote them: their layouts, bad input, and the serving of tokens.
 
 use crate::{
     process::{weir, weir_json},
@@ -258,56 +258,6 @@ fn a_folder_is_inspected_as_it_is() {
     // 384 · 48 twice, 2 layers, and the last norm; without the tensor that is not used
     let layer = 48 * 48 * 2 + 24 * 48 * 2 + 3 * 96 * 48 + 2 * 48;
     assert_eq!(inspected["parameters"], json!(2 * 384 * 48 + 2 * layer + 48));
-}
-
-/// Largest difference, as a part of the largest logit.
-const TOLERANCE: f32 = 1e-4;
-
-/// Tokens of the prompt that the greedy ids continue.
-const PROMPT: usize = 20;
-
-/// Returns the index of the largest number, except 0, the end mark.
-fn argmax(logits: &[f32]) -> u32 {
-    let ids = (0_u32..).zip(logits).skip(1);
-    ids.max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
-}
-
-#[test]
-fn logits_equal_those_of_transformers_however_the_text_is_split() {
-    for model_type in MODEL_TYPES {
-        let golden = Golden::open(&folder(model_type));
-        let model = model(model_type);
-        let ids = golden.ids("ids");
-        let expected = golden.get("logits");
-        let largest = expected.iter().fold(0.0, |largest: f32, logit| largest.max(logit.abs()));
-        let check = |actual: &[f32], how: &str| {
-            let worst = difference(actual, expected) / largest;
-            assert!(worst <= TOLERANCE, "{model_type}, {how}: {worst}");
-        };
-        check(&full(&*model, &ids, &BoundaryOptions::default()).0, "one step");
-        for size in [1, 7, 33] {
-            let mut alone = Alone::new(&*model, BoundaryOptions::default());
-            let logits: Vec<f32> = ids.chunks(size).flat_map(|chunk| alone.feed(chunk).0).collect();
-            check(&logits, &format!("{size} tokens a step"));
-        }
-    }
-}
-
-#[test]
-fn greedy_continuations_equal_those_of_transformers() {
-    for model_type in MODEL_TYPES {
-        let golden = Golden::open(&folder(model_type));
-        let model = model(model_type);
-        let mut alone = Alone::new(&*model, BoundaryOptions::default());
-        let symbols = model.card().vocabulary.len();
-        let mut logits = alone.feed(&golden.ids("ids")[..PROMPT]).0;
-        let mut ids = Vec::new();
-        while ids.len() < golden.ids("greedy").len() {
-            ids.push(argmax(&logits[logits.len() - symbols..]));
-            logits = alone.feed(&ids[ids.len() - 1..]).0;
-        }
-        assert_eq!(ids, golden.ids("greedy"), "{model_type}");
-    }
 }
 
 /// Keys of transformers 4 instead of those of transformers 5, and weights in two files.

@@ -143,16 +143,6 @@ fn a_model_is_initialized_inspected_and_used() {
     assert!(output["closed"].as_u64().unwrap() > 0, "{output}");
 }
 
-fn gpt2_converted() -> &'static str {
-    static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
-        let root = TempDir::new().unwrap();
-        convert::convert(Source::Lslm, &lslm_golden("gpt2"), &root.path().join("gpt2"), false).unwrap();
-        root
-    });
-    static PATH: LazyLock<PathBuf> = LazyLock::new(|| ROOT.path().join("gpt2"));
-    PATH.to_str().unwrap()
-}
-
 fn logits_in(file: &Path) -> Vec<f32> {
     let bytes = fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -168,7 +158,7 @@ fn logits_and_scores_equal_the_golden_data() {
     let out = TempDir::new().unwrap();
     for mode in ["full", "incremental", "chunked"] {
         let file = out.path().join(mode);
-        let args = ["score", "--json", "--model", gpt2_converted(), "--ids", &ids, "--mode", mode, "--chunk", "17"];
+        let args = ["score", "--json", "--model", &folder("gpt2"), "--ids", &ids, "--mode", mode, "--chunk", "17"];
         let output = weir_json(&[&args[..], &["--logits", file.to_str().unwrap()]].concat());
         for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
             let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
@@ -199,7 +189,7 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     let out = TempDir::new().unwrap();
     let file = out.path().join("logits");
     let text = list(&ids[1..]);
-    let args = ["score", "--json", "--model", gpt2_converted(), "--ids", &text, "--logits", file.to_str().unwrap()];
+    let args = ["score", "--json", "--model", &folder("gpt2"), "--ids", &text, "--logits", file.to_str().unwrap()];
     let output = weir_json(&args);
     let logits = logits_in(&file);
     let last = golden.get("long.logits");
@@ -207,19 +197,19 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     assert_eq!(output["symbols"], 255);
     // The end symbol is scored but not fed.
     let ended = format!("{text},1");
-    assert!(weir(&["score", "--json", "--model", gpt2_converted(), "--ids", &ended]).is_ok());
+    assert!(weir(&["score", "--json", "--model", &folder("gpt2"), "--ids", &ended]).is_ok());
     for command in ["score", "generate"] {
         let long = format!("{text},9");
-        let message = weir(&[command, "--model", gpt2_converted(), "--ids", &long]).unwrap_err();
+        let message = weir(&[command, "--model", &folder("gpt2"), "--ids", &long]).unwrap_err();
         assert!(
             message.contains("expected at most 255 characters (no more positions were learned), found 256"),
             "{message}"
         );
     }
-    let message = weir(&["score", "--model", gpt2_converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
+    let message = weir(&["score", "--model", &folder("gpt2"), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
     assert!(message.contains("at most 255 (no more positions were learned)"), "{message}");
     let prompt = list(&ids[1..251]);
-    let args = ["generate", "--json", "--model", gpt2_converted(), "--max-chars", "100", "--ids", &prompt];
+    let args = ["generate", "--json", "--model", &folder("gpt2"), "--max-chars", "100", "--ids", &prompt];
     let output = weir_json(&args);
     assert_eq!((&output["reason"], &output["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
 }
@@ -229,7 +219,7 @@ fn generated_text_equals_the_golden_data() {
     let golden = Golden::open(&lslm_golden("gpt2"));
     let prompt_ids = golden.ids("gen.open.prompt_ids");
     let events = golden.ids("gen.open.events");
-    let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", gpt2_converted()];
+    let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", &folder("gpt2")];
     let output = weir_json(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat());
     assert_eq!(output["ids"], json!(events));
     assert_eq!(output["usage"]["nxt_steps"], 0);
@@ -238,7 +228,7 @@ fn generated_text_equals_the_golden_data() {
     let ids = output["ids"].as_array().unwrap();
     assert_eq!((ids.len(), &output["usage"]["prompt_chars"]), (60, &0.into()));
     assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no special symbols: {output}");
-    let first = weir_json(&["score", "--json", "--model", gpt2_converted(), "--ids", &ids[0].to_string()]);
+    let first = weir_json(&["score", "--json", "--model", &folder("gpt2"), "--ids", &ids[0].to_string()]);
     assert_eq!(first["logprobs"].as_array().unwrap().len(), 1, "the first symbol has a probability");
 }
 

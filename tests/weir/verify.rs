@@ -11,7 +11,6 @@ use safetensors::Dtype as Stored;
 use weir::{
     models::{
         contract::{self, KeptVector},
-        convert,
         family::decoder::measure,
         load::FAMILIES as ALL_FAMILIES,
     },
@@ -113,17 +112,15 @@ fn shipped() -> Vec<PathBuf> {
     folders.filter(|folder| folder.join("model.safetensors").exists()).collect()
 }
 
-/// Returns the folders of all golden checkpoints, converted. `root` receives those that no other test converts.
-fn golden_checkpoints(root: &Path) -> Vec<PathBuf> {
-    let gpt2 = root.join("gpt2");
-    convert::convert(convert::Source::Lslm, &lslm_golden("gpt2"), &gpt2, false).unwrap();
+/// Returns the folders of all golden checkpoints, converted.
+fn golden_checkpoints() -> Vec<PathBuf> {
     let hourglasses = CASES.map(converted);
     let decoders = decoder::CASES.map(decoder::converted);
     let segments = LSLM_CASES.map(lslm_converted);
     let encoders = PYRAMIDION_CASES.map(pyramidion_converted);
     let stages = HNET_CASES.map(hnet_converted);
     let t5 = T5_CASES.map(t5_converted);
-    let texts = hourglasses.into_iter().chain(decoders).chain(segments).chain(stages).chain([gpt2]);
+    let texts = hourglasses.into_iter().chain(decoders).chain(segments).chain(stages).chain([lslm_converted("gpt2")]);
     texts.chain(encoders).chain(t5).collect()
 }
 
@@ -137,10 +134,9 @@ fn check(folder: &Path, report: &Report) {
 
 #[test]
 fn every_shipped_model_and_golden_checkpoint_is_verified() {
-    let root = TempDir::new().unwrap();
     let tokens = hugging_face::MODEL_TYPES.map(hugging_face::folder);
     let mut families = BTreeMap::new();
-    for folder in shipped().into_iter().chain(golden_checkpoints(root.path())).chain(tokens) {
+    for folder in shipped().into_iter().chain(golden_checkpoints()).chain(tokens) {
         let model = load(&folder, &settings()).unwrap();
         let report = compare(&folder, &*model, 1);
         check(&folder, &report);
@@ -271,10 +267,9 @@ fn every_instruction_set_and_number_format_is_verified() {
             check(&folder, &compare_with(&folder, &Settings { isa, ..settings() }, 7));
         }
     }
-    let root = TempDir::new().unwrap();
     // The shipped models take a minute.
     let shipped = if long_runs() { shipped() } else { Vec::new() };
-    let folders: Vec<PathBuf> = shipped.into_iter().chain(golden_checkpoints(root.path())).collect();
+    let folders: Vec<PathBuf> = shipped.into_iter().chain(golden_checkpoints()).collect();
     // The outputs of four random H-Nets depend on single boundaries of inner stages and on single attention weights: rounding the
     // reference's own weights to int8 changes its logits by up to 0.78 of the largest.
     let unstable = ["one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters"].map(hnet_converted);

@@ -14,7 +14,11 @@ use weir::{
         cache::{Capacity, Hit, Key, SegmentCache},
         speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation},
     },
-    models::{contract::ReplayStart, load::FAMILIES, nn::window::ROLLBACK},
+    models::{
+        contract::{Exactness, ReplayStart},
+        load::FAMILIES,
+        nn::window::ROLLBACK,
+    },
 };
 
 /// Length of a test text in symbols: several pages of keys and a partly filled last page.
@@ -114,6 +118,18 @@ impl Configuration {
         assert!(max_error <= self.tolerance(), "{}: {context}: {max_error}", self.name);
     }
 
+    /// Feeds symbols in one step. Checks that it takes no more memory than announced, whatever forks share.
+    fn feed(&self, alone: &mut Alone<'_>, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
+        let before = self.model.memory().in_use;
+        let announced = self.model.growth(&*alone.rows[0].state, symbols.len());
+        let fed = alone.feed(symbols);
+        let taken = self.model.memory().in_use.saturating_sub(before);
+        assert!(taken <= announced, "{}: {taken} bytes, announced {announced}", self.name);
+        let state = &alone.rows[0].state;
+        assert!(state.bytes() <= self.model.bytes_for(state.len()), "{}", self.name);
+        fed
+    }
+
     /// Generates in chunks of 16 symbols.
     fn generate(&self, request: Generate) -> Output {
         let mut emitted = Vec::new();
@@ -147,7 +163,7 @@ fn full_incremental_and_chunked_agree() {
             let mut position = 0;
             while position < text.len() {
                 let size = if round == 0 { 1 } else { (1 + rng.below(60)).min(text.len() - position) };
-                let step = alone.feed(&text[position..position + size]);
+                let step = configuration.feed(&mut alone, &text[position..position + size]);
                 logits.extend(step.0);
                 marks.extend(step.1);
                 position += size;
@@ -434,16 +450,17 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             let more = &text[rng.below(40)..][..1 + rng.below(50)];
             let mut fork = configuration.with(main.rows[0].state.fork());
             let actual = if rng.below(2) == 0 {
-                main.feed(more)
+                configuration.feed(&mut main, more)
             } else {
-                let steps: Vec<_> = more.iter().map(|&symbol| main.feed(&[symbol])).collect();
+                let steps: Vec<_> = more.iter().map(|&symbol| configuration.feed(&mut main, &[symbol])).collect();
                 let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
                 (logits.concat(), marks.concat())
             };
             // The fork is fed other symbols first, which must not change the main row.
-            fork.feed(&text[60..60 + rng.below(30) + 1]);
+            configuration.feed(&mut fork, &text[60..60 + rng.below(30) + 1]);
             fork.rows[0].state.rollback(back).unwrap();
-            let fork_logits: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
+            let fork_logits: Vec<f32> =
+                more.iter().flat_map(|&symbol| configuration.feed(&mut fork, &[symbol]).0).collect();
             history.extend_from_slice(more);
             let fresh = full(model, &history, &configuration.boundaries);
             let tail = fresh.0.len() - actual.0.len();
@@ -692,17 +709,21 @@ fn a_cut_feed_equals_a_shorter_one() {
 /// Output of a generation, and the reason for its end.
 type Output = (Vec<EmittedSymbol>, FinishReason, Usage);
 
-/// Generates with drafts as long as the request permits.
-fn with_drafts(configuration: &Configuration, request: Generate) -> Output {
+/// Generates in chunks of `chunk` symbols with drafts as long as the request permits. The row is lost before each step of `losses`.
+fn with_drafts(configuration: &Configuration, request: Generate, chunk: usize, losses: &[usize]) -> Output {
     let model = &*configuration.model;
     let mut session = Session::generate(request, model.card()).unwrap();
     let mut alone = Alone::new(model, session.boundaries().clone());
     let mut emitted = Vec::new();
     let mut rates = GuessRates::default();
-    loop {
+    for step in 0.. {
+        if losses.contains(&step) {
+            session.rewind();
+            alone = Alone::new(model, session.boundaries().clone());
+        }
         let mut budget = DraftBudget { free: 100, fixed: 4.0, symbols: 1, expected: 1.0, feeds_prompts: false };
         session.draft(&mut budget, &mut rates);
-        session.feed(&mut alone.rows[0], 16);
+        session.feed(&mut alone.rows[0], chunk);
         model.symbol_step(&mut alone.rows, &[0], &mut alone.scratch).unwrap();
         if session.has_draft() {
             alone.rows[0].cut_draft().unwrap();
@@ -716,6 +737,7 @@ fn with_drafts(configuration: &Configuration, request: Generate) -> Output {
             return (emitted, reason, session.usage());
         }
     }
+    unreachable!("a generation ends");
 }
 
 fn request(configuration: &Configuration, rng: &mut Random) -> Generate {
@@ -751,7 +773,7 @@ fn generations_with_drafts_emit_the_same_bits() {
         }
         for _ in 0..3 {
             let request = request(configuration, rng);
-            let (emitted, reason, usage) = with_drafts(configuration, request.clone());
+            let (emitted, reason, usage) = with_drafts(configuration, request.clone(), 16, &[]);
             let expected = configuration.generate(request.clone());
             let name = format!("{}, {request:?}", configuration.name);
             assert!(configuration.model.card().speculates || usage.drafted_chars == 0, "{name}");
@@ -763,4 +785,30 @@ fn generations_with_drafts_emit_the_same_bits() {
     });
     let counts = (accepted.into_inner(), rejected.into_inner());
     assert!(std::env::var_os("WEIR_CONFIGURATION").is_some() || (counts.0 > 100 && counts.1 > 100), "{counts:?}");
+}
+
+/// The bits of all probabilities are equal, also where the products of a model depend on how many rows they have.
+#[test]
+fn a_lost_row_and_other_chunks_change_no_bit() {
+    on_each(|configuration, rng| {
+        let model = &*configuration.model;
+        if model.document_encoder().is_some() {
+            return;
+        }
+        let numbers: Vec<u32> = (0..110).map(|_| rng.below(1000) as u32).collect();
+        let mut request = request(configuration, rng);
+        request.prompt = text_symbols(model, &numbers);
+        request.details.top_logprobs = 2;
+        request.stopping = Stopping { max_chars: 40, ignore_end: true, ..Stopping::default() };
+        let (emitted, reason, _) = configuration.generate(request.clone());
+        let bitwise = model.card().exactness == Exactness::Bitwise;
+        for chunk in if bitwise { vec![1 + rng.below(100)] } else { vec![1, 17, 64, 100] } {
+            let prefill = request.prompt.len().div_ceil(chunk);
+            for losses in [&[][..], &[1, prefill + 5, 3 * prefill + 40]] {
+                let (other, other_reason, _) = with_drafts(configuration, request.clone(), chunk, losses);
+                let name = format!("{}, chunks of {chunk}, rows lost at {losses:?}", configuration.name);
+                assert!(other == emitted && other_reason == reason, "{name}");
+            }
+        }
+    });
 }

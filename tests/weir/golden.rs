@@ -31,7 +31,12 @@ impl Golden {
 
     /// Reads the golden tensors of a fixture's folder.
     pub(crate) fn open(folder: &Path) -> Self {
-        let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
+        Self::read_file(&folder.join("golden.safetensors"))
+    }
+
+    /// Reads the tensors of a file, such as one that `--logits` wrote.
+    pub(crate) fn read_file(file: &Path) -> Self {
+        let bytes = fs::read(file).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
             let data = view.data();

@@ -136,29 +136,48 @@ fn settings_that_do_not_suit_the_model_are_rejected() {
     }
 }
 
+const TEXT: &str = "Zürich's café, 1.5 million – naïve";
+
 #[test]
-fn a_score_has_bits_per_byte_character_and_token() {
+fn scores_and_generations_count_bytes_characters_and_tokens() {
     let folder = folder("qwen2");
     let folder = folder.to_str().unwrap();
-    let text = "Zürich's café, 1.5 million – naïve";
-    let score = weir_json(&["score", "--json", "--model", folder, "--text", text]);
-    let logprobs: Vec<f64> =
-        score["logprobs"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    let chars = TEXT.chars().count();
+    let score = weir_json(&["score", "--json", "--model", folder, "--text", TEXT]);
+    let logprobs: Vec<f64> = serde_json::from_value(score["logprobs"].clone()).unwrap();
     let bits = -logprobs.iter().sum::<f64>() / std::f64::consts::LN_2;
-    // the first token is Z, which is not scored
-    let per = |key: &str, count: usize| {
+    // The first token is Z, which is not scored.
+    for (key, count) in
+        [("bits_per_byte", TEXT.len() - 1), ("bits_per_char", chars - 1), ("bits_per_token", logprobs.len())]
+    {
         let value = score[key].as_f64().unwrap();
         assert!((value - bits / count as f64).abs() < 1e-9, "{key}: {value}");
-    };
-    per("bits_per_byte", text.len() - 1);
-    per("bits_per_char", text.chars().count() - 1);
-    per("bits_per_token", logprobs.len());
-    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
+    }
+    let tokens = score["symbols"].as_u64().unwrap();
+    assert_eq!(score["text_chars"], chars);
+    assert!(tokens > 1 && tokens as usize != chars);
+    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", TEXT, "--windowed", "16,8"]);
     assert!(windowed["bits_per_byte"].as_f64().unwrap() < windowed["bits_per_char"].as_f64().unwrap());
-    // in a model of characters a-z both are the same
+    assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
+    let generate = |source: &[&str]| {
+        let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
+        weir_json(&[&options[..], source].concat())
+    };
+    let generated = generate(&["--prompt", TEXT]);
+    let usage = &generated["usage"];
+    assert_eq!((usage["prompt_chars"].as_u64(), &usage["generated_chars"]), (Some(tokens), &json!(12)));
+    assert_eq!(usage["prompt_text_chars"], chars);
+    assert_eq!(usage["generated_text_chars"], generated["text"].as_str().unwrap().chars().count());
+    // Ids have the characters of their text.
+    let ids = generated["ids"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",");
+    let usage = &generate(&["--ids", &ids])["usage"];
+    assert_eq!(usage["prompt_chars"], 12);
+    assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
+    // In a model of the characters a to z, a symbol is a character and a byte.
     let characters = converted("whitespaces");
     let score = weir_json(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
     assert!((score["bits_per_byte"].as_f64().unwrap() - score["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
+    assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
 }
 
 /// Windows and pieces of each length, in this process and on a server.
@@ -166,11 +185,10 @@ fn a_score_has_bits_per_byte_character_and_token() {
 fn scores_by_length_are_per_character_of_the_text() {
     let folder = folder("qwen2");
     let folder = folder.to_str().unwrap();
-    let text = "Zürich's café, 1.5 million – naïve";
     let server = Server::start(&["--threads", "1", "--calibration-milliseconds", "0", "--model", folder]);
     let address = server.address.to_string();
     let score = |source: [&str; 2], size: [&str; 2], more: &[&str]| {
-        weir(&[&["score", "--text", text][..], &source, &size, more].concat()).unwrap()
+        weir(&[&["score", "--text", TEXT][..], &source, &size, more].concat()).unwrap()
     };
     let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4;
     for source in [["--model", folder], ["--server", &address]] {
@@ -179,7 +197,7 @@ fn scores_by_length_are_per_character_of_the_text() {
         for entry in scored["lengths"].as_array().unwrap() {
             let bits = entry["bits_per_token"].as_f64().unwrap() * entry["scored"].as_f64().unwrap();
             // The first token is Z, which is not scored.
-            for (key, count) in [("bits_per_char", text.chars().count() - 1), ("bits_per_byte", text.len() - 1)] {
+            for (key, count) in [("bits_per_char", TEXT.chars().count() - 1), ("bits_per_byte", TEXT.len() - 1)] {
                 assert!(close(&entry[key], &json!(bits / count as f64)), "{source:?} {key}: {entry}");
             }
             let size = format!("{0},{0}", entry["length"]);
@@ -196,37 +214,6 @@ fn scores_by_length_are_per_character_of_the_text() {
         let found: Vec<&str> = line.split_whitespace().skip(3).collect();
         assert!(line.starts_with("bits per character ") && found == cells, "{table}");
     }
-}
-
-#[test]
-fn generate_and_score_count_tokens_and_characters() {
-    let folder = folder("qwen2");
-    let folder = folder.to_str().unwrap();
-    let text = "Zürich's café, 1.5 million – naïve";
-    let score = weir_json(&["score", "--json", "--model", folder, "--text", text]);
-    let tokens = score["symbols"].as_u64().unwrap();
-    assert_eq!(score["text_chars"], text.chars().count());
-    assert!(tokens > 1 && tokens as usize != text.chars().count());
-    let windowed = weir_json(&["score", "--json", "--model", folder, "--text", text, "--windowed", "16,8"]);
-    assert_eq!((&windowed["symbols"], &windowed["text_chars"]), (&score["symbols"], &score["text_chars"]));
-    let generate = |source: &[&str]| {
-        let options = ["generate", "--json", "--model", folder, "--max-chars", "12", "--ignore-eos"];
-        weir_json(&[&options[..], source].concat())
-    };
-    let generated = generate(&["--prompt", text]);
-    let usage = &generated["usage"];
-    assert_eq!((usage["prompt_chars"].as_u64(), &usage["generated_chars"]), (Some(tokens), &json!(12)));
-    assert_eq!(usage["prompt_text_chars"], text.chars().count());
-    assert_eq!(usage["generated_text_chars"], generated["text"].as_str().unwrap().chars().count());
-    // Ids have the characters of their text.
-    let ids = generated["ids"].as_array().unwrap().iter().map(Value::to_string).collect::<Vec<_>>().join(",");
-    let usage = &generate(&["--ids", &ids])["usage"];
-    assert_eq!(usage["prompt_chars"], 12);
-    assert_eq!(usage["prompt_text_chars"], generated["usage"]["generated_text_chars"]);
-    // A model of characters counts the same number twice.
-    let characters = converted("whitespaces");
-    let score = weir_json(&["score", "--json", "--model", characters.to_str().unwrap(), "--text", "the city"]);
-    assert_eq!((&score["symbols"], &score["text_chars"]), (&json!(8), &json!(8)));
 }
 
 #[test]
@@ -352,101 +339,6 @@ fn the_tokenizer_gives_the_ids_and_the_text_of_transformers() {
         assert_eq!(vocabulary.encode("prompt", text, usize::MAX).unwrap(), golden.ids("ids"));
         assert_eq!(vocabulary.decode(&golden.ids("ids")), text);
         assert_eq!(vocabulary.decode(&golden.ids("greedy")), facts["greedy_text"].as_str().unwrap());
-    }
-}
-
-/// A step takes no more memory than announced, whatever forks share, and everything is given back.
-#[test]
-fn growth_bounds_the_memory_that_a_step_takes() {
-    for model_type in MODEL_TYPES {
-        let model = model(model_type);
-        let mut rng = Random::new(7);
-        let mut scratch = model.scratch();
-        let mut rows = vec![SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
-        for _ in 0..40 {
-            let index = rng.below(rows.len());
-            let len = rows[index].state.len();
-            match rng.below(4) {
-                0 if rows.len() < 6 => {
-                    let fork = rows[index].state.fork();
-                    rows.push(SequenceRow::new(fork));
-                }
-                1 => {
-                    let earliest = rows[index].state.earliest();
-                    let back = earliest + rng.below(len + 1 - earliest);
-                    rows[index].state.rollback(back).unwrap();
-                }
-                _ => {
-                    let count = 1 + rng.below(90);
-                    if len + count > model.card().max_symbols.min(256) {
-                        rows[index].state.restart(0);
-                        continue;
-                    }
-                    let text = rng.text(count, 384);
-                    let before = model.memory().in_use;
-                    let announced = model.growth(&*rows[index].state, count);
-                    rows[index].set(&text, [Want::Nothing, Want::Last, Want::All][rng.below(3)]);
-                    advance(&*model, &mut rows, &[index], &mut scratch).unwrap();
-                    let taken = model.memory().in_use.saturating_sub(before);
-                    assert!(taken <= announced, "{model_type}: {taken} bytes, announced {announced}");
-                    let state = &rows[index].state;
-                    assert!(state.bytes() <= model.bytes_for(state.len()), "{model_type}");
-                }
-            }
-        }
-        drop(rows);
-        assert_eq!(model.memory().in_use, 0, "{model_type}");
-    }
-}
-
-/// Runs a request whose row is lost after each of `losses` steps.
-fn generate(model: &dyn Model, prompt: &[u32], chunk: usize, losses: &[usize]) -> Vec<EmittedSymbol> {
-    let stopping = Stopping { max_chars: 40, ignore_end: true, ..Stopping::default() };
-    let request = Generate {
-        prompt: prompt.to_vec(),
-        sampling: Sampling { seed: 5, ..Sampling::default() },
-        stopping,
-        details: Details { logprobs: true, top_logprobs: 2, ..Details::default() },
-        ..Generate::default()
-    };
-    let mut session = Session::generate(request, model.card()).unwrap();
-    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
-    let mut scratch = model.scratch();
-    let mut output = Vec::new();
-    for step in 0.. {
-        if losses.contains(&step) {
-            session.rewind();
-            row = SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap());
-        }
-        session.feed(&mut row, chunk);
-        advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&mut row).unwrap();
-        output.extend(session.take_output());
-        if let SessionProgress::Finished(_) = progress {
-            return output;
-        }
-    }
-    unreachable!("a generation ends");
-}
-
-/// The bits of all probabilities are equal, although candle's products depend on how many rows they have.
-#[test]
-fn a_lost_row_and_other_chunks_change_no_bit() {
-    for model_type in MODEL_TYPES {
-        let model = model(model_type);
-        let prompt = Random::new(3).text(150, 384);
-        let expected = generate(&*model, &prompt, 512, &[]);
-        assert_eq!(expected.len(), 40);
-        for chunk in [1, 17, 64, 100] {
-            let prefill = prompt.len().div_ceil(chunk);
-            let losses = [1, prefill + 5, prefill * 3 + 40];
-            assert_eq!(generate(&*model, &prompt, chunk, &[]), expected, "{model_type}, chunks of {chunk}");
-            assert_eq!(
-                generate(&*model, &prompt, chunk, &losses),
-                expected,
-                "{model_type}, chunks of {chunk}, lost rows"
-            );
-        }
     }
 }
 

@@ -220,6 +220,11 @@ fn logits_boundaries_and_end_logprobs() {
             assert_eq!(matches!(step, Step::Ends(_)), target == nxt);
         }
         compare(&case, &steps, "dec.logits", case.golden.get("dec.target_logprobs"));
+        assert!(
+            difference(case.first_logits(), case.golden.row("gen.empty.nxt.first_logits", 0)) <= LOGITS,
+            "{}",
+            case.name
+        );
         for (mark, expected) in marks.iter().zip(&case.golden.get("boundary_probs")[1..]) {
             assert!((mark.probability.unwrap() - expected).abs() < STAGES, "{}", case.name);
         }
@@ -382,14 +387,6 @@ fn greedy_texts_equal_the_golden_data() {
         }
         drop(engine);
         assert_eq!(case.model.memory().in_use, 0, "{}", case.name);
-    }
-}
-
-#[test]
-fn the_first_logits_equal_the_golden_data() {
-    for case in Case::all() {
-        let golden = case.golden.row("gen.empty.nxt.first_logits", 0);
-        assert!(difference(case.first_logits(), golden) <= LOGITS, "{}", case.name);
     }
 }
 

@@ -61,11 +61,10 @@ fn scores_equal_the_golden_data() {
             let cuts: Vec<f64> = output["boundaries"].as_array().unwrap().iter().map(|z| z.as_f64().unwrap()).collect();
             assert_eq!(cuts, golden.get("z").iter().map(|&z| f64::from(z)).collect::<Vec<_>>(), "{case} {mode}");
             assert_eq!(output["logprobs"].as_array().unwrap().len() as u64, output["symbols"].as_u64().unwrap());
-            let bytes = fs::read(file).unwrap();
-            let tensors = SafeTensors::deserialize(&bytes).unwrap();
-            assert_eq!(tensors.tensor("logits").unwrap().shape()[0], cuts.len());
+            assert_eq!(Golden::read_file(Path::new(file)).shape("logits")[0], cuts.len());
             if mode != "full" {
-                assert!(bytes == fs::read(out.path().join("full")).unwrap(), "{case} {mode}: to the bit");
+                let full = out.path().join("full");
+                assert!(fs::read(file).unwrap() == fs::read(full).unwrap(), "{case} {mode}: to the bit");
             }
         }
         let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--boundary-mode", "predictor"];
@@ -143,12 +142,6 @@ fn a_model_is_initialized_inspected_and_used() {
     assert!(output["closed"].as_u64().unwrap() > 0, "{output}");
 }
 
-fn logits_in(file: &Path) -> Vec<f32> {
-    let bytes = fs::read(file).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    tensors.tensor("logits").unwrap().data().as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect()
-}
-
 #[test]
 fn logits_and_scores_equal_the_golden_data() {
     let golden = Golden::open(&lslm_golden("gpt2"));
@@ -170,7 +163,7 @@ fn logits_and_scores_equal_the_golden_data() {
             (&output["bpc_renormalised"], &expected["T"])
         );
         assert!(output.get("bpc_joint").is_none() && output["shortening_factor"].is_null(), "no segments: {output}");
-        let max_error = difference(&logits_in(&file), golden.get("logits"));
+        let max_error = difference(Golden::read_file(&file).get("logits"), golden.get("logits"));
         assert!(max_error <= LOGITS, "{mode}: {max_error}");
         if mode != "full" {
             assert!(fs::read(&file).unwrap() == fs::read(out.path().join("full")).unwrap(), "{mode}: to the bit");
@@ -191,7 +184,8 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
     let text = list(&ids[1..]);
     let args = ["score", "--json", "--model", &folder("gpt2"), "--ids", &text, "--logits", file.to_str().unwrap()];
     let output = weir_json(&args);
-    let logits = logits_in(&file);
+    let written = Golden::read_file(&file);
+    let logits = written.get("logits");
     let last = golden.get("long.logits");
     assert!(difference(&logits[logits.len() - last.len()..], last) <= LOGITS);
     assert_eq!(output["symbols"], 255);

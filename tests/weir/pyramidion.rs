@@ -46,15 +46,21 @@ fn greedy(model: &dyn Model, document: &dyn Document, min: usize, max: usize, sc
     written
 }
 
+/// Removes the padding at the end.
+pub(crate) fn stripped(ids: &[u32]) -> &[u32] {
+    let end = ids.iter().rposition(|&id| id != 1).map_or(0, |last| last + 1);
+    &ids[..end]
+}
+
 /// A fixture with its golden data.
-struct Case {
-    name: &'static str,
-    golden: Golden,
-    config: Value,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) golden: Golden,
+    pub(crate) config: Value,
 }
 
 impl Case {
-    fn load(name: &'static str) -> Self {
+    pub(crate) fn load(name: &'static str) -> Self {
         let config = read_json(&pyramidion_golden(name).join("config.json"));
         let golden = Golden::open(&pyramidion_golden(name));
         Self { name, golden, config }
@@ -64,19 +70,16 @@ impl Case {
         PYRAMIDION_CASES.into_iter().chain(["left_padded_batch"]).map(Self::load)
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.golden.shape("src_tokens")[0]
     }
 
     /// Returns the tokens of a document without padding on the right.
-    fn source(&self, item: usize) -> Vec<u32> {
-        let mut tokens = self.ids("src_tokens", item);
-        let end = tokens.iter().rposition(|&token| token != 1).unwrap() + 1;
-        tokens.truncate(end);
-        tokens
+    pub(crate) fn source(&self, item: usize) -> Vec<u32> {
+        stripped(&self.ids("src_tokens", item)).to_vec()
     }
 
-    fn ids(&self, name: &str, item: usize) -> Vec<u32> {
+    pub(crate) fn ids(&self, name: &str, item: usize) -> Vec<u32> {
         self.golden.row_ids(name, item)
     }
 }

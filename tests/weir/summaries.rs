@@ -1,67 +1,36 @@
 //! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
-use crate::{support::*, *};
+use crate::{
+    pyramidion::{Case, stripped},
+    support::*,
+    *,
+};
 use weir::engine::{DocumentEvent, DocumentSource, Event};
 
 /// Tolerance of scores: sums of a few logits, each within 5e-5.
 const SCORES: f32 = 1e-4;
 
-/// A fixture's golden data.
-struct Golden {
-    bytes: Vec<u8>,
-    config: Value,
-}
-
-impl Golden {
-    fn read(case: &str) -> Self {
-        let folder = pyramidion_golden(case);
-        let config = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
-        Self { bytes: fs::read(folder.join("golden.safetensors")).unwrap(), config }
-    }
-
-    /// Returns integers, one `Vec` per row of the last dimension.
-    fn ids(&self, name: &str) -> Vec<Vec<u32>> {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let tensor = tensors.tensor(name).unwrap();
-        let row = *tensor.shape().last().unwrap();
-        let number = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap()) as u32;
-        let all: Vec<u32> = tensor.data().chunks(8).map(number).collect();
-        all.chunks(row).map(<[_]>::to_vec).collect()
-    }
-
-    fn numbers(&self, name: &str) -> Vec<f32> {
-        floats(SafeTensors::deserialize(&self.bytes).unwrap().tensor(name).unwrap().data())
-    }
-
-    /// Returns the documents without padding.
-    fn documents(&self) -> Vec<Vec<u32>> {
-        self.ids("src_tokens").into_iter().map(|ids| stripped(&ids)).collect()
-    }
-
-    /// Returns the options of the official generator.
-    fn request(&self, way: &str) -> Summarize {
-        let generation = &self.config["generation"][way];
-        let size = |key: &str| generation[key].as_u64().unwrap() as usize;
-        Summarize {
-            beam: Some(size("beam")),
-            min_tokens: Some(size("min_len")),
-            max_tokens: Some(size("max_len_b")),
-            length_penalty: Some(generation["lenpen"].as_f64().unwrap() as f32),
-            no_repeat_ngram: Some(0),
-            hypotheses: Some(size("beam")),
-            ..Summarize::default()
-        }
+/// Returns the options of the official generator.
+fn request(case: &Case, way: &str) -> Summarize {
+    let generation = &case.config["generation"][way];
+    let size = |key: &str| generation[key].as_u64().unwrap() as usize;
+    Summarize {
+        beam: Some(size("beam")),
+        min_tokens: Some(size("min_len")),
+        max_tokens: Some(size("max_len_b")),
+        length_penalty: Some(generation["lenpen"].as_f64().unwrap() as f32),
+        no_repeat_ngram: Some(0),
+        hypotheses: Some(size("beam")),
+        ..Summarize::default()
     }
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
-}
-
-/// Removes the padding at the end.
-fn stripped(ids: &[u32]) -> Vec<u32> {
-    let end = ids.iter().rposition(|&id| id != 1).map_or(0, |last| last + 1);
-    ids[..end].to_vec()
+/// Returns the official ids and the official score of a hypothesis.
+fn hypothesis(case: &Case, way: &str, document: usize, rank: usize) -> (Vec<u32>, f32) {
+    let tokens = case.ids(&format!("{way}.tokens"), document);
+    let length = case.golden.shape(&format!("{way}.tokens"))[2];
+    let score = case.golden.row(&format!("{way}.scores"), document)[rank];
+    (stripped(&tokens[rank * length..][..length]).to_vec(), score)
 }
 
 /// Reads events to the end, and returns ids and scores of all hypotheses.
@@ -78,41 +47,35 @@ fn read(mut events: Events) -> Vec<(Vec<u32>, f32)> {
 #[test]
 fn ids_and_scores_equal_the_official_ones() {
     for case in PYRAMIDION_CASES {
-        let golden = Golden::read(case);
         let model = load(&pyramidion_converted(case), &settings()).unwrap();
+        let case = Case::load(case);
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
         let engine = Handle::start(Arc::clone(&model), limits).unwrap();
         let mut requests = Vec::new();
         for way in ["greedy", "beam2"] {
-            let request = golden.request(way);
-            for (index, ids) in golden.documents().into_iter().enumerate() {
+            let request = request(&case, way);
+            for index in 0..case.count() {
                 let (upload, arriving) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
+                let ids = case.source(index);
                 ids.chunks(7).for_each(|part| upload.push(part, &vec![Default::default(); part.len()]));
                 upload.close(false);
                 requests.push((way, index, events));
             }
         }
         for (way, index, events) in requests {
-            let actual = read(events);
-            let beam = actual.len();
-            let tokens = golden.ids(&format!("{way}.tokens"));
-            let scores = golden.numbers(&format!("{way}.scores"));
-            for (rank, (ids, score)) in actual.iter().enumerate() {
-                let hypothesis = index * beam + rank;
-                assert_eq!(*ids, stripped(&tokens[hypothesis]), "{case} {way} document {index} rank {rank}");
-                assert!(
-                    (score - scores[hypothesis]).abs() < SCORES,
-                    "{case} {way} {index} {rank}: {score}, not {}",
-                    scores[hypothesis]
-                );
+            for (rank, (ids, score)) in read(events).into_iter().enumerate() {
+                let (expected, expected_score) = hypothesis(&case, way, index, rank);
+                let name = format!("{} {way} document {index} rank {rank}", case.name);
+                assert_eq!(ids, expected, "{name}");
+                assert!((score - expected_score).abs() < SCORES, "{name}: {score}, not {expected_score}");
             }
         }
         let spare = engine.document_cache_usage().bytes;
         assert!(spare > 0 && engine.load().bytes == 0);
         drop(engine);
         // The model keeps the encodings of complete blocks of padding.
-        assert!(model.memory().in_use < spare, "{case}: all pages are given back");
+        assert!(model.memory().in_use < spare, "{}: all pages are given back", case.name);
     }
 }
 
@@ -127,20 +90,18 @@ fn list(ids: &[u32]) -> String {
 #[test]
 fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     let out = TempDir::new().unwrap();
-    let golden = Golden::read("pyramidion");
+    let case = Case::load("pyramidion");
     let folder = pyramidion_converted("pyramidion");
-    let ids = list(&golden.documents()[1]);
+    let ids = list(&case.source(1));
     let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
     let options = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
     let summary = weir(&[&base[..], &options].concat()).unwrap();
-    let expected = golden.ids("beam2.tokens");
     for rank in 0..2 {
-        let actual: Vec<u32> = serde_json::from_value(summary["hypotheses"][rank]["ids"].clone()).unwrap();
-        assert_eq!(actual, stripped(&expected[2 + rank]));
+        assert_eq!(summary["hypotheses"][rank]["ids"], json!(hypothesis(&case, "beam2", 1, rank).0));
     }
     assert_eq!(summary["ids"], summary["hypotheses"][0]["ids"]);
     let score = summary["score"].as_f64().unwrap() as f32;
-    assert!((score - golden.numbers("beam2.scores")[2]).abs() < SCORES);
+    assert!((score - hypothesis(&case, "beam2", 1, 0).1).abs() < SCORES);
     assert_eq!(
         (summary["poolings"].as_array().unwrap().len(), summary["poolings"][1]["kept"].as_array().unwrap().len()),
         (2, 16)
@@ -149,15 +110,12 @@ fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     assert_eq!(summary["timing"]["layers"].as_array().unwrap().len(), 3);
     // Feeds the golden tokens (teacher forcing).
     let file = out.path().join("logits.safetensors");
-    let target = list(&golden.ids("prev_output_tokens")[1]);
+    let target = list(&case.ids("prev_output_tokens", 1));
     let forced = ["--logits", file.to_str().unwrap(), "--target-ids", &target];
     weir(&[&base[..], &forced].concat()).unwrap();
-    let bytes = fs::read(&file).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let logits = tensors.tensor("logits").unwrap();
-    let expected = golden.numbers("decoder.logits");
-    assert_eq!(logits.shape(), [11, 64]);
-    let max_error = difference(&floats(logits.data()), &expected[expected.len() / 2..]);
+    let written = Golden::read_file(&file);
+    assert_eq!(written.shape("logits"), [11, 64]);
+    let max_error = difference(written.get("logits"), case.golden.row("decoder.logits", 1));
     assert!(max_error < 5e-5, "{max_error}");
     // Without a tokenizer there is no text to read.
     let text = out.path().join("text");

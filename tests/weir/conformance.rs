@@ -174,37 +174,46 @@ fn full_incremental_and_chunked_agree() {
     });
 }
 
+/// Feeds each text to its row in ragged batches: any rows in any order, each with any number of symbols.
+pub(crate) fn batched(
+    model: &dyn Model,
+    mut rows: Vec<SequenceRow>,
+    texts: &[Vec<u32>],
+    rng: &mut Random,
+) -> Vec<(Vec<f32>, Vec<SymbolBoundary>)> {
+    let mut scratch = model.scratch();
+    let mut batched: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
+    while batched.iter().zip(texts).any(|(batched, text)| batched.1.len() < text.len()) {
+        let mut selected = Vec::new();
+        for _ in 0..1 + rng.below(texts.len()) {
+            let row = rng.below(texts.len());
+            let position = batched[row].1.len();
+            if !selected.contains(&row) && position < texts[row].len() {
+                let size = if rng.below(3) > 0 { 1 } else { 1 + rng.below(20) };
+                rows[row].set(&texts[row][position..(position + size).min(texts[row].len())], Want::All);
+                selected.push(row);
+            }
+        }
+        if selected.is_empty() {
+            continue;
+        }
+        advance(model, &mut rows, &selected, &mut scratch).unwrap();
+        for row in selected {
+            batched[row].0.extend_from_slice(&rows[row].logits);
+            batched[row].1.extend_from_slice(&rows[row].decisions);
+        }
+    }
+    batched
+}
+
 #[test]
 fn a_row_in_a_batch_has_the_logits_it_has_alone() {
     on_each(|configuration, rng| {
         let model = &*configuration.model;
         let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(rng)).collect();
-        let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
-        let mut scratch = model.scratch();
-        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| configuration.row()).collect();
-        let mut batched: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
-        // The batch is ragged: any rows in any order, each with any number of symbols.
-        while batched.iter().zip(&texts).any(|(batched, text)| batched.1.len() < text.len()) {
-            let mut selected = Vec::new();
-            for _ in 0..1 + rng.below(texts.len()) {
-                let row = rng.below(texts.len());
-                let position = batched[row].1.len();
-                if !selected.contains(&row) && position < texts[row].len() {
-                    let size = if rng.below(3) > 0 { 1 } else { 1 + rng.below(20) };
-                    rows[row].set(&texts[row][position..(position + size).min(texts[row].len())], Want::All);
-                    selected.push(row);
-                }
-            }
-            if selected.is_empty() {
-                continue;
-            }
-            advance(model, &mut rows, &selected, &mut scratch).unwrap();
-            for row in selected {
-                batched[row].0.extend_from_slice(&rows[row].logits);
-                batched[row].1.extend_from_slice(&rows[row].decisions);
-            }
-        }
-        for (batched, alone) in batched.iter().zip(&alone) {
+        let rows = texts.iter().map(|_| configuration.row()).collect();
+        for (text, batched) in texts.iter().zip(batched(model, rows, &texts, rng)) {
+            let alone = full(model, text, &configuration.boundaries);
             configuration.check(&batched.0, &alone.0, "in a batch");
             assert_eq!(batched.1, alone.1, "{}", configuration.name);
         }

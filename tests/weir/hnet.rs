@@ -1,7 +1,7 @@
 //! H-Net: boundaries of every level, conversion, and states that cannot be rewound.
 
 use crate::{
-    process::{weir, weir_json},
+    process::{scored_in_each_mode, weir, weir_json},
     support::{HNET_CASES, copied, golden_data, hnet_golden, published_shape, settings},
     *,
 };
@@ -83,22 +83,18 @@ fn folder(case: &str) -> String {
 #[test]
 fn scores_list_the_boundaries_of_every_level() {
     for case in HNET_CASES {
-        let golden = crate::golden::Golden::open(&hnet_golden(case));
+        let golden = Golden::open(&hnet_golden(case));
         for text in ["s0", "s1", "s2"] {
             let ids = golden.ids(&format!("{text}.ids"));
-            let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let level = |level: usize| -> Option<Vec<u32>> {
                 let name = format!("{text}.level{level}.boundary");
                 golden.has(&name).then(|| golden.ids(&name))
             };
-            for mode in ["full", "incremental", "chunked"] {
-                let args =
-                    ["score", "--json", "--model", &folder(case), "--ids", &list, "--mode", mode, "--chunk", "9"];
-                let output = weir_json(&args);
-                assert_eq!(output["boundaries"], json!(level(0).unwrap()), "{case}, {text}, {mode}");
-                let levels: Vec<_> = (0..).map_while(level).collect();
+            let levels: Vec<_> = (0..).map_while(level).collect();
+            for output in scored_in_each_mode(&hnet_converted(case), &ids).0 {
+                assert_eq!(output["boundaries"], json!(levels[0]), "{case}, {text}");
                 let expected = if levels.len() > 1 { json!(levels) } else { Value::Null };
-                assert_eq!(output["boundary_levels"], expected, "{case}, {text}, {mode}");
+                assert_eq!(output["boundary_levels"], expected, "{case}, {text}");
                 assert_eq!(output["logprobs"].as_array().unwrap().len(), ids.len() - 1);
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::{
     lslm::LOGITS,
-    process::{weir, weir_json},
+    process::{scored_in_each_mode, weir, weir_json},
     support::{configured, published_shape, read_json},
     verify::{Tensors, changed_copy},
     *,
@@ -41,33 +41,25 @@ fn scores_equal_the_golden_data() {
         let config = read_json(&lslm_golden(case).join("config.json"));
         let expected = &config["golden_info"]["score"];
         let symbols = &golden.ids("ids")[1..];
-        let ids = list(symbols);
         let bytes = lslm_in(case, Dtype::F32).card().vocabulary.decode(symbols).len();
-        let out = TempDir::new().unwrap();
-        for mode in ["full", "incremental", "chunked"] {
-            let file = out.path().join(mode);
-            let file = file.to_str().unwrap();
-            let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-            let output = weir_json(&[&args[..], &["--logits", file]].concat());
+        let (outputs, logits) = scored_in_each_mode(&lslm_converted(case), symbols);
+        for output in outputs {
             for name in ["bpc_paper", "bpc_joint", "bpc_renormalised", "bits_per_char_no_eos"] {
                 let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
-                assert!(error.abs() < 1e-4, "{case} {mode} {name}: {error}");
+                assert!(error.abs() < 1e-4, "{case} {name}: {error}");
             }
             assert_eq!(output["bits_per_char"], output["bpc_joint"], "the default mode counts the joint bits");
             assert_eq!(output["augmented_symbols"], expected["T"]);
             // Marks are no text.
             let bits = output["bits_per_byte"].as_f64().unwrap() * bytes as f64;
-            assert!((bits - output["bits_text"].as_f64().unwrap()).abs() < 1e-6, "{case} {mode}: {bits}");
-            let cuts: Vec<f64> = output["boundaries"].as_array().unwrap().iter().map(|z| z.as_f64().unwrap()).collect();
-            assert_eq!(cuts, golden.get("z").iter().map(|&z| f64::from(z)).collect::<Vec<_>>(), "{case} {mode}");
+            assert!((bits - output["bits_text"].as_f64().unwrap()).abs() < 1e-6, "{case}: {bits}");
+            let cuts: Vec<f32> = serde_json::from_value(output["boundaries"].clone()).unwrap();
+            assert_eq!(cuts, golden.get("z"), "{case}");
             assert_eq!(output["logprobs"].as_array().unwrap().len() as u64, output["symbols"].as_u64().unwrap());
-            assert_eq!(Golden::read_file(Path::new(file)).shape("logits")[0], cuts.len());
-            if mode != "full" {
-                let full = out.path().join("full");
-                assert!(fs::read(file).unwrap() == fs::read(full).unwrap(), "{case} {mode}: to the bit");
-            }
+            assert_eq!(logits.shape("logits")[0], cuts.len());
         }
-        let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--boundary-mode", "predictor"];
+        let args =
+            ["score", "--json", "--model", &folder(case), "--ids", &list(symbols), "--boundary-mode", "predictor"];
         let output = weir_json(&args);
         assert_eq!(output["bits_per_char"], output["bpc_renormalised"]);
     }
@@ -143,19 +135,17 @@ fn a_model_is_initialized_inspected_and_used() {
 }
 
 #[test]
-fn logits_and_scores_equal_the_golden_data() {
+fn logits_and_scores_of_the_baseline_equal_the_golden_data() {
     let golden = Golden::open(&lslm_golden("gpt2"));
     let config = read_json(&lslm_golden("gpt2").join("config.json"));
     let expected = &config["golden_info"]["score"];
-    let ids = list(&golden.ids("ids")[1..]);
-    let out = TempDir::new().unwrap();
-    for mode in ["full", "incremental", "chunked"] {
-        let file = out.path().join(mode);
-        let args = ["score", "--json", "--model", &folder("gpt2"), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-        let output = weir_json(&[&args[..], &["--logits", file.to_str().unwrap()]].concat());
+    let (outputs, logits) = scored_in_each_mode(&lslm_converted("gpt2"), &golden.ids("ids")[1..]);
+    let max_error = difference(logits.get("logits"), golden.get("logits"));
+    assert!(max_error <= LOGITS, "{max_error}");
+    for output in outputs {
         for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
             let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
-            assert!(error.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {error}");
+            assert!(error.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{name}: {error}");
         }
         assert!(output["bpc_renormalised"].as_f64() < output["bpc_paper"].as_f64());
         assert_eq!(
@@ -163,13 +153,7 @@ fn logits_and_scores_equal_the_golden_data() {
             (&output["bpc_renormalised"], &expected["T"])
         );
         assert!(output.get("bpc_joint").is_none() && output["shortening_factor"].is_null(), "no segments: {output}");
-        let max_error = difference(Golden::read_file(&file).get("logits"), golden.get("logits"));
-        assert!(max_error <= LOGITS, "{mode}: {max_error}");
-        if mode != "full" {
-            assert!(fs::read(&file).unwrap() == fs::read(out.path().join("full")).unwrap(), "{mode}: to the bit");
-        }
-        let logprobs: Vec<f32> =
-            output["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
+        let logprobs: Vec<f32> = serde_json::from_value(output["logprobs"].clone()).unwrap();
         assert!(difference(&logprobs, golden.get("target_logprobs")) <= LOGITS);
     }
 }

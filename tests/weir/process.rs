@@ -41,6 +41,22 @@ pub(crate) fn weir_json(args: &[&str]) -> Value {
     serde_json::from_str(&weir(args).unwrap()).unwrap()
 }
 
+/// Scores ids in one pass, symbol by symbol and in chunks, with the same logits to the bit. Returns the three outputs and the logits.
+pub(crate) fn scored_in_each_mode(model: &Path, ids: &[u32]) -> ([Value; 3], Golden) {
+    let out = TempDir::new().unwrap();
+    let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let model = model.to_str().unwrap();
+    let files = ["full", "incremental", "chunked"].map(|mode| out.path().join(mode));
+    let outputs = files.each_ref().map(|file| {
+        let mode = file.file_name().unwrap().to_str().unwrap();
+        let args = ["score", "--json", "--model", model, "--ids", &ids, "--mode", mode, "--chunk", "17", "--logits"];
+        weir_json(&[&args[..], &[file.to_str().unwrap()]].concat())
+    });
+    let bytes = files.each_ref().map(|file| fs::read(file).unwrap());
+    assert!(bytes[1] == bytes[0] && bytes[2] == bytes[0], "{model}: other bits in steps");
+    (outputs, Golden::read_file(&files[0]))
+}
+
 /// Writes a checkpoint that takes long to load.
 pub(crate) fn write_large_model(folder: &Path) -> String {
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/models/shapes/vanilla-41m.json");

@@ -1,7 +1,10 @@
 //! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
 use crate::{
-    support::{PYRAMIDION_CASES, encode, encoder, forced, pyramidion_golden, read_json, remove_card, settings, t5_in},
+    conformance::batched,
+    support::{
+        PYRAMIDION_CASES, T5_CASES, encode, encoder, forced, pyramidion_golden, read_json, remove_card, settings, t5_in,
+    },
     verify::edit_tensors,
     *,
 };
@@ -361,6 +364,13 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     assert_eq!(read_limited(&path_of("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
 }
 
+/// Returns the encoders of both families: all shapes in each dtype, and the cases of T5.
+fn encoders() -> impl Iterator<Item = (String, Arc<dyn Model>)> {
+    let shapes = Shape::all()
+        .flat_map(|shape| Dtype::ALL.map(|dtype| (format!("{}, {}", shape.name, dtype.name()), shape.model(dtype))));
+    shapes.chain(T5_CASES.map(|case| (case.to_owned(), t5_in(case, Dtype::F32))))
+}
+
 /// Encodes a document that is pushed in random chunks, some blocks at a time. Checks that its memory stays within the limit.
 fn encode_in_chunks(model: &dyn Model, document: &[u32], rng: &mut Random, scratch: &mut Scratch) -> Arc<dyn Document> {
     let encoder = encoder(model);
@@ -400,24 +410,23 @@ fn encode_in_chunks(model: &dyn Model, document: &[u32], rng: &mut Random, scrat
 
 #[test]
 fn the_chunks_of_a_document_do_not_change_its_bits() {
-    for shape in Shape::all() {
-        for dtype in Dtype::ALL {
-            let model = shape.model(dtype);
-            let mut scratch = model.scratch();
-            let mut rng = Random::new(3);
-            for length in [1, 39, 500, 961, SOURCE] {
-                let document = tokens(&mut rng, length);
-                let complete = encode(&*model, &document, &mut scratch);
-                let chunked = encode_in_chunks(&*model, &document, &mut rng, &mut scratch);
-                assert_eq!(complete.choices(), chunked.choices(), "{} {length}", shape.name);
-                assert_eq!((complete.vectors(), complete.bytes()), (chunked.vectors(), chunked.bytes()));
-                let symbols = tokens(&mut rng, 9);
-                let [a, b] = [&complete, &chunked].map(|document| forced(&*model, &**document, &symbols, &mut scratch));
-                assert!(a == b && a.iter().all(|x| x.is_finite()), "{} {dtype:?} {length}", shape.name);
-            }
-            drop(scratch);
-            assert_eq!(model.memory().in_use, 0, "{}", shape.name);
+    for (name, model) in encoders() {
+        let mut scratch = model.scratch();
+        let mut rng = Random::new(3);
+        let limit = encoder(&*model).limits().tokens;
+        for length in [1, 39, 500, 961.min(limit), SOURCE.min(limit)] {
+            let document = tokens(&mut rng, length);
+            let complete = encode(&*model, &document, &mut scratch);
+            let chunked = encode_in_chunks(&*model, &document, &mut rng, &mut scratch);
+            assert_eq!(complete.choices(), chunked.choices(), "{name} {length}");
+            assert_eq!((complete.vectors(), complete.bytes()), (chunked.vectors(), chunked.bytes()));
+            assert_eq!((complete.tokens(), chunked.tokens()), (length, length));
+            let symbols = tokens(&mut rng, 9);
+            let [a, b] = [&complete, &chunked].map(|document| forced(&*model, &**document, &symbols, &mut scratch));
+            assert!(a == b && a.iter().all(|x| x.is_finite()), "{name} {length}");
         }
+        drop(scratch);
+        assert_eq!(model.memory().in_use, 0, "{name}");
     }
 }
 
@@ -436,49 +445,30 @@ fn most_blocks_are_encoded_while_the_document_arrives() {
     assert_eq!((encoding.progress().blocks, encoding.progress().stage), (6, EncodingStage::Waiting));
     encoding.close().unwrap();
     assert_eq!(encoding.progress().total, Some(12));
-    // With full attention no block can be encoded early.
-    let shape = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
-    let model = shape.model(Dtype::F32);
-    let mut scratch = model.scratch();
-    let mut encoding = encoder(&*model).open();
-    encoding.push(&document).unwrap();
-    assert_eq!(encoder(&*model).advance(&mut *encoding, 5, &mut scratch).unwrap(), 0);
-    assert_eq!(encoding.progress().stage, EncodingStage::Waiting);
+    // Where the encoder looks both ways, no block can be encoded early.
+    let vanilla = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
+    for model in [vanilla.model(Dtype::F32)].into_iter().chain(T5_CASES.map(|case| t5_in(case, Dtype::F32))) {
+        let mut encoding = encoder(&*model).open();
+        encoding.push(&document[..500]).unwrap();
+        assert_eq!(encoder(&*model).advance(&mut *encoding, 5, &mut model.scratch()).unwrap(), 0);
+        assert_eq!(encoding.progress().stage, EncodingStage::Waiting);
+    }
 }
 
 #[test]
 fn batched_rows_of_several_documents_equal_single_rows() {
-    for shape in Shape::all() {
-        for dtype in Dtype::ALL {
-            let model = shape.model(dtype);
-            let mut scratch = model.scratch();
-            let mut rng = Random::new(11);
-            let documents: Vec<_> =
-                [700, 1, 300].map(|length| encode(&*model, &tokens(&mut rng, length), &mut scratch)).into();
-            let texts: Vec<Vec<u32>> = (0..7).map(|index| tokens(&mut rng, 3 + 4 * index)).collect();
-            let document_of = |index: usize| &*documents[[0, 0, 0, 1, 2, 0, 2][index]];
-            let alone: Vec<_> = texts
-                .iter()
-                .enumerate()
-                .map(|(index, text)| forced(&*model, document_of(index), text, &mut scratch))
-                .collect();
-            let mut rows: Vec<SequenceRow> =
-                (0..7).map(|index| SequenceRow::new(encoder(&*model).begin(document_of(index)).unwrap())).collect();
-            let mut fed = [0; 7];
-            let mut together = vec![Vec::new(); 7];
-            while (0..7).any(|index| fed[index] < texts[index].len()) {
-                let selected: Vec<usize> =
-                    (0..7).filter(|&index| fed[index] < texts[index].len() && rng.below(3) > 0).collect();
-                for &index in &selected {
-                    let more = (1 + rng.below(3)).min(texts[index].len() - fed[index]);
-                    rows[index].set(&texts[index][fed[index]..fed[index] + more], Want::All);
-                    fed[index] += more;
-                }
-                advance(&*model, &mut rows, &selected, &mut scratch).unwrap();
-                selected.iter().for_each(|&index| together[index].extend_from_slice(&rows[index].logits));
-            }
-            assert!(together == alone, "{} {dtype:?}", shape.name);
-        }
+    for (name, model) in encoders() {
+        let mut scratch = model.scratch();
+        let mut rng = Random::new(11);
+        let limit = encoder(&*model).limits().tokens;
+        let documents = [700.min(limit), 1, 300].map(|length| encode(&*model, &tokens(&mut rng, length), &mut scratch));
+        let document_of = |index: usize| &*documents[[0, 0, 0, 1, 2, 0, 2][index]];
+        let texts: Vec<Vec<u32>> = (0..7).map(|index| tokens(&mut rng, 3 + 4 * index)).collect();
+        let alone: Vec<_> =
+            (0..7).map(|index| forced(&*model, document_of(index), &texts[index], &mut scratch)).collect();
+        let rows = (0..7).map(|index| SequenceRow::new(encoder(&*model).begin(document_of(index)).unwrap()));
+        let (together, _): (Vec<_>, Vec<_>) = batched(&*model, rows.collect(), &texts, &mut rng).into_iter().unzip();
+        assert!(together == alone, "{name}");
     }
 }
 
@@ -515,29 +505,39 @@ fn hard_top_k_keeps_vectors_unchanged() {
 
 #[test]
 fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
-    let shape = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
-    let model = shape.model(Dtype::F32);
-    let mut encoding = encoder(&*model).open();
     let message = |result: Result<(), Error>| result.unwrap_err().to_string();
-    assert_eq!(message(encoding.close()), "document: expected at least one token, found none");
-    let long = vec![5; SOURCE + 1];
-    assert_eq!(message(encoding.push(&long)), "document: expected at most 1280 tokens, found 1281");
-    assert!(message(encoding.push(&[5, 37])).contains(", found id 37 (the vocabulary has 37 symbols) at"));
-    assert_eq!(encoding.tokens(), 0);
+    let vanilla = Shape::all().find(|shape| shape.name == "vanilla").unwrap().model(Dtype::F32);
+    let byt5 = t5_in("byt5", Dtype::F32);
+    for model in [&byt5, &vanilla] {
+        let mut encoding = encoder(&**model).open();
+        let limit = encoder(&**model).limits().tokens;
+        let symbols = model.card().vocabulary.len();
+        assert_eq!(message(encoding.close()), "document: expected at least one token, found none");
+        let expected = format!("document: expected at most {limit} tokens, found {}", limit + 1);
+        assert_eq!(message(encoding.push(&vec![5; limit + 1])), expected);
+        let expected = format!(", found id {symbols} (the vocabulary has {symbols} symbols) at");
+        assert!(message(encoding.push(&[5, symbols as u32])).contains(&expected));
+        assert_eq!(encoding.tokens(), 0);
+    }
+    let padding = message(encoder(&*byt5).open().push(&[9, 0]));
+    assert_eq!(padding, "document: expected tokens other than padding, found id 0 at token 1");
+    let mut encoding = encoder(&*vanilla).open();
     encoding.push(&[1, 1]).unwrap();
+    let padding = message(encoding.close());
     assert!(
-        message(encoding.close())
-            .starts_with("document: expected at least one token other than padding, found only padding")
+        padding.starts_with("document: expected at least one token other than padding, found only padding"),
+        "{padding}"
     );
-    encoding.push(&long[..SOURCE - 2]).unwrap();
+    encoding.push(&vec![5; SOURCE - 2]).unwrap();
     assert!(encoding.push(&[5]).is_err());
     encoding.close().unwrap();
     encoding.close().unwrap();
     assert!(encoding.push(&[5]).is_err());
-    let mut scratch = model.scratch();
-    encoder(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
+    encoder(&*vanilla).advance(&mut *encoding, usize::MAX, &mut vanilla.scratch()).unwrap();
     assert_eq!(encoding.document().unwrap().tokens(), SOURCE);
-    assert!(model.begin(BoundaryOptions::default()).is_err());
+    assert!(vanilla.begin(BoundaryOptions::default()).is_err());
+    // The encoding of another family.
+    assert!(encoder(&*vanilla).advance(&mut *encoder(&*byt5).open(), 1, &mut vanilla.scratch()).is_err());
 }
 
 #[test]
@@ -569,14 +569,6 @@ fn too_little_memory_is_an_error_and_is_released() {
         }
         assert!(failed > 0, "{}", shape.name);
     }
-}
-
-#[test]
-fn foreign_encodings_are_rejected() {
-    let model = Shape::all().next().unwrap().model(Dtype::F32);
-    let t5 = t5_in("byt5", Dtype::F32);
-    let mut foreign = encoder(&*t5).open();
-    assert!(encoder(&*model).advance(&mut *foreign, 1, &mut model.scratch()).is_err());
 }
 
 /// Model with a fixed document. Each row encodes it again, so that the row alone owns its pages.

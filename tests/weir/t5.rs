@@ -1,4 +1,4 @@
-//! The T5 family: golden data, converted checkpoints, tokenizers, and documents in parts.
+//! The T5 family: golden data, the unpooled baseline, beam search, and documents in parts.
 
 use crate::{
     process::weir_json,
@@ -15,7 +15,7 @@ use weir::{
         beam::{BeamSearch, Hypothesis, SearchOptions, SearchStep},
     },
     models::{
-        contract::{Document, EncodingStage, PoolingChoice, SearchRules},
+        contract::{Document, PoolingChoice, SearchRules},
         family::{parts::EncoderHookPoint, t5::Work},
         nn::{attention::HookPoint, position::Buckets},
     },
@@ -178,53 +178,6 @@ fn buckets_equal_the_golden_data() {
             }
         }
     }
-}
-
-#[test]
-fn pushes_and_blocks_do_not_change_a_bit() {
-    for case in Case::all() {
-        let model = t5_in(case.name, Dtype::F32);
-        let encoder = encoder(&*model);
-        // more vectors than a page of the encoder, and a partly filled last page
-        let tokens: Vec<u32> = (0..530).map(|index| 3 + index * index % 251).collect();
-        let mut scratch = model.scratch();
-        let whole = encode(&*model, &tokens, &mut scratch);
-        let expected = forced(&*model, &*whole, &[0, 9, 5], &mut scratch);
-        let mut encoding = encoder.open();
-        for part in tokens.chunks(177) {
-            encoding.push(part).unwrap();
-            assert_eq!(encoder.advance(&mut *encoding, 3, &mut scratch).unwrap(), 0, "the encoder looks both ways");
-            assert_eq!(encoding.progress().stage, EncodingStage::Waiting);
-        }
-        encoding.close().unwrap();
-        let planned = encoder.bytes_for(tokens.len());
-        while encoding.document().is_none() {
-            assert_eq!(encoder.advance(&mut *encoding, 1, &mut scratch).unwrap(), 1);
-            assert!(encoding.bytes() <= planned, "{}: {} of {planned}", case.name, encoding.bytes());
-        }
-        let progress = encoding.progress();
-        assert_eq!(progress.total, Some(progress.blocks), "{}", case.name);
-        let document = encoding.document().unwrap();
-        assert_eq!(forced(&*model, &*document, &[0, 9, 5], &mut scratch), expected, "{}", case.name);
-        assert_eq!((document.choices(), document.tokens()), (whole.choices(), tokens.len()));
-        drop((encoding, document, whole));
-        assert_eq!(model.memory().in_use, 0, "{}: pages leaked", case.name);
-    }
-}
-
-#[test]
-fn bad_documents_are_reported() {
-    let model = t5_in("byt5", Dtype::F32);
-    let encoder = encoder(&*model);
-    let limit = encoder.limits().tokens;
-    let message = |tokens: &[u32]| {
-        let mut encoding = encoder.open();
-        encoding.push(tokens).and_then(|()| encoding.close()).unwrap_err().to_string()
-    };
-    assert_eq!(message(&[]), "document: expected at least one token, found none");
-    assert_eq!(message(&[9, 0]), "document: expected tokens other than padding, found id 0 at token 1");
-    assert!(message(&[384]).contains("id 384 (the vocabulary has 384 symbols)"), "{}", message(&[384]));
-    assert!(message(&vec![9; limit + 1]).contains(&format!("at most {limit} tokens")));
 }
 
 fn unpooled() -> Settings {

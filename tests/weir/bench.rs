@@ -125,9 +125,9 @@ fn a_vanilla_model_has_no_segment_step() {
 /// The layers inside a level are read only where its chunks begin.
 #[test]
 fn deeper_levels_add_to_a_segment_step() {
-    let one = hnet_in("one_stage", Dtype::F32).cost(40, 7);
+    let one = model_of("hnet", "one_stage", Dtype::F32).cost(40, 7);
     assert_eq!((one.deeper, one.segment_step(2)), (StepCost::default(), one.segment));
-    let two = hnet_in("two_stage", Dtype::F32).cost(40, 7);
+    let two = model_of("hnet", "two_stage", Dtype::F32).cost(40, 7);
     assert_eq!((two.segment_step(0), two.segment_step(1)), (StepCost::default(), two.segment));
     let mut both = two.segment;
     both += two.deeper;
@@ -705,7 +705,7 @@ fn the_default_output_of_speculate_is_a_table_and_limits_are_named() {
     assert_eq!(cells, ["prose", "auto", "20"], "{text}");
     assert!(lines[1..5].iter().all(|line| line.split_whitespace().count() == 16), "{text}");
     refused("speculate --chars 100000000 --model", &[&model], "--chars");
-    refused("speculate --model", &[&hnet_converted("one_stage")], "speculates");
+    refused("speculate --model", &[&checkpoint("hnet", "one_stage")], "speculates");
 }
 
 const STREAM_FIELDS: [&str; 9] =

@@ -300,7 +300,7 @@ fn the_playground_generates_and_shows_details() {
 #[test]
 fn the_playground_shades_nested_chunks() {
     for theme in ["light", "dark"] {
-        let models = [hnet_converted("two_stage")];
+        let models = [checkpoint("hnet", "two_stage")];
         let Some(browser) = Browser::playground(theme, &models, &[], "") else { return };
         browser.until("at('model-a').options.length == 1");
         browser.set("max", "60");

@@ -106,7 +106,7 @@ impl Servers {
     fn start() -> Self {
         let folder = TempDir::new().unwrap();
         let summarizer = write_random_model(folder.path());
-        let models = [converted("whitespaces"), lslm_converted("byte_vocab"), summarizer.into()];
+        let models = [converted("whitespaces"), checkpoint("lslm", "byte_vocab"), summarizer.into()];
         let certificates = Certificates::new();
         write_authority(&certificates);
         let strangers = Certificates::new();

@@ -206,7 +206,7 @@ fn what_cannot_be_compressed_is_refused() {
     let unknown = "expected symbols of the model's vocabulary, found 'T' at character 0";
     refused(compress(MODEL, &[]), &[&format!("weir: {text}: "), unknown, "--normalise"]);
     assert!(!Path::new(&out).exists());
-    let summarizer = pyramidion_converted("pyramidion");
+    let summarizer = checkpoint("pyramidion", "pyramidion");
     let kind = ["--model: expected one that", "(for `weir compress`)"];
     refused(compress(summarizer.to_str().unwrap(), &[]), &kind);
     compress(MODEL, &["--normalise"]).unwrap();

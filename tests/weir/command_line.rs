@@ -218,8 +218,8 @@ impl Served {
     fn start() -> Self {
         let folder = TempDir::new().unwrap();
         let summarizer = write_random_model(folder.path());
-        let bytes = lslm_converted("byte_vocab");
-        let models = [converted("whitespaces"), bytes, summarizer.into(), hnet_converted("two_stage")];
+        let bytes = checkpoint("lslm", "byte_vocab");
+        let models = [converted("whitespaces"), bytes, summarizer.into(), checkpoint("hnet", "two_stage")];
         Self { server: crate::process::Server::of(&models, &[]), folder }
     }
 }
@@ -305,7 +305,7 @@ fn generated_text_is_that_of_this_process() {
     let stopped = [&args[..], &["--stop", " ", "--max-segments", "1"]].concat();
     assert_same_json(&converted("whitespaces"), &stopped, &["cached_chars"]);
     // A model with special symbols also lists the ends of segments.
-    let json = assert_same_json(&lslm_converted("byte_vocab"), &args, &["cached_chars"]);
+    let json = assert_same_json(&checkpoint("lslm", "byte_vocab"), &args, &["cached_chars"]);
     assert!(json["events"].as_array().unwrap().len() >= json["ids"].as_array().unwrap().len());
 }
 
@@ -313,7 +313,7 @@ fn generated_text_is_that_of_this_process() {
 fn scores_are_those_of_this_process() {
     let _serving = served();
     let text = ["score", "--text", "the river runs past the mill"];
-    for folder in [converted("whitespaces"), lslm_converted("byte_vocab")] {
+    for folder in [converted("whitespaces"), checkpoint("lslm", "byte_vocab")] {
         let [local, served] = both(&folder, &text);
         // The API has no distributions, so it lacks one figure of models with special symbols.
         let is_special = folder.ends_with("lslm-byte_vocab");
@@ -379,7 +379,7 @@ fn segments_are_those_of_this_process() {
     assert!(local == served && served.contains("\u{1b}[36m"), "{served}");
     // Offsets are those of the text: a start mark has no place in it.
     let text = "été: where chunks begin";
-    for (folder, has_mark) in [(converted("whitespaces"), false), (hnet_converted("two_stage"), true)] {
+    for (folder, has_mark) in [(converted("whitespaces"), false), (checkpoint("hnet", "two_stage"), true)] {
         let text = if has_mark { text } else { &text["été: ".len()..] };
         let json = assert_same_json(&folder, &["segment", "--text", text], &[]);
         assert_eq!(json["symbols"], text.len() + usize::from(has_mark), "{json}");

@@ -4,8 +4,7 @@
 //! whose name contains the text.
 
 use crate::{
-    hourglass::shapes,
-    support::{BATCH_TOLERANCE, HNET_CASES, settings},
+    support::{BATCH_TOLERANCE, settings},
     *,
 };
 use std::{ops::Range, sync::atomic::Ordering::Relaxed};
@@ -32,29 +31,26 @@ pub(crate) struct Configuration {
 }
 
 pub(crate) fn configurations() -> Vec<Configuration> {
-    let shapes = shapes().into_iter().map(|(name, model)| (name, model.clone()));
-    let fixtures = CASES
-        .iter()
-        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{case}, {}", dtype.name()), fixture_in(case, dtype))));
-    let latent = LSLM_CASES
-        .iter()
-        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("lslm {case}, {}", dtype.name()), lslm_in(case, dtype))));
-    let unusual =
-        lslm::shapes().iter().map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
-    let official = decoder::CASES.iter().map(|case| ((*case).to_string(), decoder::model(case, Dtype::F32)));
-    let fewer_bits = ["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"].into_iter().flat_map(|case| {
-        [Dtype::Bf16, Dtype::Int8, Dtype::Int4]
-            .map(|dtype| (format!("{case}, {}", dtype.name()), decoder::model(case, dtype)))
+    const FEWER_BITS: [Dtype; 3] = [Dtype::Bf16, Dtype::Int8, Dtype::Int4];
+    let golden: [(&str, &[&str], &[Dtype]); 7] = [
+        ("dynamic-pooling", &CASES, &Dtype::ALL),
+        ("lslm", &LSLM_CASES, &Dtype::ALL),
+        ("hnet", &HNET_CASES, &[Dtype::F32]),
+        ("hnet", &["two_stage"], &FEWER_BITS),
+        ("torchscale", &decoder::CASES, &[Dtype::F32]),
+        ("torchscale", &["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"], &FEWER_BITS),
+        ("hugging-face", &hugging_face::MODEL_TYPES, &[Dtype::F32]),
+    ];
+    let golden = golden.into_iter().flat_map(|(folder, cases, dtypes)| {
+        let all = cases.iter().flat_map(move |case| dtypes.iter().map(move |&dtype| (case, dtype)));
+        all.map(move |(case, dtype)| (format!("{folder} {case}, {}", dtype.name()), model_of(folder, case, dtype)))
     });
-    let chunking = HNET_CASES.iter().map(|case| (*case, Dtype::F32));
-    let chunking = chunking.chain([Dtype::Bf16, Dtype::Int8, Dtype::Int4].map(|dtype| ("two_stage", dtype)));
-    let chunking = chunking.map(|(case, dtype)| (format!("hnet {case}, {}", dtype.name()), hnet_in(case, dtype)));
-    let latent = latent.chain(unusual).chain(chunking);
-    let decoders = official.chain(fewer_bits).chain(decoder::shapes());
-    let mut all = Vec::new();
-    let decoders = decoders.chain(hugging_face::configurations());
+    let latent =
+        lslm::shapes().iter().map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
+    let decoders = hourglass::shapes().into_iter().chain(latent).chain(decoder::shapes());
     let encoder_decoders = pyramidion::shapes().into_iter().chain(t5::shapes());
-    for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(encoder_decoders) {
+    let mut all = Vec::new();
+    for (name, model) in golden.chain(decoders).chain(encoder_decoders) {
         for &mode in &model.card().boundary_modes.clone() {
             if mode == BoundaryMode::Predictor {
                 // Prompts are segmented as in the other mode.
@@ -635,8 +631,6 @@ fn a_cache_entry_of_a_long_text_matches_its_end() {
     });
 }
 
-const CHARS: usize = 40;
-
 #[test]
 fn a_resumed_generation_is_the_rest_of_the_whole() {
     on_each(|configuration, rng| {
@@ -647,18 +641,12 @@ fn a_resumed_generation_is_the_rest_of_the_whole() {
         let predictor = model.card().boundary_modes.contains(&BoundaryMode::Predictor);
         let modes = [configuration.boundaries.mode, Some(BoundaryMode::Predictor)];
         for mode in modes.into_iter().take(if predictor { 2 } else { 1 }) {
-            let numbers: Vec<u32> = (0..20 + rng.below(20)).map(|_| rng.below(1000) as u32).collect();
             let request = Generate {
-                prompt: text_symbols(model, &numbers),
                 sampling: Sampling { seed: rng.below(1000) as u64, repetition_penalty: 1.1, ..Sampling::default() },
-                stopping: Stopping {
-                    max_chars: CHARS,
-                    max_segments: model.card().pooled.then_some(12),
-                    ..Stopping::default()
-                },
                 details: Details { logprobs: true, boundaries: true, ..Details::default() },
                 boundaries: BoundaryOptions { mode, ..configuration.boundaries.clone() },
-                ..Generate::default()
+                speculation: None,
+                ..request(configuration, rng)
             };
             let (emitted, reason, usage) = configuration.generate(request.clone());
             for cut in [rng.below(emitted.len()), rng.below(emitted.len() + 1), emitted.len()] {
@@ -810,6 +798,7 @@ fn a_lost_row_and_other_chunks_change_no_bit() {
         request.details.top_logprobs = 2;
         request.stopping = Stopping { max_chars: 40, ignore_end: true, ..Stopping::default() };
         let (emitted, reason, _) = configuration.generate(request.clone());
+        assert_eq!(emitted.len(), 40, "{}", configuration.name);
         let bitwise = model.card().exactness == Exactness::Bitwise;
         for chunk in if bitwise { vec![1 + rng.below(100)] } else { vec![1, 17, 64, 100] } {
             let prefill = request.prompt.len().div_ceil(chunk);

@@ -1,8 +1,8 @@
 //! Conversion of official checkpoints: the fixtures, and malicious files.
 
 use crate::{
-    support::{configured, copied, golden_data, read_json},
-    verify::{Tensors, changed_copy},
+    support::{configured, copied},
+    verify::{Tensors, changed_source},
     *,
 };
 use proptest::prelude::*;
@@ -401,12 +401,8 @@ proptest! {
 }
 
 /// Copies a fixture and changes its config and tensors.
-fn torchscale_changed(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let folder = golden_data("torchscale").join(case);
-    let mut config = read_json(&folder.join("config.json"));
-    let dir = changed_copy(&folder, |tensors| change(&mut config, tensors));
-    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    dir
+fn torchscale_changed(case: &str, change: impl FnOnce(&mut Value, &mut Tensors)) -> TempDir {
+    changed_source(&golden_data("torchscale").join(case), change)
 }
 
 fn converted(from: &TempDir) -> Result<TempDir> {
@@ -509,7 +505,7 @@ fn unsupported_tensors_are_refused() {
 }
 
 /// Copies a fixture with the arguments under fairseq's names.
-fn with_fairseq_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
+fn with_fairseq_names(case: &str, change: impl FnOnce(&mut Value, &mut Tensors)) -> TempDir {
     torchscale_changed(case, |config, tensors| {
         let original = config.take();
         *config = json!({

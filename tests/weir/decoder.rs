@@ -4,7 +4,7 @@
 use crate::{
     hourglass::{self, write},
     process::{weir, weir_json},
-    support::{checkpoint, golden_data, read_json, settings},
+    support::{read_json, settings},
     *,
 };
 use weir::models::{
@@ -35,24 +35,12 @@ pub(crate) const CASES: [&str; 16] = [
 /// FIXTURES.md: 5e-5 absolute.
 pub(crate) const LOGITS: f32 = 5e-5;
 
-fn source(case: &str) -> PathBuf {
-    golden_data("torchscale").join(case)
-}
-
-pub(crate) fn converted(case: &str) -> PathBuf {
-    checkpoint("torchscale", case)
-}
-
-pub(crate) fn model(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
-}
-
 fn golden(case: &str) -> Golden {
-    Golden::open(&source(case))
+    Golden::open(&golden_data("torchscale").join(case))
 }
 
 fn golden_config(case: &str) -> Value {
-    read_json(&source(case).join("config.json"))
+    read_json(&golden_data("torchscale").join(case).join("config.json"))
 }
 
 /// A symbol changes exactly the positions that it changes in the official code (`checks` of each case).
@@ -60,7 +48,7 @@ fn golden_config(case: &str) -> Value {
 fn receptive_fields_equal_the_official_ones() {
     for case in CASES {
         let golden = golden(case);
-        let model = model(case, Dtype::F32);
+        let model = model_of("torchscale", case, Dtype::F32);
         let config = golden_config(case);
         let text = &golden.texts("tokens")[0];
         let symbols = model.card().vocabulary.len();
@@ -133,7 +121,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
 fn a_long_stream_holds_only_its_windows() {
     for case in ["xpos_bca", "rope_bca", "alibi_bca", "xpos_sliding"] {
         for dtype in Dtype::ALL {
-            let model = model(case, dtype);
+            let model = model_of("torchscale", case, dtype);
             let symbols = model.card().vocabulary.len() as u32;
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let mut peak = 0;
@@ -161,7 +149,7 @@ fn a_long_stream_holds_only_its_windows() {
 /// Returns decoders and hourglasses with moving windows.
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
-    let official = cases.into_iter().map(|case| (case.to_string(), model(case, Dtype::F32)));
+    let official = cases.into_iter().map(|case| (case.to_string(), model_of("torchscale", case, Dtype::F32)));
     let own = hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
     assert_eq!(all.len(), 10);
@@ -249,7 +237,7 @@ fn a_long_generation_uses_constant_memory() {
 /// beyond the receptive field.
 #[test]
 fn logits_depend_only_on_the_receptive_field() {
-    let model = model("xpos_bca", Dtype::F32);
+    let model = model_of("torchscale", "xpos_bca", Dtype::F32);
     let text = &golden("xpos_bca").texts("tokens")[0];
     let symbols = model.card().vocabulary.len();
     let complete = full(&*model, text, &BoundaryOptions::default()).0;
@@ -266,7 +254,7 @@ fn every_layer_equals_the_golden_data() {
     let mut compared = 0;
     for case in CASES {
         let golden = golden(case);
-        let model = model(case, Dtype::F32);
+        let model = model_of("torchscale", case, Dtype::F32);
         for (row, text) in golden.texts("tokens").iter().enumerate() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
@@ -387,7 +375,7 @@ fn ids(count: usize) -> String {
 }
 
 fn model_folder(case: &str) -> String {
-    converted(case).to_str().unwrap().to_owned()
+    checkpoint("torchscale", case).to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -438,7 +426,7 @@ fn lengths_out_of_range_are_rejected() {
 fn the_maximum_length_follows_from_scheme_and_window() {
     let max_symbols = |case: &str, max_symbols: Option<usize>| {
         let settings = Settings { max_symbols, ..settings() };
-        load(&converted(case), &settings).map(|model| model.card().max_symbols)
+        load(&checkpoint("torchscale", case), &settings).map(|model| model.card().max_symbols)
     };
     // Schemes without a limit accept four training windows, but at least 8,192 symbols.
     assert_eq!(max_symbols("rope_full", None).unwrap(), 8192);
@@ -470,7 +458,7 @@ fn the_maximum_length_follows_from_scheme_and_window() {
 #[test]
 fn the_longest_text_has_finite_logits() {
     for dtype in Dtype::ALL {
-        let model = model("xpos_full_base16", dtype);
+        let model = model_of("torchscale", "xpos_full_base16", dtype);
         let text = Random::new(2).text(1115, 56);
         let (logits, _) = crate::support::full(&*model, &text, &Default::default());
         assert!(logits.iter().all(|logit| logit.is_finite()));

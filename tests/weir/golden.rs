@@ -2,7 +2,7 @@
 //! and the output of every stage of an hourglass.
 
 use crate::{
-    support::{HNET_CASES, checkpoint, golden, golden_data, read_json, settings},
+    support::{read_json, settings},
     *,
 };
 use safetensors::Dtype;
@@ -25,10 +25,6 @@ const STAGES: f32 = 5e-5;
 pub(crate) struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Golden {
-    fn read(case: &str) -> Self {
-        Self::open(&golden(case))
-    }
-
     /// Reads the golden tensors of a fixture's folder.
     pub(crate) fn open(folder: &Path) -> Self {
         Self::read_file(&folder.join("golden.safetensors"))
@@ -233,7 +229,7 @@ fn fewer_bits_stay_near() {
         let mut count = 0;
         // These fixtures have boundaries that do not depend on weights.
         for case in ["whitespaces", "fixed_sf2", "fixed_sf3", "vanilla"] {
-            let golden = Golden::read(case);
+            let golden = Golden::open(&golden_data("dynamic-pooling").join(case));
             let model = fixture_in(case, dtype);
             for (row, ids) in golden.texts("ids").iter().enumerate() {
                 let (logits, marks) = full(&*model, ids, &BoundaryOptions::default());
@@ -256,7 +252,7 @@ fn fewer_bits_stay_near() {
 #[test]
 fn every_stage_equals_the_golden_data() {
     for case in CASES {
-        let golden = Golden::read(case);
+        let golden = Golden::open(&golden_data("dynamic-pooling").join(case));
         let model = fixture(case);
         for row in 0..2 {
             let ids = golden.row_ids("ids", row);
@@ -304,7 +300,7 @@ fn a_long_text_is_equal_in_steps_and_chunks() {
     const SYMBOLS: usize = 1_150;
     let cases = ["vanilla", "fixed_sf2", "whitespaces"];
     for (case, dtype) in cases.into_iter().flat_map(|case| weir::kernels::Dtype::ALL.map(|dtype| (case, dtype))) {
-        let golden = Golden::read(case);
+        let golden = Golden::open(&golden_data("dynamic-pooling").join(case));
         let model = fixture_in(case, dtype);
         let ids = &golden.ids("long.ids")[..SYMBOLS];
         let options = BoundaryOptions::default();
@@ -329,7 +325,7 @@ fn a_long_text_is_equal_in_steps_and_chunks() {
 
 #[test]
 fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
-    let golden = Golden::read("gumbel");
+    let golden = Golden::open(&golden_data("dynamic-pooling/gumbel"));
     let model = fixture("gumbel");
     for (row, ids) in golden.texts("ids").iter().enumerate() {
         let noise = Noise::Given(golden.row("sampled.u", row).into());
@@ -345,7 +341,7 @@ fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
 fn windowed_evaluation_equals_the_official_figures() {
     for case in CASES {
         let model = fixture(case);
-        let eval = read_json(&golden(case).join("eval.json"));
+        let eval = read_json(&golden_data("dynamic-pooling").join(case).join("eval.json"));
         let number = |key: &str| eval[key].as_u64().unwrap() as usize;
         let rows = number("bsz");
         let stride = number("eval_tgt_len");

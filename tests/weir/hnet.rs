@@ -2,7 +2,7 @@
 
 use crate::{
     process::{scored_in_each_mode, weir, weir_json},
-    support::{HNET_CASES, copied, golden_data, hnet_golden, published_shape, settings},
+    support::{copied, published_shape, settings},
     *,
 };
 use std::ops::ControlFlow;
@@ -16,8 +16,8 @@ use weir::{
 #[test]
 fn a_long_sequence_is_rewound_to_the_bit() {
     for case in ["two_stage_padded", "mixed_letters"] {
-        let golden = Golden::open(&hnet_golden(case));
-        let model = hnet_in(case, Dtype::F32);
+        let golden = Golden::open(&golden_data("hnet").join(case));
+        let model = model_of("hnet", case, Dtype::F32);
         let text: Vec<u32> = golden.ids("s2.ids").into_iter().cycle().take(700).collect();
         let complete = full(&*model, &text, &BoundaryOptions::default());
         // a feed beyond 512 symbols gives up all snapshots before it
@@ -48,8 +48,8 @@ fn a_long_sequence_is_rewound_to_the_bit() {
 
 #[test]
 fn memory_does_not_grow_where_every_window_is_bounded() {
-    let model: Arc<dyn Model> = hnet_in("mixed_letters", Dtype::F32);
-    let golden = Golden::open(&hnet_golden("mixed_letters"));
+    let model: Arc<dyn Model> = model_of("hnet", "mixed_letters", Dtype::F32);
+    let golden = Golden::open(&golden_data("hnet/mixed_letters"));
     let text: Vec<u32> = golden.ids("s2.ids").into_iter().cycle().take(4000).collect();
     let mut alone = Alone::new(&*model, BoundaryOptions::default());
     let mut bytes = Vec::new();
@@ -65,7 +65,7 @@ fn memory_does_not_grow_where_every_window_is_bounded() {
 #[test]
 fn measured_steps_begin_a_chunk_or_none() {
     for case in HNET_CASES {
-        let model = load(&hnet_converted(case), &settings()).unwrap();
+        let model = load(&checkpoint("hnet", case), &settings()).unwrap();
         let go_on = &mut || ControlFlow::Continue(());
         let table = measure(&*model, 2, Duration::from_secs(20), go_on).unwrap();
         let short = table.timings.iter().filter(|timing| timing.shape.symbols == 1 && timing.shape.context < 100);
@@ -76,14 +76,14 @@ fn measured_steps_begin_a_chunk_or_none() {
 }
 
 fn folder(case: &str) -> String {
-    hnet_converted(case).to_str().unwrap().to_owned()
+    checkpoint("hnet", case).to_str().unwrap().to_owned()
 }
 
 /// The boundaries of every level equal the official ones, whatever the steps are.
 #[test]
 fn scores_list_the_boundaries_of_every_level() {
     for case in HNET_CASES {
-        let golden = Golden::open(&hnet_golden(case));
+        let golden = Golden::open(&golden_data("hnet").join(case));
         for text in ["s0", "s1", "s2"] {
             let ids = golden.ids(&format!("{text}.ids"));
             let level = |level: usize| -> Option<Vec<u32>> {
@@ -91,7 +91,7 @@ fn scores_list_the_boundaries_of_every_level() {
                 golden.has(&name).then(|| golden.ids(&name))
             };
             let levels: Vec<_> = (0..).map_while(level).collect();
-            for output in scored_in_each_mode(&hnet_converted(case), &ids).0 {
+            for output in scored_in_each_mode(&checkpoint("hnet", case), &ids).0 {
                 assert_eq!(output["boundaries"], json!(levels[0]), "{case}, {text}");
                 let expected = if levels.len() > 1 { json!(levels) } else { Value::Null };
                 assert_eq!(output["boundary_levels"], expected, "{case}, {text}");
@@ -189,7 +189,7 @@ fn a_torch_file_gives_the_weights_of_safetensors() {
     let to = TempDir::new().unwrap();
     let written = convert(Source::Hnet, &golden_data("hnet-pt/two_stage"), to.path(), false).unwrap();
     let bytes = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
-    assert_eq!(bytes(to.path()), bytes(&hnet_converted("two_stage")));
+    assert_eq!(bytes(to.path()), bytes(&checkpoint("hnet", "two_stage")));
     assert!(written.parameters > 0 && written.shape.contains("2 levels"), "{}", written.shape);
 }
 
@@ -203,7 +203,7 @@ fn refusal(from: &Path) -> String {
 
 #[test]
 fn two_files_of_tensors_are_refused() {
-    let from = copied(&hnet_golden("two_stage"));
+    let from = copied(&golden_data("hnet/two_stage"));
     fs::write(from.path().join("checkpoint.pt"), "no archive").unwrap();
     let message = refusal(from.path());
     assert!(message.contains("expected model.safetensors, or one .pt file, found both"), "{message}");
@@ -256,7 +256,7 @@ fn random_chunks_are_as_long_as_trained_ones() {
 #[test]
 fn a_configuration_that_is_no_object_is_refused_in_the_words_of_json() {
     let json = "expected valid JSON, found a syntax error (EOF while parsing";
-    let from = copied(&hnet_golden("two_stage"));
+    let from = copied(&golden_data("hnet/two_stage"));
     for (text, expected) in [
         ("[]", "the file: expected an object, found a list of 0".to_owned()),
         ("null", "the file: expected an object, found null".into()),

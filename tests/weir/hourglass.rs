@@ -5,8 +5,8 @@
 use crate::{
     hostile_checkpoints::entries::SMALL_CONFIG,
     process::{weir, weir_json},
-    support::{config_error, copied, edit_json, golden_data, remove_card, settings},
-    verify::{changed_copy, edit_tensors, run},
+    support::{config_error, copied, edit_json, remove_card, settings},
+    verify::{changed_copy, check, edit_tensors, run},
     *,
 };
 use safetensors::Dtype as Stored;
@@ -405,20 +405,21 @@ fn shapes_with_segments_and_large_logits_are_verified() {
     for (name, model) in shapes() {
         let reference = reference(&folder(&name).into()).unwrap();
         for seed in 1..4 {
-            let mut symbols = Random::new(seed).text(70, SYMBOLS.len());
+            let mut symbols = Random::new(seed).text(160, SYMBOLS.len());
             symbols.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
             let input = Input { symbols, ..Input::default() };
             let outputs = model_outputs(&*model, &input, BoundaryOptions::default()).unwrap();
             let ends = outputs.boundaries.iter().filter(|decision| decision.boundary).count();
             match &*name {
                 "plain" | "plain-windows" | "plain-ngrams-windows" => assert!(outputs.boundaries.is_empty(), "{name}"),
-                "every-symbol" => assert_eq!(ends, 70),
-                _ => assert!(0 < ends && ends < 70, "{name} {seed}: {ends} of 70 symbols end a segment"),
+                "every-symbol" => assert_eq!(ends, 160),
+                _ => assert!(0 < ends && ends < 160, "{name} {seed}: {ends} of 160 symbols end a segment"),
             }
             let spread = outputs.logits.iter().fold(0f64, |top, logit| top.max(logit.abs()));
             assert!(spread > 0.5, "{name} {seed}: logits too small to show a mistake");
             let report = verify(&*model, &*reference, &input).unwrap();
-            assert!(report.ok && report.boundaries_equal && report.segments == ends, "{name} {seed}: {report:?}");
+            check(folder(&name), &report);
+            assert_eq!(report.segments, ends, "{name} {seed}: {report:?}");
         }
     }
 }
@@ -458,23 +459,23 @@ fn a_trained_model_guesses_from_ngrams_and_writes_the_same_text() {
 
 #[test]
 fn errors_name_the_file_and_the_limit() {
-    let checkpoint = copied(&converted("vanilla"));
-    let dir = checkpoint.path().to_str().unwrap();
+    let copy = copied(&converted("vanilla"));
+    let dir = copy.path().to_str().unwrap();
     for slots in ["1000", "128", "8388608"] {
         let error = failure(&["ngrams", &english(), dir, "--slots", slots]);
         assert!(error.contains("a power of two from 256 to 4194304"), "{error}");
     }
     let error = failure(&["ngrams", "/nowhere/text", dir]);
     assert!(error.contains("/nowhere/text"), "{error}");
-    let text = checkpoint.path().join("latin1.txt");
+    let text = copy.path().join("latin1.txt");
     fs::write(&text, b"caf\xe9 au lait").unwrap();
     let error = failure(&["ngrams", text.to_str().unwrap(), dir]);
     assert!(error.contains("latin1.txt: expected UTF-8, found other bytes at position 3"), "{error}");
-    let other = hnet_converted("one_stage");
+    let other = checkpoint("hnet", "one_stage");
     let error = failure(&["ngrams", &english(), other.to_str().unwrap()]);
     assert!(error.contains("a family that speculates"), "{error}");
     // a damaged table is refused when the model is loaded
-    fs::write(checkpoint.path().join("ngrams.bin"), [7; 100]).unwrap();
+    fs::write(copy.path().join("ngrams.bin"), [7; 100]).unwrap();
     let error = failure(&["generate", "--model", dir, "--ids", "1,2"]);
     assert!(error.contains("ngrams.bin") && error.contains("a table of n-grams"), "{error}");
 }

@@ -29,7 +29,7 @@ struct Case {
 
 impl Case {
     fn load(name: &'static str) -> Self {
-        Self { name, golden: Golden::open(&lslm_golden(name)), model: lslm_in(name, Dtype::F32) }
+        Self { name, golden: Golden::open(&golden_data("lslm").join(name)), model: model_of("lslm", name, Dtype::F32) }
     }
 
     fn all() -> impl Iterator<Item = Self> {
@@ -203,7 +203,7 @@ fn golden_text(case: &Case, name: &str) -> Vec<u32> {
 
 #[test]
 fn logits_boundaries_and_end_logprobs() {
-    let load = |name, isa| load(&lslm_converted(name), &Settings { isa, ..settings() }).unwrap();
+    let load = |name, isa| load(&checkpoint("lslm", name), &Settings { isa, ..settings() }).unwrap();
     for (name, isa) in LSLM_CASES.into_iter().flat_map(|name| Isa::all().into_iter().map(move |isa| (name, isa))) {
         let case = Case { model: load(name, isa), ..Case::load(name) };
         let text = golden_text(&case, "ids");
@@ -311,7 +311,7 @@ fn fewer_bits_stay_near() {
     for (dtype, limit) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {
         let mut worst = 0f32;
         for case in Case::all() {
-            let model = lslm_in(case.name, dtype);
+            let model = model_of("lslm", case.name, dtype);
             let z = case.golden.get("z");
             let text = golden_text(&case, "ids");
             let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| contract::item(id, z == 1.0)).collect();

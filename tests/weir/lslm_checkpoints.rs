@@ -4,7 +4,7 @@ use crate::{
     lslm::LOGITS,
     process::{scored_in_each_mode, weir, weir_json},
     support::{configured, published_shape, read_json},
-    verify::{Tensors, changed_copy},
+    verify::{Tensors, changed_source},
     *,
 };
 use safetensors::Dtype as Stored;
@@ -12,7 +12,7 @@ use weir::models::convert;
 
 #[test]
 fn absent_keys_have_the_defaults_of_t5_and_of_the_paper() {
-    let from = configured(&lslm_golden("dp"), |config| {
+    let from = configured(&golden_data("lslm/dp"), |config| {
         let keys = config.as_object_mut().unwrap();
         for key in ["feed_forward_proj", "layer_norm_epsilon", "width_matching", "generation_boundary_source"] {
             keys.remove(key);
@@ -26,7 +26,7 @@ fn absent_keys_have_the_defaults_of_t5_and_of_the_paper() {
 }
 
 fn folder(case: &str) -> String {
-    lslm_converted(case).to_str().unwrap().to_owned()
+    checkpoint("lslm", case).to_str().unwrap().to_owned()
 }
 
 fn list(ids: &[u32]) -> String {
@@ -37,12 +37,12 @@ fn list(ids: &[u32]) -> String {
 #[test]
 fn scores_equal_the_golden_data() {
     for case in LSLM_CASES {
-        let golden = Golden::open(&lslm_golden(case));
-        let config = read_json(&lslm_golden(case).join("config.json"));
+        let golden = Golden::open(&golden_data("lslm").join(case));
+        let config = read_json(&golden_data("lslm").join(case).join("config.json"));
         let expected = &config["golden_info"]["score"];
         let symbols = &golden.ids("ids")[1..];
-        let bytes = lslm_in(case, Dtype::F32).card().vocabulary.decode(symbols).len();
-        let (outputs, logits) = scored_in_each_mode(&lslm_converted(case), symbols);
+        let bytes = model_of("lslm", case, Dtype::F32).card().vocabulary.decode(symbols).len();
+        let (outputs, logits) = scored_in_each_mode(&checkpoint("lslm", case), symbols);
         for output in outputs {
             for name in ["bpc_paper", "bpc_joint", "bpc_renormalised", "bits_per_char_no_eos"] {
                 let error = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
@@ -68,7 +68,7 @@ fn scores_equal_the_golden_data() {
 #[test]
 fn generated_events_equal_the_golden_data() {
     for (case, prompt) in [("hops0", "eos"), ("byte_vocab", "open"), ("dp", "empty")] {
-        let golden = Golden::open(&lslm_golden(case));
+        let golden = Golden::open(&golden_data("lslm").join(case));
         let name = |part: &str| format!("gen.{prompt}.nxt.{part}");
         let prompt_ids = golden.ids(&name("prompt_ids"));
         let text = golden.ids(&name("text_ids"));
@@ -136,10 +136,10 @@ fn a_model_is_initialized_inspected_and_used() {
 
 #[test]
 fn logits_and_scores_of_the_baseline_equal_the_golden_data() {
-    let golden = Golden::open(&lslm_golden("gpt2"));
-    let config = read_json(&lslm_golden("gpt2").join("config.json"));
+    let golden = Golden::open(&golden_data("lslm/gpt2"));
+    let config = read_json(&golden_data("lslm/gpt2").join("config.json"));
     let expected = &config["golden_info"]["score"];
-    let (outputs, logits) = scored_in_each_mode(&lslm_converted("gpt2"), &golden.ids("ids")[1..]);
+    let (outputs, logits) = scored_in_each_mode(&checkpoint("lslm", "gpt2"), &golden.ids("ids")[1..]);
     let max_error = difference(logits.get("logits"), golden.get("logits"));
     assert!(max_error <= LOGITS, "{max_error}");
     for output in outputs {
@@ -161,7 +161,7 @@ fn logits_and_scores_of_the_baseline_equal_the_golden_data() {
 /// The learned positions limit a text to 255 symbols, as the start symbol takes the first.
 #[test]
 fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
-    let golden = Golden::open(&lslm_golden("gpt2"));
+    let golden = Golden::open(&golden_data("lslm/gpt2"));
     let ids = golden.ids("long.ids");
     let out = TempDir::new().unwrap();
     let file = out.path().join("logits");
@@ -194,7 +194,7 @@ fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
 
 #[test]
 fn generated_text_equals_the_golden_data() {
-    let golden = Golden::open(&lslm_golden("gpt2"));
+    let golden = Golden::open(&golden_data("lslm/gpt2"));
     let prompt_ids = golden.ids("gen.open.prompt_ids");
     let events = golden.ids("gen.open.events");
     let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", &folder("gpt2")];
@@ -211,11 +211,8 @@ fn generated_text_equals_the_golden_data() {
 }
 
 /// Returns a changed copy of the fixture.
-fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let mut config = read_json(&lslm_golden("gpt2").join("config.json"));
-    let dir = changed_copy(&lslm_golden("gpt2"), |tensors| change(&mut config, tensors));
-    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    dir
+fn changed(change: impl FnOnce(&mut Value, &mut Tensors)) -> TempDir {
+    changed_source(&golden_data("lslm/gpt2"), change)
 }
 
 /// Converts a folder. Returns the weights and the configuration.

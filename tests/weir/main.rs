@@ -11,8 +11,8 @@ use crate::{
     process::Server,
     summaries::write_random_model,
     support::{
-        Alone, CASES, LSLM_CASES, Random, converted, difference, fixture, fixture_in, full, hnet_converted, hnet_in,
-        long_runs, lslm_converted, lslm_golden, lslm_in, pyramidion_converted, text_symbols,
+        Alone, CASES, HNET_CASES, LSLM_CASES, Random, checkpoint, converted, difference, fixture, fixture_in, full,
+        golden_data, long_runs, model_of, text_symbols,
     },
 };
 use prost::Message;

@@ -144,31 +144,14 @@ fn rows() -> BTreeSet<String> {
     record_all(&metrics, "m");
     metrics.count_call("s", "m", "OK");
     metrics.count_http_request("/", "GET", 200);
-    let text = metrics.render(&[]).unwrap();
-    let mut rows = BTreeSet::new();
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) else { continue };
-        let kind = lines.next().unwrap().rsplit(' ').next().unwrap();
-        let ending = match kind {
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "",
-        };
-        let mut labels = BTreeSet::new();
-        let beginning = name.to_owned();
-        while let Some(sample) = lines.peek().filter(|line| line.starts_with(&beginning)) {
-            // A metric of the process may have no label.
-            let rest = sample.split_once('{').map_or("", |(_, rest)| rest);
-            let all = rest.split('}').next().unwrap().split(',').filter_map(|label| label.split_once('='));
-            labels
-                .extend(all.map(|(label, _)| label.to_owned()).filter(|label| label != "le" && label != "model_name"));
-            lines.next();
-        }
-        let labels = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
-        rows.insert(format!("| `{name}{ending}` | {kind} | {labels} | {} |", help.trim_end_matches('.')));
-    }
-    rows
+    let all = descriptions(&metrics.render(&[]).unwrap());
+    let rows = all.iter().map(|Description { name, help, kind, labels }| {
+        let labels = labels.iter().filter(|label| !["le", "model_name"].contains(&label.as_str()));
+        let labels: BTreeSet<_> = labels.map(|label| format!("`{label}`")).collect();
+        let labels = labels.into_iter().collect::<Vec<_>>().join(", ");
+        format!("| `{name}` | {kind} | {labels} | {} |", help.trim_end_matches('.'))
+    });
+    rows.collect()
 }
 
 #[test]

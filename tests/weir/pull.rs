@@ -2,6 +2,7 @@
 
 use crate::{
     process::{outcome, program, weir_json},
+    support::{copied, remove_card},
     *,
 };
 use std::{io::BufRead, net::TcpListener};
@@ -70,14 +71,6 @@ fn digest(folder: &Path) -> String {
     weir_json(&["inspect", "--json", folder.to_str().unwrap()])["sha256"].as_str().unwrap().to_owned()
 }
 
-fn copy_of(folder: &Path) -> TempDir {
-    let copy = TempDir::new().unwrap();
-    for name in ["config.json", "model.safetensors"] {
-        fs::copy(folder.join(name), copy.path().join(name)).unwrap();
-    }
-    copy
-}
-
 #[test]
 fn a_folder_is_copied_and_found_by_name() {
     let user = User::new();
@@ -132,7 +125,8 @@ fn wrong_sources_leave_nothing() {
         ),
     ];
     for (change, expected) in changes {
-        let copy = copy_of(&small());
+        let copy = copied(&small());
+        remove_card(copy.path());
         change(copy.path());
         user.refused(copy.path().to_str().unwrap(), &["--name", "x"], &[expected]);
     }

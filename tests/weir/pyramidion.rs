@@ -2,9 +2,7 @@
 
 use crate::{
     conformance::batched,
-    support::{
-        PYRAMIDION_CASES, T5_CASES, encode, encoder, forced, pyramidion_golden, read_json, remove_card, settings, t5_in,
-    },
+    support::{PYRAMIDION_CASES, T5_CASES, encode, encoder, forced, read_json, remove_card, settings},
     verify::edit_tensors,
     *,
 };
@@ -64,8 +62,8 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn load(name: &'static str) -> Self {
-        let config = read_json(&pyramidion_golden(name).join("config.json"));
-        let golden = Golden::open(&pyramidion_golden(name));
+        let config = read_json(&golden_data("pyramidion").join(name).join("config.json"));
+        let golden = Golden::open(&golden_data("pyramidion").join(name));
         Self { name, golden, config }
     }
 
@@ -284,7 +282,7 @@ fn check(case: &Case, isa: Isa) {
     let layers = case.config["encoder_layers"].as_u64().unwrap() as usize;
     for item in 0..case.count() {
         // A new model has no cached padding yet, so its padding is recorded too.
-        let model = load(&pyramidion_converted(case.name), &Settings { isa, ..settings() }).unwrap();
+        let model = load(&checkpoint("pyramidion", case.name), &Settings { isa, ..settings() }).unwrap();
         let mut scratch = model.scratch();
         let recorded = watch(&mut scratch);
         let source = case.source(item);
@@ -341,9 +339,9 @@ fn converted(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
 #[test]
 fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     let dir = TempDir::new().unwrap();
-    let source = pyramidion_golden("../pyramidion-pt");
+    let source = golden_data("pyramidion/../pyramidion-pt");
     let path_of = |name: &str| dir.path().join(name);
-    let folder = converted(&pyramidion_golden("transpooler"), &path_of("folder"));
+    let folder = converted(&golden_data("pyramidion/transpooler"), &path_of("folder"));
     // One source has command-line arguments in a file of the usual name; the other has nested settings in its only
     // file.
     assert_eq!(converted(&source.join("arguments"), &path_of("arguments")), folder);
@@ -368,7 +366,7 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
 fn encoders() -> impl Iterator<Item = (String, Arc<dyn Model>)> {
     let shapes = Shape::all()
         .flat_map(|shape| Dtype::ALL.map(|dtype| (format!("{}, {}", shape.name, dtype.name()), shape.model(dtype))));
-    shapes.chain(T5_CASES.map(|case| (case.to_owned(), t5_in(case, Dtype::F32))))
+    shapes.chain(T5_CASES.map(|case| (case.to_owned(), model_of("t5", case, Dtype::F32))))
 }
 
 /// Encodes a document that is pushed in random chunks, some blocks at a time. Checks that its memory stays within the limit.
@@ -447,7 +445,7 @@ fn most_blocks_are_encoded_while_the_document_arrives() {
     assert_eq!(encoding.progress().total, Some(12));
     // Where the encoder looks both ways, no block can be encoded early.
     let vanilla = Shape::all().find(|shape| shape.name == "vanilla").unwrap();
-    for model in [vanilla.model(Dtype::F32)].into_iter().chain(T5_CASES.map(|case| t5_in(case, Dtype::F32))) {
+    for model in [vanilla.model(Dtype::F32)].into_iter().chain(T5_CASES.map(|case| model_of("t5", case, Dtype::F32))) {
         let mut encoding = encoder(&*model).open();
         encoding.push(&document[..500]).unwrap();
         assert_eq!(encoder(&*model).advance(&mut *encoding, 5, &mut model.scratch()).unwrap(), 0);
@@ -507,7 +505,7 @@ fn hard_top_k_keeps_vectors_unchanged() {
 fn invalid_input_is_rejected_and_does_not_change_the_encoding() {
     let message = |result: Result<(), Error>| result.unwrap_err().to_string();
     let vanilla = Shape::all().find(|shape| shape.name == "vanilla").unwrap().model(Dtype::F32);
-    let byt5 = t5_in("byt5", Dtype::F32);
+    let byt5 = model_of("t5", "byt5", Dtype::F32);
     for model in [&byt5, &vanilla] {
         let mut encoding = encoder(&**model).open();
         let limit = encoder(&**model).limits().tokens;
@@ -643,7 +641,7 @@ const TOLERANCE: f32 = 1e-5;
 
 #[test]
 fn every_case_equals_the_published_operator() {
-    let folder = pyramidion_golden("topk_operator");
+    let folder = golden_data("pyramidion/topk_operator");
     let pool = PagePool::new(1 << 20);
     let golden = Golden::open(&folder);
     let config = read_json(&folder.join("config.json"));

@@ -47,7 +47,7 @@ fn read(mut events: Events) -> Vec<(Vec<u32>, f32)> {
 #[test]
 fn ids_and_scores_equal_the_official_ones() {
     for case in PYRAMIDION_CASES {
-        let model = load(&pyramidion_converted(case), &settings()).unwrap();
+        let model = load(&checkpoint("pyramidion", case), &settings()).unwrap();
         let case = Case::load(case);
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
         let engine = Handle::start(Arc::clone(&model), limits).unwrap();
@@ -91,7 +91,7 @@ fn list(ids: &[u32]) -> String {
 fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
     let out = TempDir::new().unwrap();
     let case = Case::load("pyramidion");
-    let folder = pyramidion_converted("pyramidion");
+    let folder = checkpoint("pyramidion", "pyramidion");
     let ids = list(&case.source(1));
     let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
     let options = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
@@ -142,7 +142,7 @@ pub(crate) fn write_random_model(out: &Path) -> String {
         "post_processor": null, "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": false}});
     fs::write(out.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let config = fs::read_to_string(pyramidion_converted("pyramidion").join("config.json")).unwrap();
+    let config = fs::read_to_string(checkpoint("pyramidion", "pyramidion").join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&config).unwrap();
     config["vocabulary"] = json!({"tokenizer": "tokenizer.json", "size": vocab.len()});
     fs::write(&shape, config.to_string()).unwrap();
@@ -228,7 +228,7 @@ fn an_empty_document_has_one_message() {
 
 #[test]
 fn two_models_are_measured_alternately() {
-    let [a, b] = ["pyramidion", "blockwise"].map(|case| pyramidion_converted(case).to_str().unwrap().to_owned());
+    let [a, b] = ["pyramidion", "blockwise"].map(|case| checkpoint("pyramidion", case).to_str().unwrap().to_owned());
     let plan = ["--batch", "1,2", "--source", "64", "--tokens", "8", "--pairs", "2", "--threads", "1", "--json"];
     let report = weir(&[&["bench", "summarize", &a, &b][..], &plan].concat()).unwrap();
     let entries = report.as_array().unwrap();

@@ -24,10 +24,16 @@ pub(crate) fn golden_data(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
 }
 
-/// Returns the folder of a fixture's golden data.
-pub(crate) fn golden(case: &str) -> PathBuf {
-    golden_data("dynamic-pooling").join(case)
-}
+/// The complete models of tests/golden: folder and cases.
+pub(crate) const GOLDEN: [(&str, &[&str]); 7] = [
+    ("dynamic-pooling", &CASES),
+    ("torchscale", &decoder::CASES),
+    ("lslm", &LSLM_CASES),
+    ("hnet", &HNET_CASES),
+    ("pyramidion", &PYRAMIDION_CASES),
+    ("t5", &T5_CASES),
+    ("hugging-face", &hugging_face::MODEL_TYPES),
+];
 
 /// Returns what converts a case of a folder of tests/golden, unless weir reads it as it is.
 pub(crate) fn source_of(folder: &str, case: &str) -> Option<Source> {
@@ -51,12 +57,22 @@ pub(crate) fn checkpoint(folder: &str, case: &str) -> PathBuf {
     let Some(source) = source_of(folder, case) else { return from };
     let (root, done) = &*ROOT;
     let convert = || {
-        let to = root.path().join(folder).join(case);
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        // A model has the name of its folder.
+        let name = if ["dynamic-pooling", "torchscale"].contains(&folder) {
+            case.to_owned()
+        } else {
+            format!("{folder}-{case}")
+        };
+        let to = root.path().join(name);
         convert::convert(source, &from, &to, false).unwrap();
         to
     };
     done.lock().unwrap().entry(from.clone()).or_insert_with(convert).clone()
+}
+
+/// Loads such a case with its weights in `dtype`.
+pub(crate) fn model_of(folder: &str, case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&checkpoint(folder, case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// Returns the folder of a converted hourglass.
@@ -72,16 +88,6 @@ pub(crate) fn remove_card(checkpoint: &Path) {
 /// Fixture cases of the latent segment models.
 pub(crate) const LSLM_CASES: [&str; 7] =
     ["dp", "hops0", "hops1", "hops3", "small_encoder", "both_small_first_layer", "byte_vocab"];
-
-/// Returns the folder of such a fixture's golden data.
-pub(crate) fn lslm_golden(case: &str) -> PathBuf {
-    golden_data("lslm").join(case)
-}
-
-/// Returns the folder of such a converted fixture.
-pub(crate) fn lslm_converted(case: &str) -> PathBuf {
-    checkpoint("lslm", case)
-}
 
 /// Copies the files of a folder.
 pub(crate) fn copied(folder: &Path) -> TempDir {
@@ -145,32 +151,12 @@ pub(crate) fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32]
 
 /// Writes T5 v1.0 with another maximum length of documents.
 pub(crate) fn t5_shortened(source_length: usize) -> TempDir {
-    configured(&t5_converted("t5_v10"), |config| config["architecture"]["source_length"] = source_length.into())
-}
-
-/// Loads such a fixture's model with its weights in `dtype`.
-pub(crate) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
+    configured(&checkpoint("t5", "t5_v10"), |config| config["architecture"]["source_length"] = source_length.into())
 }
 
 /// Fixture cases of the H-Nets.
 pub(crate) const HNET_CASES: [&str; 6] =
     ["one_stage", "one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters", "attention_only"];
-
-/// Returns the folder of such a fixture's golden data.
-pub(crate) fn hnet_golden(case: &str) -> PathBuf {
-    golden_data("hnet").join(case)
-}
-
-/// Returns the folder of such a converted fixture.
-pub(crate) fn hnet_converted(case: &str) -> PathBuf {
-    checkpoint("hnet", case)
-}
-
-/// Loads such a fixture's model with its weights in `dtype`.
-pub(crate) fn hnet_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&hnet_converted(case), &Settings { dtype, ..settings() }).unwrap()
-}
 
 /// Fixture cases of the encoder-decoders with a pooled document.
 pub(crate) const PYRAMIDION_CASES: [&str; 11] = [
@@ -187,34 +173,9 @@ pub(crate) const PYRAMIDION_CASES: [&str; 11] = [
     "deep",
 ];
 
-/// Returns the folder of such a fixture's golden data.
-pub(crate) fn pyramidion_golden(case: &str) -> PathBuf {
-    golden_data("pyramidion").join(case)
-}
-
-/// Returns the folder of such a converted fixture.
-pub(crate) fn pyramidion_converted(case: &str) -> PathBuf {
-    checkpoint("pyramidion", case)
-}
-
 /// Fixture cases of the T5 family.
 pub(crate) const T5_CASES: [&str; 7] =
     ["t5_v10", "t5_v11", "byt5", "longt5_local", "longt5_tglobal", "mrt5", "mrt5_plain"];
-
-/// Returns the folder of such a fixture: a checkpoint of Hugging Face's, with golden data.
-pub(crate) fn t5_golden(case: &str) -> PathBuf {
-    golden_data("t5").join(case)
-}
-
-/// Returns the folder of such a converted fixture.
-pub(crate) fn t5_converted(case: &str) -> PathBuf {
-    checkpoint("t5", case)
-}
-
-/// Loads such a fixture's model with its weights in `dtype`.
-pub(crate) fn t5_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&t5_converted(case), &Settings { dtype, ..settings() }).unwrap()
-}
 
 /// Maps numbers to text symbols of a model. Special symbols are left out.
 pub(crate) fn text_symbols(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
@@ -234,7 +195,7 @@ pub(crate) fn fixture(case: &str) -> Arc<dyn Model> {
 
 /// Loads a fixture's model with its weights in `dtype`.
 pub(crate) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
-    load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
+    model_of("dynamic-pooling", case, dtype)
 }
 
 /// A single sequence with its scratch.

@@ -3,10 +3,7 @@
 use crate::{
     process::weir_json,
     pyramidion::with_document,
-    support::{
-        T5_CASES, configured, encode, encoder, forced, read_json, settings, t5_converted, t5_golden, t5_in,
-        t5_shortened,
-    },
+    support::{T5_CASES, configured, encode, encoder, forced, read_json, settings, t5_shortened},
     *,
 };
 use weir::{
@@ -39,8 +36,8 @@ pub(crate) struct Case {
 impl Case {
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         T5_CASES.into_iter().map(|name| {
-            let about = read_json(&t5_golden(name).join("golden.json"));
-            Self { name, golden: Golden::open(&t5_golden(name)), about }
+            let about = read_json(&golden_data("t5").join(name).join("golden.json"));
+            Self { name, golden: Golden::open(&golden_data("t5").join(name)), about }
         })
     }
 
@@ -56,7 +53,9 @@ pub(crate) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     let all = Dtype::ALL.map(|dtype| ("t5_v10", dtype)).into_iter().chain(Dtype::ALL.map(|dtype| ("mrt5", dtype)));
     let document: Vec<u32> = (0..90).map(|index| 3 + index * 7 % 250).collect();
     all.chain([("longt5_tglobal", Dtype::F32)])
-        .map(|(case, dtype)| (format!("{case}, {}", dtype.name()), with_document(t5_in(case, dtype), document.clone())))
+        .map(|(case, dtype)| {
+            (format!("{case}, {}", dtype.name()), with_document(model_of("t5", case, dtype), document.clone()))
+        })
         .collect()
 }
 
@@ -150,14 +149,14 @@ fn check(case: &Case, model: &dyn Model) {
 fn states_deleted_tokens_and_logits_equal_the_golden_data() {
     for case in Case::all() {
         for isa in Isa::all() {
-            check(&case, &*load(&t5_converted(case.name), &Settings { isa, ..settings() }).unwrap());
+            check(&case, &*load(&checkpoint("t5", case.name), &Settings { isa, ..settings() }).unwrap());
         }
     }
 }
 
 #[test]
 fn buckets_equal_the_golden_data() {
-    let golden = Golden::open(&t5_golden("buckets"));
+    let golden = Golden::open(&golden_data("t5/buckets"));
     for (count, max_distance) in [(32, 128), (20, 48)] {
         for (name, bidirectional) in [("bidirectional", true), ("unidirectional", false)] {
             let expected = golden.get(&format!("{name}.{count}.{max_distance}"));
@@ -188,9 +187,9 @@ fn unpooled() -> Settings {
 #[test]
 fn the_unpooled_baseline_gives_the_results_of_a_gate_that_keeps_everything() {
     for case in ["mrt5", "mrt5_plain"] {
-        let open = configured(&t5_golden(case), |config| config["deletion_threshold"] = json!(-10_000.0));
-        let baseline = load(&t5_golden(case), &unpooled()).unwrap();
-        let gated = load(&t5_golden(case), &settings()).unwrap();
+        let open = configured(&golden_data("t5").join(case), |config| config["deletion_threshold"] = json!(-10_000.0));
+        let baseline = load(&golden_data("t5").join(case), &unpooled()).unwrap();
+        let gated = load(&golden_data("t5").join(case), &settings()).unwrap();
         assert_eq!((&baseline.card().sha256, baseline.card().unpooled_baseline), (&gated.card().sha256, true));
         assert!(
             baseline.card().shape.ends_with(", gate off") && !gated.card().unpooled_baseline,
@@ -198,7 +197,7 @@ fn the_unpooled_baseline_gives_the_results_of_a_gate_that_keeps_everything() {
             baseline.card().shape
         );
         assert!(encoder(&*baseline).limits().poolings.is_empty());
-        let golden = Golden::open(&t5_golden(case));
+        let golden = Golden::open(&golden_data("t5").join(case));
         let tokens = golden.ids("s1.ids");
         let logits = |model: &dyn Model| {
             let mut scratch = model.scratch();
@@ -219,7 +218,7 @@ fn the_unpooled_baseline_gives_the_results_of_a_gate_that_keeps_everything() {
 #[test]
 fn a_model_without_a_gate_has_no_unpooled_baseline() {
     for case in ["byt5", "longt5_tglobal"] {
-        let error = load(&t5_golden(case), &unpooled()).err().unwrap().to_string();
+        let error = load(&golden_data("t5").join(case), &unpooled()).err().unwrap().to_string();
         assert!(error.contains("expected a model whose pooling can be turned off: MrT5 with its gate"), "{error}");
     }
 }
@@ -228,13 +227,13 @@ fn a_model_without_a_gate_has_no_unpooled_baseline() {
 #[test]
 fn documents_are_benchmarked_against_the_unpooled_baseline() {
     let dir = TempDir::new().unwrap();
-    let about = read_json(&t5_golden("mrt5").join("golden.json"));
+    let about = read_json(&golden_data("t5/mrt5").join("golden.json"));
     let sources: Vec<_> = about["sources"].as_array().unwrap().iter().take(2).collect();
     let alone = dir.path().join("alone");
     fs::write(&alone, sources[0]["text"].as_str().unwrap()).unwrap();
     let lines = dir.path().join("several.jsonl");
     fs::write(&lines, format!("{}\n\n", json!({ "document": sources[1]["text"], "source": "ignored" }))).unwrap();
-    let folder = t5_golden("mrt5");
+    let folder = golden_data("t5/mrt5");
     let [folder, alone, lines] = [&folder, &alone, &lines].map(|path| path.to_str().unwrap());
     let args = ["bench", "documents", folder, alone, lines, "--tokens", "3", "--pairs", "2", "--threads", "1"];
     let found = weir_json(&[&args[..], &["--json"]].concat());
@@ -276,7 +275,7 @@ fn documents_are_benchmarked_against_the_unpooled_baseline() {
         "{table}"
     );
     // another baseline, and what is refused
-    let byt5 = t5_golden("byt5");
+    let byt5 = golden_data("t5/byt5");
     let byt5 = byt5.to_str().unwrap();
     let found = weir_json(&[&args[..], &["--json", "--baseline", byt5]].concat());
     assert_eq!(found[0]["b"]["model"], "byt5");
@@ -297,7 +296,7 @@ fn documents_are_benchmarked_against_the_unpooled_baseline() {
 
 #[test]
 fn a_server_reports_the_gain_over_the_unpooled_baseline() {
-    let folder = t5_golden("mrt5");
+    let folder = golden_data("t5/mrt5");
     let quick = ["--threads", "1", "--calibration-milliseconds", "0"];
     let server = Server::start(&[&quick[..], &["--unpooled-twins", folder.to_str().unwrap()]].concat());
     let address = server.address.to_string();
@@ -385,8 +384,8 @@ fn changed_tokens(dtype: Dtype) -> (usize, usize) {
     let mut tokens = 0;
     let mut changed = 0;
     for case in Case::all() {
-        let [exact, other] =
-            [Dtype::F32, dtype].map(|dtype| Handle::start(t5_in(case.name, dtype), Limits::default()).unwrap());
+        let [exact, other] = [Dtype::F32, dtype]
+            .map(|dtype| Handle::start(model_of("t5", case.name, dtype), Limits::default()).unwrap());
         for beam in [1, 4] {
             let request =
                 Summarize { beam: Some(beam), max_tokens: Some(24), min_tokens: Some(0), ..Summarize::default() };
@@ -462,7 +461,7 @@ fn search(model: &dyn Model, document: &dyn Document, options: SearchOptions) ->
 #[test]
 fn texts_and_scores_equal_those_of_transformers() {
     for case in Case::all() {
-        let model = t5_in(case.name, Dtype::F32);
+        let model = model_of("t5", case.name, Dtype::F32);
         let mut compared = 0;
         for source in case.sources() {
             let document = encode(&*model, &case.golden.ids(&format!("{source}.ids")), &mut model.scratch());

@@ -2,7 +2,7 @@
 
 use crate::{
     process::weir_json,
-    support::{configured, encode, encoder, forced, read_json, settings, t5_converted, t5_golden, t5_in},
+    support::{configured, encode, encoder, forced, read_json, settings},
     t5::{Case, weir},
     verify::{Tensors, read_tensors},
     *,
@@ -12,7 +12,7 @@ use weir::models::{contract::EarlyStopping, convert::convert, text::StreamTokeni
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 fn cases(name: &str) -> Value {
-    read_json(&t5_golden(name).join("tokenizer_cases.json"))
+    read_json(&golden_data("t5").join(name).join("tokenizer_cases.json"))
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -35,7 +35,7 @@ fn streamed(vocabulary: &Arc<Vocabulary>, text: &str, size: usize) -> Vec<u32> {
 fn tokenizers_agree_with_the_golden_cases() {
     // the same pieces from tokenizer.json and from spiece.model
     for (model, file) in [("t5_v10", "t5_v10"), ("t5_v11", "t5_v10"), ("byt5", "byt5")] {
-        let vocabulary = t5_in(model, Dtype::F32).card().vocabulary.clone();
+        let vocabulary = model_of("t5", model, Dtype::F32).card().vocabulary.clone();
         let mut compared = 0;
         let file = cases(file);
         for case in file["cases"].as_array().unwrap() {
@@ -61,13 +61,13 @@ fn tokenizers_agree_with_the_golden_cases() {
 
 #[test]
 fn the_prefix_precedes_a_text_and_has_no_bytes() {
-    let model = t5_in("t5_v10", Dtype::F32);
+    let model = model_of("t5", "t5_v10", Dtype::F32);
     let vocabulary = model.card().vocabulary.clone();
     let mut tokens = Vec::new();
     let mut reading = encoder(&*model).limits().tokenizer(vocabulary, "document");
     reading.push("also known", &mut tokens).unwrap();
     reading.finish(&mut tokens).unwrap();
-    let golden = Golden::open(&t5_golden("t5_v10"));
+    let golden = Golden::open(&golden_data("t5/t5_v10"));
     let mut read: Vec<u32> = tokens.iter().map(|token| token.id).collect();
     read.push(1);
     assert_eq!(read, golden.ids("s0.ids"));
@@ -77,12 +77,12 @@ fn the_prefix_precedes_a_text_and_has_no_bytes() {
 
 #[test]
 fn generation_settings_become_defaults() {
-    let generation = encoder(&*t5_in("t5_v10", Dtype::F32)).limits().generation.clone();
+    let generation = encoder(&*model_of("t5", "t5_v10", Dtype::F32)).limits().generation.clone();
     assert_eq!((generation.beam, generation.length_penalty, generation.no_repeat_ngram), (4, 2.0, 3));
     // max_length and min_length count the start symbol
     assert_eq!((generation.min_tokens, generation.max_tokens), (29, 199));
     assert_eq!((generation.early_stopping, generation.prefix.as_str()), (EarlyStopping::True, "summarize: "));
-    let generation = encoder(&*t5_in("byt5", Dtype::F32)).limits().generation.clone();
+    let generation = encoder(&*model_of("t5", "byt5", Dtype::F32)).limits().generation.clone();
     assert_eq!((generation.beam, generation.max_tokens), (1, 20));
     assert_eq!((generation.early_stopping, generation.prefix.as_str()), (EarlyStopping::Never, ""));
     // the minimum in one file, the maximum in the other
@@ -120,7 +120,7 @@ fn the_nonlinearity_may_have_its_own_keys() {
 
 /// Copies a fixture and changes its `config.json`.
 fn changed(case: &str, change: impl FnOnce(&mut Value)) -> TempDir {
-    configured(&t5_golden(case), change)
+    configured(&golden_data("t5").join(case), change)
 }
 
 /// Returns the error of converting a folder. Loading it gives the same one, with advice if a file is missing, too.
@@ -162,7 +162,7 @@ fn defaults_of_version_5_decide_the_scale_of_the_head() {
         });
         convert(Source::T5, source.path(), &folder, true).unwrap();
         let model = load(&folder, &settings()).unwrap();
-        let golden = Golden::open(&t5_golden("t5_v11"));
+        let golden = Golden::open(&golden_data("t5/t5_v11"));
         let mut scratch = model.scratch();
         let document = encode(&*model, &golden.ids("s0.ids"), &mut scratch);
         let logits = forced(&*model, &*document, &golden.ids("s0.dec_ids"), &mut scratch);
@@ -173,8 +173,8 @@ fn defaults_of_version_5_decide_the_scale_of_the_head() {
 #[test]
 fn a_folder_gives_the_model_of_its_conversion() {
     for case in Case::all() {
-        let [direct, converted] =
-            [t5_golden(case.name), t5_converted(case.name)].map(|dir| load(&dir, &settings()).unwrap());
+        let [direct, converted] = [golden_data("t5").join(case.name), checkpoint("t5", case.name)]
+            .map(|dir| load(&dir, &settings()).unwrap());
         assert_eq!(direct.card().shape, converted.card().shape, "{}", case.name);
         assert_eq!(encoder(&*direct).limits(), encoder(&*converted).limits(), "{}", case.name);
         assert_eq!(direct.card().name, case.name);
@@ -187,13 +187,13 @@ fn a_folder_gives_the_model_of_its_conversion() {
         });
         assert!(logits[0] == logits[1], "{}: other logits", case.name);
     }
-    let int8 = load(&t5_golden("mrt5"), &Settings { dtype: Dtype::Int8, ..settings() }).unwrap();
+    let int8 = load(&golden_data("t5/mrt5"), &Settings { dtype: Dtype::Int8, ..settings() }).unwrap();
     assert_eq!(int8.card().dtype, "int8");
 }
 
 #[test]
 fn commands_take_a_folder() {
-    let folder = t5_golden("t5_v10");
+    let folder = golden_data("t5/t5_v10");
     let folder = folder.to_str().unwrap();
     let contents = weir_json(&["inspect", "--json", folder]);
     assert_eq!(contents["family"], "t5");
@@ -201,7 +201,7 @@ fn commands_take_a_folder() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("document");
     fs::write(&file, "also known").unwrap();
-    let golden = Golden::open(&t5_golden("t5_v10"));
+    let golden = Golden::open(&golden_data("t5/t5_v10"));
     let length = golden.ids("s0.beam4_es_never.lengths")[0] as usize;
     let expected: Vec<u32> = golden.row_ids("s0.beam4_es_never.ids", 0)[..length].to_vec();
     let flags = "--beam 4 --max-new-tokens 30 --min-new-tokens 6 --length-penalty 2 --no-repeat-ngram-size 3 \
@@ -237,7 +237,7 @@ fn commands_take_a_folder() {
 #[test]
 fn a_folder_is_verified_without_conversion() {
     for case in ["t5_v10", "longt5_tglobal", "mrt5"] {
-        let [direct, converted] = [t5_golden(case), t5_converted(case)].map(|folder| {
+        let [direct, converted] = [golden_data("t5").join(case), checkpoint("t5", case)].map(|folder| {
             let mut report = weir_json(&["verify", "--json", "--model", folder.to_str().unwrap()]);
             report["model"] = Value::Null;
             report
@@ -269,7 +269,8 @@ fn a_sentencepiece_model_may_fall_back_on_bytes() {
     let byte_fallback = [0x12, 3, 0x98, 2, 1]; // trainer_spec { byte_fallback: true }
     bytes.extend(byte_fallback);
     fs::write(&file, bytes).unwrap();
-    let [plain, changed] = [t5_golden("t5_v11"), dir.path().to_owned()].map(|dir| load(&dir, &settings()).unwrap());
+    let [plain, changed] =
+        [golden_data("t5/t5_v11"), dir.path().to_owned()].map(|dir| load(&dir, &settings()).unwrap());
     let text = "A café, 3 words \u{1f600}.";
     let [plain, changed] = [plain, changed].map(|model| model.card().vocabulary.encode("text", text, 100).unwrap());
     assert_eq!(plain, changed);
@@ -281,7 +282,7 @@ fn links_out_of_the_folder_are_refused() {
     let dir = changed("t5_v11", |_| {});
     let rename = |from: &str, to: &str| fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
     for name in ["spiece.model", "generation_config.json", "model.safetensors", "config.json"] {
-        let outside: PathBuf = t5_golden("t5_v11").join(name);
+        let outside: PathBuf = golden_data("t5/t5_v11").join(name);
         let kept = dir.path().join("kept");
         rename(name, "kept");
         std::os::unix::fs::symlink(&outside, dir.path().join(name)).unwrap();
@@ -296,7 +297,7 @@ const INDEX: &str = "pytorch_model.bin.index.json";
 
 /// Returns the tensors of a fixture.
 fn tensors(case: &str) -> Tensors {
-    read_tensors(&t5_golden(case))
+    read_tensors(&golden_data("t5").join(case))
 }
 
 /// Returns the file that `torch.save` writes of a dict of tensors.
@@ -417,14 +418,14 @@ fn shard(index: usize, count: usize) -> String {
 #[test]
 fn pickles_give_the_model_of_safetensors() {
     let case = "t5_v11";
-    let golden = Golden::open(&t5_golden(case));
+    let golden = Golden::open(&golden_data("t5").join(case));
     let logits = |folder: &Path| {
         let model = load(folder, &settings()).unwrap();
         let mut scratch = model.scratch();
         let document = encode(&*model, &golden.ids("s0.ids"), &mut scratch);
         (model.card().sha256.clone(), forced(&*model, &*document, &golden.ids("s0.dec_ids"), &mut scratch))
     };
-    let (_, expected) = logits(&t5_golden(case));
+    let (_, expected) = logits(&golden_data("t5").join(case));
     let dest = TempDir::new().unwrap();
     let forms = [Pickled::single(case), Pickled::sharded(case, 1), Pickled::sharded(case, 3)];
     for (form, pickled) in forms.into_iter().enumerate() {
@@ -457,7 +458,7 @@ fn pickles_can_be_pulled() {
         let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(printed["source_sha256"], weir_json(&["inspect", "--json", folder])["sha256"]);
         let pulled = data.path().join("models/pulled/model.safetensors");
-        let plain = fs::read(t5_converted("t5_v11").join("model.safetensors")).unwrap();
+        let plain = fs::read(checkpoint("t5", "t5_v11").join("model.safetensors")).unwrap();
         assert_eq!(fs::read(pulled).unwrap(), plain);
     }
 }

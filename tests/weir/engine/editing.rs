@@ -158,7 +158,7 @@ fn edits_give_the_results_of_cold_requests() {
 /// A typist who takes characters back and edits the text before the word gets what a session without a cache gets.
 #[test]
 fn keystrokes_reuse_what_the_last_searches_computed() {
-    for model in [fixture_in("whitespaces", Dtype::Int8), decoder::model("alibi_bca", Dtype::F32)] {
+    for model in [fixture_in("whitespaces", Dtype::Int8), model_of("torchscale", "alibi_bca", Dtype::F32)] {
         let name = model.card().name.clone();
         let alphabet = alphabet(&*model);
         let mut rng = Random::new(7);
@@ -210,7 +210,7 @@ fn spelled_out_digits_fit_the_bytes_of_a_score() {
 
 #[test]
 fn a_distribution_of_the_empty_text_is_not_computed() {
-    let engine = engine(&lslm_in("dp", Dtype::F32));
+    let engine = engine(&model_of("lslm", "dp", Dtype::F32));
     let session = open(&engine, "");
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 1 };
     let found = complete(&session, 0, rules);
@@ -367,10 +367,10 @@ fn small_models() -> [Arc<dyn Model>; 6] {
     [
         fixture_in("whitespaces", Dtype::Int8),
         fixture_in("gumbel", Dtype::F32),
-        lslm_in("dp", Dtype::F32),
-        hnet_in("two_stage", Dtype::F32),
-        decoder::model("xpos_sliding", Dtype::F32),
-        decoder::model("alibi_bca", Dtype::F32),
+        model_of("lslm", "dp", Dtype::F32),
+        model_of("hnet", "two_stage", Dtype::F32),
+        model_of("torchscale", "xpos_sliding", Dtype::F32),
+        model_of("torchscale", "alibi_bca", Dtype::F32),
     ]
 }
 

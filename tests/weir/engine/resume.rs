@@ -185,8 +185,8 @@ const CHUNKING: &str = "hnet ";
 fn checkpoint(name: &str) -> PathBuf {
     let case = name.split(',').next().unwrap();
     match (case.strip_prefix(LATENT), case.strip_prefix(CHUNKING)) {
-        (Some(case), _) => lslm_converted(case),
-        (None, Some(case)) => hnet_converted(case),
+        (Some(case), _) => support::checkpoint("lslm", case),
+        (None, Some(case)) => support::checkpoint("hnet", case),
         (None, None) => converted(case),
     }
 }
@@ -207,10 +207,10 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let fixtures = fixtures.map(|(case, dtype, model)| (case.to_owned(), dtype, model));
     let latent = latent
         .into_iter()
-        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{LATENT}{case}"), dtype, lslm_in(case, dtype))));
+        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{LATENT}{case}"), dtype, model_of("lslm", case, dtype))));
     let chunking = ["one_stage", "two_stage_padded"]
         .into_iter()
-        .map(|case| (format!("{CHUNKING}{case}"), Dtype::F32, hnet_in(case, Dtype::F32)));
+        .map(|case| (format!("{CHUNKING}{case}"), Dtype::F32, model_of("hnet", case, Dtype::F32)));
     for (case, dtype, model) in fixtures.chain(latent).chain(chunking) {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };

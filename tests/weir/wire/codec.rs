@@ -110,7 +110,7 @@ async fn calls_that_cannot_succeed_are_refused() {
     }
     let status = compress(&mut client, CompressOptions::default(), "a Weir").await.unwrap_err();
     assert!(["UNKNOWN_SYMBOL", "NEEDS_NORMALISER"].contains(&&*reason(&status)), "{status:?}");
-    let (running, _) = served(&pyramidion_converted("pyramidion")).await;
+    let (running, _) = served(&checkpoint("pyramidion", "pyramidion")).await;
     let status = compress(&mut codec_client(&running), CompressOptions::default(), TEXT).await.unwrap_err();
     assert_refused(&status, Code::FailedPrecondition, "WRONG_KIND_OF_MODEL");
 }

@@ -1,13 +1,10 @@
 //! H-Nets, Hugging Face models and latent segment models over gRPC.
 
 use super::*;
-use crate::{
-    support::hnet_golden,
-    wire::{
-        editing::Session,
-        open_inference as inference,
-        open_inference::{next, words},
-    },
+use crate::wire::{
+    editing::Session,
+    open_inference as inference,
+    open_inference::{next, words},
 };
 use weir::models::contract::levels;
 use weir_proto::inference::ModelConfigRequest;
@@ -24,11 +21,11 @@ impl Served {
     }
 
     async fn hnet(case: &str) -> Self {
-        Self::loaded(&hnet_converted(case), settings(), Limits::default()).await
+        Self::loaded(&checkpoint("hnet", case), settings(), Limits::default()).await
     }
 
     async fn lslm(case: &str) -> Self {
-        let model = lslm_in(case, Dtype::F32);
+        let model = model_of("lslm", case, Dtype::F32);
         Self::hosting(Arc::clone(&model), model, Limits::default(), TransportConfig::default()).await
     }
 
@@ -94,7 +91,7 @@ fn check_levels(levels: &[v1::LevelUsage], depths: &[u32], timing: v1::Timing) {
 async fn nested_chunks_are_reported_by_every_call() {
     for case in ["one_stage", "two_stage"] {
         let served = Served::hnet(case).await;
-        let golden = Golden::open(&hnet_golden(case));
+        let golden = Golden::open(&golden_data("hnet").join(case));
         // generate: the golden bytes, and the chunks that a full pass over them has
         let prompt_ids = golden.ids("greedy.prompt_ids");
         let answer =
@@ -233,7 +230,7 @@ fn check_offsets(logprobs: &Value, prompt: &[u32], text: &str, case: &str) {
 #[tokio::test]
 async fn editing_refuses_completions_up_to_a_segment() {
     let limits = Limits { cache_bytes: 1 << 20, ..Limits::default() };
-    let served = Served::loaded(&hnet_converted("two_stage"), settings(), limits).await;
+    let served = Served::loaded(&checkpoint("hnet", "two_stage"), settings(), limits).await;
     let mut session = Session::open(&served, "ab").await;
     let until = Some(v1::Until::Segment.into());
     let complete = v1::CompleteDocument { id: 1, cursor_byte: 1, until, max_chars: Some(1), ..Default::default() };
@@ -407,7 +404,7 @@ fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {
 #[tokio::test]
 async fn both_drivers_write_the_golden_texts() {
     for case in LSLM_CASES {
-        let golden = Golden::open(&lslm_golden(case));
+        let golden = Golden::open(&golden_data("lslm").join(case));
         let server = Served::lslm(case).await;
         let model = Arc::clone(&server.model);
         let mut client = server.generation();

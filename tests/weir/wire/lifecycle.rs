@@ -260,10 +260,10 @@ async fn a_stream_of_any_family_goes_on_where_it_broke() {
     let models: Vec<(Arc<dyn Model>, &str)> = vec![
         (fixture_in("whitespaces", Dtype::Int8), ""),
         (fixture_in("gumbel", f32), "sampled"),
-        (lslm_in("dp", f32), "nxt"),
-        (lslm_in("byte_vocab", f32), "predictor"),
-        (hnet_in("two_stage", f32), ""),
-        (decoder::model("alibi_bca", f32), ""),
+        (model_of("lslm", "dp", f32), "nxt"),
+        (model_of("lslm", "byte_vocab", f32), "predictor"),
+        (model_of("hnet", "two_stage", f32), ""),
+        (model_of("torchscale", "alibi_bca", f32), ""),
     ];
     let mut rng = Random::new(31);
     for (model, mode) in models {

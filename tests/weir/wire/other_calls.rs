@@ -1,7 +1,7 @@
 //! Tokenization, scores, calibration, reflection, golden messages, and the shipped models.
 
 use super::*;
-use crate::{support::golden, wire::fake_model::HELD_SYMBOLS};
+use crate::wire::fake_model::HELD_SYMBOLS;
 use tokio::time::Instant;
 use tonic::codec::CompressionEncoding;
 use weir::engine::score::{WindowScore, score_window, windows};
@@ -439,7 +439,7 @@ const BITS: f64 = 1e-6;
 
 /// The fixture's first text, shortened.
 fn text(case: &str) -> String {
-    let file = std::fs::read_to_string(golden(case).join("text.json")).unwrap();
+    let file = std::fs::read_to_string(golden_data("dynamic-pooling").join(case).join("text.json")).unwrap();
     let file: serde_json::Value = serde_json::from_str(&file).unwrap();
     file["rows"][0].as_str().unwrap().chars().take(60).collect()
 }

@@ -408,7 +408,7 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
 #[tokio::test]
 async fn levels_are_reported_and_counted() {
     for case in ["one_stage", "two_stage"] {
-        let model = load(&hnet_converted(case), &settings()).unwrap();
+        let model = load(&checkpoint("hnet", case), &settings()).unwrap();
         let engines = Engines::default();
         launch(&engines, model).await;
         let running = Running::offering(ServerParts::from(engines.clone()), TransportConfig::default()).await;

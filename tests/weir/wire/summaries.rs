@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     document_model::{BLOCK, MARKS, PANIC, TOKENS, logits},
-    support::{t5_golden, t5_shortened},
+    support::t5_shortened,
     wire::{self, errors::status_of_call, overload::launch},
 };
 use tonic::IntoStreamingRequest;
@@ -648,8 +648,8 @@ struct Fixture {
 
 impl Fixture {
     fn open(case: &str) -> Self {
-        let about = fs::read(t5_golden(case).join("golden.json")).unwrap();
-        Self { about: serde_json::from_slice(&about).unwrap(), golden: Golden::open(&t5_golden(case)) }
+        let about = fs::read(golden_data("t5").join(case).join("golden.json")).unwrap();
+        Self { about: serde_json::from_slice(&about).unwrap(), golden: Golden::open(&golden_data("t5").join(case)) }
     }
 
     fn text(&self, source: &str) -> String {
@@ -704,7 +704,7 @@ fn search(settings: &Value) -> SummarizeOptions {
 async fn texts_and_scores_are_those_of_transformers() {
     for case in ["t5_v10", "byt5", "mrt5"] {
         let fixture = Fixture::open(case);
-        let server = t5(&t5_golden(case)).await;
+        let server = t5(&golden_data("t5").join(case)).await;
         let mut compared = BTreeMap::new();
         for source in ["s0", "s1"] {
             let text = fixture.text(source);
@@ -741,7 +741,7 @@ async fn texts_and_scores_are_those_of_transformers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn kept_bytes_of_mrt5_are_spans_with_gate_values() {
     let fixture = Fixture::open("mrt5");
-    let server = t5(&t5_golden("mrt5")).await;
+    let server = t5(&golden_data("t5/mrt5")).await;
     for source in ["s0", "s1", "s2"] {
         let text = fixture.text(source);
         let kept = fixture.golden.ids(&format!("{source}.gate.kept"));
@@ -798,7 +798,7 @@ async fn t5_cuts_a_document_as_if_it_ended_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn defaults_of_the_checkpoint_are_described() {
-    let server = t5(&t5_golden("t5_v10")).await;
+    let server = t5(&golden_data("t5/t5_v10")).await;
     let model = server.model().await;
     let documents = model.documents.unwrap();
     assert_eq!((model.family.as_str(), documents.beam_size, documents.no_repeat_ngram), ("t5", 4, 3));
@@ -809,7 +809,7 @@ async fn defaults_of_the_checkpoint_are_described() {
 #[tokio::test(flavor = "multi_thread")]
 async fn http_gives_the_same_summaries_under_both_names() {
     let fixture = Fixture::open("t5_v10");
-    let server = t5(&t5_golden("t5_v10")).await;
+    let server = t5(&golden_data("t5/t5_v10")).await;
     let text = fixture.text("s1");
     let options = search(&fixture.about["settings"]["beam4_es_never"]);
     let expected = server.summarize(options, &[&text]).await.unwrap();

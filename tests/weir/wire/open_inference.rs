@@ -197,6 +197,13 @@ async fn an_answer_equals_that_of_the_own_api() {
     listed.outputs = vec![InferRequestedOutputTensor { name: "finish_reason".into(), ..Default::default() }];
     let answer = server.inference().model_infer(listed).await.unwrap().into_inner();
     assert_eq!((answer.outputs.len(), words(&answer, "finish_reason")), (1, "length".into()));
+    for (service, method, calls) in
+        [("inference.GRPCInferenceService", "ModelInfer", 3), ("weir.v1.Generation", "Generate", 1)]
+    {
+        let labels = format!("{{service=\"{service}\",method=\"{method}\",code=\"OK\"}}");
+        let expected = format!("weir_grpc_calls_total{labels} {calls}");
+        eventually(&expected, || server.metrics().lines().any(|line| line == expected)).await;
+    }
     server.at_rest().await;
 }
 

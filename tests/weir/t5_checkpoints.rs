@@ -43,10 +43,6 @@ fn tokenizers_agree_with_the_golden_cases() {
             let mut expected = ids(&case["ids"]);
             assert_eq!(vocabulary.decode(&expected), case["decoded"].as_str().unwrap(), "{model}: {text:?}");
             assert_eq!(expected.pop(), Some(1));
-            // text that spells out a special token stays text here
-            if ["<pad>", "</s>", "<unk>", "<extra_id_"].iter().any(|special| text.contains(special)) {
-                continue;
-            }
             for size in [1, 5, 1000] {
                 assert_eq!(streamed(&vocabulary, text, size), expected, "{model}: {text:?} in chunks of {size}");
             }

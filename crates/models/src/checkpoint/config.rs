@@ -8,7 +8,8 @@ use crate::{
     },
     contract::{GenerationDefaults, SamplingDefaults},
     text::{
-        SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, Vocabulary, VocabularyError,
+        SpecialSymbols, SpelledId, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, Vocabulary,
+        VocabularyError,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
 };
@@ -61,8 +62,8 @@ pub enum VocabularyConfig {
     MarkedSymbols(Vec<String>, SpecialSymbols),
     /// Byte values from this id on; all other ids are special symbols.
     MarkedBytes(u32, SpecialSymbols),
-    /// Byte values from this id on, and the number of ids. All other ids have no text.
-    SparseBytes(u32, usize),
+    /// Byte values from this id on, the number of ids, and added tokens. The other ids are those of ByT5.
+    SparseBytes(u32, usize, Vec<SpelledId>),
     /// Byte values, two of which mark the start and the end of a text.
     DelimitedBytes(TextMarks),
     /// Byte values, one of which ends a text when the model generates it.
@@ -85,6 +86,8 @@ struct Kinds {
     specials: Option<SpecialSymbols>,
     size: Option<usize>,
     tokenizer: Option<String>,
+    #[serde(default)]
+    added: Vec<SpelledId>,
 }
 
 impl TryFrom<Kinds> for VocabularyConfig {
@@ -92,12 +95,15 @@ impl TryFrom<Kinds> for VocabularyConfig {
     type Error = &'static str;
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
-        let Kinds { symbols, bytes, first_byte, start, end, specials, size, tokenizer } = kinds;
+        let Kinds { symbols, bytes, first_byte, start, end, specials, size, tokenizer, added } = kinds;
         let unmarked = start.is_none() && end.is_none();
         if let (Some(true), Some(size), None, None, None, true) =
             (bytes, size, &symbols, &specials, &tokenizer, unmarked)
         {
-            return Ok(Self::SparseBytes(first_byte.unwrap_or(0), size));
+            return Ok(Self::SparseBytes(first_byte.unwrap_or(0), size, added));
+        }
+        if !added.is_empty() {
+            return Err("`added` next to other keys, expected it only next to `bytes`, `first_byte` and `size`");
         }
         let pieces = size.is_some() || tokenizer.is_some();
         if !unmarked {
@@ -235,7 +241,11 @@ impl Config {
             if let Some(dir) = file.parent() {
                 check_inside(dir, &tokenizer)?;
             }
-            let subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
+            let mut subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
+            if config.family == "t5" {
+                // as in transformers; fairseq, from which the others are, reads them as text
+                subwords = subwords.and_then(SubwordTokenizer::with_special_tokens);
+            }
             config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&tokenizer))?));
         }
         config.validate(file)?;
@@ -265,7 +275,9 @@ impl Config {
             VocabularyConfig::MarkedBytes(first, specials) => {
                 Vocabulary::byte_level_with_specials(*first, *specials, normaliser)
             }
-            VocabularyConfig::SparseBytes(first, size) => Vocabulary::sparse_bytes(*first, *size, normaliser),
+            VocabularyConfig::SparseBytes(first, size, added) => {
+                Vocabulary::sparse_bytes(*first, *size, added, normaliser)
+            }
             VocabularyConfig::Pieces(size, _) => Vocabulary::from_tokenizer(*size, self.subwords.clone(), normaliser),
             VocabularyConfig::Tokens(size, marks) => {
                 Vocabulary::from_tokens(*size, self.subwords.clone(), marks.clone())
@@ -295,8 +307,11 @@ impl Config {
             VocabularyConfig::MarkedBytes(first, specials) => {
                 serde_json::json!({ "bytes": true, "first_byte": first, "specials": specials })
             }
-            VocabularyConfig::SparseBytes(first, size) => {
+            VocabularyConfig::SparseBytes(first, size, added) if added.is_empty() => {
                 serde_json::json!({ "bytes": true, "first_byte": first, "size": size })
+            }
+            VocabularyConfig::SparseBytes(first, size, added) => {
+                serde_json::json!({ "bytes": true, "first_byte": first, "size": size, "added": added })
             }
             VocabularyConfig::Tokens(..) => {
                 let expected = format!("{FORMAT:?}: weir writes no other format");

@@ -1,6 +1,7 @@
 //! Converts official checkpoints into weir's format, one kind of source a file. Each reader of the table turns a source into a
 //! configuration and its tensors, under weir's names. [`pickle`] reads pickles and executes nothing.
 
+mod added_tokens;
 pub(crate) mod converted;
 mod dynamic_pooling;
 mod gpt2;

@@ -469,7 +469,7 @@ fn scored(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     let score = |line: &String| known.get(line.as_str()).copied().unwrap_or(rarest - MISSING_PENALTY);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
     vocab.extend(lines.iter().map(|line| json!([line, score(line)])));
-    unigram(vocab, UNKNOWN)
+    unigram(vocab, UNKNOWN, false)
 }
 
 /// Returns the pairs of neighbours that BPE merges, the best first. SentencePiece has no such list: it merges the neighbours whose

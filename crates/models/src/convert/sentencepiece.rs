@@ -54,18 +54,21 @@ const UNIGRAM: i32 = 1;
 
 const BPE: i32 = 2;
 
-/// Kind of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
-const NORMAL: i32 = 1;
+/// Kind of a text piece. Text is also split into user-defined pieces and, with byte fallback, into bytes. Pieces of other kinds,
+/// such as unused ones, are in no text.
+pub(super) const NORMAL: i32 = 1;
 
 /// Kind of the unknown piece.
-const UNKNOWN: i32 = 2;
+pub(super) const UNKNOWN: i32 = 2;
 
-const CONTROL: i32 = 3;
+/// Kind of special pieces.
+pub(super) const CONTROL: i32 = 3;
 
 /// Special pieces that every model has, at ids of its own.
 const SPECIAL_PIECES: [&str; 3] = ["<s>", "</s>", "<pad>"];
 
-const USER_DEFINED: i32 = 4;
+/// Kind of pieces that text is searched for before it is normalised.
+pub(super) const USER_DEFINED: i32 = 4;
 
 /// Algorithm that splits text into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,8 +85,8 @@ pub(super) struct SentencePiece {
     pub(super) pieces: Vec<(String, f32)>,
     /// All pieces except the usual special ones, in order of the model's ids.
     pub(super) all: Vec<String>,
-    /// All pieces with their scores; the index is the model's id.
-    pub(super) by_id: Vec<(String, f32)>,
+    /// All pieces with their scores and kinds; the index is the model's id.
+    pub(super) by_id: Vec<(String, f32, i32)>,
     /// True if the model replaces an unknown character by pieces of its bytes.
     pub(super) byte_fallback: bool,
     /// Character replacements of the normaliser, in SentencePiece's own format.
@@ -129,7 +132,11 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let others = model.pieces.iter().filter(|piece| !usual(piece));
     let all = others.map(|piece| piece.piece.clone().unwrap_or_default()).collect();
     let scored = |piece: &Piece| (piece.piece.clone().unwrap_or_default(), piece.score.unwrap_or(0.0));
-    let by_id = model.pieces.iter().map(scored).collect();
+    let with_kind = |piece: &Piece| {
+        let (text, score) = scored(piece);
+        (text, score, piece.kind.unwrap_or(NORMAL))
+    };
+    let by_id = model.pieces.iter().map(with_kind).collect();
     let pieces: Vec<_> = model.pieces.into_iter().filter(is_text).collect();
     if pieces.is_empty() {
         return Err(wrong("a SentencePiece model", "no pieces".into()));
@@ -159,8 +166,8 @@ pub(super) fn mark(id: usize, content: &str) -> Json {
 }
 
 /// Returns the unigram model of `tokenizer.json` with these pieces and scores.
-pub(super) fn unigram(vocab: Vec<Json>, unknown: usize) -> Json {
-    json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": false })
+pub(super) fn unigram(vocab: Vec<Json>, unknown: usize, byte_fallback: bool) -> Json {
+    json!({ "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": byte_fallback })
 }
 
 /// Returns a `tokenizer.json` with special tokens, normaliser, pre-tokenizer and decoder, and a model.

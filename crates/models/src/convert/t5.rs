@@ -12,14 +12,17 @@ use crate::{
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
+        added_tokens::{self, ADDED_FILE, AddedToken, SETTINGS_FILE, SPECIAL_FILE, read_optional},
         converted::{self, Converted, check_copy, read_config},
-        sentencepiece::{self, Algorithm, mark, metaspace, normalizer, tokenizer, unigram},
+        sentencepiece::{
+            self, Algorithm, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, mark, metaspace, normalizer, unigram,
+        },
         torch::{TorchFile, TorchTensors},
     },
     family::{TensorSpec, families::blueprint},
     text::{
-        SubwordTokenizer, TextNormaliser,
-        subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
+        SpelledId, SubwordTokenizer, TextNormaliser,
+        subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE, USER_DEFINED_KEY},
         vocabulary::MAX_SYMBOLS,
     },
 };
@@ -89,7 +92,7 @@ impl<'a> T5Folder<'a> {
         let json: Json = parse(&read_config(&file)?, &file, "")?;
         let arguments = Arguments::read(&json, types, &file)?;
         let source = SourceWeights::open(dir)?;
-        let (vocabulary, subwords) = read_tokenizer(dir, &json, arguments.vocab_size)?;
+        let (vocabulary, subwords) = read_tokenizer(dir, &json, &arguments)?;
         let mut generation = read_generation(dir, &json)?;
         if matches!(vocabulary, VocabularyConfig::Pieces(_, None)) {
             // without a tokenizer the model takes ids only
@@ -196,6 +199,9 @@ struct Arguments {
     delete_gate_layer: usize,
     gate_layer_norm: bool,
     use_softmax1: bool,
+    /// Id of the end mark.
+    #[serde(skip)]
+    end: u32,
 }
 
 /// Values of absent keys.
@@ -235,11 +241,19 @@ impl Arguments {
             return wrong("model_type", format!("one of {} ({hint})", types.join(", ")), found);
         };
         let generation = generation_config(file.parent().unwrap_or(Path::new(".")))?;
-        for (key, usual) in [("pad_token_id", 0), ("eos_token_id", 1), ("decoder_start_token_id", 0)] {
+        let mut ids = [0; 3];
+        let known = [("pad_token_id", &[0, 1][..]), ("eos_token_id", &[1, 2]), ("decoder_start_token_id", &[0])];
+        for (id, (key, known)) in ids.iter_mut().zip(known) {
+            *id = known[0];
             for found in [&config[key], &generation[key]] {
                 let list = found.as_array().filter(|all| all.len() == 1).map(|all| &all[0]);
-                if !found.is_null() && list.unwrap_or(found) != &json!(usual) {
-                    return wrong(key, format!("{usual}, as in all published models"), found);
+                match known.iter().find(|id| *list.unwrap_or(found) == json!(id)) {
+                    Some(own) => *id = *own,
+                    None if found.is_null() => {}
+                    None => {
+                        let known: Vec<_> = known.iter().map(u32::to_string).collect();
+                        return wrong(key, format!("{}, as in all published models", known.join(" or ")), found);
+                    }
                 }
             }
         }
@@ -253,7 +267,8 @@ impl Arguments {
                 own.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())),
             );
         }
-        parse(keys.to_string().as_bytes(), file, "")
+        let [_, end, _] = ids;
+        Ok(Self { end, ..parse(keys.to_string().as_bytes(), file, "")? })
     }
 
     /// Returns true if the head must be the embedding.
@@ -300,6 +315,9 @@ impl Arguments {
             "target_length": TARGET_LENGTH,
         });
         if let Some(keys) = architecture.as_object_mut() {
+            if self.end != USUAL_END {
+                keys.insert("end".into(), self.end.into());
+            }
             match self.model_type.as_str() {
                 "longt5" => {
                     keys.insert("attention".into(), self.attention(file)?);
@@ -477,34 +495,41 @@ impl GenerationSettings {
 
 const SENTENCEPIECE_FILE: &str = "spiece.model";
 
-const SETTINGS_FILE: &str = "tokenizer_config.json";
-
 /// All files that the tokenizer is read from.
-pub(super) const TOKENIZER_FILES: [&str; 3] = [TOKENIZER_FILE, SENTENCEPIECE_FILE, SETTINGS_FILE];
+pub(super) const TOKENIZER_FILES: [&str; 5] =
+    [TOKENIZER_FILE, SENTENCEPIECE_FILE, SETTINGS_FILE, ADDED_FILE, SPECIAL_FILE];
 
 /// ByT5: the id of byte 0, and the usual number of ids.
 const FIRST_BYTE: u32 = 3;
 
 const BYTE_IDS: usize = 384;
 
-/// The first ids of all vocabularies.
+/// The first ids of most vocabularies.
 const SPECIALS: [&str; 3] = ["<pad>", "</s>", "<unk>"];
+
+const USUAL_END: u32 = 1;
+
+const UNKNOWN_ID: usize = 2;
 
 /// Sentinels after the pieces, unless the settings state another number.
 const SENTINELS: usize = 100;
 
-/// Returns the vocabulary of `size` ids, and its tokenizer, if there is one. Fails if it does not match the model.
-fn read_tokenizer(dir: &Path, config: &Json, size: usize) -> Result<(VocabularyConfig, Option<Arc<SubwordTokenizer>>)> {
-    let settings_file = dir.join(SETTINGS_FILE);
-    let settings: Json = match settings_file.exists() {
-        true => parse(&read_config(&settings_file)?, &settings_file, "")?,
-        false => Json::Null,
-    };
+/// Returns the vocabulary, and its tokenizer, if there is one. Fails if it does not match the model.
+fn read_tokenizer(
+    dir: &Path,
+    config: &Json,
+    arguments: &Arguments,
+) -> Result<(VocabularyConfig, Option<Arc<SubwordTokenizer>>)> {
+    let Arguments { vocab_size: size, end, .. } = *arguments;
+    let settings = read_optional(dir, SETTINGS_FILE)?;
     let is_byt5 = |json: &Json| json["tokenizer_class"].as_str() == Some("ByT5Tokenizer");
     let [tokenizer, model] = [TOKENIZER_FILE, SENTENCEPIECE_FILE].map(|name| dir.join(name));
     let has_no_file = !tokenizer.exists() && !model.exists();
     if is_byt5(config) || is_byt5(&settings) || (has_no_file && size == BYTE_IDS) {
-        return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size), None));
+        let added = added_tokens::read(dir, &settings, size)?.into_iter().map(|(id, token)| token.spelled(id));
+        // those of every ByT5 have no flags
+        let is_own = |own: &SpelledId| own.id >= FIRST_BYTE && !own.text.starts_with("<extra_id_");
+        return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size, added.filter(is_own).collect()), None));
     }
     let (file, json) = match (tokenizer.exists(), model.exists()) {
         (true, _) => {
@@ -512,17 +537,22 @@ fn read_tokenizer(dir: &Path, config: &Json, size: usize) -> Result<(VocabularyC
             (tokenizer, json)
         }
         (false, true) => {
-            let json = from_sentencepiece(&model, sentinels(&settings, size, &settings_file)?)?;
+            let json = from_sentencepiece(&model, &settings, size)?;
             (model, json)
         }
         (false, false) => return Ok((VocabularyConfig::Pieces(size, None), None)),
     };
-    let subwords = SubwordTokenizer::parse(&json).map_err(|error| error.in_file(&file))?;
+    let subwords = SubwordTokenizer::parse(&json).and_then(SubwordTokenizer::with_special_tokens);
+    let subwords = subwords.map_err(|error| error.in_file(&file))?;
     if subwords.len() > size {
         let expected = format!("at most {size} ids (vocab_size)");
         return Err(Error::checkpoint(&file, "the file", expected, subwords.len().to_string()));
     }
-    for (id, special) in (0_u32..).zip(SPECIALS) {
+    let specials: Vec<_> = match end {
+        USUAL_END => (0_u32..).zip(SPECIALS).collect(),
+        _ => vec![(end, SPECIALS[1])],
+    };
+    for (id, special) in specials {
         let found = subwords.piece(id);
         if found.as_deref() != Some(special) {
             let found = found.map_or("nothing".into(), |found| format!("{found:?}"));
@@ -533,32 +563,77 @@ fn read_tokenizer(dir: &Path, config: &Json, size: usize) -> Result<(VocabularyC
 }
 
 /// Returns the number of sentinels. Fails if it exceeds `size`, the ids of the model, or the ids that any model may have.
-fn sentinels(settings: &Json, size: usize, file: &Path) -> Result<usize> {
+fn sentinels(settings: &Json, size: usize, dir: &Path) -> Result<usize> {
     let Some(count) = settings["extra_ids"].as_u64() else { return Ok(SENTINELS) };
     let limit = size.min(MAX_SYMBOLS);
     match usize::try_from(count) {
         Ok(count) if count <= limit => Ok(count),
         _ => {
             let expected = format!("at most {limit}, the number of the model's ids");
-            Err(Error::checkpoint(file, "extra_ids", expected, count.to_string()))
+            Err(Error::checkpoint(dir.join(SETTINGS_FILE), "extra_ids", expected, count.to_string()))
         }
     }
 }
 
-/// Returns a `tokenizer.json` with the ids of a SentencePiece model, and sentinels after them in reverse order.
-fn from_sentencepiece(file: &Path, sentinels: usize) -> Result<Vec<u8>> {
+/// Points by which the score of a piece that is in no text is below those of all text pieces.
+const NEVER_PENALTY: f32 = 1000.0;
+
+/// Returns a `tokenizer.json` with the ids of a SentencePiece model: its pieces by their kinds, sentinels after them in reverse order,
+/// and added tokens.
+fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u8>> {
+    let dir = file.parent().unwrap_or(Path::new("."));
     let model = sentencepiece::read(&read_limited(file, MAX_TOKENIZER_BYTES)?, file)?;
     if model.algorithm != Algorithm::Unigram {
         return Err(Error::checkpoint(file, "the file", "a unigram model", "another algorithm"));
     }
-    let first_sentinel = model.by_id.len();
-    let sentinels: Vec<String> = (0..sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
-    let mut marks: Vec<Json> = SPECIALS.iter().enumerate().map(|(id, content)| mark(id, content)).collect();
-    marks.extend(sentinels.iter().enumerate().map(|(index, content)| mark(first_sentinel + index, content)));
-    let pieces = model.by_id.iter().map(|(piece, score)| json!([piece, score]));
-    let vocab: Vec<Json> = pieces.chain(sentinels.iter().map(|sentinel| json!([sentinel, 0.0]))).collect();
-    let metaspace = metaspace("always");
-    let json = tokenizer(marks, [normalizer(&model), metaspace.clone(), metaspace], unigram(vocab, 2));
+    let lowest = model.pieces.iter().map(|(_, score)| *score).fold(0.0, f32::min);
+    let mut vocab = Vec::new();
+    let mut marks = BTreeMap::new();
+    for (id, (piece, score, kind)) in model.by_id.iter().enumerate() {
+        match *kind {
+            CONTROL | UNKNOWN => drop(marks.insert(id, mark(id, piece))),
+            USER_DEFINED => {
+                let mut token = mark(id, piece);
+                token["special"] = false.into();
+                token[USER_DEFINED_KEY] = true.into();
+                marks.insert(id, token);
+            }
+            _ => {}
+        }
+        let is_text = [NORMAL, USER_DEFINED].contains(kind);
+        vocab.push(json!([piece, if is_text { *score } else { lowest - NEVER_PENALTY }]));
+    }
+    let unknown = model.by_id.iter().position(|(_, _, kind)| *kind == UNKNOWN).unwrap_or(UNKNOWN_ID);
+    for number in (0..sentinels(settings, size, dir)?).rev() {
+        let id = vocab.len();
+        let content = format!("<extra_id_{number}>");
+        marks.insert(id, mark(id, &content));
+        vocab.push(json!([content, 0.0]));
+    }
+    for (id, token) in added_tokens::read(dir, settings, size)? {
+        let AddedToken { content, .. } = &token;
+        while vocab.len() <= id {
+            // an id without a token has no text
+            let gap = vocab.len();
+            let content = format!("\u{10fffd}{gap}");
+            marks.insert(gap, mark(gap, &content));
+            vocab.push(json!([content, 0.0]));
+        }
+        let known = vocab[id][0] == *content && marks.get(&id).is_some_and(|mark| mark["special"] == token.special);
+        if !known {
+            vocab[id] = json!([content, lowest - NEVER_PENALTY]);
+            marks.insert(id, token.json(id));
+        }
+    }
+    // As SentencePiece does, except that older versions of transformers begin a word after each added token.
+    let metaspace = metaspace(if settings["legacy"] == json!(true) { "always" } else { "first" });
+    let decoder = match model.byte_fallback {
+        true => json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace] }),
+        false => metaspace.clone(),
+    };
+    let steps = [normalizer(&model), metaspace, decoder];
+    let marks = marks.into_values().collect();
+    let json = sentencepiece::tokenizer(marks, steps, unigram(vocab, unknown, model.byte_fallback));
     Ok(json.to_string().into_bytes())
 }
 

@@ -49,7 +49,7 @@ use weir_kernels::{
     rowwise::{RmsNorm, rms_norm},
 };
 
-/// Ids of the special symbols, in all published vocabularies. Padding also starts a text.
+/// Ids of the special symbols, in most published vocabularies. Padding also starts a text.
 const SPECIALS: SpecialIds = SpecialIds { start: 0, pad: 0, end: 1, unknown: 2 };
 
 /// Maximum tokens of a document and of a text: far above any model, and within 32 bits.
@@ -100,6 +100,8 @@ pub struct Architecture {
     pub source_length: usize,
     /// Maximum symbols of a text, the start symbol included.
     pub target_length: usize,
+    /// Id of the end mark, if it is not 1.
+    pub end: Option<u32>,
 }
 
 /// Attention of the encoder.
@@ -249,6 +251,9 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
     }
     architecture.validate(Check { file })?;
+    if let Some(end) = architecture.end.filter(|end| ![1, 2].contains(end)) {
+        return Err(Error::checkpoint(file, "architecture.end", "1 or 2", end.to_string()));
+    }
     let blueprint = T5Blueprint { architecture, symbols: vocabulary.len() };
     Check { file }.tensors("dim", &blueprint.tensors())?;
     let architecture = &blueprint.architecture;
@@ -562,7 +567,7 @@ impl T5Encoding {
 
 impl Encoding for T5Encoding {
     fn push(&mut self, tokens: &[u32]) -> Result<()> {
-        let limits = TokenLimits { tokens: self.limit, symbols: self.symbols, padding: Some(SPECIALS.pad) };
+        let limits = TokenLimits { tokens: self.limit, symbols: self.symbols, padding: None };
         push_tokens(&mut self.tokens, tokens, self.closed, &limits)
     }
 
@@ -1042,7 +1047,7 @@ fn limits(
         padded: false,
         block: BLOCK,
         poolings: deletion.iter().map(pooling).collect(),
-        marks: SPECIALS,
+        marks: SpecialIds { end: a.end.unwrap_or(SPECIALS.end), ..SPECIALS },
         generation: generation.unwrap_or_else(GenerationDefaults::transformers).within(targets.saturating_sub(1)),
     }
 }

@@ -21,7 +21,7 @@ pub struct StreamDetokenizer {
     vocabulary: Arc<Vocabulary>,
     /// Bytes of an unfinished code point: at most three between calls.
     pending: Vec<u8>,
-    /// State of the subword decoder, unused for characters and bytes.
+    /// State of the subword decoder, unused for characters and bytes. It has its own unfinished code point.
     subword_state: DecodeState,
     /// Text that the last call completed; kept so that a call allocates nothing.
     piece: String,
@@ -56,8 +56,14 @@ impl StreamDetokenizer {
                 self.pending.push(byte);
                 self.take_complete();
             }
-            // ids without meaning do not end a code point
-            None if self.vocabulary.is_sparse() => {}
+            // ids without a text do not end a code point
+            None if self.vocabulary.is_sparse() => {
+                let vocabulary = Arc::clone(&self.vocabulary);
+                if let Some(text) = vocabulary.spelled_text(id) {
+                    self.replace_unfinished();
+                    self.piece.push_str(text);
+                }
+            }
             None => {
                 self.replace_unfinished();
                 self.piece.extend(self.vocabulary.surface(id));
@@ -86,65 +92,60 @@ impl StreamDetokenizer {
     fn push_subword(&mut self, id: u32) {
         let Some(tokenizer) = self.vocabulary.tokenizer() else { return };
         let marks = self.vocabulary.token_marks();
-        if let Some(pieces) = tokenizer.byte_pieces().filter(|_| marks.is_some()) {
-            self.pending.extend_from_slice(pieces.get(id));
-            self.take_complete();
-            return;
-        }
-        self.piece = match marks.is_some_and(|marks| marks.start.last() == Some(&id)) {
+        match marks.is_some_and(|marks| marks.start.last() == Some(&id)) {
             // a text begins after its start mark
-            true => tokenizer.decode_rest(&mut self.subword_state),
-            false => tokenizer.decode_next(&mut self.subword_state, id),
-        };
+            true => tokenizer.decode_rest(&mut self.subword_state, &mut self.piece),
+            false => tokenizer.decode_next(&mut self.subword_state, id, &mut self.piece),
+        }
     }
 
     /// Ends the text and returns what was held back: U+FFFD if a code point is unfinished.
     pub fn finish(&mut self) -> &str {
         self.piece.clear();
-        let marks = self.vocabulary.token_marks();
-        let tokenizer = self.vocabulary.tokenizer();
-        if let Some(tokenizer) = tokenizer.filter(|own| marks.is_none() || own.byte_pieces().is_none()) {
-            self.piece = tokenizer.decode_rest(&mut self.subword_state);
-            return &self.piece;
+        match self.vocabulary.tokenizer() {
+            Some(tokenizer) => tokenizer.decode_rest(&mut self.subword_state, &mut self.piece),
+            None => self.replace_unfinished(),
         }
-        self.replace_unfinished();
         &self.piece
     }
 
-    /// Moves complete code points from `pending` to `piece`.
     fn take_complete(&mut self) {
-        loop {
-            let (valid, invalid) = match std::str::from_utf8(&self.pending) {
-                Ok(text) => (text, None),
-                Err(error) => {
-                    let (before, _) = self.pending.split_at(error.valid_up_to());
-                    (std::str::from_utf8(before).unwrap_or_default(), error.error_len())
-                }
-            };
-            let mut done = valid.len();
-            self.piece.push_str(valid);
-            if let Some(bytes) = invalid {
-                self.piece.extend(self.replacement());
-                done += bytes;
-            }
-            self.pending.drain(..done);
-            if invalid.is_none() {
-                return;
-            }
-        }
+        take_complete(&mut self.pending, &mut self.piece, !self.vocabulary.is_sparse());
     }
 
-    /// Replaces an unfinished code point with U+FFFD.
     fn replace_unfinished(&mut self) {
-        if !self.pending.is_empty() {
-            self.pending.clear();
-            self.piece.extend(self.replacement());
+        replace_unfinished(&mut self.pending, &mut self.piece, !self.vocabulary.is_sparse());
+    }
+}
+
+/// Moves complete code points from `pending` to `text`. With `replaces`, U+FFFD stands for invalid bytes.
+pub(super) fn take_complete(pending: &mut Vec<u8>, text: &mut String, replaces: bool) {
+    loop {
+        let (valid, invalid) = match std::str::from_utf8(pending) {
+            Ok(text) => (text, None),
+            Err(error) => {
+                let (before, _) = pending.split_at(error.valid_up_to());
+                (std::str::from_utf8(before).unwrap_or_default(), error.error_len())
+            }
+        };
+        let mut done = valid.len();
+        text.push_str(valid);
+        if let Some(bytes) = invalid {
+            text.extend(replaces.then_some(char::REPLACEMENT_CHARACTER));
+            done += bytes;
+        }
+        pending.drain(..done);
+        if invalid.is_none() {
+            return;
         }
     }
+}
 
-    /// Returns what replaces invalid bytes, if the vocabulary does not drop them.
-    fn replacement(&self) -> Option<char> {
-        (!self.vocabulary.is_sparse()).then_some(char::REPLACEMENT_CHARACTER)
+/// Removes an unfinished code point. With `replaces`, U+FFFD stands for it.
+pub(super) fn replace_unfinished(pending: &mut Vec<u8>, text: &mut String, replaces: bool) {
+    if !pending.is_empty() {
+        pending.clear();
+        text.extend(replaces.then_some(char::REPLACEMENT_CHARACTER));
     }
 }
 
@@ -169,17 +170,17 @@ mod tests {
 
     #[test]
     fn sparse_bytes_drop_what_is_not_utf8() {
-        let vocabulary = Arc::new(Vocabulary::sparse_bytes(3, 384, TextNormaliser::None).unwrap());
+        let vocabulary = Arc::new(Vocabulary::sparse_bytes(3, 384, &[], TextNormaliser::None).unwrap());
         // é with an id without meaning inside, a byte that never occurs in UTF-8, and an unfinished code point
         let ids = [0xc3 + 3, 260, 0xa9 + 3, 0xff + 3, 1, u32::from(b'x') + 3, 0, 0xe2 + 3];
         assert_eq!(decode_all(StreamDetokenizer::new(vocabulary.clone()), &ids), "éx");
         assert_eq!(vocabulary.decode(&ids), "éx");
         assert_eq!(
             (vocabulary.len(), vocabulary.printable(383), vocabulary.is_subword()),
-            (384, "id 383".into(), false)
+            (384, "<extra_id_124>".into(), false)
         );
         assert_eq!(vocabulary.encode("text", "aé", 9).unwrap(), [100, 198, 172]);
-        assert!(Vocabulary::sparse_bytes(129, 384, TextNormaliser::None).is_err());
+        assert!(Vocabulary::sparse_bytes(129, 384, &[], TextNormaliser::None).is_err());
     }
 
     fn decode_all(mut stream: StreamDetokenizer, ids: &[u32]) -> String {

@@ -20,6 +20,7 @@ pub mod detokenizer;
 pub mod normaliser;
 pub mod stream_tokenizer;
 pub mod subwords;
+mod tokenizer_limits;
 pub mod vocabulary;
 
 pub use crate::text::{
@@ -27,7 +28,7 @@ pub use crate::text::{
     normaliser::TextNormaliser,
     stream_tokenizer::{LimitStatus, StreamTokenizer, TextCounter, TokenSpan},
     subwords::{BLANK, Subword, SubwordTokenizer},
-    vocabulary::{SpecialSymbols, TextMarks, TokenMarks, Vocabulary},
+    vocabulary::{PlacedText, SpecialSymbols, SpelledId, TextMarks, TokenMarks, Vocabulary},
 };
 use std::path::Path;
 use weir_kernels::error::Error;

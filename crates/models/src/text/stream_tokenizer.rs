@@ -5,7 +5,7 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, Vocabulary};
+use crate::text::{StreamDetokenizer, Subword, Vocabulary, vocabulary::beginning};
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result};
 
@@ -54,6 +54,8 @@ pub struct StreamTokenizer {
     held: String,
     /// True if the last character of the normalised text is a space, after which another space is dropped.
     after_space: bool,
+    /// True after a token that takes the white space after it.
+    strips: bool,
 }
 
 impl StreamTokenizer {
@@ -71,6 +73,7 @@ impl StreamTokenizer {
             characters: 0,
             held: String::new(),
             after_space: false,
+            strips: false,
         }
     }
 
@@ -82,6 +85,11 @@ impl StreamTokenizer {
     /// Sets a text that precedes the first chunk. Its tokens count towards the limit, but have no bytes.
     pub fn with_prefix(self, prefix: &str) -> Self {
         Self { prefix: prefix.to_owned(), prefix_bytes: prefix.len() as u64, ..self }
+    }
+
+    /// Returns the vocabulary.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
     }
 
     /// Returns the number of bytes received so far.
@@ -110,7 +118,7 @@ impl StreamTokenizer {
             return Ok(self.status);
         }
         if !self.vocabulary.is_subword() {
-            self.encode_characters(chunk, tokens)?;
+            self.push_characters(chunk, false, tokens)?;
             return Ok(self.status);
         }
         let mut rest = chunk;
@@ -122,7 +130,9 @@ impl StreamTokenizer {
             // the held text contains no safe point; the first possible one is before the new piece
             let from = self.held.char_indices().next_back().map_or(0, |(offset, _)| offset);
             self.held.push_str(piece);
-            if let Some(end) = last_safe_point(&self.held, from) {
+            let tokenizer = self.vocabulary.tokenizer();
+            let is_safe = |before: &str| tokenizer.is_none_or(|tokenizer| !tokenizer.may_reach_on(before));
+            if let Some(end) = last_safe_point(&self.held, from, is_safe) {
                 self.encode_held(end, tokens)?;
             }
             if self.held.len() > WORD_BYTES && self.status == LimitStatus::Within {
@@ -140,7 +150,9 @@ impl StreamTokenizer {
 
     /// Ends the text and appends the tokens of the text that was held back. Fails as [`push`](Self::push) does.
     pub fn finish(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
-        if self.status == LimitStatus::Within && !self.held.is_empty() {
+        if self.status == LimitStatus::Within && !self.vocabulary.is_subword() {
+            self.push_characters("", true, tokens)?;
+        } else if self.status == LimitStatus::Within && !self.held.is_empty() {
             self.encode_held(self.held.len(), tokens)?;
         }
         self.held = String::new();
@@ -169,6 +181,53 @@ impl StreamTokenizer {
         self.characters += self.held[..end].chars().count();
         self.held.drain(..end);
         Ok(())
+    }
+
+    /// Encodes characters or bytes. Holds back what may become one of the texts with an id of its own, and the white space before it.
+    fn push_characters(&mut self, chunk: &str, ends: bool, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let Some(spelled) = vocabulary.spelled() else { return self.encode_characters(chunk, tokens) };
+        self.held.push_str(chunk);
+        let mut held = std::mem::take(&mut self.held);
+        while self.status == LimitStatus::Within {
+            if self.strips {
+                let space = held.len() - held.trim_start().len();
+                self.skip(&held[..space]);
+                held.drain(..space);
+                self.strips = held.is_empty();
+            }
+            // a longer one may begin behind it
+            let known = if ends { held.len() } else { (held.len() + 1).saturating_sub(spelled.longest()) };
+            let Some((start, own)) = spelled.find(&held, known) else {
+                let known = if ends { &held[..] } else { beginning(&held, known) };
+                let kept = if ends || known.len() > WORD_BYTES { known } else { known.trim_end() };
+                let end = kept.len();
+                self.encode_characters(&held[..end], tokens)?;
+                held.drain(..end);
+                break;
+            };
+            let before = if own.strips { held[..start].trim_end().len() } else { start };
+            self.encode_characters(&held[..before], tokens)?;
+            self.skip(&held[before..start]);
+            if self.status == LimitStatus::Exceeded || self.remaining == 0 {
+                self.status = LimitStatus::Exceeded;
+                break;
+            }
+            self.remaining -= 1;
+            let [from, to] = [0, own.text.len()].map(|byte| self.offset(byte));
+            tokens.push(TokenSpan { id: own.id, start: from, end: to });
+            self.skip(&own.text);
+            self.strips = own.strips;
+            held.drain(..start + own.text.len());
+        }
+        self.held = held;
+        Ok(())
+    }
+
+    /// Counts text that has no token.
+    fn skip(&mut self, text: &str) {
+        self.bytes += text.len() as u64;
+        self.characters += text.chars().count();
     }
 
     fn encode_characters(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<()> {
@@ -221,18 +280,19 @@ impl StreamTokenizer {
                 unit: "character",
             });
         }
-        self.bytes += chunk.len() as u64;
-        self.characters += chunk.chars().count();
+        self.skip(chunk);
         Ok(())
     }
 }
 
-/// Returns the last safe point at or after `from`: before a space, after a character that no normaliser joins it to.
-fn last_safe_point(text: &str, from: usize) -> Option<usize> {
+/// Returns the last safe point at or after `from`: before a space, after a character that no normaliser joins it to, and after a text
+/// that `is_safe`.
+fn last_safe_point(text: &str, from: usize, is_safe: impl Fn(&str) -> bool) -> Option<usize> {
     let mut spaces = text.get(from..)?.rmatch_indices(' ').map(|(offset, _)| from + offset);
     spaces.find(|&space| {
-        let before = text.get(..space).and_then(|before| before.chars().next_back());
-        before.is_some_and(|before| before.is_alphanumeric() || before.is_ascii_graphic())
+        let before = text.get(..space).unwrap_or_default();
+        let last = before.chars().next_back();
+        last.is_some_and(|last| last.is_alphanumeric() || last.is_ascii_graphic()) && is_safe(before)
     })
 }
 
@@ -533,9 +593,6 @@ mod tests {
             vocabulary(&file)
         };
         for (content, changes) in [
-            ("the ab", json!({})),
-            ("the ", json!({})),
-            ("<x>", json!({"rstrip": true})),
             (" the", json!({"single_word": true})),
             ("the\tab", json!({"normalized": true})),
             ("the▁ab", json!({"normalized": true})),
@@ -545,6 +602,9 @@ mod tests {
         }
         for (content, changes) in [
             ("the ab", json!({"special": true, "rstrip": true})),
+            ("the ab", json!({})),
+            ("the ", json!({})),
+            ("<x>", json!({"rstrip": true})),
             ("the\tab", json!({})),
             ("\t", json!({"normalized": true})),
             (" <x>", json!({})),

@@ -1,14 +1,20 @@
-//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format. Special tokens are
-//! never encoded from text. A document's tokenizer must encode each word independently; a prompt is encoded as a whole.
+//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format. Special tokens that a text
+//! spells out become their ids where transformers reads them. A document's tokenizer must encode each word independently; a prompt
+//! is encoded as a whole.
 
-use crate::text::VocabularyError;
-use regex::RegexBuilder;
+use crate::text::{
+    VocabularyError,
+    detokenizer::{replace_unfinished, take_complete},
+    tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
+    vocabulary::beginning,
+};
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
 };
-use tokenizers::{Tokenizer, step_decode_stream};
+use tokenizers::{NormalizedString, Normalizer, PostProcessorWrapper, Tokenizer, step_decode_stream};
 use weir_kernels::error::quoted;
 
 /// Name of the tokenizer's file in a checkpoint.
@@ -17,15 +23,32 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Maximum size of that file, in bytes.
 pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
+/// Key of an added token that is a user-defined piece of SentencePiece. Before it, spaces stay, and after it no word begins.
+pub(crate) const USER_DEFINED_KEY: &str = "user_defined";
+
+/// Bytes of a text that are normalised at a time to measure their growth.
+const MEASURED_BYTES: usize = 4096;
+
 /// A subword tokenizer.
 pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
     /// Ids of special tokens, without `unknown`.
     specials: HashSet<u32>,
+    /// Finds special tokens in a document, if these become their ids. A word begins after each. The library finds those of prompts.
+    spelled: Option<Regex>,
+    /// True if text may have the ids of special tokens.
+    reads_specials: bool,
+    /// User-defined pieces with their ids. With them, spaces are stripped only at the end of a text.
+    user_defined: Vec<(String, u32)>,
+    /// Ends of a text, before a space, where it must not be split: an added token may reach over the space.
+    unsafe_ends: Vec<String>,
+    growth: Growth,
+    /// Time for each byte, relative to most tokenizers.
+    work: usize,
     /// Id that replaces text for which the tokenizer has no piece.
     unknown: Option<u32>,
     json: String,
-    /// The bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
+    /// The bytes of pieces, if the tokenizer's decoder maps all or some pieces to bytes.
     byte_pieces: Option<BytePieces>,
     /// Ids that the file puts before each text.
     leading: Vec<u32>,
@@ -47,8 +70,8 @@ pub struct Subword {
 /// State of decoding one id at a time, in the form that `step_decode_stream` expects.
 #[derive(Debug, Clone, Default)]
 pub(super) struct DecodeState {
-    /// Byte pieces whose text depends on the next piece, and special tokens among them.
-    bytes: Vec<u32>,
+    /// Bytes of an unfinished code point: at most three between calls.
+    pending: Vec<u8>,
     ids: Vec<u32>,
     prefix: String,
     index: usize,
@@ -61,14 +84,35 @@ impl std::fmt::Debug for SubwordTokenizer {
 }
 
 impl SubwordTokenizer {
-    /// Parses the `tokenizer.json` of a model that reads documents, which must encode words independently, in linear time.
+    /// Parses the `tokenizer.json` of a model that reads documents, which must encode words independently, in linear time. Special
+    /// tokens stay text.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
         Self::parse_checked(json, check_word_by_word)
     }
 
     /// Parses the `tokenizer.json` of a model that continues prompts, without dropout and slow regular expressions.
     pub fn parse_for_prompts(json: &[u8]) -> Result<Self, VocabularyError> {
-        Self::parse_checked(json, check_dropout)
+        let mut parsed = Self::parse_checked(json, check_dropout)?;
+        parsed.tokenizer.set_encode_special_tokens(false);
+        parsed.reads_specials = true;
+        Ok(parsed)
+    }
+
+    /// Encodes the special tokens that a document spells out as their ids.
+    pub fn with_special_tokens(mut self) -> Result<Self, VocabularyError> {
+        let decoder = self.tokenizer.get_added_tokens_decoder();
+        let mut contents: Vec<_> =
+            decoder.values().filter(|token| token.special).map(|token| &*token.content).collect();
+        // the longest of several tokens wins
+        contents.sort_unstable_by_key(|content| (std::cmp::Reverse(content.len()), *content));
+        let escaped: Vec<_> = contents.into_iter().map(regex::escape).collect();
+        if !escaped.is_empty() {
+            let pattern = RegexBuilder::new(&escaped.join("|")).size_limit(SPELLED_BYTES).build();
+            let wrong =
+                |error: regex::Error| VocabularyError::new("added_tokens", "fewer special tokens", error.to_string());
+            self.spelled = Some(pattern.map_err(wrong)?);
+        }
+        Ok(self)
     }
 
     fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
@@ -79,8 +123,10 @@ impl SubwordTokenizer {
         let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
         let mut value: Value = serde_json::from_str(&json)
             .map_err(|error| VocabularyError::new("the file", "valid JSON", format!("a syntax error ({error})")))?;
-        // Before the library compiles them.
+        // Before the library compiles patterns and reads character maps.
         check_patterns(&value)?;
+        let growth = Growth::read(&value)?;
+        let work = if value["model"].is_object() { bound_model(&mut value["model"])? } else { 1 };
         let tokenizer: Tokenizer = library(|| json.parse()).map_err(|error| invalid(&error))?;
         let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
         check_templates("post_processor", &processor)?;
@@ -88,16 +134,32 @@ impl SubwordTokenizer {
         let unknown = unknown_id(&value, &tokenizer);
         let specials = special_ids(&tokenizer, unknown);
         lower_special_scores(&mut value, &specials, unknown);
+        let user_defined = take_user_defined(&mut value);
         let mut tokenizer: Tokenizer = library(|| value.to_string().parse()).map_err(|error| invalid(&error))?;
         // documents are not truncated, and text that spells out a special token stays text
         tokenizer.with_padding(None).set_encode_special_tokens(true);
         tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
         check_ids(&tokenizer)?;
-        check_pieces(&tokenizer)?;
+        check_pieces(&tokenizer, growth)?;
         let leading = library(|| leading_ids(&tokenizer)).map_err(|error| invalid(&error))?;
+        // nothing else of it applies to a text whose special tokens weir adds
+        tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
-        let mut parsed =
-            Self { tokenizer, specials, unknown, json, byte_pieces, leading, continuation: DecodeState::default() };
+        let mut parsed = Self {
+            unsafe_ends: unsafe_ends(&value["added_tokens"]),
+            tokenizer,
+            specials,
+            spelled: None,
+            reads_specials: false,
+            user_defined,
+            growth,
+            work: work.max(growth.encoding() / 16),
+            unknown,
+            json,
+            byte_pieces,
+            leading,
+            continuation: DecodeState::default(),
+        };
         parsed.continuation = parsed.after_text();
         Ok(parsed)
     }
@@ -108,7 +170,9 @@ impl SubwordTokenizer {
         let plain = ('a'..='z').filter_map(|letter| self.id_of(letter.encode_utf8(&mut [0; 4])));
         for id in plain.filter(is_text) {
             let mut state = DecodeState::default();
-            if !self.decode_next(&mut state, id).is_empty() {
+            let mut text = String::new();
+            self.decode_next(&mut state, id, &mut text);
+            if !text.is_empty() {
                 return state;
             }
         }
@@ -120,9 +184,14 @@ impl SubwordTokenizer {
         &self.leading
     }
 
-    /// Returns the bytes of each piece, if the tokenizer's decoder maps pieces to bytes.
-    pub(super) fn byte_pieces(&self) -> Option<&BytePieces> {
-        self.byte_pieces.as_ref()
+    /// Returns the bytes of a piece that is no text on its own: a part of a character, or a byte piece such as `<0x61>` next to a
+    /// piece with the same text.
+    pub(super) fn raw_bytes(&self, id: u32) -> Option<&[u8]> {
+        let pieces = self.byte_pieces.as_ref()?;
+        let bytes = pieces.get(id)?;
+        let is_other = |piece: &str| self.id_of(piece).is_some_and(|other| other != id);
+        let has_twin = |text| is_other(text) || (text == " " && is_other(SPACE_MARK.encode_utf8(&mut [0; 4])));
+        std::str::from_utf8(bytes).map_or(true, |text| !pieces.all && has_twin(text)).then_some(bytes)
     }
 
     /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.
@@ -145,64 +214,161 @@ impl SubwordTokenizer {
         &self.json
     }
 
-    /// Encodes a text. Fails if the tokenizer has neither a piece nor an unknown token for a part of it.
+    /// Returns the bytes of text that take most tokenizers as long as this one takes for `bytes` bytes.
+    pub fn work(&self, bytes: usize) -> usize {
+        bytes.saturating_mul(self.work)
+    }
+
+    /// Returns true if an added token may reach from the end of a text over the space after it.
+    pub(super) fn may_reach_on(&self, text: &str) -> bool {
+        self.unsafe_ends.iter().any(|end| text.ends_with(end.as_str()))
+    }
+
+    /// Encodes a text. Fails if the tokenizer has neither a piece nor an unknown token for a part of it, or if normalising makes far
+    /// too much of it.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
+        self.check_growth(text)?;
+        let Some(spelled) = &self.spelled else { return self.encode_part(text) };
+        let mut subwords = Vec::new();
+        let mut from = 0;
+        let shifted = |part: Vec<Subword>, from: usize| {
+            part.into_iter().map(move |Subword { id, start, end }| Subword { id, start: start + from, end: end + from })
+        };
+        for found in spelled.find_iter(text) {
+            subwords.extend(shifted(self.encode_part(&text[from..found.start()])?, from));
+            subwords.extend(self.id_of(found.as_str()).map(|id| Subword {
+                id,
+                start: found.start(),
+                end: found.end(),
+            }));
+            from = found.end();
+        }
+        subwords.extend(shifted(self.encode_part(&text[from..])?, from));
+        Ok(subwords)
+    }
+
+    /// Encodes a text, or a part of one between special tokens.
+    fn encode_part(&self, text: &str) -> Result<Vec<Subword>, String> {
+        let text = self.without_last_spaces(text);
         let encoding = library(|| self.tokenizer.encode(text, false))?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
-        let text_id = |id: u32| match (self.specials.contains(&id), self.unknown) {
+        let text_id = |id: u32| match (self.specials.contains(&id) && !self.reads_specials, self.unknown) {
             (false, _) => Ok(id),
             (true, Some(unknown)) => Ok(unknown),
             (true, None) => Err("a special token, which is not text,".to_owned()),
         };
-        pieces.map(|(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start, end })).collect()
+        // SentencePiece puts a space before a text, also where a user-defined piece is its first
+        let begins = self.user_defined.iter().any(|(piece, _)| text.starts_with(piece));
+        let space = self.id_of(SPACE_MARK.encode_utf8(&mut [0; 4])).filter(|_| begins);
+        let space = space.map(|id| Ok(Subword { id, start: 0, end: 0 }));
+        let pieces = pieces.map(|(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start, end }));
+        space.into_iter().chain(pieces).collect()
+    }
+
+    /// Strips what becomes spaces at the end of a text, if the normaliser does not do so because of user-defined pieces.
+    fn without_last_spaces<'a>(&self, mut text: &'a str) -> &'a str {
+        if self.user_defined.is_empty() {
+            return text;
+        }
+        while let Some(last) = text.chars().next_back().filter(|last| last.is_whitespace()) {
+            let mut normal = NormalizedString::from(last.to_string());
+            let normaliser = self.tokenizer.get_normalizer();
+            let is_known = normaliser.is_none_or(|own| library(|| own.normalize(&mut normal)).is_ok());
+            let is_own = self.user_defined.iter().any(|(piece, _)| text.ends_with(piece.as_str()));
+            if !is_known || is_own || normal.get().chars().any(|character| character != ' ') {
+                break;
+            }
+            text = &text[..text.len() - last.len_utf8()];
+        }
+        text
+    }
+
+    /// Checks that normaliser and pre-tokenizer do not multiply a text to more than [`NORMAL_BYTES`]. Only a text that could become so
+    /// long is measured, part by part.
+    fn check_growth(&self, text: &str) -> Result<(), String> {
+        if text.len().saturating_mul(self.growth.encoding()) <= NORMAL_BYTES {
+            return Ok(());
+        }
+        let mut bytes = 0;
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(beginning(rest, MEASURED_BYTES).len());
+            rest = after;
+            let mut normal = NormalizedString::from(part);
+            if let Some(normaliser) = self.tokenizer.get_normalizer() {
+                library(|| normaliser.normalize(&mut normal))?;
+            }
+            bytes += normal.get().len() * self.growth.pre_tokenizer;
+            if bytes > NORMAL_BYTES {
+                return Err(format!(
+                    "{} bytes that become more than {NORMAL_BYTES} by the normalizer of {TOKENIZER_FILE}",
+                    text.len()
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Decodes ids. Special tokens and unknown ids have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
-        // `check_pieces` has decoded each piece alone
-        library(|| self.tokenizer.decode(ids, true)).unwrap_or_default()
+        match self.byte_pieces {
+            Some(_) => self.decode_from(DecodeState::default(), ids, &[]),
+            // `check_pieces` has decoded each piece alone
+            None => library(|| self.tokenizer.decode(ids, true)).unwrap_or_default(),
+        }
     }
 
     /// Decodes the ids of a text that continues another one. The text begins anew after the last id of `start`.
     pub(super) fn decode_continuation(&self, ids: &[u32], start: &[u32]) -> String {
-        if let Some(pieces) = &self.byte_pieces {
-            let bytes: Vec<u8> = ids.iter().flat_map(|&id| pieces.get(id)).copied().collect();
-            return String::from_utf8_lossy(&bytes).into_owned();
-        }
-        let mut state = self.continuation();
+        self.decode_from(self.continuation(), ids, start)
+    }
+
+    fn decode_from(&self, mut state: DecodeState, ids: &[u32], start: &[u32]) -> String {
         let mut text = String::new();
         for &id in ids {
-            text += &match start.last() == Some(&id) {
-                true => self.decode_rest(&mut state),
-                false => self.decode_next(&mut state, id),
-            };
+            match start.last() == Some(&id) {
+                true => self.decode_rest(&mut state, &mut text),
+                false => self.decode_next(&mut state, id, &mut text),
+            }
         }
-        text + &self.decode_rest(&mut state)
+        self.decode_rest(&mut state, &mut text);
+        text
     }
 
-    /// Decodes one more id and returns the text that it completes.
-    pub(super) fn decode_next(&self, state: &mut DecodeState, id: u32) -> String {
-        let DecodeState { bytes, ids, prefix, index } = state;
-        bytes.push(id);
-        // the text of byte pieces is known when their run has ended; special tokens do not end it
-        let is_byte = |piece: String| piece.len() == "<0x00>".len() && piece.starts_with("<0x");
-        if self.specials.contains(&id) || self.unknown == Some(id) || self.piece(id).is_none_or(is_byte) {
-            return String::new();
+    /// Decodes one more id and appends the text that it completes to `text`. Special tokens do not end a code point.
+    pub(super) fn decode_next(&self, state: &mut DecodeState, id: u32, text: &mut String) {
+        if let Some(bytes) = self.byte_pieces.as_ref().and_then(|pieces| pieces.get(id)) {
+            let before = text.len();
+            state.pending.extend_from_slice(bytes);
+            take_complete(&mut state.pending, text, true);
+            if state.ids.is_empty() && text.len() > before {
+                // the space before the next word stays
+                let pending = std::mem::take(&mut state.pending);
+                *state = DecodeState { pending, ..self.continuation() };
+            }
+            return;
         }
-        let new = std::mem::take(bytes);
-        let decoded = library(|| step_decode_stream(&self.tokenizer, new, true, ids, prefix, index));
+        let is_special = |piece: String| self.tokenizer.get_added_vocabulary().is_special_token(&piece);
+        if self.piece(id).is_none_or(is_special) {
+            return;
+        }
+        let DecodeState { pending, ids, prefix, index } = state;
+        replace_unfinished(pending, text, true);
+        let decoded = library(|| step_decode_stream(&self.tokenizer, vec![id], true, ids, prefix, index));
         // if a decoder changes earlier text, `decode_rest` returns the remainder
-        decoded.ok().flatten().unwrap_or_default()
+        text.push_str(&decoded.ok().flatten().unwrap_or_default());
     }
 
-    /// Returns the text that was held back, which may be an unfinished code point, and resets `state`.
-    pub(super) fn decode_rest(&self, state: &mut DecodeState) -> String {
-        let DecodeState { bytes, mut ids, prefix, .. } = std::mem::take(state);
-        ids.extend(bytes);
-        let decoded = self.decode(&ids);
-        let common = decoded.chars().zip(prefix.chars()).take_while(|(decoded, returned)| decoded == returned);
-        let returned: usize = common.map(|(decoded, _)| decoded.len_utf8()).sum();
-        decoded.get(returned..).unwrap_or_default().to_owned()
+    /// Appends the text that was held back, which may be an unfinished code point, and resets `state`.
+    pub(super) fn decode_rest(&self, state: &mut DecodeState, text: &mut String) {
+        let DecodeState { mut pending, ids, prefix, .. } = std::mem::take(state);
+        if !ids.is_empty() {
+            let decoded = library(|| self.tokenizer.decode(&ids, true)).unwrap_or_default();
+            let common = decoded.chars().zip(prefix.chars()).take_while(|(decoded, returned)| decoded == returned);
+            let returned: usize = common.map(|(decoded, _)| decoded.len_utf8()).sum();
+            text.push_str(decoded.get(returned..).unwrap_or_default());
+        }
+        replace_unfinished(&mut pending, text, true);
     }
 
     /// Returns the piece of `id` as the file spells it.
@@ -229,49 +395,68 @@ pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
     ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
 
-// Bytes of the pieces of a byte-level tokenizer (GPT-2 and its successors), which spells each byte as one printable character.
-// They do not depend on other pieces, so a text can be decoded piece by piece.
+// Bytes of pieces. A byte-level tokenizer (GPT-2 and its successors) spells each byte of a piece as one printable character. With
+// byte fallback (SentencePiece, Llama), the pieces `<0x00>` to `<0xFF>` are single bytes, and the others are text. Neither depends
+// on other pieces, so a text can be decoded piece by piece, and complete code points are known at once.
 
-/// Bytes of all pieces.
+/// Bytes of all pieces, or of the byte pieces.
 pub(super) struct BytePieces {
     bytes: Vec<u8>,
     /// Offset after the last byte of each id's piece.
     ends: Vec<usize>,
+    /// True if all pieces are bytes.
+    all: bool,
 }
 
 impl BytePieces {
-    /// Reads the pieces of a tokenizer whose `decoder` in the file is byte-level; `None` for other decoders. Special tokens have no
-    /// bytes.
+    /// Reads the pieces of a tokenizer whose `decoder` in the file is byte-level or has byte fallback; `None` for other decoders.
+    /// Special tokens have no bytes.
     pub(super) fn read(decoder: &Value, tokenizer: &Tokenizer, specials: &HashSet<u32>) -> Option<Self> {
-        let decoders = decoder["decoders"].as_array();
-        let only = match decoders.map(Vec::as_slice) {
+        let only = match decoder["decoders"].as_array().map(Vec::as_slice) {
             Some([only]) => only,
-            Some(_) => return None,
-            None => decoder,
+            _ => decoder,
         };
-        if only["type"] != "ByteLevel" {
+        let all = only["type"] == "ByteLevel";
+        if !all && !has_byte_fallback(decoder) {
             return None;
         }
         let mut pieces: Vec<_> = tokenizer.get_vocab(true).into_iter().map(|(piece, id)| (id, piece)).collect();
         pieces.sort_unstable();
-        let mut table = Self { bytes: Vec::new(), ends: Vec::new() };
+        let mut table = Self { bytes: Vec::new(), ends: Vec::new(), all };
         for (id, piece) in pieces {
             table.ends.resize(id as usize, table.bytes.len());
-            if !specials.contains(&id) {
+            if specials.contains(&id) {
+                // no bytes
+            } else if all {
                 let spelled: Option<Vec<u8>> = piece.chars().map(byte_of).collect();
                 table.bytes.extend(spelled.unwrap_or_else(|| piece.into_bytes()));
+            } else {
+                table.bytes.extend(byte_of_piece(&piece));
             }
             table.ends.push(table.bytes.len());
         }
         Some(table)
     }
 
-    /// Returns the bytes of a piece. A special token and an id without a piece have none.
-    pub(super) fn get(&self, id: u32) -> &[u8] {
+    /// Returns the bytes of a piece, or `None` if the piece is text. A special token has no bytes, and neither has an id without a
+    /// piece.
+    pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;
         let start = id.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
-        self.ends.get(id).and_then(|&end| self.bytes.get(start..end)).unwrap_or_default()
+        let bytes = self.ends.get(id).and_then(|&end| self.bytes.get(start..end)).unwrap_or_default();
+        (self.all || !bytes.is_empty()).then_some(bytes)
     }
+}
+
+fn has_byte_fallback(decoder: &Value) -> bool {
+    decoder["type"] == "ByteFallback"
+        || decoder["decoders"].as_array().is_some_and(|all| all.iter().any(has_byte_fallback))
+}
+
+/// Returns the byte of a byte piece such as `<0x0A>`.
+fn byte_of_piece(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
 /// Returns the byte that a character spells: itself if it is printable, else one of the characters from U+0100 on, in order.
@@ -295,7 +480,7 @@ fn byte_of(character: char) -> Option<u8> {
 pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
 
 /// Pre-tokenizers that split at every space, by their `type`.
-const SPLITS: [&str; 4] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPreTokenizer"];
+const SPLITS: [&str; 5] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPreTokenizer", "ByteLevel"];
 
 /// Normalisers that rewrite characters in place, by their `type`.
 const LOCAL: &str =
@@ -306,6 +491,9 @@ const PATTERN_BYTES: usize = 1024;
 
 /// Maximum bytes of a compiled regular expression. Time per character grows with it.
 const COMPILED_BYTES: usize = 1 << 20;
+
+/// Maximum bytes of the compiled pattern of all special tokens.
+const SPELLED_BYTES: usize = 64 << 20;
 
 /// Parts of a `tokenizer.json` that may contain regular expressions.
 const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
@@ -379,6 +567,7 @@ pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), Vocabu
     if processor["type"] != "TemplateProcessing" {
         return Ok(());
     }
+    check_template(key, processor)?;
     let tokens = &processor["special_tokens"];
     for (id, token) in tokens.as_object().into_iter().flatten() {
         let length = |list: &str| token[list].as_array().map_or(0, Vec::len);
@@ -403,7 +592,10 @@ pub(super) fn check_templates(key: &str, processor: &Value) -> Result<(), Vocabu
 /// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one. The error names the first bad key.
 pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
     let kind = |value: &Value| value["type"].as_str().unwrap_or("nothing").to_owned();
-    let splits = |value: &Value| SPLITS.contains(&kind(value).as_str()) && value["split"] != Value::Bool(false);
+    let is_off = |value: &Value| *value == Value::Bool(false);
+    let splits = |value: &Value| {
+        SPLITS.contains(&kind(value).as_str()) && !is_off(&value["split"]) && !is_off(&value["use_regex"])
+    };
     let pre = &json["pre_tokenizer"];
     let members = pre["pretokenizers"].as_array();
     // within a sequence only the first matters: the later ones receive one word at a time
@@ -420,9 +612,13 @@ pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
 /// Mark that a normaliser may put in the place of a space.
 const SPACE_MARK: char = '▁';
 
-/// Checks that no added token reaches over a space after a word: the library finds them before it splits the text.
+fn is_true(value: &Value) -> bool {
+    *value == Value::Bool(true)
+}
+
+/// Checks that no added token reaches over a space after a word in a way that [`unsafe_ends`] cannot tell: the library finds such a
+/// token before it splits the text, in the normalised text or by the characters around it.
 fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
-    let is_true = |value: &Value| *value == Value::Bool(true);
     for (index, token) in tokens.as_array().into_iter().flatten().enumerate() {
         let content = token["content"].as_str().unwrap_or_default();
         let normalized = is_true(&token["normalized"]);
@@ -431,12 +627,45 @@ fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
         // The spaces before a word are encoded with it. A token of a single word depends on the character before these spaces.
         let from_word = if is_true(&token["single_word"]) { content } else { content.trim_start_matches(is_space) };
         let reaches = is_true(&token["rstrip"]) || from_word.contains(is_space);
-        if reaches && !is_true(&token["special"]) {
-            let expected = "a special token, or a token that has no `rstrip` and contains no space after a word";
+        if reaches && (normalized || is_true(&token["single_word"])) && !is_true(&token["special"]) {
+            let expected = "a special token, or a token that has no `rstrip` and contains no space after a word, or neither \
+                            `normalized` nor `single_word`";
             return Err(VocabularyError::new(format!("added_tokens[{index}]"), expected, quoted(content)));
         }
     }
     Ok(())
+}
+
+/// Returns the ends of a text after which an added token may reach over a space: tokens that take the spaces after them, and the
+/// beginnings of tokens that contain spaces.
+fn unsafe_ends(tokens: &Value) -> Vec<String> {
+    let mut ends = Vec::new();
+    for token in tokens.as_array().into_iter().flatten() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let inner = content.match_indices(' ').map(|(space, _)| &content[..space]).filter(|before| !before.is_empty());
+        ends.extend(inner.map(str::to_owned));
+        if is_true(&token["rstrip"]) {
+            ends.push(content.to_owned());
+        }
+    }
+    ends
+}
+
+/// Returns the user-defined pieces of SentencePiece. With any, removes the normaliser that strips spaces at the end: it would also strip
+/// those before such a piece.
+fn take_user_defined(json: &mut Value) -> Vec<(String, u32)> {
+    let tokens = json["added_tokens"].as_array().into_iter().flatten();
+    let own = tokens.filter(|token| is_true(&token[USER_DEFINED_KEY]));
+    let pieces: Vec<_> = own
+        .filter_map(|token| {
+            let id = u32::try_from(token["id"].as_u64()?).ok()?;
+            Some((token["content"].as_str()?.to_owned(), id))
+        })
+        .collect();
+    if let Some(Value::Array(steps)) = json.pointer_mut("/normalizer/normalizers").filter(|_| !pieces.is_empty()) {
+        steps.retain(|step| step["type"] != "Strip");
+    }
+    pieces
 }
 
 pub(super) fn check_dropout(json: &Value) -> Result<(), VocabularyError> {
@@ -502,10 +731,15 @@ pub(super) fn check_ids(tokenizer: &Tokenizer) -> Result<(), VocabularyError> {
 }
 
 /// Checks that the library can decode each piece: some decoders panic on pieces that they do not expect.
-pub(super) fn check_pieces(tokenizer: &Tokenizer) -> Result<(), VocabularyError> {
+pub(super) fn check_pieces(tokenizer: &Tokenizer, growth: Growth) -> Result<(), VocabularyError> {
     let mut pieces: Vec<_> = tokenizer.get_vocab(true).into_iter().collect();
     pieces.sort_unstable_by_key(|(_, id)| *id);
     pieces.into_iter().try_for_each(|(piece, id)| {
+        let bytes = piece.len().saturating_mul(growth.decoder);
+        if bytes > PIECE_BYTES {
+            let expected = format!("at most {PIECE_BYTES} bytes for each piece");
+            return Err(VocabularyError::new("decoder", expected, format!("{bytes} bytes, at {}", quoted(&piece))));
+        }
         let decoded = library(|| tokenizer.decode(&[id], true));
         let found = |error| format!("{error}, at {}", quoted(&piece));
         decoded
@@ -604,7 +838,11 @@ mod tests {
     fn a_continuation_keeps_the_space_before_its_first_word() {
         let subwords = changed([]).unwrap();
         let mut state = subwords.continuation();
-        assert_eq!((subwords.decode_next(&mut state, 7), subwords.decode_rest(&mut state)), (" ab".into(), "".into()));
+        let mut text = String::new();
+        subwords.decode_next(&mut state, 7, &mut text);
+        assert_eq!(text, " ab");
+        subwords.decode_rest(&mut state, &mut text);
+        assert_eq!(text, " ab");
         assert!(subwords.leading().is_empty());
         let template = json!({ "type": "TemplateProcessing", "pair": [],
             "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },

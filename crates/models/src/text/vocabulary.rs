@@ -38,8 +38,8 @@ enum Symbols {
     /// The index of a character is its id. U+FFFD fills the ids of special symbols.
     Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
     /// The id of a byte is its value plus `first`. The other ids of `count` are special symbols. If `sparse`, they have no
-    /// meaning: they have no text, and bytes that are not UTF-8 have none either.
-    Bytes { first: u32, count: usize, sparse: bool },
+    /// meaning: they have no text, unless they are `spelled`, and bytes that are not UTF-8 have none either.
+    Bytes { first: u32, count: usize, sparse: bool, spelled: Arc<SpelledIds> },
     /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only. A model that continues prompts has
     /// `marks`.
     Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>>, marks: Option<TokenMarks> },
@@ -97,7 +97,11 @@ impl Vocabulary {
 
     /// Creates a vocabulary of the 256 byte values of UTF-8 text.
     pub fn byte_level(normaliser: TextNormaliser) -> Self {
-        Self::of_symbols(Symbols::Bytes { first: 0, count: BYTES, sparse: false }, None, normaliser)
+        Self::of_symbols(
+            Symbols::Bytes { first: 0, count: BYTES, sparse: false, spelled: Arc::default() },
+            None,
+            normaliser,
+        )
     }
 
     /// Creates a vocabulary without marks around a text and without an end byte.
@@ -118,17 +122,36 @@ impl Vocabulary {
         let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
         let count = BYTES + SpecialSymbols::COUNT;
         specials.check(count, is_byte)?;
-        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: false }, Some(specials), normaliser))
+        Ok(Self::of_symbols(
+            Symbols::Bytes { first, count, sparse: false, spelled: Arc::default() },
+            Some(specials),
+            normaliser,
+        ))
     }
 
-    /// Creates a vocabulary of `count` ids, with the bytes from id `first` on, as in ByT5. The other ids have no text.
-    pub fn sparse_bytes(first: u32, count: usize, normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
+    /// Creates a vocabulary of `count` ids, with the bytes from id `first` on, as in ByT5. Of the other ids only those of its special
+    /// tokens and of `added` tokens have texts.
+    pub fn sparse_bytes(
+        first: u32,
+        count: usize,
+        added: &[SpelledId],
+        normaliser: TextNormaliser,
+    ) -> Result<Self, VocabularyError> {
         let min = (first as usize).saturating_add(BYTES);
         if !(min..=MAX_SYMBOLS).contains(&count) {
             let expected = format!("{min} to {MAX_SYMBOLS}: {BYTES} bytes from `first_byte` on");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: true }, None, normaliser))
+        if let Some(wrong) = added.iter().find(|own| own.id as usize >= count || own.text.is_empty()) {
+            let expected = format!("texts with ids below {count}");
+            return Err(VocabularyError::new(
+                "vocabulary.added",
+                expected,
+                format!("id {} {:?}", wrong.id, wrong.text),
+            ));
+        }
+        let spelled = Arc::new(SpelledIds::of_byt5(first, count, added));
+        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: true, spelled }, None, normaliser))
     }
 
     /// Returns the number of symbols, at least one.
@@ -185,6 +208,20 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Bytes { sparse: true, .. })
     }
 
+    /// Returns the texts that have ids of their own, if symbols are bytes.
+    pub(super) fn spelled(&self) -> Option<&SpelledIds> {
+        match &self.symbols {
+            Symbols::Bytes { spelled, .. } => Some(&**spelled).filter(|spelled| !spelled.0.is_empty()),
+            Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
+        }
+    }
+
+    /// Returns the text of an added token of a vocabulary of bytes.
+    pub(super) fn spelled_text(&self, id: u32) -> Option<&str> {
+        let own = self.spelled()?.0.iter().find(|own| own.id == id && !own.special)?;
+        Some(&own.text)
+    }
+
     /// Returns the characters in order of their ids, if symbols are characters.
     pub fn characters(&self) -> Option<&[char]> {
         match &self.symbols {
@@ -198,6 +235,7 @@ impl Vocabulary {
         self.characters() == other.characters()
             && self.byte_zero() == other.byte_zero()
             && self.is_sparse() == other.is_sparse()
+            && self.spelled() == other.spelled()
             && self.specials == other.specials
             && self.marks == other.marks
             && self.token_marks() == other.token_marks()
@@ -247,8 +285,13 @@ impl Vocabulary {
                 tokenizer.as_ref().map_or_else(String::new, |tokenizer| tokenizer.decode(ids))
             }
             Symbols::Bytes { sparse: true, .. } => {
-                let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.byte_of(id)).collect();
-                bytes.utf8_chunks().map(|chunk| chunk.valid()).collect()
+                let mut text = String::with_capacity(ids.len());
+                for run in ids.split_inclusive(|&id| self.spelled_text(id).is_some()) {
+                    let bytes: Vec<u8> = run.iter().filter_map(|&id| self.byte_of(id)).collect();
+                    text.extend(bytes.utf8_chunks().map(|chunk| chunk.valid()));
+                    text.push_str(run.last().and_then(|&id| self.spelled_text(id)).unwrap_or_default());
+                }
+                text
             }
             Symbols::Bytes { .. } => {
                 let mut text = String::with_capacity(ids.len());
@@ -279,7 +322,10 @@ impl Vocabulary {
             _ if self.is_subword() => {
                 self.tokenizer().and_then(|tokenizer| tokenizer.piece(id)).unwrap_or_else(|| format!("id {id}"))
             }
-            _ if self.is_sparse() => format!("id {id}"),
+            _ if self.is_sparse() => {
+                let own = self.spelled().and_then(|spelled| spelled.0.iter().find(|own| own.id == id));
+                own.map_or_else(|| format!("id {id}"), |own| own.text.clone())
+            }
             _ => format!("{:?}", self.character(id)),
         }
     }
@@ -300,6 +346,58 @@ fn quote_start(text: &str) -> String {
     match text.len() <= SHOWN {
         true => format!("{text:?}"),
         false => format!("{:?} ({} bytes)", clip(text, SHOWN), text.len()),
+    }
+}
+
+// Texts that have ids of their own in a vocabulary of bytes.
+
+/// A token of ByT5 that is no byte.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpelledId {
+    /// Its id.
+    pub id: u32,
+    /// The text that becomes this id.
+    pub text: String,
+    /// True if it has no text when it is decoded.
+    #[serde(default)]
+    pub special: bool,
+    /// True if white space around it belongs to it.
+    #[serde(default)]
+    pub strips: bool,
+}
+
+/// The tokens of ByT5 that are no bytes, the longest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct SpelledIds(Vec<SpelledId>);
+
+/// Sentinels of ByT5, after the bytes.
+const BYT5_SENTINELS: usize = 125;
+
+impl SpelledIds {
+    fn of_byt5(first: u32, count: usize, added: &[SpelledId]) -> Self {
+        let special = |(id, text): (u32, String)| SpelledId { id, text, special: true, strips: id < first };
+        let marks = (0..first).zip(["<pad>", "</s>", "<unk>"].map(str::to_owned));
+        let sentinels =
+            (first + BYTES as u32..count as u32).zip((0..BYT5_SENTINELS).map(|k| format!("<extra_id_{k}>")));
+        let is_new = |own: &SpelledId| added.iter().all(|other| other.id != own.id && other.text != own.text);
+        let usual = marks.chain(sentinels).map(special).filter(is_new);
+        let mut all: Vec<_> = usual.chain(added.iter().cloned()).collect();
+        all.sort_by_key(|own| std::cmp::Reverse(own.text.len()));
+        Self(all)
+    }
+
+    /// Bytes of the longest.
+    pub(super) fn longest(&self) -> usize {
+        self.0.first().map_or(0, |own| own.text.len())
+    }
+
+    /// Returns the first of them in a text that begins before byte `end`, with its place. Of several at one place, the longest.
+    pub(super) fn find(&self, text: &str, end: usize) -> Option<(usize, &SpelledId)> {
+        let starts = text.char_indices().map(|(start, _)| start).take_while(|start| *start < end);
+        let firsts: std::collections::HashSet<u8> = self.0.iter().filter_map(|own| own.text.bytes().next()).collect();
+        let mut possible = starts.filter(|&start| firsts.contains(&text.as_bytes()[start]));
+        possible.find_map(|start| Some((start, self.0.iter().find(|own| text[start..].starts_with(&own.text))?)))
     }
 }
 
@@ -534,7 +632,7 @@ impl Vocabulary {
 }
 
 /// Returns the longest beginning of `text` that has at most `bytes` bytes.
-fn beginning(text: &str, bytes: usize) -> &str {
+pub(super) fn beginning(text: &str, bytes: usize) -> &str {
     let mut end = bytes.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -653,13 +751,13 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the bytes of a symbol that is no text on its own: a byte of a longer character, or a piece with a part of one.
+    /// Returns the bytes of a symbol that is no text on its own: a byte of a longer character, a piece with a part of one, or a byte
+    /// piece whose text is another piece's, too.
     pub fn raw_bytes(&self, id: u32) -> Option<Vec<u8>> {
         if let Some(byte) = self.byte_of(id) {
             return (!byte.is_ascii()).then(|| vec![byte]);
         }
-        let bytes = self.tokenizer()?.byte_pieces()?.get(id);
-        std::str::from_utf8(bytes).is_err().then(|| bytes.to_vec())
+        self.tokenizer()?.raw_bytes(id).map(<[u8]>::to_vec)
     }
 
     /// Returns the ids that end a text, in a vocabulary without special symbols.
@@ -677,6 +775,11 @@ impl Vocabulary {
     /// Returns true if equal texts have equal symbols: each symbol has a text of its own, except bytes that are not UTF-8.
     pub fn is_spelled_out(&self) -> bool {
         !(self.is_subword() || self.is_sparse() || self.marks.is_some())
+    }
+
+    /// Returns the bytes of text that take most vocabularies as long to encode as this one takes for `bytes` bytes.
+    pub fn work(&self, bytes: usize) -> usize {
+        self.tokenizer().map_or(bytes, |tokenizer| tokenizer.work(bytes))
     }
 
     /// Returns the subword tokenizer, if symbols are its pieces.
@@ -732,6 +835,55 @@ impl Vocabulary {
             ControlFlow::Continue(())
         });
         starts
+    }
+}
+
+/// A text as it was sent, with the places of its symbols.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedText {
+    text: String,
+    /// For each symbol, marks included: the byte and the character of the text at which its own text begins.
+    starts: Vec<(u32, u32)>,
+}
+
+impl PlacedText {
+    /// Finds the places of a text's symbols. Spaces that no symbol stands for belong to the next one. Fails as encoding does.
+    pub fn new(field: &'static str, text: &str, vocabulary: &Vocabulary) -> Result<Self> {
+        let mut bytes = vec![0; usize::from(vocabulary.marks.is_some())];
+        if vocabulary.is_subword() {
+            bytes.resize(vocabulary.token_marks().map_or(0, |marks| marks.start.len()), 0);
+            let mut end = 0;
+            for subword in vocabulary.encode_subwords(field, text)? {
+                bytes.push(subword.start.min(end));
+                end = end.max(subword.end);
+            }
+        } else {
+            bytes.extend(vocabulary.start_bytes(text, 0));
+        }
+        let mut edges = text.char_indices().map(|(edge, _)| edge).chain([text.len()]).peekable();
+        let mut place = (0, 0);
+        let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let mut characters = 0;
+        let starts = bytes.into_iter().map(|byte| {
+            while let Some(edge) = edges.next_if(|edge| *edge <= byte) {
+                place = (count(edge), count(characters));
+                characters += 1;
+            }
+            place
+        });
+        Ok(Self { starts: starts.collect(), text: text.to_owned() })
+    }
+
+    /// Returns the text of the symbols from `from` to `to`, which may end within a character's bytes: its text is the last one's.
+    pub fn text_of(&self, from: usize, to: usize) -> &str {
+        let edge = |symbol: usize| self.starts.get(symbol).map_or(self.text.len(), |(byte, _)| *byte as usize);
+        let from = if from == 0 { 0 } else { edge(from) };
+        self.text.get(from..edge(to)).unwrap_or_default()
+    }
+
+    /// Returns the character at which a symbol begins.
+    pub fn character_of(&self, symbol: usize) -> usize {
+        self.starts.get(symbol).map_or(0, |(_, character)| *character as usize)
     }
 }
 

@@ -189,8 +189,16 @@ fn check_weights(source: &CheckpointSource, blueprint: &dyn Blueprint, sha256: &
 // must be plain: none reaches out of the folder.
 
 /// Optional files next to the configuration and the weights.
-const OPTIONAL: [&str; 6] =
-    [CARD_FILE, NGRAMS_FILE, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model"];
+const OPTIONAL: [&str; 8] = [
+    CARD_FILE,
+    NGRAMS_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "spiece.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+];
 
 /// Maximum bytes of any file but the weights.
 const SMALL_BYTES: u64 = 64 << 20;

@@ -83,7 +83,7 @@ class GenerateOptions(CallOptions, SamplingOptions, total=False):
     resume_text: Optional[str]
     #: The same as ids, for any model.
     resume_ids: Optional[Sequence[int]]
-    #: Return the normalised prompt before the text.
+    #: Return the prompt before the text.
     echo: Optional[bool]
     #: Return the log-probability of each character.
     logprobs: Optional[bool]
@@ -170,7 +170,7 @@ class Generated:
     text: str
     #: The characters of the text, if the caller set `logprobs`, `top_logprobs` or `boundaries`.
     characters: Tuple[Character, ...]
-    #: The normalised prompt, if the caller set `echo`.
+    #: The prompt as it was sent, if the caller set `echo`.
     prompt: Optional[str]
     prompt_characters: Tuple[Character, ...]
     request_id: str

@@ -17,7 +17,7 @@ use weir_engine::{
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::{
     contract::{self, BoundaryMode, BoundaryOptions, Card, EarlyStopping, Noise},
-    text::TextCounter,
+    text::{PlacedText, TextCounter},
     usage::{LevelUsage, Timing, Usage},
 };
 use weir_proto::v1::{self, logit_bias::Symbol};
@@ -36,6 +36,8 @@ pub(super) struct ResponseFormat {
     pub(super) normalized_chars: usize,
     /// True if the response begins with the prompt.
     pub(super) echo: bool,
+    /// The prompt as it was sent, if the response begins with it and it was a text.
+    pub(super) echoed: Option<Arc<PlacedText>>,
     /// When a piece is complete.
     pub(super) split: PieceSplit,
     /// Which details of each character are sent.
@@ -80,12 +82,15 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
     let seed = stated_seed.unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
     let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;
+    let echoes = request.details.as_ref().is_some_and(v1::Details::echo) && resumed.symbols.is_empty();
+    let placed = || PlacedText::new("prompt", &request.prompt, &card.vocabulary).map(Arc::new);
+    let echoed = (echoes && !request.prompt.is_empty()).then(placed).transpose()?;
     let split = piece_split(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let lists_ids = details.ids();
     let details = options::Details {
         // a resumed stream has sent the prompt
-        echo: details.echo() && resumed.symbols.is_empty(),
+        echo: echoes,
         logprobs: details.logprobs(),
         top_logprobs: size(details.top_logprobs()),
         boundaries: details.boundaries(),
@@ -97,6 +102,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         prompt_text_chars: prompt.text_chars,
         normalized_chars: prompt.normalized_chars,
         echo: details.echo,
+        echoed,
         split,
         details: CharacterDetails {
             listed: details.logprobs || details.boundaries || details.top_logprobs > 0,

@@ -21,7 +21,10 @@ use weir_engine::{
     options::{FinishReason, must_pool},
 };
 use weir_kernels::error::Result;
-use weir_models::{contract::Card, text::Vocabulary};
+use weir_models::{
+    contract::Card,
+    text::{PlacedText, Vocabulary},
+};
 use weir_proto::v1::{self, generate_response::Event as Payload, generation_server};
 
 /// Submits jobs to the engines while the gate is open.
@@ -59,7 +62,8 @@ impl JobService {
         let terms = terms(&call, priority);
         let tenant = Arc::clone(&terms.tenant);
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
-        let submitted = self.workers.run(&tenant, message.encoded_len(), move || {
+        let bytes = engine.card().vocabulary.work(message.encoded_len());
+        let submitted = self.workers.run(&tenant, bytes, move || {
             // Released when the request is submitted.
             let _memory = memory;
             // Few requests are converted at a time, so their symbols are counted afterwards.
@@ -231,6 +235,11 @@ impl GenerateEncoder {
     /// Returns the characters of the prompt that normalising changed.
     pub(crate) fn normalized_chars(&self) -> u64 {
         self.format.normalized_chars as u64
+    }
+
+    /// Returns the prompt as it was sent, if the response begins with it.
+    pub(crate) fn echoed(&self) -> Option<&Arc<PlacedText>> {
+        self.format.echoed.as_ref()
     }
 
     fn started(&mut self, cached_chars: usize) -> v1::Started {

@@ -28,7 +28,7 @@ use weir_engine::{DocumentEvent, Event, Events, options::EmittedSymbol};
 use weir_kernels::error::{Code, Error, Result};
 use weir_models::{
     contract::SymbolBoundary,
-    text::{StreamDetokenizer, Vocabulary},
+    text::{PlacedText, StreamDetokenizer, Vocabulary},
 };
 use weir_proto::v1;
 
@@ -48,6 +48,9 @@ pub(super) struct Pieces {
     searched: usize,
     /// Characters of the prompt that are still to be sent.
     echo: usize,
+    /// Characters of the prompt that were sent.
+    prompt_sent: usize,
+    echoed: Option<Arc<PlacedText>>,
     split: PieceSplit,
     details: CharacterDetails,
     detokenizer: StreamDetokenizer,
@@ -60,6 +63,8 @@ impl Pieces {
             waiting: VecDeque::new(),
             searched: 0,
             echo: if format.echo { format.prompt_chars } else { 0 },
+            prompt_sent: 0,
+            echoed: format.echoed.clone(),
             split: format.split,
             details: format.details,
             detokenizer: StreamDetokenizer::new(Arc::clone(&vocabulary)),
@@ -138,10 +143,17 @@ impl Pieces {
     /// Removes the first `count` characters as a piece.
     fn take(&mut self, count: usize) -> v1::Piece {
         let mut piece = v1::Piece { prompt: self.echo > 0, ..Default::default() };
+        let echoed = self.echoed.as_ref().filter(|_| piece.prompt);
+        if let Some(echoed) = echoed {
+            piece.text.push_str(echoed.text_of(self.prompt_sent, self.prompt_sent + count));
+        }
         self.echo = self.echo.saturating_sub(count);
+        self.prompt_sent += count;
         self.searched = self.searched.saturating_sub(count);
         for symbol in self.waiting.drain(..count) {
-            piece.text.push_str(self.detokenizer.push_symbol(symbol.symbol, symbol.cut));
+            if echoed.is_none() {
+                piece.text.push_str(self.detokenizer.push_symbol(symbol.symbol, symbol.cut));
+            }
             if self.details.ids {
                 piece.ids.push(symbol.symbol);
             }
@@ -507,6 +519,7 @@ mod tests {
             prompt_text_chars: prompt_chars,
             normalized_chars: 0,
             echo: prompt_chars > 0,
+            echoed: None,
             split,
             details,
             stop: Vec::new(),

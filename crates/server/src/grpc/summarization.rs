@@ -215,6 +215,7 @@ impl DocumentReceiver {
 
     /// Receives the document to its end or to the limit, and tokenizes long chunks on workers. Text beyond the limit is not read.
     async fn receive(mut self, mut parts: RequestParts<v1::SummarizeRequest>) {
+        let vocabulary = Arc::clone(self.tokenizer.vocabulary());
         loop {
             let part = match parts.next().await {
                 Ok(message) => message.map(|message| message.part),
@@ -234,6 +235,7 @@ impl DocumentReceiver {
                 (self, pushed)
             };
             // An error means that the tokenizer panicked, which has ended the upload.
+            let bytes = vocabulary.work(bytes);
             let Ok((receiver, pushed)) = workers.run(&tenant, bytes, work).await else { return };
             self = receiver;
             match pushed {
@@ -365,8 +367,8 @@ impl PartedSummary {
 
     /// Cuts the next part off the document, on a worker if much text is left.
     async fn next_part(&self, document: LongDocument) -> Result<(LongDocument, TextPart)> {
-        let bytes = document.bytes_left();
         let engine = self.engine.clone();
+        let bytes = engine.card().vocabulary.work(document.bytes_left());
         let work = move || {
             let missing = || Error::Internal("a summarizer without limits".into());
             let limits = engine.document_limits().ok_or_else(missing)?;

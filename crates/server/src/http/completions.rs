@@ -83,8 +83,9 @@ impl Generations {
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
             let generated = state.calls.generate(client, message).await?;
-            let changed = generated.response.encoder().normalized_chars();
-            choices.push(Choice::new(index, request.wants_characters(), changed));
+            let encoder = generated.response.encoder();
+            let echoed = encoder.echoed().map(Arc::clone);
+            choices.push(Choice::new(index, request.wants_characters(), encoder.normalized_chars(), echoed));
             streams.insert(index, generated);
         }
         let head = CompletionHead::new(&client.request_id);

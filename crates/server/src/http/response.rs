@@ -29,6 +29,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result};
+use weir_models::text::PlacedText;
 use weir_proto::v1;
 
 /// The fields that all messages of one completion share.
@@ -183,6 +184,10 @@ pub(crate) struct Choice {
     characters: Option<CharacterLists>,
     /// Offsets of the characters in the choice's text.
     offsets: TextOffsets,
+    /// The prompt that the text begins with, if it was a text.
+    echoed: Option<Arc<PlacedText>>,
+    /// Symbols of it that were added.
+    echoed_symbols: usize,
     pub(crate) counts: TokenCounts,
     finished: Option<v1::Finished>,
     /// True after the last event.
@@ -255,10 +260,16 @@ struct CharacterLists {
 }
 
 impl Choice {
-    /// Starts the choice at this index. Normalising changed `normalized_chars` characters of its prompt.
-    pub(crate) fn new(index: usize, with_characters: bool, normalized_chars: u64) -> Self {
+    /// Starts the choice at this index, whose text begins with `echoed`. Normalising changed `normalized_chars` characters of its
+    /// prompt.
+    pub(crate) fn new(
+        index: usize,
+        with_characters: bool,
+        normalized_chars: u64,
+        echoed: Option<Arc<PlacedText>>,
+    ) -> Self {
         let counts = TokenCounts { normalized_chars, ..TokenCounts::default() };
-        Self { index, characters: with_characters.then(CharacterLists::default), counts, ..Self::default() }
+        Self { index, characters: with_characters.then(CharacterLists::default), counts, echoed, ..Self::default() }
     }
 
     /// Records that the engine has started the request.
@@ -278,13 +289,21 @@ impl Choice {
             self.counts.generated += piece.characters.iter().filter(|character| !character.ends_text).count() as u64;
             self.counts.generated_text_chars += piece.text.chars().count() as u64;
         }
+        let echoed = self.echoed.as_ref().filter(|_| piece.prompt);
         if let Some(characters) = &mut self.characters {
             for character in piece.characters {
                 self.growth += CHARACTER_BYTES + character.top.len() * ALTERNATIVE_BYTES;
                 let bytes = character.raw_bytes.as_deref().unwrap_or(character.text.as_bytes());
-                let offset = self.offsets.push(bytes);
+                let offset = match echoed {
+                    Some(echoed) => echoed.character_of(self.echoed_symbols),
+                    None => self.offsets.push(bytes),
+                };
+                self.echoed_symbols += 1;
                 characters.push(character, offset);
             }
+        }
+        if echoed.is_some() {
+            self.offsets.characters += piece.text.chars().count();
         }
     }
 
@@ -342,8 +361,15 @@ impl CharacterLists {
     fn push(&mut self, character: v1::Character, offset: usize) {
         self.token_logprobs.push(character.logprob.into());
         let token = token(character.text, character.raw_bytes);
-        let alternative = |other: v1::Alternative| (self::token(other.text, other.raw_bytes), other.logprob.into());
-        let mut top: Map<_, _> = character.top.into_iter().map(alternative).collect();
+        let mut top = Map::new();
+        for other in character.top {
+            let mut name = self::token(other.text, other.raw_bytes);
+            // of several tokens with one text, such as marks, only the sampled or the likeliest one is named by it
+            if top.contains_key(&name) || (name == token && other.id != character.id) {
+                name = format!("token_id:{}", other.id);
+            }
+            top.insert(name, other.logprob.into());
+        }
         // The sampled character is always in the list, as in OpenAI's API.
         if let Some(logprob) = character.logprob {
             top.entry(token.clone()).or_insert_with(|| logprob.into());
@@ -602,7 +628,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_sent_in_parts() {
-        let mut choice = Choice::new(1, true, 2);
+        let mut choice = Choice::new(1, true, 2, None);
         assert!(!choice.has_output());
         choice.start(&v1::Started { prompt_chars: 7, cached_chars: 4, ..Default::default() });
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
@@ -620,7 +646,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_text_has_an_empty_token_and_is_not_counted() {
-        let mut choice = Choice::new(0, true, 0);
+        let mut choice = Choice::new(0, true, 0, None);
         let end = v1::Character { ends_text: true, ..character("", -3.0) };
         choice.push(v1::Piece { text: "a".into(), characters: vec![character("a", -1.0), end], ..Default::default() });
         assert_eq!(choice.counts.usage()["completion_tokens"], 1);
@@ -633,10 +659,10 @@ mod tests {
     fn bytes_have_the_place_of_their_character() {
         let byte = |byte: u8| {
             let raw_bytes = Some(vec![byte]);
-            let top = vec![v1::Alternative { raw_bytes: Some(vec![0xe2]), logprob: -0.5, ..Default::default() }];
+            let top = vec![v1::Alternative { raw_bytes: Some(vec![0xe2]), logprob: -0.5, id: 3, ..Default::default() }];
             v1::Character { text: format!("\\x{byte:02x}"), logprob: Some(-1.0), raw_bytes, top, ..Default::default() }
         };
-        let mut choice = Choice::new(0, true, 0);
+        let mut choice = Choice::new(0, true, 0, None);
         choice.push(v1::Piece { characters: vec![byte(0xc3)], ..Default::default() });
         let output = choice.take_output();
         assert_eq!((&output["text"], &output["logprobs"]["tokens"]), (&json!(""), &json!(["bytes:\\xc3"])));

@@ -28,9 +28,15 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamExt, StreamMap};
-use weir_engine::summary::LongDocuments;
+use weir_engine::{
+    sampling::{StopMatcher, StopStrings},
+    summary::LongDocuments,
+};
 use weir_kernels::error::{Error, Result, quoted};
-use weir_models::contract::{DocumentLimits, EarlyStopping};
+use weir_models::{
+    contract::{Card, DocumentLimits, EarlyStopping},
+    text::{StreamDetokenizer, Vocabulary},
+};
 use weir_proto::v1::{self, SummarizeRequest, SummarizeResponse, summarize_request::Part, summarize_response::Event};
 
 /// Maximum bytes of a document in one message of a call.
@@ -362,8 +368,84 @@ pub(crate) async fn complete_by_summaries(
 struct PromptSummary {
     /// Text that was not sent yet.
     text: String,
+    /// Text that may become part of a stop string.
+    held: String,
+    /// Bytes of the text that were taken to be sent.
+    released: usize,
+    /// Finds stop strings in the text; `None` after one, and if the text is not sent before its end.
+    matcher: Option<StopMatcher>,
     finished: Option<v1::SummaryFinished>,
     is_complete: bool,
+}
+
+impl PromptSummary {
+    /// Adds text that the model has written. Releases what can no longer become part of a stop string.
+    fn push(&mut self, text: &str) {
+        let Some(matcher) = &mut self.matcher else { return };
+        self.held.push_str(text);
+        if matcher.push_text(text).is_some() {
+            // the last message has the tokens, and so the place
+            self.matcher = None;
+            return;
+        }
+        let free = self.held.len().saturating_sub(matcher.withheld());
+        let free = (0..=free).rev().find(|&end| self.held.is_char_boundary(end)).unwrap_or(0);
+        self.text.extend(self.held.drain(..free));
+        self.released += free;
+    }
+}
+
+/// The stop strings of a request to a model that summarizes. Each ends a text where the model has written it.
+struct SummaryStops {
+    texts: Vec<String>,
+    is_included: bool,
+    /// A stop string that is complete before this many tokens does not count.
+    min_tokens: usize,
+    vocabulary: Arc<Vocabulary>,
+}
+
+/// The end of a text at a stop string.
+struct StoppedText<'a> {
+    /// Bytes of the text before the end.
+    bytes: usize,
+    /// Tokens up to the stop string's end.
+    tokens: usize,
+    stop: &'a str,
+}
+
+impl SummaryStops {
+    fn new(request: &CompletionRequest, card: &Card) -> Result<Self> {
+        let texts = StopStrings::new(request.stop.0.clone(), card)?.texts;
+        let min_tokens = request.min_tokens.map_or(0, |min| min as usize);
+        let is_included = request.include_stop_str_in_output.unwrap_or_default();
+        Ok(Self { texts, is_included, min_tokens, vocabulary: Arc::clone(&card.vocabulary) })
+    }
+
+    fn matcher(&self) -> StopMatcher {
+        let bytes = |text: &String| text.bytes().map(u32::from).collect();
+        StopMatcher::new(self.texts.iter().map(bytes).collect(), self.min_tokens)
+    }
+
+    /// Returns the matcher of a text that is sent while it is written. A minimum counts tokens, which only the last message has.
+    fn stream_matcher(&self) -> Option<StopMatcher> {
+        (self.texts.is_empty() || self.min_tokens == 0).then(|| self.matcher())
+    }
+
+    /// Returns where the text of these tokens ends, if a stop string ends it.
+    fn find(&self, ids: &[u32]) -> Option<StoppedText<'_>> {
+        let mut matcher = self.matcher();
+        let mut stream = StreamDetokenizer::new(Arc::clone(&self.vocabulary));
+        let mut before = 0;
+        ids.iter().enumerate().find_map(|(index, &id)| {
+            let text = stream.push(id);
+            let Some((found, end)) = matcher.push_text(text) else {
+                before += text.len();
+                return None;
+            };
+            let bytes = before + end - if self.is_included { 0 } else { found.length };
+            Some(StoppedText { bytes, tokens: index + 1, stop: &self.texts[found.index] })
+        })
+    }
 }
 
 /// Counts of tokens.
@@ -382,6 +464,7 @@ struct SummaryCompletion {
     /// Maximum tokens, end mark included, of a text that the model ended. In a longer text, the search forced the end mark.
     longest: usize,
     end: u32,
+    stops: SummaryStops,
     prompts: Vec<PromptSummary>,
     counts: SummaryCounts,
     /// Bytes of the messages, as formatted.
@@ -400,6 +483,7 @@ impl SummaryCompletion {
         let name = &engine.card().name;
         let missing = || Error::Internal(format!("{name}: a summarizer without limits"));
         let limits: &DocumentLimits = engine.document_limits().ok_or_else(missing)?;
+        let stops = SummaryStops::new(request, engine.card())?;
         let mut streams = StreamMap::new();
         for (index, messages) in request.summarize_requests(name)?.into_iter().enumerate() {
             streams.insert(index, state.calls.summarize(client, messages).await?);
@@ -413,7 +497,11 @@ impl SummaryCompletion {
             n: request.choices_per_prompt(),
             longest,
             end: limits.marks.end,
-            prompts: (0..streams.len()).map(|_| PromptSummary::default()).collect(),
+            prompts: streams
+                .iter()
+                .map(|_| PromptSummary { matcher: stops.stream_matcher(), ..PromptSummary::default() })
+                .collect(),
+            stops,
             counts: SummaryCounts::default(),
             bytes: 0,
             streams,
@@ -437,14 +525,17 @@ impl Completion for SummaryCompletion {
             match message.event {
                 Some(Event::Started(started)) => self.head.set_model(&started.model),
                 Some(Event::Piece(piece)) => {
-                    prompt.text.push_str(&piece.text);
+                    prompt.push(&piece.text);
                     return Poll::Ready(Some(Ok(index)));
                 }
                 Some(Event::Finished(finished)) => {
                     let usage = finished.usage.unwrap_or_default();
                     self.counts.prompt += usage.document_tokens;
                     self.counts.cached += usage.cached_tokens;
-                    self.counts.generated += finished.hypotheses.iter().map(|text| text.ids.len() as u64).sum::<u64>();
+                    let tokens = |text: &v1::Hypothesis| {
+                        self.stops.find(&text.ids).map_or(text.ids.len(), |stopped| stopped.tokens) as u64
+                    };
+                    self.counts.generated += finished.hypotheses.iter().map(tokens).sum::<u64>();
                     self.counts.generated += finished.parts.iter().map(|part| part.summary_tokens).sum::<u64>();
                     prompt.finished = Some(finished);
                     prompt.is_complete = true;
@@ -458,17 +549,24 @@ impl Completion for SummaryCompletion {
     fn take_choices(&mut self, index: usize) -> Vec<Value> {
         let first = index * self.n;
         let Some(prompt) = self.prompts.get_mut(index) else { return Vec::new() };
-        let text = std::mem::take(&mut prompt.text);
-        let choice = |index: usize, text: &str, reason: Option<&str>| json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason, "stop_reason": null });
-        let Some(finished) = prompt.finished.take() else { return vec![choice(first, &text, None)] };
-        let reason = |hypothesis: &v1::Hypothesis| {
+        let mut text = std::mem::take(&mut prompt.text);
+        let choice = |index: usize, text: &str, reason: Option<&str>, stop: Option<&str>| json!({ "index": index, "text": text, "logprobs": null, "finish_reason": reason, "stop_reason": stop });
+        let Some(finished) = prompt.finished.take() else { return vec![choice(first, &text, None, None)] };
+        let mut choices = Vec::new();
+        for (rank, hypothesis) in finished.hypotheses.iter().enumerate() {
+            let stopped = self.stops.find(&hypothesis.ids);
             let ended = hypothesis.ids.last() == Some(&self.end) && hypothesis.ids.len() <= self.longest;
-            Some(if ended { "stop" } else { "length" })
-        };
-        let best_reason = finished.hypotheses.first().map_or(Some("length"), &reason);
-        let mut choices = vec![choice(first, &text, best_reason)];
-        let others = finished.hypotheses.iter().enumerate().skip(1);
-        choices.extend(others.map(|(rank, other)| choice(first + rank, &other.text, reason(other))));
+            let reason = if stopped.is_some() || ended { "stop" } else { "length" };
+            let end = stopped.as_ref().map_or(hypothesis.text.len(), |stopped| stopped.bytes);
+            // of the best text, a part was sent
+            let sent = if rank == 0 { prompt.released } else { 0 };
+            let rest = hypothesis.text.get(sent..end).unwrap_or_default();
+            let own = if rank == 0 { std::mem::take(&mut text) + rest } else { rest.to_owned() };
+            choices.push(choice(first + rank, &own, Some(reason), stopped.map(|stopped| stopped.stop)));
+        }
+        if choices.is_empty() {
+            choices.push(choice(first, &text, Some("length"), None));
+        }
         let mut fields = finished_fields(&finished);
         ["reason", "hypotheses"].iter().for_each(|name| drop(fields.remove(*name)));
         for (rank, (choice, hypothesis)) in choices.iter_mut().zip(&finished.hypotheses).enumerate() {
@@ -579,7 +677,6 @@ impl CompletionRequest {
             ("boundary_mode", self.boundary_mode.as_deref().map(quoted)),
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
-            ("stop", self.stop.0.first().map(|stop| quoted(stop))),
             ("speculate", self.speculate.as_ref().map(|Speculate(setting)| quoted(setting))),
             ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
         ] {

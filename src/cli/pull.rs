@@ -958,6 +958,7 @@ mod tests {
             let errors = [repository.revisions(url).err(), Origin::parse(url).err()].into_iter().flatten();
             let messages: String = errors.map(|error| error.to_string()).collect();
             assert!(messages.starts_with("HF_ENDPOINT: ") && !messages.contains("hidden"), "{messages}");
+            assert!(!messages.contains('?'), "{messages}");
         }
     }
 

@@ -41,7 +41,14 @@ struct Case<'a> {
 /// Returns the cases of a file.
 fn cases(file: &str) -> Vec<Case<'_>> {
     let paragraphs = file.split("\n\n").map(str::trim);
-    paragraphs.filter(|paragraph| !paragraph.starts_with('#')).map(case).collect()
+    let is_case = |paragraph: &&str| {
+        let is_comment = paragraph.starts_with('#');
+        assert!(!is_comment || !paragraph.contains("\n$ "), "no empty line after the comment {paragraph}");
+        !is_comment
+    };
+    let cases: Vec<_> = paragraphs.filter(is_case).map(case).collect();
+    assert!(cases.len() > 60, "{} cases", cases.len());
+    cases
 }
 
 fn case(paragraph: &str) -> Case<'_> {
@@ -290,6 +297,7 @@ async fn curl(words: &[String]) -> Answer {
     let header = printed.map(|name| reply.headers(name).collect::<Vec<_>>().join(" and ")).unwrap_or_default();
     let head: Vec<_> = names.chain(Some(&*header).filter(|header| !header.is_empty())).collect();
     let message = error["message"].as_str().unwrap_or_else(|| error.as_str().unwrap_or(reply.body().trim_end()));
+    assert!(method == "HEAD" || reply.0 < 400 || !message.is_empty(), "{words:?}: no message");
     Answer { head: [&[&*reply.0.to_string()][..], &head].concat().join(" "), message: message.to_owned(), json }
 }
 

@@ -116,11 +116,16 @@ impl Configuration {
 
     /// Feeds symbols in one step. Checks that it takes no more memory than announced, whatever forks share.
     fn feed(&self, alone: &mut Alone<'_>, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
-        let before = self.model.memory().in_use;
-        let announced = self.model.growth(&*alone.rows[0].state, symbols.len());
-        let fed = alone.feed(symbols);
-        let taken = self.model.memory().in_use.saturating_sub(before);
-        assert!(taken <= announced, "{}: {taken} bytes, announced {announced}", self.name);
+        let feed = |row: &mut Alone<'_>, want| {
+            let before = self.model.memory().in_use;
+            let announced = self.model.growth(&*row.rows[0].state, symbols.len());
+            let fed = row.feed_for(symbols, want);
+            let taken = self.model.memory().in_use.saturating_sub(before);
+            assert!(taken <= announced, "{}: {taken} bytes, announced {announced}, {want:?}", self.name);
+            fed
+        };
+        feed(&mut Alone::from(&*self.model, SequenceRow::new(alone.rows[0].state.fork())), Want::Nothing);
+        let fed = feed(alone, Want::All);
         let state = &alone.rows[0].state;
         assert!(state.bytes() <= self.model.bytes_for(state.len()), "{}", self.name);
         fed
@@ -800,7 +805,7 @@ fn a_lost_row_and_other_chunks_change_no_bit() {
         let (emitted, reason, _) = configuration.generate(request.clone());
         assert_eq!(emitted.len(), 40, "{}", configuration.name);
         let bitwise = model.card().exactness == Exactness::Bitwise;
-        for chunk in if bitwise { vec![1 + rng.below(100)] } else { vec![1, 17, 64, 100] } {
+        for chunk in if bitwise { vec![1 + rng.below(100)] } else { vec![1, 17, 64, 100, 512] } {
             let prefill = request.prompt.len().div_ceil(chunk);
             for losses in [&[][..], &[1, prefill + 5, 3 * prefill + 40]] {
                 let (other, other_reason, _) = with_drafts(configuration, request.clone(), chunk, losses);

@@ -107,6 +107,11 @@ fn special_symbols_in_a_text_are_rejected_by_name() {
 fn a_model_is_initialized_inspected_and_used() {
     let root = TempDir::new().unwrap();
     let mut config = published_shape("lslm-41m.json");
+    let published = Config::parse(config.to_string().as_bytes(), Path::new("config.json")).unwrap();
+    assert_eq!(
+        blueprint(&published, Path::new("config.json")).unwrap().shape(),
+        "token encoder 2 × 512, context encoder 8 × 512, segment decoder 2 × 512, mean pooling, learned boundaries"
+    );
     for stack in ["token", "context", "decoder"] {
         for (key, value) in [("layers", 2), ("dim", 24), ("head_dim", 5), ("feed_forward", 31)] {
             config["architecture"][stack][key] = value.into();

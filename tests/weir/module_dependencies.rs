@@ -177,10 +177,23 @@ fn mentions(items: &[Item]) -> BTreeSet<String> {
 
 #[test]
 fn groups_and_inline_paths_are_read() {
-    let code = "use crate::{a::{b, c}, d,\n e::f};\n// crate::no\npub(crate) use g::H;\nfn l() { super::i::j(m!(k::l => n.elapsed())) }\n\
+    let code = "use crate::{a::{b, c}, d,\n e::f};\n// crate::no\npub(crate) use g::H;\nfn l() { super::i::j(m!(biased; Some(x) = f(), k::l => n.elapsed())) }\n\
                 #[cfg(test)] mod tests { use crate::no; }";
     let paths = mentions(&syn::parse_file(code).unwrap().items);
-    let expected =
-        [".elapsed", "crate::a::b", "crate::a::c", "crate::d", "crate::e::f", "k::l", "m", "n", "super::i::j"];
+    let expected = [
+        ".elapsed",
+        "Some",
+        "biased",
+        "crate::a::b",
+        "crate::a::c",
+        "crate::d",
+        "crate::e::f",
+        "f",
+        "k::l",
+        "m",
+        "n",
+        "super::i::j",
+        "x",
+    ];
     assert_eq!(Vec::from_iter(paths), expected);
 }

@@ -413,8 +413,11 @@ fn the_chunks_of_a_document_do_not_change_its_bits() {
         let mut rng = Random::new(3);
         let limit = encoder(&*model).limits().tokens;
         for length in [1, 39, 500, 961.min(limit), SOURCE.min(limit)] {
-            let document = tokens(&mut rng, length);
+            let vocabulary = model.card().vocabulary.len();
+            let document: Vec<u32> = (0..length).map(|_| 4 + rng.below(vocabulary - 4) as u32).collect();
             let complete = encode(&*model, &document, &mut scratch);
+            let deletes = name == "mrt5" && length > 1;
+            assert!(!deletes || (1..length).contains(&complete.vectors()), "{}", complete.vectors());
             let chunked = encode_in_chunks(&*model, &document, &mut rng, &mut scratch);
             assert_eq!(complete.choices(), chunked.choices(), "{name} {length}");
             assert_eq!((complete.vectors(), complete.bytes()), (chunked.vectors(), chunked.bytes()));

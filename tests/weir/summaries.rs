@@ -64,7 +64,9 @@ fn ids_and_scores_equal_the_official_ones() {
             }
         }
         for (way, index, events) in requests {
-            for (rank, (ids, score)) in read(events).into_iter().enumerate() {
+            let found = read(events);
+            assert_eq!(found.len(), case.golden.shape(&format!("{way}.tokens"))[1], "{} {way}", case.name);
+            for (rank, (ids, score)) in found.into_iter().enumerate() {
                 let (expected, expected_score) = hypothesis(&case, way, index, rank);
                 let name = format!("{} {way} document {index} rank {rank}", case.name);
                 assert_eq!(ids, expected, "{name}");

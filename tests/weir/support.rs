@@ -216,7 +216,12 @@ impl<'a> Alone<'a> {
 
     /// Feeds symbols in one step. Returns logits `(symbols, V)` and boundary decisions.
     pub(crate) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
-        self.rows[0].set(symbols, Want::All);
+        self.feed_for(symbols, Want::All)
+    }
+
+    /// Feeds symbols in one step for these logits.
+    pub(crate) fn feed_for(&mut self, symbols: &[u32], want: Want) -> (Vec<f32>, Vec<SymbolBoundary>) {
+        self.rows[0].set(symbols, want);
         advance(self.model, &mut self.rows, &[0], &mut self.scratch).unwrap();
         (self.rows[0].logits.clone(), self.rows[0].decisions.clone())
     }

@@ -324,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_keeps_working() {
+        let pool = ThreadPool::new(2);
+        let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task| assert_ne!(task, 5))));
+        let message = result.unwrap_err();
+        assert!(message.downcast_ref::<String>().is_some_and(|message| message.contains("left != right")));
+        let count = AtomicUsize::new(0);
+        pool.run(8, &|_| {
+            count.fetch_add(1, Relaxed);
+        });
+        assert_eq!(count.load(Relaxed), 8);
+    }
+
+    #[test]
     fn a_job_within_a_task_runs_on_its_thread() {
         let pool = ThreadPool::new(2);
         let count = AtomicUsize::new(0);

@@ -464,6 +464,7 @@ fn refused_checkpoints_have_their_messages() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+    assert!(refusals(&table).len() > 240);
 }
 
 /// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.

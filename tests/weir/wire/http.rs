@@ -278,6 +278,21 @@ async fn http_uses_the_same_keys_as_grpc() {
     }
 }
 
+#[tokio::test]
+async fn short_bodies_are_complete() {
+    let server = Server::new().await;
+    let get = async |path: &str| server.get(path).await.json();
+    assert_eq!(get("/v1/models/fake").await, get("/v1/models").await["data"][0]);
+    for (path, body) in [
+        ("/v2/health/live", json!({ "live": true })),
+        ("/v2/health/ready", json!({ "ready": true })),
+        ("/v2/models/fake/ready", json!({ "name": "fake", "ready": true })),
+        ("/v2/models/nobody/ready", json!({ "name": "nobody", "ready": false })),
+    ] {
+        assert_eq!(get(path).await, body, "{path}");
+    }
+}
+
 async fn chat(server: &Server, headers: &[&str]) -> Reply {
     let body = json!({ "model": "fake", "messages": [{ "role": "user", "content": "a" }] }).to_string();
     exchange(server.port, "POST", "/v1/chat/completions", headers, &body).await

@@ -835,14 +835,14 @@ fn flooded(rules: Rules, seed: u64) -> Simulation {
     sim
 }
 
-/// Cancels all requests.
+/// Cancels all endless requests, and runs the others to their end.
 fn end(mut sim: Simulation) {
-    sim.admit();
-    sim.runs.iter_mut().for_each(|run| run.request.cancelled = true);
     let cancel = |request: &mut SimRequest| {
-        request.cancelled = true;
+        request.cancelled |= request.prompt.max(request.answer) >= ENDLESS;
         QueuedStatus::Ready
     };
+    sim.admit();
+    sim.runs.iter_mut().for_each(|run| _ = cancel(&mut run.request));
     sim.scheduler.poll_queue(cancel, |_| ());
     sim.drain();
 }

@@ -695,8 +695,10 @@ mod tests {
                 let unseen = (self.first_key)(first) * h;
                 let with_nan = |numbers: &[f32]| [&vec![f32::NAN; unseen], &numbers[unseen..]].concat();
                 let all = pages(&self.layout, &with_nan(&self.keys), &with_nan(&self.values));
+                let plain = pages(&self.layout, &self.keys, &self.values);
                 let on_each = Isa::all().into_iter().map(|isa| {
                     let batch = self.attend(isa, &all, first..first + rows);
+                    assert_eq!(self.attend(isa, &plain, first..first + rows), batch, "{name}: unseen keys change bits");
                     for (row, out) in batch.chunks(h).enumerate() {
                         let position = first + row;
                         let alone = self.attend(isa, &all, position..position + 1);

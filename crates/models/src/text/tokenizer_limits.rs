@@ -19,6 +19,9 @@ const MAX_TEMPLATE_TOKENS: usize = 64;
 /// Maximum bytes of a unigram piece. Time per character grows with the longest.
 const MAX_UNIGRAM_PIECE: usize = 1024;
 
+/// Maximum bytes of a text that a stage replaces or splits at. The library compiles it to a regular expression.
+const MAX_PATTERN_TEXT: usize = 1024;
+
 /// Maximum bytes of a character map.
 const MAX_CHARSMAP_BYTES: usize = 4 << 20;
 
@@ -89,6 +92,14 @@ impl Stages {
 /// Returns the bytes that a stage makes of one byte, at most.
 fn growth(key: &str, stage: &Value) -> Result<usize, VocabularyError> {
     let length = |key: &str| stage[key].as_str().map_or(0, str::len);
+    let text = stage["pattern"]["String"].as_str().unwrap_or_default();
+    if text.len() > MAX_PATTERN_TEXT {
+        let expected = format!("at most {MAX_PATTERN_TEXT} bytes");
+        return Err(VocabularyError::new(format!("{key}.pattern.String"), expected, format!("{} bytes", text.len())));
+    }
+    if stage["type"] == "FixedLength" && stage["length"] == 0 {
+        return Err(VocabularyError::new(format!("{key}.length"), "at least 1", "0"));
+    }
     Ok(match stage["type"].as_str().unwrap_or_default() {
         "Replace" => {
             let content = length("content");
@@ -232,6 +243,8 @@ mod tests {
             ("normalizer", sequence(vec![json!({ "type": "Strip" }); 64]), "normalizer.normalizers[63]"),
             ("pre_tokenizer", json!({ "pretokenizers": vec![byte_level; 11] }), "pre_tokenizer.pretokenizers[10]"),
             ("decoder", json!({ "decoders": [replace(&"b".repeat(2000))] }), "decoder.decoders[0]"),
+            ("normalizer", json!({ "pattern": { "String": "a".repeat(1025) } }), "normalizer.pattern.String"),
+            ("pre_tokenizer", json!({ "type": "FixedLength", "length": 0 }), "pre_tokenizer.length"),
         ] {
             assert_eq!(wrong_key(&json!({ part: value })).as_deref(), Some(key), "{value}");
         }

@@ -22,7 +22,7 @@ use weir_models::{
         TensorSpec,
         decoder::{Resolution, measure},
     },
-    load::{self, Settings, blueprint, entropy_models, load_as, tensors},
+    load::{self, Settings, blueprint, entropy_models, load_as},
     text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
 };
 
@@ -115,7 +115,7 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
     let vocabulary = config.vocabulary(&file)?;
     let entropy_models = entropy_models(source, &config, &*blueprint)?;
     let entropy_models = entropy_models.iter().map(|source| inspect(source, progress)).collect::<Result<_>>()?;
-    let specs = tensors(source, &*blueprint)?;
+    let specs = blueprint.tensors();
     let (weights, sha256) = load::weights(source, &*blueprint, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =

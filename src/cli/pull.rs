@@ -20,7 +20,7 @@ use std::{
     io::{self, ErrorKind, Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio_rustls::rustls::crypto::ring;
 use ureq::{
@@ -33,13 +33,13 @@ use weir_kernels::error::{Error, Result, clip, quoted};
 use weir_models::{
     checkpoint::{
         CONFIG_FILE, CheckpointSource, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE,
-        files::{self, check_folder, check_inside, sync_folder},
+        files::{self, check_folder, sync_folder},
         ngrams::NGRAMS_FILE,
         weights::{CARD_FILE, hexadecimal, indexed_files},
     },
     convert::{Source, convert},
     family::Blueprint,
-    load::{self, blueprint, entropy_models, tensors},
+    load::{self, blueprint, entropy_models},
 };
 use weir_server::config::parse_bytes;
 
@@ -59,6 +59,9 @@ pub struct Args {
     /// Maximum size of all files together.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_PULL_BYTES", default_value = "16GiB", value_parser = size)]
     max_pull_bytes: u64,
+    /// Minimum bytes per second of each minute of a download; 0: no minimum.
+    #[arg(long, value_name = "SIZE", env = "WEIR_MIN_PULL_RATE", default_value = "1KiB", value_parser = size)]
+    min_pull_rate: u64,
     /// Replace a model of the same name.
     #[arg(long, env = "WEIR_FORCE", value_parser = clap::builder::BoolishValueParser::new())]
     force: bool,
@@ -98,7 +101,8 @@ pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let files = origin.open()?;
     let report = &mut |done, total| progress.update(done, total);
-    let mut download = Download { from: &*files, limit: args.max_pull_bytes, done: 0, progress: report };
+    let limit = args.max_pull_bytes;
+    let mut download = Download { from: &*files, limit, min_rate: args.min_pull_rate, done: 0, progress: report };
     // Messages name the source, not the temporary copy.
     let at_source = |error| at_source(error, &folder, &*files);
     let fetched = download.checkpoint(&folder).map_err(at_source)?;
@@ -181,7 +185,7 @@ fn check(folder: &Path, fetched: &Fetched) -> Result<()> {
 }
 
 fn check_weights(source: &CheckpointSource, blueprint: &dyn Blueprint, sha256: &str) -> Result<()> {
-    source.check_headers(&tensors(source, blueprint)?)?;
+    source.check_headers(&blueprint.tensors())?;
     source.check_digest(sha256)
 }
 
@@ -210,6 +214,8 @@ const CHUNK: usize = 1 << 20;
 struct Download<'a> {
     from: &'a dyn FileSource,
     limit: u64,
+    /// Minimum bytes per second.
+    min_rate: u64,
     done: u64,
     /// Receives bytes of the current file, and its size.
     progress: &'a mut dyn FnMut(u64, u64),
@@ -334,6 +340,7 @@ impl Download<'_> {
         let mut out = File::create_new(&path).map_err(Error::io(&path))?;
         let mut chunk = vec![0; CHUNK];
         let mut written = 0;
+        let mut minute = Minute { began: Instant::now(), bytes: 0 };
         loop {
             let count = match bytes.read(&mut chunk) {
                 Ok(0) => break,
@@ -344,6 +351,10 @@ impl Download<'_> {
                 Err(error) => return Err(Error::io(&place)(error)),
             };
             written += count as u64;
+            if let Some(bytes) = minute.add(Instant::now(), count as u64).filter(|bytes| bytes / 60 < self.min_rate) {
+                let expected = format!("at least {} bytes per second (--min-pull-rate)", self.min_rate);
+                return Err(Error::checkpoint(&place, "the download", expected, format!("{bytes} bytes in a minute")));
+            }
             if written > limit {
                 return too_long("more".into());
             }
@@ -361,6 +372,24 @@ impl Download<'_> {
         out.sync_all().map_err(Error::io(&path))?;
         self.done += written;
         Ok(true)
+    }
+}
+
+/// Counts the bytes of a minute.
+struct Minute {
+    began: Instant,
+    bytes: u64,
+}
+
+impl Minute {
+    /// Adds bytes that have arrived by `now`. Returns the bytes of a minute at its end.
+    fn add(&mut self, now: Instant, bytes: u64) -> Option<u64> {
+        self.bytes += bytes;
+        if now.duration_since(self.began) < Duration::from_secs(60) {
+            return None;
+        }
+        let Self { bytes, .. } = std::mem::replace(self, Self { began: now, bytes: 0 });
+        Some(bytes)
     }
 }
 
@@ -393,11 +422,7 @@ struct Folder(PathBuf);
 
 impl FileSource for Folder {
     fn open(&self, name: &str, _: Need) -> Result<Option<OpenFile>> {
-        let file = self.place(name);
-        if !file.try_exists().map_err(Error::io(&file))? {
-            return Ok(None);
-        }
-        check_inside(&self.0, &file)?;
+        let Some(file) = files::present(&self.0, name)? else { return Ok(None) };
         let (bytes, size) = files::open(&file).map_err(Error::io(&file))?;
         Ok(Some(OpenFile { bytes: Box::new(bytes), size: Some(size) }))
     }
@@ -927,6 +952,17 @@ impl Origin {
 mod tests {
     use super::*;
     use std::{fs, path::Path};
+
+    #[test]
+    fn each_minute_is_counted() {
+        let began = Instant::now();
+        let mut minute = Minute { began, bytes: 0 };
+        let mut after = |seconds, bytes| minute.add(began + Duration::from_secs(seconds), bytes);
+        assert_eq!(
+            [after(10, 5), after(59, 6), after(60, 7), after(100, 1), after(121, 2)],
+            [None, None, Some(18), None, Some(3)]
+        );
+    }
 
     #[test]
     fn names_are_plain() {

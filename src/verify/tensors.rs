@@ -7,7 +7,7 @@ use std::{collections::HashMap, ops::Range, path::Path};
 use weir_kernels::error::{Error, Result};
 use weir_models::{
     checkpoint::{CheckpointSource, Tensor as LoadedTensor, weights},
-    load::weights_in_place,
+    load::{self, weights_in_place},
 };
 
 /// The tensors of a checkpoint, by name.
@@ -77,13 +77,20 @@ pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<Ha
     let mut stored = StoredTensors::default();
     match source {
         CheckpointSource::Folder(folder) => {
-            for file in weights::weight_files(folder)? {
-                let bytes = std::fs::read(&file).map_err(Error::io(&file))?;
-                stored.add(&bytes).map_err(|error| unreadable(&file, &error))?;
+            for shard in weights::shards(folder)? {
+                let bytes = std::fs::read(&shard.file).map_err(Error::io(&shard.file))?;
+                stored.add(&bytes, |name| shard.has(name)).map_err(|error| unreadable(&shard.file, &error))?;
             }
         }
         CheckpointSource::Embedded(checkpoint) => {
-            stored.add(checkpoint.weights).map_err(|error| unreadable(&source.path(), &error))?;
+            stored.add(checkpoint.weights, |_| true).map_err(|error| unreadable(&source.path(), &error))?;
+        }
+    }
+    // A file may have only the head of a tied embedding.
+    let blueprint = load::blueprint(&source.config()?, &source.config_file())?;
+    for spec in blueprint.tensors() {
+        if let Some(tied) = spec.tied_to.and_then(|name| stored.tensors.get(name)).cloned() {
+            stored.tensors.entry(spec.name).or_insert(tied);
         }
     }
     converted(&source.path(), stored.scaled(), dtype)
@@ -98,18 +105,20 @@ struct StoredTensors {
 }
 
 impl StoredTensors {
-    /// Adds the tensors of a file. candle has no i8 type, so int8 tensors become f32.
-    fn add(&mut self, file: &[u8]) -> CandleResult<()> {
-        for (name, view) in SafeTensors::deserialize(file)?.tensors() {
+    /// Adds the tensors of a file that `is_used` selects. candle has no i8 type, so int8 tensors become f32.
+    fn add(&mut self, file: &[u8], is_used: impl Fn(&str) -> bool) -> CandleResult<()> {
+        for (name, view) in SafeTensors::deserialize(file)?.tensors().into_iter().filter(|(name, _)| is_used(name)) {
             let tensor = match view.dtype() {
                 StoredDtype::I8 => {
                     self.int8.push(name.clone());
                     let integers: Vec<f32> = view.data().iter().map(|byte| f32::from(byte.cast_signed())).collect();
                     Tensor::from_vec(integers, view.shape(), &Device::Cpu)?
                 }
-                // candle has no such type, and no model uses such a tensor
-                StoredDtype::BOOL => continue,
-                _ => view.load(&Device::Cpu)?,
+                StoredDtype::F64 | StoredDtype::F32 | StoredDtype::F16 | StoredDtype::BF16 => {
+                    view.load(&Device::Cpu)?
+                }
+                // No model uses such a tensor, and candle does not have all types.
+                _ => continue,
             };
             self.tensors.insert(name, tensor);
         }

@@ -7,28 +7,35 @@
 //! ANSWER
 //! ```
 //!
-//! - `weir …` runs the built program, which must fail. The answer is its stderr. Variables may stand before it.
+//! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout. Variables may stand before it.
+//!   `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
 //! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`. The answer is the status with the error's type, code and field; its
-//!   message; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind the status.
+//!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
+//!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
-//!   field; the message; and the reason's metadata as JSON.
+//!   field; the message; and the reason's metadata as JSON. Of a call that succeeds the JSON is the response, or a list of responses.
 //!
 //! Of the last two, the message and the JSON may be left out, and the JSON may lack members. `{grpc}` and its like stand for
-//! addresses, `%{a*3}` for `aaa`, and `…` for any text. Lines that begin with `#` are comments.
+//! addresses, `%{a*3}` for `aaa`, and `…` for any text. Paragraphs that begin with `#` are comments.
+//!
+//! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
+//! server runs there with the flags of the line `serve FLAGS`, which is `serve --model m=model` if there is none.
 
 use crate::{
     hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
-    process::program,
-    wire::{CaseServers, errors::status_of_call, exchange, framed},
+    process::{Program, outcome, program},
+    wire::{CaseServers, errors::answer_of_call, exchange, framed},
     *,
 };
-use prost_reflect::{DescriptorPool, DynamicMessage};
+use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use serde_json::Deserializer;
-use std::net;
+use std::{net, rc::Rc};
 use tonic_types::StatusExt;
 
 const KEY: &str = "key-of-the-test-0123456789";
+
+const CASES_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
 
 /// One paragraph.
 struct Case<'a> {
@@ -44,10 +51,10 @@ fn cases(file: &str) -> Vec<Case<'_>> {
     let is_case = |paragraph: &&str| {
         let is_comment = paragraph.starts_with('#');
         assert!(!is_comment || !paragraph.contains("\n$ "), "no empty line after the comment {paragraph}");
-        !is_comment
+        !is_comment && !paragraph.starts_with("serve ")
     };
     let cases: Vec<_> = paragraphs.filter(is_case).map(case).collect();
-    assert!(cases.len() > 60, "{} cases", cases.len());
+    assert!(!cases.is_empty(), "{file}");
     cases
 }
 
@@ -83,9 +90,9 @@ impl Answer {
         }
         let (head, rest) = expected.split_once('\n').unwrap_or((expected, ""));
         let (message, json) = rest
-            .find("{")
-            .filter(|&at| at == 0 || rest[..at].ends_with('\n'))
-            .map_or((rest, ""), |at| rest.split_at(at));
+            .match_indices(['{', '['])
+            .find(|&(at, _)| at == 0 || rest[..at].ends_with('\n'))
+            .map_or((rest, ""), |(at, _)| rest.split_at(at));
         let message = message.trim_end();
         is_like(&self.head, head)
             && (message.is_empty() || is_like(&self.message, message))
@@ -170,22 +177,32 @@ fn filled(text: &str, addresses: &[(&str, String)]) -> String {
 }
 
 /// Runs a command line. Returns its answer.
-async fn answer(command: &str, folder: &dyn Fn() -> TempDir) -> Answer {
+async fn answer(command: &str, folder: &dyn Fn() -> Rc<TempDir>) -> Answer {
     let words = split(command);
     let variables = words.iter().map_while(|word| word.split_once('=')).collect::<Vec<_>>();
     match words[variables.len()..].split_first().map(|(program, words)| (program.as_str(), words)) {
-        Some(("weir", words)) => weir(folder().path(), &variables, words),
+        Some(("weir", words)) => run(program(&[]).args(words), folder().path(), &variables),
+        Some(("sh", words)) => {
+            let bin = Path::new(env!("CARGO_BIN_EXE_weir")).parent().unwrap().to_str().unwrap();
+            let path = format!("{bin}:/usr/bin:/bin");
+            run(Command::new("sh").args(words).env_clear().env("PATH", path), folder().path(), &variables)
+        }
         Some(("curl", words)) => curl(words).await,
         Some(("grpcurl", words)) => grpcurl(words).await,
         other => panic!("{other:?}"),
     }
 }
 
-/// Checks the cases of a file.
-async fn check(file: &str, addresses: &[(&str, String)], folder: &dyn Fn(&str) -> TempDir) {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases").join(file)).unwrap();
+fn read_cases(file: &str) -> String {
+    let text = fs::read_to_string(Path::new(CASES_FOLDER).join(file)).unwrap();
+    assert!(cases(&text).len() > 60, "{file}");
+    text
+}
+
+/// Returns the cases of a text that have another answer than the expected one.
+async fn wrong(text: &str, addresses: &[(&str, String)], folder: &dyn Fn(&str) -> Rc<TempDir>) -> String {
     let mut wrong = String::new();
-    for case in cases(&text) {
+    for case in cases(text) {
         // Some cases of Hugging Face models need the feature.
         if !cfg!(feature = "candle") && case.given.contains("Hugging Face") {
             continue;
@@ -199,7 +216,7 @@ async fn check(file: &str, addresses: &[(&str, String)], folder: &dyn Fn(&str) -
             }
         }
     }
-    assert!(wrong.is_empty(), "{wrong}");
+    wrong
 }
 
 #[tokio::test]
@@ -218,9 +235,10 @@ async fn every_mistake_on_the_command_line_has_its_message() {
             (given.change)(folder.path());
             used.lock().unwrap().insert(given.name);
         }
-        folder
+        Rc::new(folder)
     };
-    check("command-line.txt", &servers.addresses(), &folder).await;
+    let wrong = wrong(&read_cases("command-line.txt"), &servers.addresses(), &folder).await;
+    assert!(wrong.is_empty(), "{wrong}");
     let needs_candle = |given: &Given| !cfg!(feature = "candle") && given.name.contains("Hugging Face");
     for given in GIVEN.iter().filter(|given| !needs_candle(given)) {
         assert!(used.lock().unwrap().contains(given.name), "no case is given {}", given.name);
@@ -232,9 +250,57 @@ async fn every_mistake_on_the_command_line_has_its_message() {
 async fn every_request_has_its_answer() {
     let servers = CaseServers::start().await;
     for file in ["grpc.txt", "http.txt"] {
-        check(file, &servers.addresses(), &|_| unreachable!("no command runs in a folder")).await;
+        let none = |_: &str| unreachable!("no command runs in a folder");
+        let wrong = wrong(&read_cases(file), &servers.addresses(), &none).await;
+        assert!(wrong.is_empty(), "{wrong}");
     }
     servers.at_rest().await;
+}
+
+/// Copies a folder with its subfolders.
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir().unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_folder(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// `WEIR_CASE` selects folders by a part of their names.
+#[cfg(feature = "candle")]
+#[tokio::test]
+async fn every_case_with_files_has_its_answer() {
+    let selected = std::env::var("WEIR_CASE").unwrap_or_default();
+    let entries = Path::new(CASES_FOLDER).read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+    folders.sort();
+    let mut all_wrong = String::new();
+    for folder in folders.iter().filter(|folder| folder.to_str().unwrap().contains(&selected)) {
+        let copy = Rc::new(TempDir::new().unwrap());
+        copy_folder(folder, copy.path());
+        let text = fs::read_to_string(folder.join("case.txt")).unwrap();
+        let server = ["{grpc}", "{http}"].iter().any(|name| text.contains(name)).then(|| {
+            let flags = text.lines().find_map(|line| line.strip_prefix("serve ")).unwrap_or("--model m=model");
+            let listen = "serve --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --threads 1";
+            let mut command = program(&listen.split(' ').collect::<Vec<_>>());
+            Program::start(
+                command.args(["--calibration-milliseconds", "0"]).args(split(flags)).current_dir(copy.path()),
+            )
+        });
+        let listeners = [("http", "playground"), ("grpc", "gRPC")];
+        let addresses: Vec<_> = server
+            .iter()
+            .flat_map(|server| listeners.map(|(name, listener)| (name, server.listener(listener))))
+            .collect();
+        let wrong = wrong(&text, &addresses, &|_| Rc::clone(&copy)).await;
+        if !wrong.is_empty() {
+            all_wrong += &format!("{}\n\n{wrong}", folder.display());
+        }
+    }
+    assert!(all_wrong.is_empty(), "{all_wrong}");
 }
 
 /// Writes an authority's certificate that a server could use, and its key.
@@ -258,14 +324,17 @@ fn split(line: &str) -> Vec<String> {
     words
 }
 
-/// Runs a command that must fail. Returns its message without the line that states where the model runs.
-fn weir(folder: &Path, variables: &[(&str, &str)], words: &[String]) -> Answer {
+/// Runs a command. Its message is that of its error, without the line that states where the model runs, or else its output.
+fn run(command: &mut Command, folder: &Path, variables: &[(&str, &str)]) -> Answer {
     let variables = variables.iter().copied().chain([("WEIR_DATA", "data")]);
-    let output = program(&[]).args(words).current_dir(folder).envs(variables).output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && output.stdout.is_empty(), "{words:?}: {message}");
-    let lines = message.lines().filter(|line| !line.is_empty() && !line.starts_with("weir: running "));
-    Answer { message: lines.collect::<Vec<_>>().join("\n"), ..Answer::default() }
+    let message = match outcome(command.current_dir(folder).envs(variables)) {
+        Ok(output) => output.trim_end().to_owned(),
+        Err(error) => {
+            let lines = error.lines().filter(|line| !line.is_empty() && !line.starts_with("weir: running "));
+            lines.collect::<Vec<_>>().join("\n")
+        }
+    };
+    Answer { message, ..Answer::default() }
 }
 
 async fn curl(words: &[String]) -> Answer {
@@ -296,9 +365,11 @@ async fn curl(words: &[String]) -> Answer {
     let names = ["type", "code", "param"].iter().filter_map(|name| error[name].as_str());
     let header = printed.map(|name| reply.headers(name).collect::<Vec<_>>().join(" and ")).unwrap_or_default();
     let head: Vec<_> = names.chain(Some(&*header).filter(|header| !header.is_empty())).collect();
-    let message = error["message"].as_str().unwrap_or_else(|| error.as_str().unwrap_or(reply.body().trim_end()));
+    let message = error["message"].as_str().or(error.as_str()).map(str::to_owned);
+    let body = || reply.body().lines().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+    let message = message.unwrap_or_else(body);
     assert!(method == "HEAD" || reply.0 < 400 || !message.is_empty(), "{words:?}: no message");
-    Answer { head: [&[&*reply.0.to_string()][..], &head].concat().join(" "), message: message.to_owned(), json }
+    Answer { head: [&[&*reply.0.to_string()][..], &head].concat().join(" "), message, json }
 }
 
 async fn grpcurl(words: &[String]) -> Answer {
@@ -324,14 +395,24 @@ async fn grpcurl(words: &[String]) -> Answer {
             (other, _) => panic!("{other}"),
         }
     }
-    let status = status_of_call(address.parse().unwrap(), &format!("/{path}"), body, &headers).await;
+    let (mut body, status) = answer_of_call(address.parse().unwrap(), &format!("/{path}"), body, &headers).await;
+    if status.code() == Code::Ok {
+        let mut responses = Vec::new();
+        while body.len() >= 5 {
+            let length = u32::from_be_bytes(body[1..5].try_into().unwrap()) as usize;
+            let response = DynamicMessage::decode(method.output(), &body[5..5 + length]).unwrap();
+            let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
+            responses.push(response.serialize_with_options(serde_json::value::Serializer, &options).unwrap());
+            body.drain(..5 + length);
+        }
+        let json = if method.is_server_streaming() { Value::from(responses) } else { responses.pop().unwrap() };
+        return Answer { head: "Ok".into(), message: String::new(), json };
+    }
     let details = status.get_error_details();
     let info = details.error_info();
     let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
-    if status.code() != Code::Ok {
-        assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
-        assert!(status.message().len() < 1100, "{} bytes", status.message().len());
-    }
+    assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
+    assert!(status.message().len() < 1100, "{} bytes", status.message().len());
     for violation in &violations {
         assert!(status.message().starts_with(violation.description.trim_end_matches('…')), "{status:?}");
     }
@@ -409,6 +490,16 @@ fn weights(folder: &Path, contents: impl AsRef<[u8]>) {
     write(folder, "model/model.safetensors", contents);
 }
 
+/// Returns a file with one tensor of this type and shape, in JSON.
+fn weights_of(dtype_and_shape: &str, bytes: usize) -> Vec<u8> {
+    let header = format!("{{\"t\":{{\"dtype\":{dtype_and_shape},\"data_offsets\":[0,{bytes}]}}}}");
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat()
+}
+
+fn link(to: &str, folder: &Path, name: &str) {
+    std::os::unix::fs::symlink(to, folder.join("model").join(name)).unwrap();
+}
+
 /// Leaves one file in the checkpoint's folder.
 fn only(folder: &Path, file: &str) {
     fs::remove_dir_all(folder.join("model")).unwrap();
@@ -438,6 +529,24 @@ const GIVEN: &[Given] = &[
     given("weights in Git LFS", |folder| weights(folder, POINTER)),
     given("weights alone", |folder| fs::remove_file(folder.join("model/config.json")).unwrap()),
     given("no weights", |folder| fs::remove_file(folder.join("model/model.safetensors")).unwrap()),
+    given("weights with nine axes", |folder| weights(folder, weights_of("\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1]", 4))),
+    given("weights with a million axes", |folder| {
+        weights(folder, weights_of(&format!("\"F32\",\"shape\":[{}1]", "1,".repeat(999_999)), 4));
+    }),
+    given("n-grams that are a link to themselves", |folder| link("ngrams.bin", folder, "ngrams.bin")),
+    given("n-grams that are a link to a device", |folder| link("/dev/zero", folder, "ngrams.bin")),
+    given("n-grams that are a link to another file", |folder| link("../key", folder, "ngrams.bin")),
+    given("n-grams in a pipe", |folder| {
+        assert!(Command::new("mkfifo").arg(folder.join("model/ngrams.bin")).status().unwrap().success());
+    }),
+    given("a Llama of Hugging Face whose generation_config.json is a link to itself", |folder| {
+        llama(folder, None);
+        link("generation_config.json", folder, "generation_config.json");
+    }),
+    given("a Llama of Hugging Face whose generation_config.json is a link to nothing", |folder| {
+        llama(folder, None);
+        link("nothing", folder, "generation_config.json");
+    }),
     given("pickled weights", |folder| {
         fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap();
     }),

@@ -74,36 +74,12 @@ fn with_tensor(model_type: &str, name: &str, shape: &[usize]) -> TempDir {
     })
 }
 
-/// Returns a copy with one more tensor, whose numbers are a hole in the file.
-fn with_hole(model_type: &str, name: &str, shape: &[u64]) -> TempDir {
-    let copy = copied(model_type);
-    let file = copy.path().join("model.safetensors");
-    let stored = fs::read(&file).unwrap();
-    let start = 8 + usize::try_from(u64::from_le_bytes(*stored.first_chunk().unwrap())).unwrap();
-    let mut header: Map<String, Value> = serde_json::from_slice(&stored[8..start]).unwrap();
-    let end = (stored.len() - start) as u64;
-    let offsets = [end, end + 4 * shape.iter().product::<u64>()];
-    header.insert(name.into(), json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
-    let header = serde_json::to_vec(&header).unwrap();
-    let length = (header.len() as u64).to_le_bytes();
-    fs::write(&file, [&length[..], &header, &stored[start..]].concat()).unwrap();
-    fs::File::options().write(true).open(&file).unwrap().set_len(8 + header.len() as u64 + offsets[1]).unwrap();
-    copy
-}
-
-/// Tensors that the model does not use are read too, so their numbers are bounded.
 #[test]
-fn unused_tensors_are_bounded() {
+fn unused_tensors_are_not_read() {
     let head = with_tensor("qwen2", "lm_head.weight", &[384, 49]);
     let expected = "model.safetensors: lm_head.weight: expected shape [384, 48], found shape [384, 49]";
     assert_eq!(message(head.path(), &settings()), expected);
     let mask = "transformer.h.0.attn.bias";
-    let large = with_hole("gpt_bigcode", mask, &[1, 1, 9000, 9000]);
-    let expected = format!(
-        "{}: {mask}: expected at most 67189168 numbers in all unused tensors, found 81000000",
-        large.path().display()
-    );
-    assert_eq!(message(large.path(), &settings()), expected);
     for copy in
         [with_tensor("qwen2", "lm_head.weight", &[384, 48]), with_tensor("gpt_bigcode", mask, &[1, 1, 280, 280])]
     {

@@ -278,7 +278,7 @@ fn sources_that_are_not_gpt2_are_rejected() {
         ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
             tensors.remove("transformer.h.1.ln_2.bias");
         }),
-        ("transformer.h.1.ln_2.bias: expected dtype F32, F16, BF16 or I8, found dtype \"BOOL\"", |_, tensors| {
+        ("transformer.h.1.ln_2.bias: expected dtype F64, F32, F16, BF16 or I8, found dtype \"BOOL\"", |_, tensors| {
             let bias = tensors.get_mut("transformer.h.1.ln_2.bias").unwrap();
             bias.0 = Stored::BOOL;
             bias.2.truncate(32);

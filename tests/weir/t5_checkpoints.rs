@@ -488,7 +488,7 @@ fn an_index_must_agree_with_its_files() {
     assert!(errors.contains(&found), "{found}");
     // tensors that no model has, or that are missing everywhere
     let found = pickled.refused(|index| drop(index["weight_map"].as_object_mut().unwrap().remove(name)));
-    assert_eq!(found, errors[1]);
+    assert_eq!(found, format!("{INDEX}: {name}: expected a tensor, found none"));
     let found = pickled.refused(|index| index["weight_map"] = json!({}));
     assert_eq!(found, format!("{INDEX}: weight_map: expected names of tensors, found none"));
     for (change, key) in [(json!({}), "weight_map"), (json!({ "weight_map": { "a": 1 } }), "weight_map")] {
@@ -498,10 +498,7 @@ fn an_index_must_agree_with_its_files() {
     // both forms
     fs::write(pickled.path().join("pytorch_model.bin"), "").unwrap();
     let found = pickled.error();
-    assert_eq!(
-        found,
-        format!("pytorch_model.bin: the file: expected only one of pytorch_model.bin and {INDEX}, found both")
-    );
+    assert!(found.contains("expected \"pytorch_model.bin\", because the folder has this file too"), "{found}");
     pickled.remove("pytorch_model.bin");
     assert!(load(pickled.path(), &settings()).is_ok());
 }

@@ -21,6 +21,7 @@ use crate::{
     usage::LevelCounts,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{
     any::Any,
     fmt::{self, Display, Formatter},
@@ -29,7 +30,7 @@ use std::{
 };
 use weir_kernels::{
     Isa,
-    error::{Error, Result},
+    error::{Error, QUOTED, Result, clip},
 };
 
 /// A loaded model. Weights are shared and never change; everything that changes is an argument.
@@ -1059,7 +1060,7 @@ impl SearchRules {
 
 /// When a beam search by the rules of transformers stops, after `beam` hypotheses have finished.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "Spelling", into = "Spelling")]
+#[serde(try_from = "Value", into = "Value")]
 pub enum EarlyStopping {
     /// At once.
     True,
@@ -1089,33 +1090,23 @@ impl EarlyStopping {
     }
 }
 
-/// The value in a file: true, false or "never".
-#[derive(Deserialize, Serialize)]
-#[serde(untagged, expecting = "true, false or \"never\"")]
-enum Spelling {
-    Flag(bool),
-    Word(String),
-}
-
-impl TryFrom<Spelling> for EarlyStopping {
+impl TryFrom<Value> for EarlyStopping {
+    /// In serde's form, so that it is parsed like serde's own messages.
     type Error = String;
 
-    fn try_from(spelling: Spelling) -> Result<Self, String> {
-        match spelling {
-            Spelling::Flag(true) => Ok(Self::True),
-            Spelling::Flag(false) => Ok(Self::False),
-            Spelling::Word(word) if word == "never" => Ok(Self::Never),
-            Spelling::Word(word) => Err(format!("{word:?}, expected true, false or \"never\"")),
-        }
+    fn try_from(value: Value) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|known| Value::from(*known) == value);
+        let expected = "true, false or \"never\"";
+        known.ok_or_else(|| format!("{}, expected {expected}", clip(&value.to_string(), QUOTED)))
     }
 }
 
-impl From<EarlyStopping> for Spelling {
+impl From<EarlyStopping> for Value {
     fn from(early_stopping: EarlyStopping) -> Self {
         match early_stopping {
-            EarlyStopping::True => Self::Flag(true),
-            EarlyStopping::False => Self::Flag(false),
-            EarlyStopping::Never => Self::Word("never".into()),
+            EarlyStopping::True => true.into(),
+            EarlyStopping::False => false.into(),
+            EarlyStopping::Never => early_stopping.name().into(),
         }
     }
 }

@@ -18,7 +18,7 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
-use std::{f64::consts::TAU, path::Path, sync::Arc};
+use std::{f64::consts::TAU, fs, path::Path, sync::Arc};
 use weir_kernels::error::{Error, Result};
 
 /// Loads the checkpoint in `dir` under its folder's name. The error names file, key, expected and actual value.
@@ -46,7 +46,7 @@ pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Re
 pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
-    let weights = tensors(source, &*blueprint)?.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
     let twice = weights.saturating_mul(2 * size_of::<f32>());
     let computed = blueprint.computed_numbers().saturating_mul(size_of::<f32>());
     let mut all = twice.saturating_add(computed).saturating_add(settings.memory_bytes);
@@ -77,8 +77,10 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         let expected = "a model whose pooling can be turned off: MrT5 with its gate";
         return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
+    check_address_space(source, &*blueprint)?;
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
-    let ngrams = if blueprint.speculates() { ngrams(source, &config)? } else { None };
+    // Damaged n-grams are reported even if the model has no use for them.
+    let ngrams = ngrams(source, &config)?.filter(|_| blueprint.speculates());
     let parts = Parts { config, name, weights, sha256, entropy_models, ngrams, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
@@ -87,6 +89,34 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         }
         other => other,
     })
+}
+
+/// Memory that a program takes next to the weights of a model, while it is loaded and for the first steps.
+const LOADING_BYTES: usize = 64 << 20;
+
+/// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a model. The allocator would end the process.
+fn check_address_space(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<()> {
+    let Some((limit, used)) = address_space() else { return Ok(()) };
+    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let numbers = weights.saturating_mul(2).saturating_add(blueprint.computed_numbers());
+    let needed = numbers.saturating_mul(size_of::<f32>()).saturating_add(LOADING_BYTES);
+    let left = limit.saturating_sub(used);
+    if needed <= left {
+        return Ok(());
+    }
+    let expected = format!("at most {left} bytes to load it: ulimit -v allows {limit}, of which {used} are in use");
+    Err(Error::checkpoint(source.path(), "the model", expected, format!("{needed} bytes")))
+}
+
+/// Returns the limit of this process's address space and the bytes in use; none without a limit, or where Linux does not report it.
+fn address_space() -> Option<(usize, usize)> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
+    let limit = limit?.parse().ok()?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let used: usize =
+        status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse().ok())?;
+    Some((limit, used.saturating_mul(1 << 10)))
 }
 
 /// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion.
@@ -105,7 +135,7 @@ pub fn weights(
 ) -> Result<(Weights, String)> {
     match in_place(source) {
         Some(folder) => folder.weights(progress),
-        None => source.weights(&tensors(source, blueprint)?, progress),
+        None => source.weights(&blueprint.tensors(), progress),
     }
 }
 
@@ -126,13 +156,6 @@ fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<Ngram
 
 fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {
     source.folder().and_then(InPlace::find)
-}
-
-/// Returns all tensors of a checkpoint, those that the model does not use included. Fails if a header cannot be read.
-pub fn tensors(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<Vec<TensorSpec>> {
-    // An embedded checkpoint has no others.
-    let unused = source.folder().map(|folder| blueprint.unused_tensors(folder)).transpose()?;
-    Ok([blueprint.tensors(), unused.unwrap_or_default()].concat())
 }
 
 /// Returns the entropy models that a checkpoint names. Fails if one is missing or cannot accompany this model.
@@ -314,7 +337,7 @@ mod tests {
     use crate::load::fill;
 
     fn spec(shape: &[usize], init: Init) -> TensorSpec {
-        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true }
+        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true, tied_to: None }
     }
 
     #[test]

@@ -32,19 +32,31 @@ fn hostile_field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
 
 /// Sends `body` and returns the status of the call.
 pub(crate) async fn status_of_call(address: SocketAddr, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
+    answer_of_call(address, path, body, headers).await.1
+}
+
+/// Sends `body` and returns the body of the response and the status of the call.
+pub(crate) async fn answer_of_call(
+    address: SocketAddr,
+    path: &str,
+    body: Vec<u8>,
+    headers: &[(&str, &str)],
+) -> (Vec<u8>, Status) {
     // With a small window h2 counts the many short frames of a stream as an attack, if the client is slow to read them.
     let sender = connect(address, 1 << 20).await;
     let call = async {
         let response = called(sender, path, body, headers).await.unwrap();
         if let Some(status) = Status::from_header_map(response.headers()) {
-            return status;
+            return (Vec::new(), status);
         }
         let mut body = response.into_body();
+        let mut received = Vec::new();
         while let Some(part) = body.data().await {
             let part = part.unwrap();
             body.flow_control().release_capacity(part.len()).unwrap();
+            received.extend_from_slice(&part);
         }
-        Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap()
+        (received, Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap())
     };
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }

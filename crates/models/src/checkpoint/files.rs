@@ -138,9 +138,20 @@ pub fn check_inside(dir: &Path, file: &Path) -> Result<()> {
     Err(Error::checkpoint(file, "the file", "a file in this folder", "a link out of it"))
 }
 
+/// Returns the path of a file in a folder, if it has one of this name. Fails if that is a link out of the folder, or to no file.
+pub fn present(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let file = dir.join(name);
+    match file.symlink_metadata() {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(Error::io(file)(error)),
+        Ok(_) => check_inside(dir, &file).map(|()| Some(file)),
+    }
+}
+
 /// Returns true if a file of the folder is still there after all links are followed. Fails if either does not exist.
 pub(crate) fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
     let target = file.canonicalize().map_err(Error::io(file))?;
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     Ok(target.starts_with(dir.canonicalize().map_err(Error::io(dir))?))
 }
 

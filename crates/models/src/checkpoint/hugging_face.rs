@@ -1,11 +1,12 @@
 //! Configuration of a Hugging Face folder: `config.json`, `generation_config.json` and `tokenizer.json`. The architecture's own
-//! keys are kept as text for the family; keys that change nothing here are ignored, as transformers does.
+//! keys are kept as text for the family, with transformers' defaults of absent ones; keys that change nothing here are ignored, as
+//! transformers does.
 
 use crate::{
     checkpoint::{
-        files::{check_inside, parent},
-        json,
-        weights::{INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE, shapes_in},
+        files::{self, parent},
+        json::{self, UniqueMap},
+        weights::shapes_in,
     },
     contract::SamplingDefaults,
     text::{
@@ -14,9 +15,12 @@ use crate::{
     },
 };
 use serde::Deserialize;
-use serde_json::value::RawValue;
-use std::{path::Path, sync::Arc};
-use weir_kernels::error::{Error, Result};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+use weir_kernels::error::{Error, QUOTED, Result, clip};
 
 /// The family that computes such checkpoints.
 pub const FAMILY: &str = "hugging-face";
@@ -36,9 +40,77 @@ pub const CONVERTED: [(&str, &str); 5] =
 /// Values of `model_type` of the family `t5`, which reads such folders without conversion.
 pub const T5_MODEL_TYPES: [&str; 4] = ["t5", "mt5", "longt5", "mrt5"];
 
+/// Advice for folders that lack files.
+pub const DOWNLOAD: &str = "`weir pull hf:ORG/NAME` downloads a complete folder";
+
+/// Values of keys that `config.json` lacks, from `configuration_NAME.py` of transformers 5.23.0, by `model_type`. Later ones win.
+const DEFAULTS: [(&[&str], &str); 9] = [
+    (
+        &["llama", "qwen2", "qwen3", "gemma2"],
+        r#"{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "attention_bias": false, "mlp_bias": false, "tie_word_embeddings": false, "use_sliding_window": false,
+        "sliding_window": 4096, "max_window_layers": 28}"#,
+    ),
+    (
+        &["llama"],
+        r#"{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2}"#,
+    ),
+    (&["qwen2", "qwen3"], r#"{"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}"#),
+    (&["qwen3"], r#"{"head_dim": 128}"#),
+    (
+        &["gemma2"],
+        r#"{"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "tie_word_embeddings": true, "use_bidirectional_attention": false,
+        "eos_token_id": 1}"#,
+    ),
+    (
+        &["gpt2", "gpt_bigcode"],
+        r#"{"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_pytorch_tanh", "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false,
+        "add_cross_attention": false, "multi_query": true, "tie_word_embeddings": true, "eos_token_id": 50256}"#,
+    ),
+    (
+        &["mamba"],
+        r#"{"vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32, "expand": 2, "conv_kernel": 4,
+        "time_step_rank": "auto", "layer_norm_epsilon": 1e-5, "hidden_act": "silu", "use_bias": false, "use_conv_bias": true,
+        "tie_word_embeddings": true, "eos_token_id": 0}"#,
+    ),
+    (
+        &T5_MODEL_TYPES,
+        r#"{"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "feed_forward_proj": "relu",
+        "layer_norm_epsilon": 1e-6, "tie_word_embeddings": true, "encoder_attention_type": "local", "local_radius": 127,
+        "global_block_size": 16, "sigmoid_mask_scale": -10.0, "delete_gate_layer": 2, "gate_layer_norm": true,
+        "use_softmax1": false}"#,
+    ),
+    (
+        &["mt5"],
+        r#"{"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": false}"#,
+    ),
+];
+
+/// Keys whose null is a value: no window, no cap, no end. Null stands for the default of any other key.
+const NULLABLE: [&str; 4] = ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "eos_token_id"];
+
+/// Returns the keys of `text`, a `config.json` of Hugging Face, and the defaults of absent ones. Values stay as they are written.
+pub(crate) fn completed(text: &[u8], file: &Path) -> Result<Box<RawValue>> {
+    let UniqueMap(own): UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
+    let model_type = own.get("model_type").map_or("", |name| name.get().trim_matches('"'));
+    let mut keys = BTreeMap::new();
+    for (_, defaults) in DEFAULTS.iter().filter(|(types, _)| types.contains(&model_type)) {
+        let UniqueMap(defaults): UniqueMap<Box<RawValue>> = json::parse(defaults.as_bytes(), file, "")?;
+        keys.extend(defaults);
+    }
+    keys.extend(own.into_iter().filter(|(key, value)| value.get() != "null" || NULLABLE.contains(&key.as_str())));
+    to_raw_value(&keys).map_err(|error| Error::Internal(format!("config.json: {error}")))
+}
+
 /// The contents of the files of a folder.
 pub(crate) struct HuggingFaceConfig {
-    /// Number of ids; 0 if it is missing.
+    /// Number of ids.
     pub(crate) vocab_size: usize,
     pub(crate) marks: TokenMarks,
     /// Tokens in one training window.
@@ -51,7 +123,9 @@ pub(crate) struct HuggingFaceConfig {
 /// Keys of `config.json` that all architectures share.
 #[derive(Deserialize)]
 struct SharedKeys {
-    vocab_size: Option<usize>,
+    /// 0 if the `model_type` is unknown.
+    #[serde(default)]
+    vocab_size: usize,
     max_position_embeddings: Option<usize>,
     n_positions: Option<usize>,
     eos_token_id: Option<EndIds>,
@@ -69,10 +143,21 @@ struct GenerationKeys {
 
 /// One id, or several.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "an id or a list of ids")]
-enum EndIds {
-    One(u32),
-    Several(Vec<u32>),
+#[serde(try_from = "Value")]
+struct EndIds(Vec<u32>);
+
+impl TryFrom<Value> for EndIds {
+    /// In serde's form, so that it is parsed like serde's own messages.
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match &value {
+            Value::Array(ids) => ids.iter().map(id).collect(),
+            one => id(one).map(|id| vec![id]),
+        };
+        ids.map(Self).ok_or_else(|| format!("{}, expected an id or a list of ids", clip(&value.to_string(), QUOTED)))
+    }
 }
 
 /// Returns the kind of source that a checkpoint is for `weir convert`, if its `model_type`, as JSON, is one of [`CONVERTED`].
@@ -90,79 +175,53 @@ pub(crate) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
     Err(Error::checkpoint(file, "model_type", expected, model_type.get()))
 }
 
-/// Adds the files that the folder lacks, if any, to an error about a missing key of `config.json`.
-pub fn explain_missing_key(error: Error, dir: &Path) -> Error {
-    let Error::Checkpoint { file, key, expected, found } = error else { return error };
-    if found != "nothing" {
-        return Error::Checkpoint { file, key, expected, found };
-    }
-    let has_any = |names: &[&str]| names.iter().any(|name| dir.join(name).exists());
-    let weights = [WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE];
-    let groups = [(TOKENIZER_FILE, &[TOKENIZER_FILE, "spiece.model"][..]), (WEIGHTS_FILE, &weights)];
-    let missing: Vec<_> = groups.iter().filter(|(_, names)| !has_any(names)).map(|(name, _)| *name).collect();
-    let found = match missing[..] {
-        [] => found,
-        _ => format!(
-            "nothing; this Hugging Face folder also lacks {}: `weir pull hf:ORG/NAME` downloads a complete one",
-            missing.join(" and ")
-        ),
-    };
-    Error::Checkpoint { file, key, expected, found }
-}
-
 /// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it.
 pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
-    let keys: SharedKeys = json::parse(text, file, "")?;
-    let architecture: Box<RawValue> = json::parse(text, file, "")?;
-    let generation_file = file.with_file_name(GENERATION_FILE);
-    let generation = match generation_file.exists() {
-        true => json::parse(&read_inside(&generation_file, MAX_GENERATION_BYTES)?, &generation_file, "")?,
-        false => GenerationKeys::default(),
+    let architecture = completed(text, file)?;
+    let stated: SharedKeys = json::parse(text, file, "")?;
+    let keys: SharedKeys = json::parse(architecture.get().as_bytes(), file, "")?;
+    let dir = parent(file);
+    let generation_file = files::present(dir, GENERATION_FILE)?;
+    let generation = match &generation_file {
+        Some(file) => json::parse(&json::read_limited(file, MAX_GENERATION_BYTES)?, file, "")?,
+        None => GenerationKeys::default(),
     };
+    let has_generation = generation_file.is_some();
+    let generation_file = dir.join(GENERATION_FILE);
     let sampling = sampling(&generation, &generation_file)?;
-    let tokenizer_file = file.with_file_name(TOKENIZER_FILE);
-    let subwords = match tokenizer_file.exists() {
-        true => {
-            let parsed = SubwordTokenizer::parse_for_prompts(&read_inside(&tokenizer_file, MAX_TOKENIZER_BYTES)?);
-            Some(Arc::new(parsed.map_err(|error| error.in_file(&tokenizer_file))?))
+    let tokenizer_file = dir.join(TOKENIZER_FILE);
+    let subwords = match files::present(dir, TOKENIZER_FILE)? {
+        Some(file) => {
+            let parsed = SubwordTokenizer::parse_for_prompts(&json::read_limited(&file, MAX_TOKENIZER_BYTES)?);
+            Some(Arc::new(parsed.map_err(|error| error.in_file(&file))?))
         }
-        false => None,
+        None => None,
     };
     let (ends, ends_file) = match generation.eos_token_id {
-        Some(ids) => (Some(ids), &*generation_file),
-        None => (keys.eos_token_id, file),
+        Some(EndIds(ids)) => (ids, &*generation_file),
+        None => (stated.eos_token_id.map_or_else(Vec::new, |EndIds(ids)| ids), file),
     };
-    let ends = match ends {
-        Some(EndIds::One(id)) => vec![id],
-        Some(EndIds::Several(ids)) => ids,
-        None => Vec::new(),
-    };
+    // The default of a model of another size is no id of this one.
+    let default_ends = keys.eos_token_id.filter(|_| ends.is_empty() && !has_generation);
+    let default_ends = default_ends.into_iter().flat_map(|EndIds(ids)| ids);
     let start = subwords.as_ref().map_or_else(Vec::new, |subwords| subwords.leading().to_vec());
-    if let Some(size) = keys.vocab_size {
-        for (file, key, ids) in [(ends_file, "eos_token_id", &ends), (&*tokenizer_file, "post_processor", &start)] {
-            if let Some(id) = ids.iter().find(|id| **id as usize >= size) {
-                let expected = format!("ids below vocab_size, {size}");
-                return Err(Error::checkpoint(file, key, expected, id.to_string()));
-            }
+    let size = keys.vocab_size;
+    for (file, key, ids) in [(ends_file, "eos_token_id", &ends), (&*tokenizer_file, "post_processor", &start)] {
+        if let Some(id) = ids.iter().find(|id| **id as usize >= size) {
+            let expected = format!("ids below vocab_size, {size}");
+            return Err(Error::checkpoint(file, key, expected, id.to_string()));
         }
     }
+    let ends = ends.into_iter().chain(default_ends.filter(|id| (*id as usize) < size)).collect();
     let positions = keys.max_position_embeddings.or(keys.n_positions);
     Ok(HuggingFaceConfig {
-        vocab_size: keys.vocab_size.unwrap_or(0),
+        vocab_size: size,
         marks: TokenMarks { start, ends },
         training_length: positions.unwrap_or(UNBOUNDED_TRAINING_LENGTH),
         architecture,
         subwords,
         sampling,
     })
-}
-
-/// Reads a small file completely. Fails if it is too long, or a link out of its folder.
-fn read_inside(file: &Path, limit: u64) -> Result<Vec<u8>> {
-    if let Some(dir) = file.parent() {
-        check_inside(dir, file)?;
-    }
-    json::read_limited(file, limit)
 }
 
 /// Returns the stated sampling options, and the API's defaults of the others. `do_sample` does not count.
@@ -194,20 +253,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_files_are_listed() {
-        let dir = tempfile::tempdir().unwrap();
-        let shown = |found: &str| {
-            explain_missing_key(Error::checkpoint("c", "vocab_size", "a value", found), dir.path()).to_string()
+    fn absent_and_null_keys_have_defaults() {
+        let read = |text: &str| -> Value {
+            serde_json::from_str(completed(text.as_bytes(), Path::new("c")).unwrap().get()).unwrap()
         };
-        let download = ": `weir pull hf:ORG/NAME` downloads a complete one";
-        let start = "c: vocab_size: expected a value, found nothing";
-        let lacks = "; this Hugging Face folder also lacks tokenizer.json";
-        assert_eq!(shown("nothing"), format!("{start}{lacks} and model.safetensors{download}"));
-        std::fs::write(dir.path().join(INDEX_FILE), "").unwrap();
-        assert_eq!(shown("nothing"), format!("{start}{lacks}{download}"));
-        std::fs::write(dir.path().join("spiece.model"), "").unwrap();
-        assert_eq!(shown("nothing"), start);
-        assert_eq!(shown("5"), "c: vocab_size: expected a value, found 5");
+        let gemma2 =
+            read(r#"{"model_type": "gemma2", "rms_norm_eps": null, "sliding_window": null, "hidden_size": 1e1}"#);
+        for (key, value) in
+            [("rms_norm_eps", "1e-6"), ("sliding_window", "null"), ("hidden_size", "10.0"), ("head_dim", "256")]
+        {
+            assert_eq!(gemma2[key], serde_json::from_str::<Value>(value).unwrap(), "{key}");
+        }
+        assert_eq!(read(r#"{"model_type": "mt5"}"#)["num_heads"], 6);
+        assert_eq!(
+            read(r#"{"model_type": "bert", "x": 1, "y": null}"#),
+            serde_json::json!({"model_type": "bert", "x": 1})
+        );
+        let twice = completed(br#"{"model_type": "llama", "hidden_size": 1, "hidden_size": 2}"#, Path::new("c"));
+        assert_eq!(twice.unwrap_err().to_string(), "c: hidden_size: expected one value, found two");
     }
 
     #[test]
@@ -219,6 +282,6 @@ mod tests {
         let message = sampling(&keys(r#"{"top_p": 1.5}"#), Path::new("g")).unwrap_err().to_string();
         assert!(message.starts_with("g: top_p: expected") && message.ends_with("found 1.5"), "{message}");
         let ends = keys(r#"{"eos_token_id": [3, 4]}"#).eos_token_id;
-        assert!(matches!(ends, Some(EndIds::Several(ids)) if ids == [3, 4]));
+        assert!(matches!(ends, Some(EndIds(ids)) if ids == [3, 4]));
     }
 }

@@ -31,27 +31,19 @@ pub struct TensorSpec {
     pub init: Init,
     /// True if its numbers are trained, and so counted as parameters.
     pub trained: bool,
+    /// Name of the tensor that it is tied to: files have one of them, or copies of both.
+    pub tied_to: Option<&'static str>,
 }
 
 impl TensorSpec {
     /// Returns a trained tensor that `weir init` draws from a normal distribution.
     pub fn normal(name: impl Into<String>, shape: Vec<usize>, mean: f32, deviation: f32) -> Self {
-        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true }
+        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true, tied_to: None }
     }
 
     /// Returns a tensor that `weir init` fills with zeros.
     pub fn zeros(name: impl Into<String>, shape: Vec<usize>) -> Self {
         Self::normal(name, shape, 0.0, 0.0)
-    }
-
-    /// Returns a tensor that a file may have, and that the model does not use.
-    pub fn unused(name: impl Into<String>, shape: Vec<usize>) -> Self {
-        Self { trained: false, ..Self::zeros(name, shape) }
-    }
-
-    /// Returns true for a tensor of [`unused`](Self::unused).
-    pub(crate) fn is_unused(&self) -> bool {
-        !self.trained && self.init == Init::Normal(0.0, 0.0)
     }
 
     /// Element count; `usize::MAX` if that overflows.

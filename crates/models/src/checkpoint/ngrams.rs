@@ -2,7 +2,7 @@
 
 use crate::{
     checkpoint::{
-        files::{PartialFile, check_inside, sync_folder},
+        files::{self, PartialFile, sync_folder},
         json::read_limited,
     },
     ngrams::{MAX_BYTES, NgramTable},
@@ -17,11 +17,7 @@ pub const NGRAMS_FILE: &str = "ngrams.bin";
 
 /// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is damaged or of another vocabulary.
 pub(crate) fn read(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
-    let file = dir.join(NGRAMS_FILE);
-    if !file.try_exists().map_err(Error::io(&file))? {
-        return Ok(None);
-    }
-    check_inside(dir, &file)?;
+    let Some(file) = files::present(dir, NGRAMS_FILE)? else { return Ok(None) };
     let bytes = read_limited(&file, MAX_BYTES as u64)?;
     let table = NgramTable::from_bytes(&bytes, vocabulary);
     let table = table.map_err(|mismatch| Error::checkpoint(&file, "the n-grams", mismatch.expected, mismatch.found))?;

@@ -1,7 +1,11 @@
 //! Tokens that were added to a slow tokenizer of transformers, which are in no SentencePiece model: `added_tokens_decoder` in
 //! `tokenizer_config.json`, or else `added_tokens.json`. `special_tokens_map.json` tells which of them are special.
 
-use crate::{checkpoint::json::parse, convert::converted::read_config, text::SpelledId};
+use crate::{
+    checkpoint::{files, json::parse},
+    convert::converted::read_config,
+    text::SpelledId,
+};
 use serde_json::{Value as Json, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,8 +48,10 @@ impl AddedToken {
 
 /// Returns the contents of an optional file; null if there is none.
 pub(super) fn read_optional(dir: &Path, name: &str) -> Result<Json> {
-    let file = dir.join(name);
-    if file.exists() { parse(&read_config(&file)?, &file, "") } else { Ok(Json::Null) }
+    match files::present(dir, name)? {
+        Some(file) => parse(&read_config(&file)?, &file, ""),
+        None => Ok(Json::Null),
+    }
 }
 
 /// Returns the added tokens of a model with `size` ids, by their ids. Fails for an id that the model does not have.

@@ -3,7 +3,8 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
+        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, hugging_face::completed, json::parse, read_weights_with_progress,
+        weights::shapes_in,
     },
     convert::converted::{
         Converted, SpecialVocabulary, TIED, activation, check_copy, listed, official_key, read_config, rename_key,
@@ -14,7 +15,7 @@ use crate::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 use weir_kernels::error::{Error, Result};
 
 /// Prefix of every name but the head's.
@@ -40,26 +41,21 @@ const LAYER: &[(&str, &str, bool)] = &[
     ("feed_forward.down", "mlp.c_proj", true),
 ];
 
-/// Buffers of a layer that its shape determines: the causal mask, and the masked scores' value.
-const BUFFERS: &[&str] = &["attn.bias", "attn.masked_bias"];
-
-/// The keys of `config.json` that shape the model; a missing one has Hugging Face's default.
+/// The keys of `config.json` that shape the model.
 #[derive(Debug, Deserialize)]
 struct Arguments {
     vocab_size: usize,
     vocab: Option<Vec<String>>,
-    n_positions: Option<usize>,
-    n_embd: Option<usize>,
-    n_layer: Option<usize>,
-    n_head: Option<usize>,
+    n_positions: usize,
+    n_embd: usize,
+    n_layer: usize,
+    n_head: usize,
     n_inner: Option<usize>,
-    activation_function: Option<String>,
-    layer_norm_epsilon: Option<f64>,
-    tie_word_embeddings: Option<bool>,
-    scale_attn_weights: Option<bool>,
-    #[serde(default)]
+    activation_function: String,
+    layer_norm_epsilon: f64,
+    tie_word_embeddings: bool,
+    scale_attn_weights: bool,
     scale_attn_by_inverse_layer_idx: bool,
-    #[serde(default)]
     add_cross_attention: bool,
 }
 
@@ -69,21 +65,27 @@ pub(super) fn is_gpt2(text: &[u8]) -> bool {
 
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
-    let text = read_config(&file)?;
-    let arguments: Arguments = parse(&text, &file, "")?;
-    let config = arguments.config(&text, &file)?;
+    let completed = completed(&read_config(&file)?, &file)?;
+    let text = completed.get().as_bytes();
+    let arguments: Arguments = parse(text, &file, "")?;
+    let config = arguments.config(text, &file)?;
     let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
     let shapes = shapes_in(dir)?;
     let prefix = if shapes.keys().any(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
     let mut official: Vec<_> = specs.iter().map(|spec| SourceTensor::from_spec(spec, prefix).spec).collect();
-    official.extend(ignored(&shapes, prefix, arguments.layers()));
-    let tied = shapes.contains_key(HEAD) && arguments.is_tied();
-    if tied {
-        official.push(TensorSpec::zeros(HEAD, vec![arguments.vocab_size, arguments.width()]));
+    let tied = shapes.contains_key(HEAD) && arguments.tie_word_embeddings;
+    let embedding = format!("{prefix}wte.weight");
+    if let Some(spec) = official.iter_mut().find(|spec| tied && spec.name == embedding) {
+        if shapes.contains_key(&embedding) {
+            let head = TensorSpec { name: HEAD.into(), ..spec.clone() };
+            official.push(head);
+        } else {
+            spec.tied_to = Some(HEAD);
+        }
     }
     let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
     if tied {
-        check_copy(&tensors, HEAD, &format!("{prefix}wte.weight"), TIED, &dir.join(WEIGHTS_FILE))?;
+        check_copy(&tensors, HEAD, &embedding, TIED, &dir.join(WEIGHTS_FILE))?;
     }
     let weights = Weights::collect(specs, |spec| {
         let SourceTensor { spec: source, transposed } = SourceTensor::from_spec(spec, prefix);
@@ -94,52 +96,39 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
 }
 
 impl Arguments {
-    fn width(&self) -> usize {
-        self.n_embd.unwrap_or(768)
-    }
-
-    fn layers(&self) -> usize {
-        self.n_layer.unwrap_or(12)
-    }
-
-    fn is_tied(&self) -> bool {
-        self.tie_word_embeddings.unwrap_or(true)
-    }
-
     /// Returns the configuration of these arguments, which are in the file's `text`.
     fn config(&self, text: &[u8], file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         let switches = [
-            ("scale_attn_weights", self.scale_attn_weights.unwrap_or(true), true),
+            ("scale_attn_weights", self.scale_attn_weights, true),
             ("scale_attn_by_inverse_layer_idx", self.scale_attn_by_inverse_layer_idx, false),
             ("add_cross_attention", self.add_cross_attention, false),
         ];
         if let Some((key, found, expected)) = switches.into_iter().find(|(_, found, expected)| found != expected) {
             return wrong(key, &expected.to_string(), found.to_string());
         }
-        let dim = self.width();
-        let heads = self.n_head.unwrap_or(12);
+        let dim = self.n_embd;
+        let heads = self.n_head;
         if heads == 0 || !dim.is_multiple_of(heads) {
             return wrong("n_head", &format!("a divisor of n_embd, {dim}"), heads.to_string());
         }
-        let function = self.activation_function.as_deref().unwrap_or("gelu_new");
+        let function = self.activation_function.as_str();
         let Some(activation) = activation(function) else {
             return wrong("activation_function", "gelu_new, gelu, relu or silu", format!("{function:?}"));
         };
-        let positions = self.n_positions.unwrap_or(1024);
         let architecture = json!({
-            "layers": self.layers(),
+            "layers": self.n_layer,
             "dim": dim,
             "heads": heads,
             "head_dim": dim / heads,
             "feed_forward": self.n_inner.unwrap_or(dim.saturating_mul(4)),
             "activation": activation,
-            "layer_norm_eps": self.layer_norm_epsilon.unwrap_or(1e-5),
-            "position": { "learned": { "positions": positions } },
+            "layer_norm_eps": self.layer_norm_epsilon,
+            "position": { "learned": { "positions": self.n_positions } },
             "window": "full",
             "sub_norms": false,
             "scale_embedding": false,
-            "tied": self.is_tied(),
+            "tied": self.tie_word_embeddings,
         });
         let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
         let symbols = if has_specials {
@@ -147,7 +136,8 @@ impl Arguments {
         } else {
             listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
-        Config::new("decoder", symbols, TextNormaliser::None, positions, &architecture, file).map_err(in_official_terms)
+        Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
+            .map_err(in_official_terms)
     }
 }
 
@@ -175,12 +165,6 @@ impl SourceTensor {
         }
         Self { spec: TensorSpec::zeros(name, shape), transposed }
     }
-}
-
-/// Returns the buffers that the file has. Older versions of transformers stored them as numbers, bytes or booleans.
-fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
-    let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
-    names.filter_map(|name| Some(TensorSpec::unused(&*name, shapes.get(&name)?.clone()))).collect()
 }
 
 fn in_official_terms(error: Error) -> Error {

@@ -17,8 +17,8 @@ mod torchscale;
 use crate::{
     checkpoint::{
         CONFIG_FILE, Config, FileDtype, Weights, Writer, WrittenCheckpoint,
-        files::check_inside,
-        hugging_face::{self, GENERATION_FILE, explain_missing_key},
+        files::{self, check_inside},
+        hugging_face::{self, GENERATION_FILE},
         json::{self},
         writer::check_vacant,
     },
@@ -156,12 +156,9 @@ impl<'a> InPlace<'a> {
 
     pub(crate) fn config(&self) -> Result<Config> {
         for name in [CONFIG_FILE, GENERATION_FILE].into_iter().chain(t5::TOKENIZER_FILES) {
-            let file = self.dir.join(name);
-            if file.exists() {
-                check_inside(self.dir, &file)?;
-            }
+            files::present(self.dir, name)?;
         }
-        t5::config_in_place(self.dir, self.types).map_err(|error| explain_missing_key(error, self.dir))
+        t5::config_in_place(self.dir, self.types)
     }
 
     /// Reads the weights under weir's names and their SHA-256. Reports bytes read and bytes to read to `progress`.

@@ -5,21 +5,21 @@
 use crate::{
     checkpoint::{
         CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights,
-        files::check_inside,
+        hugging_face::{GENERATION_FILE, completed},
         json::{parse, read_limited},
         read_weights_with_progress,
-        weights::{FilesDigest, Shard, indexed_pickles, same_names, shapes_in},
+        weights::{FilesDigest, PICKLES, Shard, same_names, shapes_in, shards_of},
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
         added_tokens::{self, ADDED_FILE, AddedToken, SETTINGS_FILE, SPECIAL_FILE, read_optional},
-        converted::{self, Converted, check_copy, read_config},
+        converted::{self, Converted, check_copy, read_config, rename_key},
         sentencepiece::{
             self, Algorithm, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, mark, metaspace, normalizer, unigram,
         },
         torch::{TorchFile, TorchTensors},
     },
-    family::{TensorSpec, families::blueprint},
+    family::{TensorSpec, families::blueprint, parts::GENERATION_BOUNDS},
     text::{
         SpelledId, SubwordTokenizer, TextNormaliser,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE, USER_DEFINED_KEY},
@@ -89,7 +89,7 @@ struct T5Folder<'a> {
 impl<'a> T5Folder<'a> {
     fn open(dir: &'a Path, types: &[&str]) -> Result<Self> {
         let file = dir.join(CONFIG_FILE);
-        let json: Json = parse(&read_config(&file)?, &file, "")?;
+        let json: Json = parse(completed(&read_config(&file)?, &file)?.get().as_bytes(), &file, "")?;
         let arguments = Arguments::read(&json, types, &file)?;
         let source = SourceWeights::open(dir)?;
         let (vocabulary, subwords) = read_tokenizer(dir, &json, &arguments)?;
@@ -101,8 +101,9 @@ impl<'a> T5Folder<'a> {
         Ok(Self { file, arguments, source, vocabulary, subwords, generation })
     }
 
+    /// Returns true if the file has a head next to the embedding.
     fn has_head(&self) -> bool {
-        self.source.names.contains(HEAD)
+        self.source.names.contains(HEAD) && self.embedding() != HEAD
     }
 
     /// Returns true if the head is the embedding, by the names of the tensors and the keys of the configuration.
@@ -115,9 +116,10 @@ impl<'a> T5Folder<'a> {
         check_copy(tensors, HEAD, self.embedding(), "", &self.file).is_ok()
     }
 
-    /// The source's name of the embedding.
+    /// The source's name of the embedding, which may be that of a tied head.
     fn embedding(&self) -> &'static str {
-        EMBEDDINGS.into_iter().find(|name| self.source.names.contains(*name)).unwrap_or(EMBEDDING)
+        let head = Some(HEAD).filter(|_| self.arguments.is_tied());
+        EMBEDDINGS.into_iter().chain(head).find(|name| self.source.names.contains(*name)).unwrap_or(EMBEDDING)
     }
 
     /// Returns the source's name of a tensor.
@@ -126,8 +128,10 @@ impl<'a> T5Folder<'a> {
     }
 
     fn config(&self, tied_head: bool) -> Result<Config> {
-        let config = self.arguments.config(self.vocabulary.clone(), tied_head, &self.file)?;
-        Ok(config.with(self.subwords.clone(), Some(self.generation.clone())))
+        let config = self.arguments.config(self.vocabulary.clone(), tied_head, &self.file);
+        let config = config.map_err(in_official_terms)?.with(self.subwords.clone(), Some(self.generation.clone()));
+        blueprint(&config, &self.file).map_err(in_official_terms)?;
+        Ok(config)
     }
 
     /// Reads all tensors under the source's names. Fails if copies of the embedding differ.
@@ -156,6 +160,30 @@ impl<'a> T5Folder<'a> {
         }
         Ok(weights)
     }
+}
+
+/// Gives a key of weir's configuration its name in `config.json`.
+fn in_official_terms(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("architecture.encoder_layers", "num_layers"),
+        ("architecture.decoder_layers", "num_decoder_layers"),
+        ("architecture.dim", "d_model"),
+        ("architecture.heads", "num_heads"),
+        ("architecture.head_dim", "d_kv"),
+        ("architecture.feed_forward", "d_ff"),
+        ("architecture.norm_eps", "layer_norm_epsilon"),
+        ("architecture.buckets", "relative_attention_num_buckets"),
+        ("architecture.max_distance", "relative_attention_max_distance"),
+        ("architecture.attention.radius", "local_radius"),
+        ("architecture.attention.group", "global_block_size"),
+        ("architecture.deletion.layer", "delete_gate_layer"),
+        ("architecture.deletion.threshold", "deletion_threshold"),
+        ("architecture.deletion.function.scaled-sigmoid.scale", "sigmoid_mask_scale"),
+        ("generation.prefix", "prefix"),
+        ("vocabulary.size", "vocab_size"),
+        ("training_length", "n_positions"),
+    ];
+    rename_key(error, KEYS, str::to_owned)
 }
 
 /// Maximum tokens of a document, and maximum symbols of a text: distances beyond the last bucket share it, so the model itself has
@@ -204,55 +232,34 @@ struct Arguments {
     end: u32,
 }
 
-/// Values of absent keys.
-fn defaults(model_type: &str) -> Json {
-    let mut all = json!({
-        "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
-        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "feed_forward_proj": "relu",
-        "layer_norm_epsilon": 1e-6, "tie_word_embeddings": true, "encoder_attention_type": "local", "local_radius": 127,
-        "global_block_size": 16, "sigmoid_mask_scale": -10.0, "delete_gate_layer": 2, "gate_layer_norm": true,
-        "use_softmax1": false,
-    });
-    if model_type == "mt5" {
-        let own = json!({ "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-            "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false });
-        if let (Some(all), Some(own)) = (all.as_object_mut(), own.as_object()) {
-            all.extend(own.clone());
-        }
-    }
-    all
-}
-
 impl Arguments {
     /// Reads the keys of `config.json`. Fails for other types, special ids or positions than those of the `types`.
     fn read(config: &Json, types: &[&str], file: &Path) -> Result<Self> {
-        let wrong = |key: &str, expected: String, found: &Json| {
-            Err(Error::checkpoint(
-                file,
-                key,
-                expected,
-                if found.is_null() { "nothing".into() } else { found.to_string() },
-            ))
+        let wrong_in = |file: &Path, key: &str, expected: String, found: &Json| {
+            let found = if found.is_null() { "nothing".into() } else { found.to_string() };
+            Err(Error::checkpoint(file, key, expected, found))
         };
+        let wrong = |key: &str, expected: String, found: &Json| wrong_in(file, key, expected, found);
         let found = &config["model_type"];
-        let Some(model_type) = found.as_str().filter(|own| types.contains(own)) else {
+        if !found.as_str().is_some_and(|own| types.contains(&own)) {
             let hint =
                 if types.contains(&"mrt5") { "--from t5 reads t5, mt5 and longt5" } else { "--from mrt5 reads mrt5" };
             return wrong("model_type", format!("one of {} ({hint})", types.join(", ")), found);
-        };
-        let generation = generation_config(file.parent().unwrap_or(Path::new(".")))?;
+        }
+        let generation = read_optional(file.parent().unwrap_or(Path::new(".")), GENERATION_FILE)?;
         let mut ids = [0; 3];
         let known = [("pad_token_id", &[0, 1][..]), ("eos_token_id", &[1, 2]), ("decoder_start_token_id", &[0])];
         for (id, (key, known)) in ids.iter_mut().zip(known) {
             *id = known[0];
-            for found in [&config[key], &generation[key]] {
+            for (file, found) in [(file, &config[key]), (&file.with_file_name(GENERATION_FILE), &generation[key])] {
                 let list = found.as_array().filter(|all| all.len() == 1).map(|all| &all[0]);
                 match known.iter().find(|id| *list.unwrap_or(found) == json!(id)) {
                     Some(own) => *id = *own,
                     None if found.is_null() => {}
                     None => {
                         let known: Vec<_> = known.iter().map(u32::to_string).collect();
-                        return wrong(key, format!("{}, as in all published models", known.join(" or ")), found);
+                        let expected = format!("{}, as in all published models", known.join(" or "));
+                        return wrong_in(file, key, expected, found);
                     }
                 }
             }
@@ -261,14 +268,8 @@ impl Arguments {
             let expected = "false: absolute positions are not supported".into();
             return wrong("has_absolute_position_embeddings", expected, &json!(true));
         }
-        let mut keys = defaults(model_type);
-        if let (Some(keys), Some(own)) = (keys.as_object_mut(), config.as_object()) {
-            keys.extend(
-                own.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())),
-            );
-        }
         let [_, end, _] = ids;
-        Ok(Self { end, ..parse(keys.to_string().as_bytes(), file, "")? })
+        Ok(Self { end, ..parse(config.to_string().as_bytes(), file, "")? })
     }
 
     /// Returns true if the head must be the embedding.
@@ -390,8 +391,6 @@ impl Arguments {
 // Generation settings of a Hugging Face folder, as defaults of requests: `generation_config.json`, and the summarization task of
 // `config.json`, which wins.
 
-const GENERATION_FILE: &str = "generation_config.json";
-
 /// Settings in the names of transformers.
 #[derive(Deserialize)]
 struct GenerationSettings {
@@ -424,12 +423,6 @@ const UNSUPPORTED: [(&str, Option<f64>); 9] = [
     ("diversity_penalty", Some(0.0)),
 ];
 
-/// Returns the settings in `generation_config.json`; null if there is no such file.
-fn generation_config(dir: &Path) -> Result<Json> {
-    let file = dir.join(GENERATION_FILE);
-    if file.exists() { parse(&read_config(&file)?, &file, "") } else { Ok(Json::Null) }
-}
-
 /// Returns the defaults of requests. Fails if a setting has a wrong type, or forces a token.
 fn read_generation(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
     let file = dir.join(CONFIG_FILE);
@@ -438,7 +431,7 @@ fn read_generation(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
     // the first are older versions' settings, next to the architecture
     let sources = [
         (model.clone(), file.clone(), ""),
-        (generation_config(dir)?, dir.join(GENERATION_FILE), ""),
+        (read_optional(dir, GENERATION_FILE)?, dir.join(GENERATION_FILE), ""),
         (task.clone(), file, "task_specific_params.summarization"),
     ];
     for (json, file, within) in sources {
@@ -467,11 +460,36 @@ fn read_generation(dir: &Path, model: &Json) -> Result<GenerationDefaults> {
         if let Some((key, Some(found))) = forced.into_iter().find(|(_, id)| id.is_some()) {
             return Err(Error::checkpoint(&file, key, "nothing: tokens are not forced", found.to_string()));
         }
+        check_bounds(&json, &file, within)?;
         settings.apply(&mut defaults);
     }
     // One source may state the minimum, and another the maximum.
     defaults.min_tokens = defaults.min_tokens.min(defaults.max_tokens);
     Ok(defaults)
+}
+
+/// Checks each setting as the file states it.
+fn check_bounds(json: &Json, file: &Path, within: &str) -> Result<()> {
+    let known = GENERATION_BOUNDS.map(|(name, min, max)| {
+        let key = match name {
+            "beam" => "num_beams",
+            "no_repeat_ngram" => "no_repeat_ngram_size",
+            other => other,
+        };
+        (key, min, max)
+    });
+    let lengths = [("max_length", 0.0, TARGET_LENGTH as f64), ("max_new_tokens", 0.0, TARGET_LENGTH as f64 - 1.0)];
+    for (key, min, max) in known.into_iter().chain(lengths) {
+        // An n-gram of one token would forbid every repetition.
+        let from = if key == "no_repeat_ngram_size" && json[key] == 1 { 2.0 } else { min };
+        if json[key].as_f64().is_some_and(|value| !(from..=max).contains(&value)) {
+            let path = if within.is_empty() { key.to_owned() } else { format!("{within}.{key}") };
+            let expected =
+                if from == min { format!("{min} to {max}") } else { format!("0 to disable the rule, or 2 to {max}") };
+            return Err(Error::checkpoint(file, path, expected, json[key].to_string()));
+        }
+    }
+    Ok(())
 }
 
 impl GenerationSettings {
@@ -670,8 +688,9 @@ struct ReadWeights {
 impl<'a> SourceWeights<'a> {
     /// Finds the weights; safetensors precede pickles. Fails if there are none, or an index does not agree with its files.
     fn open(dir: &'a Path) -> Result<Self> {
-        let has_safetensors = [WEIGHTS_FILE, INDEX_FILE].iter().any(|name| dir.join(name).exists());
-        let pickles = if has_safetensors { Vec::new() } else { pickles(dir)? };
+        let has_any = |names: [&str; 2]| names.iter().any(|name| dir.join(name).exists());
+        let reads_pickles = !has_any([WEIGHTS_FILE, INDEX_FILE]) && has_any([PICKLE_FILE, PICKLE_INDEX_FILE]);
+        let pickles = if reads_pickles { pickles(dir)? } else { Vec::new() };
         let names = match pickles.is_empty() {
             true => shapes_in(dir)?.into_keys().collect(),
             false => pickles.iter().flat_map(|pickle| pickle.shapes.keys().cloned()).collect(),
@@ -751,27 +770,16 @@ impl<'a> SourceWeights<'a> {
 
 /// Returns the pickles of a folder; none if it has none. At most one is in memory at a time.
 fn pickles(dir: &Path) -> Result<Vec<PickleFile>> {
-    let single = dir.join(PICKLE_FILE);
-    match (single.exists(), dir.join(PICKLE_INDEX_FILE).exists()) {
-        (false, false) => Ok(Vec::new()),
-        (true, true) => {
-            let expected = format!("only one of {PICKLE_FILE} and {PICKLE_INDEX_FILE}");
-            Err(Error::checkpoint(single, "the file", expected, "both"))
+    let shards = shards_of(dir, PICKLES)?;
+    let checked = |shard: Shard| {
+        let mut shapes = shapes(&shard.file)?;
+        shapes.retain(|name, _| shard.has(name));
+        if let Some(names) = &shard.names {
+            same_names(&shard.file, names, shapes.keys())?;
         }
-        (true, false) => {
-            check_inside(dir, &single)?;
-            let shapes = shapes(&single)?;
-            Ok(vec![PickleFile { file: single, shapes }])
-        }
-        (false, true) => {
-            let checked = |shard: Shard| {
-                let shapes = shapes(&shard.file)?;
-                same_names(&shard.file, &shard.names, shapes.keys())?;
-                Ok(PickleFile { file: shard.file, shapes })
-            };
-            indexed_pickles(dir)?.into_iter().map(checked).collect()
-        }
-    }
+        Ok(PickleFile { file: shard.file, shapes })
+    };
+    shards.into_iter().map(checked).collect()
 }
 
 fn shapes(file: &Path) -> Result<BTreeMap<String, Vec<usize>>> {

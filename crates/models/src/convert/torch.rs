@@ -47,9 +47,10 @@ pub(super) struct TorchTensor {
     stride: Vec<u64>,
 }
 
-/// Returns the format of a storage class. As in safetensors, numbers of 64 bits are refused: f32 would lose some of their digits.
+/// Returns the format of a storage class.
 fn storage_dtype(class: &str) -> Option<FileDtype> {
     match class {
+        "DoubleStorage" => Some(FileDtype::F64),
         "FloatStorage" => Some(FileDtype::F32),
         "HalfStorage" => Some(FileDtype::F16),
         "BFloat16Storage" => Some(FileDtype::Bf16),
@@ -139,7 +140,7 @@ impl TorchFile {
                     return wrong("a storage class", pickle.describe(class));
                 };
                 let Some(dtype) = storage_dtype(class) else {
-                    return wrong("floats of 16 or 32 bits", format!("torch.{class}"));
+                    return wrong("floats of 16, 32 or 64 bits", format!("torch.{class}"));
                 };
                 match natural(len) {
                     Some(len) => Ok((key.to_string(), dtype, len)),

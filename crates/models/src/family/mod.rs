@@ -55,11 +55,6 @@ pub trait Blueprint: Debug + Send + Sync {
         self.reads_documents()
     }
 
-    /// Tensors of the checkpoint in `dir` that the model does not use. Fails if a header cannot be read.
-    fn unused_tensors(&self, _dir: &Path) -> Result<Vec<TensorSpec>> {
-        Ok(Vec::new())
-    }
-
     /// Numbers in tables that are computed from the tensors when the model is built, and kept next to them.
     fn computed_numbers(&self) -> usize {
         0

@@ -159,7 +159,13 @@ pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
 }
 
 fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
-    TensorSpec { name: name.to_owned(), shape: vec![values.len()], init: Init::Values(values), trained: false }
+    TensorSpec {
+        name: name.to_owned(),
+        shape: vec![values.len()],
+        init: Init::Values(values),
+        trained: false,
+        tied_to: None,
+    }
 }
 
 /// Rejects a training window that is longer than the table of learned positions.
@@ -426,6 +432,14 @@ impl<'a> Loader<'a> {
     }
 }
 
+/// The least and the largest values of generation defaults that do not depend on the model.
+pub const GENERATION_BOUNDS: [(&str, f64, f64); 4] = [
+    ("repetition_penalty", 0.01, 100.0),
+    ("beam", 1.0, 64.0),
+    ("no_repeat_ngram", 0.0, SummaryLimits::NGRAM as f64),
+    ("length_penalty", -10.0, 10.0),
+];
+
 /// Checks the checkpoint's generation defaults, for texts of at most `target_length` symbols with the start symbol.
 pub fn check_generation(config: &Config, target_length: usize, file: &Path) -> Result<()> {
     let Some(generation) = &config.generation else { return Ok(()) };
@@ -434,23 +448,24 @@ pub fn check_generation(config: &Config, target_length: usize, file: &Path) -> R
     };
     // The last position is the end symbol's.
     let max = target_length - 1;
-    match generation {
-        g if !(0.01..=100.0).contains(&g.repetition_penalty) => {
-            fail("repetition_penalty", "0.01 to 100".into(), g.repetition_penalty.to_string())
+    let g = generation;
+    let values =
+        [f64::from(g.repetition_penalty), g.beam as f64, g.no_repeat_ngram as f64, f64::from(g.length_penalty)];
+    for ((key, min, max), value) in GENERATION_BOUNDS.into_iter().zip(values) {
+        if !(min as f32..=max as f32).contains(&(value as f32)) {
+            return fail(key, format!("{min} to {max}"), (value as f32).to_string());
         }
-        g if !(1..=64).contains(&g.beam) => fail("beam", "1 to 64".into(), g.beam.to_string()),
+    }
+    match g {
         g if !(1..=max).contains(&g.max_tokens) => {
             fail("max_tokens", format!("1 to {max}: target_length less one"), g.max_tokens.to_string())
         }
         g if g.min_tokens > g.max_tokens => {
             fail("min_tokens", format!("at most max_tokens, {}", g.max_tokens), g.min_tokens.to_string())
         }
-        g if g.no_repeat_ngram == 1 || g.no_repeat_ngram > SummaryLimits::NGRAM => {
+        g if g.no_repeat_ngram == 1 => {
             let expected = format!("0 to disable the rule, or 2 to {}", SummaryLimits::NGRAM);
             fail("no_repeat_ngram", expected, g.no_repeat_ngram.to_string())
-        }
-        g if !(-10.0..=10.0).contains(&g.length_penalty) => {
-            fail("length_penalty", "-10 to 10".into(), g.length_penalty.to_string())
         }
         _ => Ok(()),
     }

@@ -16,41 +16,25 @@ pub(super) struct LlamaKeys {
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
-    hidden_act: Option<Activation>,
+    hidden_act: Activation,
     max_position_embeddings: usize,
     rms_norm_eps: f64,
-    #[serde(default)]
     pub(super) attention_bias: bool,
-    #[serde(default)]
     mlp_bias: bool,
-    #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(default)]
     pub(super) use_sliding_window: bool,
     /// Null stands for no window.
-    #[serde(default = "window")]
     pub(super) sliding_window: Option<usize>,
-    pub(super) max_window_layers: Option<usize>,
+    /// The first layer with a window if `layer_types` states none.
+    pub(super) max_window_layers: usize,
     pub(super) layer_types: Option<Vec<String>>,
 }
 
-/// The default of Qwen and Gemma 2.
-fn window() -> Option<usize> {
-    Some(4096)
-}
-
 impl LlamaKeys {
-    /// Returns a transformer without biases, windows and norms of heads. Without `default_head_dim`, heads share the hidden
-    /// size.
-    pub(super) fn transformer(
-        &self,
-        keys: &Keys<'_>,
-        model_type: &'static str,
-        default_head_dim: Option<usize>,
-    ) -> Result<Transformer> {
+    /// Returns a transformer without biases, windows and norms of heads. Heads share the hidden size unless `head_dim` is stated.
+    pub(super) fn transformer(&self, keys: &Keys<'_>, model_type: &'static str) -> Result<Transformer> {
         let heads = self.num_attention_heads;
-        let equal_part = self.hidden_size / heads.max(1);
-        let head_dim = self.head_dim.or(default_head_dim).unwrap_or(equal_part);
+        let head_dim = self.head_dim.unwrap_or(self.hidden_size / heads.max(1));
         keys.layers("num_hidden_layers", self.num_hidden_layers)?;
         keys.dims([("num_attention_heads", heads), ("head_dim", head_dim)])?;
         Ok(Transformer {
@@ -61,7 +45,7 @@ impl LlamaKeys {
             kv_heads: self.num_key_value_heads.unwrap_or(heads),
             head_dim,
             feed_forward: self.intermediate_size,
-            activation: self.hidden_act.unwrap_or(Activation::Silu),
+            activation: self.hidden_act,
             eps: self.rms_norm_eps,
             rotary: Rotary::read(*keys, head_dim)?,
             windows: vec![None; self.num_hidden_layers],
@@ -85,25 +69,19 @@ pub(super) fn read_llama(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
         qkv_bias: config.attention_bias,
         output_bias: config.attention_bias,
         feed_forward_bias: config.mlp_bias,
-        ..config.transformer(keys, "llama", None)?
+        ..config.transformer(keys, "llama")?
     };
     model.checked(*keys)
 }
 
 // Qwen2 and Qwen2.5 (Yang et al. 2024, arXiv 2407.10671): Llama's layers with biases on queries, keys and values.
 
-/// The first layer with a window if the keys state none.
-const FIRST_WINDOW: usize = 28;
-
 /// Returns each layer's window: transformers 5 lists the layers, transformers 4 stated the first with a window.
 pub(super) fn windows(config: &LlamaKeys, keys: &Keys<'_>) -> Result<Vec<Option<usize>>> {
     let window = config.sliding_window.filter(|_| config.use_sliding_window);
     match &config.layer_types {
         Some(types) => layer_windows(keys, types, config.num_hidden_layers, window),
-        None => {
-            let first = config.max_window_layers.unwrap_or(FIRST_WINDOW);
-            selected_windows(keys, config.num_hidden_layers, window, |layer| layer >= first)
-        }
+        None => selected_windows(keys, config.num_hidden_layers, window, |layer| layer >= config.max_window_layers),
     }
 }
 
@@ -144,18 +122,15 @@ pub(super) fn layer_windows(
 
 pub(super) fn read_qwen2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     let config: LlamaKeys = keys.parse()?;
-    let plain = config.transformer(keys, "qwen2", None)?;
+    let plain = config.transformer(keys, "qwen2")?;
     Transformer { windows: windows(&config, keys)?, qkv_bias: true, ..plain }.checked(*keys)
 }
 
 // Qwen3 (Yang et al. 2025, arXiv 2505.09388): Llama's layers with a norm on each head's queries and keys.
 
-/// Width of a head if `config.json` states none.
-const DEFAULT_HEAD_DIM: usize = 128;
-
 pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     let config: LlamaKeys = keys.parse()?;
-    let plain = config.transformer(keys, "qwen3", Some(DEFAULT_HEAD_DIM))?;
+    let plain = config.transformer(keys, "qwen3")?;
     let model = Transformer {
         windows: windows(&config, keys)?,
         qkv_bias: config.attention_bias,
@@ -171,31 +146,18 @@ pub(super) fn read_qwen3(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 /// The keys next to [`LlamaKeys`].
 #[derive(Deserialize)]
 struct Gemma2Keys {
-    num_key_value_heads: usize,
-    head_dim: usize,
-    hidden_activation: Option<Activation>,
+    hidden_activation: Activation,
     query_pre_attn_scalar: f64,
     /// Null stands for no cap, as below.
-    #[serde(default = "score_cap")]
     attn_logit_softcapping: Option<f64>,
-    #[serde(default = "logit_cap")]
     final_logit_softcapping: Option<f64>,
-    tie_word_embeddings: Option<bool>,
-    use_bidirectional_attention: Option<bool>,
-}
-
-fn score_cap() -> Option<f64> {
-    Some(50.0)
-}
-
-fn logit_cap() -> Option<f64> {
-    Some(30.0)
+    use_bidirectional_attention: bool,
 }
 
 pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     let config: LlamaKeys = keys.parse()?;
     let own: Gemma2Keys = keys.parse()?;
-    let plain = config.transformer(keys, "gemma2", Some(own.head_dim))?;
+    let plain = config.transformer(keys, "gemma2")?;
     keys.positive("query_pre_attn_scalar", own.query_pre_attn_scalar)?;
     for (key, cap) in [
         ("attn_logit_softcapping", own.attn_logit_softcapping),
@@ -203,15 +165,14 @@ pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     ] {
         cap.map_or(Ok(()), |cap| keys.positive(key, cap))?;
     }
-    keys.only("use_bidirectional_attention", false, own.use_bidirectional_attention.unwrap_or(false))?;
+    keys.only("use_bidirectional_attention", false, own.use_bidirectional_attention)?;
     let windows = match &config.layer_types {
         Some(types) => layer_windows(keys, types, config.num_hidden_layers, config.sliding_window)?,
         // before transformers listed the layers, every other one had a window
         None => selected_windows(keys, config.num_hidden_layers, config.sliding_window, |layer| layer % 2 == 0)?,
     };
     let model = Transformer {
-        kv_heads: own.num_key_value_heads,
-        activation: own.hidden_activation.unwrap_or(Activation::GeluTanh),
+        activation: own.hidden_activation,
         windows,
         qkv_bias: config.attention_bias,
         output_bias: config.attention_bias,
@@ -219,7 +180,6 @@ pub(super) fn read_gemma2(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
         scores: Scores { scale: 1.0 / own.query_pre_attn_scalar.sqrt(), cap: own.attn_logit_softcapping },
         logit_cap: own.final_logit_softcapping,
         embedding_scale: (config.hidden_size as f64).sqrt(),
-        tied: own.tie_word_embeddings.unwrap_or(true),
         ..plain
     };
     model.checked(*keys)

@@ -32,12 +32,12 @@ struct BigCode {
     n_layer: usize,
     n_head: usize,
     n_inner: Option<usize>,
-    activation_function: Option<Activation>,
+    activation_function: Activation,
     layer_norm_epsilon: f64,
-    multi_query: Option<bool>,
-    scale_attn_weights: Option<bool>,
-    tie_word_embeddings: Option<bool>,
-    add_cross_attention: Option<bool>,
+    multi_query: bool,
+    scale_attn_weights: bool,
+    tie_word_embeddings: bool,
+    add_cross_attention: bool,
 }
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
@@ -54,9 +54,9 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
         return keys.fail("n_head", format!("a divisor of n_embd, {}", config.n_embd), config.n_head);
     }
     keys.fraction("layer_norm_epsilon", config.layer_norm_epsilon)?;
-    keys.only("multi_query", true, config.multi_query.unwrap_or(true))?;
-    keys.only("scale_attn_weights", true, config.scale_attn_weights.unwrap_or(true))?;
-    keys.only("add_cross_attention", false, config.add_cross_attention.unwrap_or(false))?;
+    keys.only("multi_query", true, config.multi_query)?;
+    keys.only("scale_attn_weights", true, config.scale_attn_weights)?;
+    keys.only("add_cross_attention", false, config.add_cross_attention)?;
     keys.parameters(config.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add))?;
     Ok(Box::new(config))
 }
@@ -80,8 +80,7 @@ impl BigCode {
 impl Architecture for BigCode {
     fn tensors(&self) -> Vec<TensorSpec> {
         let dim = self.n_embd;
-        let mut out =
-            vec![matrix(EMBEDDING, vec![self.vocab_size, dim]), matrix(POSITIONS, vec![self.n_positions, dim])];
+        let mut out = vec![self.embedding_tensor(self.vocab_size, dim), matrix(POSITIONS, vec![self.n_positions, dim])];
         let mut with_bias = |name: String, shape: Vec<usize>| {
             out.push(matrix(format!("{name}.bias"), shape[..1].to_vec()));
             out.push(matrix(format!("{name}.weight"), shape));
@@ -120,7 +119,7 @@ impl Architecture for BigCode {
     }
 
     fn is_tied(&self) -> bool {
-        self.tie_word_embeddings.unwrap_or(true)
+        self.tie_word_embeddings
     }
 
     fn memory_products(&self) -> usize {
@@ -205,7 +204,7 @@ impl BigCodeNetwork {
         let context = attend(&queries, &all.first, &all.second, scores, mask)?; // (len, D)
         let x = (x + layer.output.apply(&context)?)?;
         let hidden = layer.up.apply(&layer.feed_forward_norm.apply(&x)?)?; // (len, F)
-        let activation = self.config.activation_function.unwrap_or(Activation::GeluTanh);
+        let activation = self.config.activation_function;
         let x = (&x + layer.down.apply(&activation.apply(&hidden)?)?)?;
         Ok((x, LayerMemory { first: keys, second: values }))
     }

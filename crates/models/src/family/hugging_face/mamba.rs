@@ -13,7 +13,8 @@ use crate::family::{
 };
 use candle_core::{D, Tensor};
 use serde::Deserialize;
-use weir_kernels::error::Result;
+use serde_json::Value;
+use weir_kernels::error::{QUOTED, Result, clip};
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
 
@@ -25,31 +26,40 @@ struct Mamba {
     state_size: usize,
     num_hidden_layers: usize,
     intermediate_size: Option<usize>,
-    expand: Option<usize>,
+    expand: usize,
     conv_kernel: usize,
     time_step_rank: TimeStepRank,
     layer_norm_epsilon: f64,
-    hidden_act: Option<Activation>,
-    #[serde(default)]
+    hidden_act: Activation,
     use_bias: bool,
-    use_conv_bias: Option<bool>,
-    tie_word_embeddings: Option<bool>,
+    use_conv_bias: bool,
+    tie_word_embeddings: bool,
 }
 
 /// A number, or the default rule.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged, expecting = "a number or \"auto\"")]
+#[serde(try_from = "Value")]
 enum TimeStepRank {
     Number(usize),
-    Rule(String),
+    Rule,
+}
+
+impl TryFrom<Value> for TimeStepRank {
+    /// In serde's form, so that it is parsed like serde's own messages.
+    type Error = String;
+
+    fn try_from(value: Value) -> std::result::Result<Self, String> {
+        match value.as_u64().and_then(|rank| usize::try_from(rank).ok()) {
+            Some(rank) => Ok(Self::Number(rank)),
+            None if value == "auto" => Ok(Self::Rule),
+            None => Err(format!("{}, expected a number or \"auto\"", clip(&value.to_string(), QUOTED))),
+        }
+    }
 }
 
 pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
     let config: Mamba = keys.parse()?;
     keys.layers("num_hidden_layers", config.num_hidden_layers)?;
-    if let TimeStepRank::Rule(rule) = &config.time_step_rank {
-        keys.only("time_step_rank", "auto", rule)?;
-    }
     keys.dims([
         ("vocab_size", config.vocab_size),
         ("hidden_size", config.hidden_size),
@@ -68,18 +78,18 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
 
 impl Mamba {
     fn inner(&self) -> usize {
-        self.intermediate_size.unwrap_or(self.expand.unwrap_or(2).saturating_mul(self.hidden_size))
+        self.intermediate_size.unwrap_or(self.expand.saturating_mul(self.hidden_size))
     }
 
     fn rank(&self) -> usize {
         match self.time_step_rank {
             TimeStepRank::Number(rank) => rank,
-            TimeStepRank::Rule(_) => self.hidden_size.div_ceil(16),
+            TimeStepRank::Rule => self.hidden_size.div_ceil(16),
         }
     }
 
     fn has_conv_bias(&self) -> bool {
-        self.use_conv_bias.unwrap_or(true)
+        self.use_conv_bias
     }
 
     fn norm(&self, tensors: &mut Tensors, name: &str) -> Result<Norm> {
@@ -110,7 +120,7 @@ impl Architecture for Mamba {
         let inner = self.inner();
         let rank = self.rank();
         let state = self.state_size;
-        let mut out = vec![matrix(EMBEDDING, vec![self.vocab_size, dim])];
+        let mut out = vec![self.embedding_tensor(self.vocab_size, dim)];
         for layer in 0..self.num_hidden_layers {
             let mut add = |name: &str, shape: &[usize]| {
                 out.push(matrix(format!("backbone.layers.{layer}.{name}"), shape.to_vec()));
@@ -158,7 +168,7 @@ impl Architecture for Mamba {
     }
 
     fn is_tied(&self) -> bool {
-        self.tie_word_embeddings.unwrap_or(true)
+        self.tie_word_embeddings
     }
 
     fn memory_products(&self) -> usize {
@@ -218,7 +228,7 @@ impl MambaNetwork {
     /// N).
     fn mix(&self, layer: &Layer, x: &Tensor, past: Option<LayerMemory>) -> candle_core::Result<(Tensor, LayerMemory)> {
         let Mamba { state_size, conv_kernel, .. } = self.config;
-        let activation = self.config.hidden_act.unwrap_or(Activation::Silu);
+        let activation = self.config.hidden_act;
         let inner = self.config.inner();
         let rank = self.config.rank();
         let len = x.dim(0)?;

@@ -15,8 +15,7 @@ use crate::{
     checkpoint::{
         Config,
         files::contents,
-        hugging_face::{FAMILY, T5_MODEL_TYPES, explain_missing_key},
-        weights::shapes_in,
+        hugging_face::{DOWNLOAD, FAMILY, T5_MODEL_TYPES},
     },
     contract::{
         BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
@@ -27,7 +26,7 @@ use crate::{
         decoder::set_fed,
         hugging_face::{
             memory::{BLOCK, Budget, Memory, MemoryShape, TokenState, failed},
-            transformer::{Architecture, HEAD, Keys, Network, ReadArchitecture, Tensors},
+            transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors},
         },
         parts::check_feed,
         settings::{Bounds, DeviceChoice},
@@ -37,7 +36,7 @@ use crate::{
 use candle_core::{Device, Tensor};
 use rayon::ThreadPool;
 use serde::Deserialize;
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 use weir_kernels::{
     Dtype,
     error::{Error, Result, quoted},
@@ -186,12 +185,6 @@ impl TokenModel {
 /// to 0.1 billion parameters differ by less than a tenth of it.
 const TOLERANCE: f32 = 1e-3;
 
-/// Ends of the names of constants that some versions of transformers wrote.
-const CONSTANTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-
-/// Numbers in unused tensors that any model may have: the masks of 64 layers with 1,024 positions.
-const MAX_CONSTANTS: usize = 1 << 26;
-
 #[derive(Debug)]
 struct TokenBlueprint {
     architecture: Box<dyn Architecture>,
@@ -214,12 +207,12 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         return keys.fail("model_type", expected, format!("a Hugging Face model of type {}", quoted(&model_type)));
     };
     keys.unquantized()?;
-    let dir = file.parent().unwrap_or(Path::new(""));
-    let architecture = read(&keys).map_err(|error| explain_missing_key(error, dir))?;
+    let architecture = read(&keys)?;
     if config.subwords().is_none() {
         let expected = "a tokenizer in Hugging Face's format";
         let tokenizer = file.with_file_name(TOKENIZER_FILE);
-        let found = tokenizer.parent().map_or_else(|| "no file".into(), |dir| format!("no file; {}", contents(dir)));
+        let found = tokenizer.parent().map_or_else(String::new, contents);
+        let found = format!("no file; {found}; {DOWNLOAD}");
         return Err(Error::checkpoint(tokenizer, "the file", expected, found));
     }
     config.vocabulary(file)?;
@@ -237,36 +230,6 @@ impl Blueprint for TokenBlueprint {
 
     fn reads_tokens(&self) -> bool {
         true
-    }
-
-    /// Tensors that some versions of transformers wrote: constants, and a tied head. Fails if they are far too many.
-    fn unused_tensors(&self, dir: &Path) -> Result<Vec<TensorSpec>> {
-        let count = |tensors: &[TensorSpec]| tensors.iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
-        let own = self.tensors();
-        let limit = count(&own).saturating_add(MAX_CONSTANTS);
-        let used: HashMap<String, Vec<usize>> = own.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-        let embedding = used.get(self.architecture.embedding());
-        let mut unused = Vec::new();
-        for (name, shape) in shapes_in(dir)? {
-            if used.contains_key(&name) {
-                continue;
-            }
-            let shape = match embedding {
-                // the reader rejects a head of any other shape
-                Some(embedding) if name == HEAD => embedding.clone(),
-                _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => shape,
-                _ => continue,
-            };
-            unused.push(TensorSpec::unused(name, shape));
-        }
-        let found = count(&unused);
-        match unused.iter().max_by_key(|tensor| tensor.numbers()) {
-            Some(largest) if found > limit => {
-                let expected = format!("at most {limit} numbers in all unused tensors");
-                Err(Error::checkpoint(dir, &*largest.name, expected, found.to_string()))
-            }
-            _ => Ok(unused),
-        }
     }
 
     fn exactness(&self) -> Exactness {

@@ -37,6 +37,11 @@ pub(super) trait Architecture: Debug + Send + Sync {
     /// True if the embedding computes the logits.
     fn is_tied(&self) -> bool;
 
+    /// Returns the embedding, which a file of a tied head may have under the head's name.
+    fn embedding_tensor(&self, symbols: usize, dim: usize) -> TensorSpec {
+        TensorSpec { tied_to: self.is_tied().then_some(HEAD), ..matrix(self.embedding(), vec![symbols, dim]) }
+    }
+
     /// The name of the matrix that computes logits.
     fn head(&self) -> &'static str {
         if self.is_tied() { self.embedding() } else { HEAD }
@@ -441,7 +446,7 @@ fn mask(len: usize, keys: usize, window: Option<usize>, device: &Device) -> cand
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// The matrix of logits. If the head is tied, it is a copy of the embedding that some versions of transformers wrote.
+/// The matrix of logits. If it is tied, files have it, the embedding, or copies of both.
 pub(super) const HEAD: &str = "lm_head.weight";
 
 /// An architecture of this kind. D = `dim`, H = `heads`, K = `kv_heads`, h = `head_dim`, F = `feed_forward`, V = `symbols`.
@@ -575,7 +580,7 @@ impl Transformer {
 
 impl Architecture for Transformer {
     fn tensors(&self) -> Vec<TensorSpec> {
-        let mut out = vec![matrix(EMBEDDING, vec![self.symbols, self.dim])];
+        let mut out = vec![self.embedding_tensor(self.symbols, self.dim)];
         (0..self.windows.len()).for_each(|layer| self.layer_tensors(&mut out, layer));
         out.push(matrix("model.norm.weight", vec![self.dim]));
         if !self.tied {

@@ -34,7 +34,7 @@ pub(super) struct ModelsArgs {
     /// server serves the model that is embedded in the program.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// Checkpoint folder, or name of a model in the user's models folder; NAME=DIR serves it under another name. If a
+    /// Checkpoint folder, or name of a model in the user's models folder; NAME=DIR or ORG/NAME=DIR serves it under another name. If a
     /// checkpoint cannot be loaded, the server does not start. Repeat the flag or separate values with commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
@@ -154,10 +154,13 @@ impl ModelsArgs {
     }
 }
 
-/// Splits `NAME=DIR`. A folder alone, whose path may contain `=`, has no name of its own.
+/// Splits `NAME=DIR`, where NAME may be one of the Hugging Face Hub, `ORG/NAME`. A folder alone, whose path may contain `=`, has no
+/// name of its own.
 fn name_and_folder(argument: &Path) -> (Option<String>, PathBuf) {
+    let is_name =
+        |name: &str| name.split('/').count() <= 2 && !name.split('/').any(|part| matches!(part, "" | "." | ".."));
     let pair = argument.to_str().and_then(|text| text.split_once('='));
-    match pair.filter(|(name, _)| !argument.is_dir() && !name.is_empty() && !name.contains('/')) {
+    match pair.filter(|(name, _)| !argument.is_dir() && is_name(name)) {
         Some((name, folder)) => (Some(name.to_owned()), PathBuf::from(folder)),
         None => (None, argument.to_owned()),
     }
@@ -379,7 +382,8 @@ mod tests {
     fn a_model_can_have_a_name() {
         let parse = |argument: &str| name_and_folder(Path::new(argument));
         assert_eq!(parse("english=/mnt/models"), (Some("english".into()), "/mnt/models".into()));
-        for alone in ["/mnt/english", "/mnt/a=b", "=x"] {
+        assert_eq!(parse("google/flan-t5=model"), (Some("google/flan-t5".into()), "model".into()));
+        for alone in ["/mnt/english", "/mnt/a=b", "./a=b", "../a=b", "a/b/c=d", "=x"] {
             assert_eq!(parse(alone), (None, alone.into()));
         }
     }

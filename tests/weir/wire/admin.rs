@@ -332,7 +332,7 @@ async fn a_failed_load_changes_nothing() {
         (Some("nothing"), None, Code::FailedPrecondition, "FILE"),
         (Some("../models"), None, Code::InvalidArgument, "BAD_OPTION"),
         (Some("/etc"), None, Code::InvalidArgument, "BAD_OPTION"),
-        (Some("second"), Some("a/b"), Code::InvalidArgument, "BAD_OPTION"),
+        (Some("second"), Some("a/b/c"), Code::InvalidArgument, "BAD_OPTION"),
         (Some("huge"), None, Code::ResourceExhausted, "NO_MEMORY"),
         (Some("panics"), None, Code::Internal, "INTERNAL"),
         (None, Some("second"), Code::NotFound, "UNKNOWN_MODEL"),

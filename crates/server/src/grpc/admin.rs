@@ -74,15 +74,18 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(Error::io(path))
 }
 
-/// Returns the requested name, or the folder's if none is requested. Fails if the requested name is too long, does not begin
-/// with a letter or digit, or has characters other than letters, digits, `-`, `_` and `.`.
+/// Returns the requested name, or the folder's if none is requested. Fails if the requested name is too long, or neither `NAME` nor
+/// `ORG/NAME`, whose parts begin with a letter or digit and have no characters other than letters, digits, `-`, `_` and `.`.
 fn model_name(requested: Option<&str>, folder: &Path) -> Result<String> {
     let Some(name) = requested.filter(|name| !name.is_empty()) else {
         return Ok(folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()));
     };
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.len() > NAME_BYTES || !name.chars().all(plain) || !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        let bound = format!("1 to {NAME_BYTES} letters, digits, or any of \"-_.\", the first a letter or digit");
+    let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
+    if name.len() > NAME_BYTES || name.split('/').count() > 2 || !name.split('/').all(is_part) {
+        let bound = format!(
+            "NAME or ORG/NAME of 1 to {NAME_BYTES} letters, digits, or any of \"-_.\", the first a letter or digit"
+        );
         return Err(Error::bad_option("name", format!("{:?}", clip(name, NAME_BYTES)), bound));
     }
     Ok(name.to_owned())
@@ -299,7 +302,8 @@ mod tests {
         assert_eq!(name(None).unwrap(), "big");
         assert_eq!(name(Some("")).unwrap(), "big");
         assert_eq!(name(Some("v1.2_b-c")).unwrap(), "v1.2_b-c");
-        for wrong in [" ", "a b", "a\n", "é", ".a", "-a", "a/b", &"a".repeat(129)] {
+        assert_eq!(name(Some("google/flan-t5")).unwrap(), "google/flan-t5");
+        for wrong in [" ", "a b", "a\n", "é", ".a", "-a", "a/", "/a", "a/../b", "a/b/c", &"a".repeat(129)] {
             assert!(matches!(name(Some(wrong)), Err(Error::BadOption { field: "name", .. })), "{wrong:?}");
         }
     }

@@ -25,7 +25,7 @@ use crate::{
     },
     http::{
         error::ApiError,
-        state::{ApiState, Summarized},
+        state::{ApiState, PathResult, Summarized},
     },
     middleware::{
         CallResponse,
@@ -41,7 +41,7 @@ use crate::{
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{Path, Request, State, rejection::PathRejection},
+    extract::{Path, Request, State},
     http::{HeaderValue, Method, StatusCode, Uri, header::ALLOW},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -204,24 +204,29 @@ async fn track_call(open: OpenConnection, request: Request, router: Router) -> R
 }
 
 fn router(state: ApiState) -> Router {
-    Router::new()
+    let mut router = Router::new()
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
         .route(editing::PATH, with_options(get(editing::edit), "GET, OPTIONS"))
         .route("/v1/models", with_options(get(list_models), READS))
-        .route("/v1/models/{name}", with_options(get(get_model), READS))
         .route("/v2", with_options(get(open_inference::server), READS))
         .route(LIVE, with_options(get(open_inference::live), READS))
         .route(READY, with_options(get(open_inference::ready), READS))
-        .route("/v2/models/{name}", with_options(get(open_inference::model), READS))
-        .route("/v2/models/{name}/ready", with_options(get(open_inference::model_ready), READS))
-        .route("/v2/models/{name}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
-        .route("/v2/models/{name}/versions/{version}", with_options(get(open_inference::model), READS))
-        .route("/v2/models/{name}/versions/{version}/ready", with_options(get(open_inference::model_ready), READS))
-        .route("/v2/models/{name}/versions/{version}/infer", with_options(post(open_inference::infer), "OPTIONS, POST"))
         .route(HEALTH, with_options(get(health), READS))
-        .route("/", with_options(get(playground::page), READS))
+        .route("/", with_options(get(playground::page), READS));
+    // The name of a model may be one of the Hugging Face Hub, `ORG/NAME`.
+    for name in ["{name}", "{name}/{part}"] {
+        router = router.route(&format!("/v1/models/{name}"), with_options(get(get_model), READS));
+        for version in ["", "/versions/{version}"] {
+            let model = format!("/v2/models/{name}{version}");
+            router = router
+                .route(&model, with_options(get(open_inference::model), READS))
+                .route(&format!("{model}/ready"), with_options(get(open_inference::model_ready), READS))
+                .route(&format!("{model}/infer"), with_options(post(open_inference::infer), "OPTIONS, POST"));
+        }
+    }
+    router
         .fallback(|uri: Uri| async move {
             let paths = "completions, models and summaries are under /v1, the Open Inference Protocol under /v2";
             let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
@@ -258,11 +263,12 @@ async fn list_models(State(state): State<ApiState>, Extension(client): Extension
 
 async fn get_model(
     State(state): State<ApiState>,
-    name: Result<Path<String>, PathRejection>,
+    path: PathResult,
     Extension(client): Extension<ClientContext>,
 ) -> Response {
     let answer = async {
-        let Path(name) = name?;
+        let Path(path) = path?;
+        let name = path.model();
         let get = || state.models.get(Some(&name), false);
         let model = state.calls.ask("/weir.v1.Models/GetModel", &client, get).await?;
         Ok::<_, ApiError>(Json(model_json(model, state.started_at)))

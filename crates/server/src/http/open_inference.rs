@@ -6,14 +6,17 @@ use crate::{
     call::ClientContext,
     completion_request::parse_json,
     grpc::generation::Incoming,
-    http::{error::ApiError, state::ApiState},
+    http::{
+        error::ApiError,
+        state::{ApiState, PathResult},
+    },
     middleware::limits::GuardedBody,
     open_inference::{self, response::own_name},
 };
 use axum::{
     Extension, Json,
     body::Body,
-    extract::{Path, Request, State, rejection::PathRejection},
+    extract::{Path, Request, State},
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -46,18 +49,6 @@ macro_rules! method {
     };
 }
 
-/// The model that a path names.
-#[derive(Deserialize)]
-pub(crate) struct ModelPath {
-    name: String,
-    /// Absent for the only version.
-    #[serde(default)]
-    version: String,
-}
-
-/// The model that a path names, unless its escapes are malformed.
-type PathResult = Result<Path<ModelPath>, PathRejection>;
-
 /// Returns the name and version of the server, and the extensions that it supports.
 pub(crate) async fn server(State(state): State<ApiState>, Extension(client): Extension<ClientContext>) -> Response {
     let answer = state
@@ -86,8 +77,9 @@ pub(crate) async fn model(
     Extension(client): Extension<ClientContext>,
 ) -> Response {
     let answer = async {
-        let Path(ModelPath { name, version }) = path?;
-        let metadata = || state.inference.metadata(&name, &version);
+        let Path(path) = path?;
+        let name = path.model();
+        let metadata = || state.inference.metadata(&name, &path.version);
         Ok(Json(model_json(state.calls.ask(method!("ModelMetadata"), &client, metadata).await?)))
     };
     finish(&client, answer.await)
@@ -100,8 +92,9 @@ pub(crate) async fn model_ready(
     Extension(client): Extension<ClientContext>,
 ) -> Response {
     let answer = async {
-        let Path(ModelPath { name, version }) = path?;
-        let is_ready = || Ok(state.inference.is_ready(&name, &version));
+        let Path(path) = path?;
+        let name = path.model();
+        let is_ready = || Ok(state.inference.is_ready(&name, &path.version));
         let ready = state.calls.ask(method!("ModelReady"), &client, is_ready).await?;
         Ok(flag(ready, json!({ "name": name, "ready": ready })))
     };
@@ -138,7 +131,7 @@ async fn handle(
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| parse_json::<InferenceRequest>(bytes, "the body")).await?;
-    let message = request.into_message(path.name, path.version);
+    let message = request.into_message(path.model(), path.version);
     let inference = &state.inference;
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
         inference.infer(Incoming { message, call, memory: Some(memory) }).await

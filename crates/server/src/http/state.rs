@@ -14,9 +14,10 @@ use crate::{
     registry::{Monitor, draining_error},
 };
 use axum::{
-    extract::Request,
+    extract::{Path, Request, rejection::PathRejection},
     http::{HeaderMap, StatusCode, header},
 };
+use serde::Deserialize;
 use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -25,6 +26,29 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 use weir_kernels::error::{Error, Result, quoted};
+
+/// The model that a path names.
+#[derive(Deserialize)]
+pub(crate) struct ModelPath {
+    name: String,
+    /// The name's part after a slash.
+    #[serde(default)]
+    part: String,
+    /// Absent for the only version.
+    #[serde(default)]
+    pub(crate) version: String,
+}
+
+/// The model that a path names, unless its escapes are malformed.
+pub(crate) type PathResult = Result<Path<ModelPath>, PathRejection>;
+
+impl ModelPath {
+    /// Returns the model's name.
+    pub(crate) fn model(&self) -> String {
+        let Self { name, part, .. } = self;
+        if part.is_empty() { name.clone() } else { format!("{name}/{part}") }
+    }
+}
 
 /// The state that all handlers share.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use crate::{
     middleware::limits::GuardedBody,
     registry::Monitor,
     transport::{
-        connections::{ConnectionLimits, ConnectionTable, OpenConnection},
+        connections::{AcceptFailures, ConnectionLimits, ConnectionTable, OpenConnection},
         http1::BrowserChecks,
     },
 };
@@ -38,9 +38,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum lifetime of a connection, which carries one request and its response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delay after a connection was not accepted: the process may be out of file descriptors.
-const RETRY_DELAY: Duration = Duration::from_millis(100);
-
 const METRICS: &str = "/metrics";
 
 const LIVE: &str = "/health/live";
@@ -66,12 +63,12 @@ pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor, allowed: 
         .with_state(monitor)
         .layer(map_request(move |request| std::future::ready(checks.check(request))));
     let table = ConnectionTable::new(CONNECTIONS);
+    let mut failures = AcceptFailures::default();
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "the admin port cannot accept a connection");
-                tokio::time::sleep(RETRY_DELAY).await;
+                failures.wait(&error).await;
                 continue;
             }
         };

@@ -28,7 +28,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::io::AsyncWriteExt as _;
 use tokio::{
@@ -51,6 +51,7 @@ use tonic::{
 };
 use tower::service_fn;
 use webpki::EndEntityCert;
+use weir_engine::clock;
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -60,6 +61,9 @@ const MAX_READY: usize = 16;
 
 /// Delay before the next attempt when the operating system has no file descriptor left.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Interval between two lines about connections that are not accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The protocol of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +118,7 @@ async fn accept(
     table: Arc<ConnectionTable>,
     ready: mpsc::Sender<Connection>,
 ) {
+    let mut failures = AcceptFailures::default();
     // Aborts unfinished handshakes when this function ends.
     let mut handshakes = JoinSet::new();
     loop {
@@ -135,12 +140,38 @@ async fn accept(
                     }
                 });
             }
-            Some(Err(error)) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                sleep(RETRY_DELAY).await;
-            }
+            Some(Err(error)) => failures.wait(&error).await,
             None => return,
         }
+    }
+}
+
+/// Connections that a listener could not accept: while the process is out of file descriptors, every attempt fails.
+#[derive(Default)]
+pub(super) struct AcceptFailures {
+    /// When the last line was logged.
+    last_line: Option<Instant>,
+    /// Failures since then.
+    unlogged: u64,
+}
+
+impl AcceptFailures {
+    /// Waits before the next attempt. Logs the error and the number of earlier ones without a line, at most once in [`LOG_INTERVAL`].
+    pub(super) async fn wait(&mut self, error: &io::Error) {
+        if let Some(unlogged) = self.count(clock::now()) {
+            tracing::warn!(%error, unlogged, "connections are not accepted");
+        }
+        sleep(RETRY_DELAY).await;
+    }
+
+    /// Counts a failure. Returns the number of earlier ones without a line if this one gets a line.
+    fn count(&mut self, now: Instant) -> Option<u64> {
+        if self.last_line.is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL) {
+            self.unlogged += 1;
+            return None;
+        }
+        self.last_line = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -1065,6 +1096,14 @@ mod tests {
 
     fn is_evicted(place: &ConnectionPlace) -> bool {
         *place.evicted.borrow()
+    }
+
+    #[test]
+    fn failures_to_accept_have_one_line_a_minute() {
+        let began = Instant::now();
+        let mut failures = AcceptFailures::default();
+        let mut after = |seconds| failures.count(began + Duration::from_secs(seconds));
+        assert_eq!([after(0), after(1), after(59), after(61), after(62)], [Some(0), None, None, Some(2), None]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::cli::{
     signals::{EndSignals, exit},
 };
 use std::{
+    borrow::Cow,
     io::{self, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
@@ -338,7 +339,7 @@ impl LogArgs {
             EnvFilter::default()
         });
         let log = tracing_subscriber::fmt().with_ansi(color.is_on(&std::io::stderr())).with_env_filter(filter);
-        let writer = writer.clone();
+        let writer = LogWriter { color: color.is_on(&std::io::stderr()), ..writer.clone() };
         let log = log.with_writer(move || writer.clone()).log_internal_errors(false);
         // The standard library would write to stderr itself, which may block.
         std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
@@ -371,6 +372,8 @@ const FINISH_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 struct LogWriter {
     queue: NonBlocking,
+    /// True if lines have escape codes for colours.
+    color: bool,
     lines: Arc<LineCounts>,
 }
 
@@ -393,7 +396,7 @@ impl LogWriter {
         let (queue, guard) = builder.finish(stderr);
         // Dropping the guard may write to stdout, which may block. `finish` waits for the lines instead.
         std::mem::forget(guard);
-        Self { queue, lines }
+        Self { queue, color: false, lines }
     }
 
     /// Returns the number of lines dropped so far: the queue was full, or stderr did not take them.
@@ -419,15 +422,44 @@ impl LogWriter {
 }
 
 impl Write for LogWriter {
-    /// Queues a whole line.
+    /// Queues a whole line. Characters in it that would end the line or change a terminal are escaped as in JSON: lines quote clients.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.lines.logged.fetch_add(1, Ordering::Relaxed);
-        self.queue.write(line)
+        let escaped = escaped(line, self.color);
+        self.queue.write(escaped.as_bytes()).map(|_| line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Escapes the control characters of a line, and those that reorder text, except for the line's end and, with `color`, colours.
+fn escaped(line: &[u8], color: bool) -> Cow<'_, str> {
+    let line = String::from_utf8_lossy(line);
+    let is_harmful = |c: char| {
+        c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    let body = line.strip_suffix('\n').unwrap_or(&line);
+    if !body.contains(is_harmful) {
+        return line;
+    }
+    let mut escaped = String::with_capacity(line.len() + 64);
+    for (at, c) in body.char_indices() {
+        let is_color = || {
+            let code = body[at..].strip_prefix("\u{1b}[").unwrap_or_default();
+            code.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';').starts_with('m')
+        };
+        match c {
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
+            c if is_harmful(c) && !(color && is_color()) => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => escaped.push(c),
+        }
+    }
+    escaped.push_str(&line[body.len()..]);
+    escaped.into()
 }
 
 /// Writes to stderr, and counts the lines that it took. Never returns an error.
@@ -569,6 +601,15 @@ fn stopping() {}
 mod tests {
     use super::*;
     use crate::cli::serve::{Addresses, ports::PortState};
+
+    #[test]
+    fn a_logged_text_stays_in_its_line() {
+        let line = |text: &str, color| escaped(text.as_bytes(), color).into_owned();
+        assert_eq!(line("path=größe 模型\n", false), "path=größe 模型\n");
+        assert_eq!(line("a\r\nforged\u{1b}[31m\u{2028}\u{202e}\n", false), "a\\r\\nforged\\u001b[31m\\u2028\\u202e\n");
+        assert_eq!(line("\u{1b}[2mtime\u{1b}[0m \u{1b}[2J\n", true), "\u{1b}[2mtime\u{1b}[0m \\u001b[2J\n");
+        assert_eq!(escaped(b"{\"a\":\"\xff\"}\n", false), "{\"a\":\"\u{fffd}\"}\n");
+    }
 
     #[test]
     fn lines_have_urls_that_a_browser_opens() {

@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeSet, HashSet, VecDeque},
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io::{self, ErrorKind, Read, Write as _},
+    io::{self, ErrorKind, Read, Seek, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -87,10 +87,11 @@ fn run<'a>(
     // Of pipes it is unknown.
     let bytes = pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum::<Result<u64>>()?;
     let mut pipeline = Pipeline::new(engine, args.rows, bytes, args.force)?;
-    for pair in pairs {
-        pipeline.run_file(pair, open(pair.bytes()?)?)?;
-    }
-    let totals = pipeline.finish()?;
+    let totals = pairs
+        .iter()
+        .try_for_each(|pair| pipeline.run_file(pair, open(pair.bytes()?)?))
+        .and_then(|()| pipeline.collect())
+        .inspect_err(|_| pipeline.abandon())?;
     let seconds = began.elapsed().as_secs_f64();
     print(args, pairs, &totals, seconds)
 }
@@ -268,6 +269,9 @@ impl FilePair {
     }
 }
 
+/// Bytes that a disk must have room for before a file is coded.
+const ROOM: usize = 4096;
+
 /// Partial files of one output that killed processes may have left.
 const MAX_LEFT: usize = 100;
 
@@ -296,7 +300,12 @@ impl OutputFile {
                 created => break (created.map_err(|error| pair.unwritable(&error))?, partial),
             }
         };
-        Ok(Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() })
+        let mut output = Self { file: Some(file), partial, pair: pair.clone(), overwrite, files: files.clone() };
+        // The first block may take minutes: a full disk is reported before.
+        output.write(&[0; ROOM])?;
+        let emptied = output.file.as_mut().map_or(Ok(()), |file| file.set_len(0).and_then(|()| file.rewind()));
+        emptied.map_err(|error| pair.unwritable(&error))?;
+        Ok(output)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -481,11 +490,17 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Collects all results. Returns the totals of each file.
-    fn finish(mut self) -> Result<Vec<Totals>> {
+    fn collect(&mut self) -> Result<Vec<Totals>> {
         while !self.submitted.is_empty() {
             self.collect_one()?;
         }
-        Ok(self.totals)
+        Ok(std::mem::take(&mut self.totals))
+    }
+
+    /// Removes the partial files after an error, and leaves the engine to the end of the process: dropping it would wait for its step.
+    fn abandon(&mut self) {
+        self.files.clear();
+        std::mem::forget(self.engine.clone());
     }
 
     /// Returns the stream of the file that is being read.

@@ -1002,7 +1002,7 @@ fn changed_characters_of_a_prompt_are_counted() {
     let notes = "[...document.querySelectorAll('#panels .changed')].map(note => note.textContent)";
     let three = "3 characters of the prompt were replaced or dropped to fit the model's alphabet.";
     assert_eq!(browser.evaluate(notes), json!([three, three]));
-    assert!(browser.text("#panels .text").starts_with("the old city "));
+    assert!(browser.text("#panels .text").starts_with("The Old City "), "the prompt is shown as it was sent");
     // The edges of segments at the ends of lines are within the text.
     for width in [420, 700, 1280] {
         browser.assert_fits(width);

@@ -1,6 +1,10 @@
 //! Decodes symbols to text one at a time. All pieces together equal [`Vocabulary::decode`]; none splits a code point.
 
-use crate::text::{Vocabulary, subwords::DecodeState};
+use crate::text::{
+    Vocabulary,
+    subwords::DecodeState,
+    utf8::{replace_unfinished, take_complete},
+};
 use std::sync::Arc;
 
 /// Decodes one symbol at a time.
@@ -115,37 +119,6 @@ impl StreamDetokenizer {
 
     fn replace_unfinished(&mut self) {
         replace_unfinished(&mut self.pending, &mut self.piece, !self.vocabulary.is_sparse());
-    }
-}
-
-/// Moves complete code points from `pending` to `text`. With `replaces`, U+FFFD stands for invalid bytes.
-pub(super) fn take_complete(pending: &mut Vec<u8>, text: &mut String, replaces: bool) {
-    loop {
-        let (valid, invalid) = match std::str::from_utf8(pending) {
-            Ok(text) => (text, None),
-            Err(error) => {
-                let (before, _) = pending.split_at(error.valid_up_to());
-                (std::str::from_utf8(before).unwrap_or_default(), error.error_len())
-            }
-        };
-        let mut done = valid.len();
-        text.push_str(valid);
-        if let Some(bytes) = invalid {
-            text.extend(replaces.then_some(char::REPLACEMENT_CHARACTER));
-            done += bytes;
-        }
-        pending.drain(..done);
-        if invalid.is_none() {
-            return;
-        }
-    }
-}
-
-/// Removes an unfinished code point. With `replaces`, U+FFFD stands for it.
-pub(super) fn replace_unfinished(pending: &mut Vec<u8>, text: &mut String, replaces: bool) {
-    if !pending.is_empty() {
-        pending.clear();
-        text.extend(replaces.then_some(char::REPLACEMENT_CHARACTER));
     }
 }
 

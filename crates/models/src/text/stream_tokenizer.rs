@@ -5,7 +5,7 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, Vocabulary, vocabulary::beginning};
+use crate::text::{StreamDetokenizer, Subword, Vocabulary, utf8::beginning};
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result};
 
@@ -399,6 +399,15 @@ mod tests {
             json!({"type": "NFKC"}),
             json!({"type": "Sequence", "normalizers": [{"type": "Nmt"}, {"type": "NFKC"}, strip, collapsed]}),
         ]
+    }
+
+    #[test]
+    fn complete_characters_of_byte_pieces_are_released_at_once() {
+        let vocabulary = tokenizer(&Value::Null, true);
+        let mut stream = StreamDetokenizer::new(Arc::clone(&vocabulary));
+        let id = |byte: u8| vocabulary.tokenizer().unwrap().id_of(&format!("<0x{byte:02X}>")).unwrap();
+        let released: Vec<_> = "\n\té".bytes().map(|byte| stream.push(id(byte)).to_owned()).collect();
+        assert_eq!(released, ["\n", "\t", "", "é"]);
     }
 
     /// Naive implementation: the tokenizer encodes the complete text.

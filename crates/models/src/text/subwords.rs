@@ -4,9 +4,8 @@
 
 use crate::text::{
     VocabularyError,
-    detokenizer::{replace_unfinished, take_complete},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
-    vocabulary::beginning,
+    utf8::{beginning, replace_unfinished, take_complete},
 };
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError};
+use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError, utf8::beginning};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -629,15 +629,6 @@ impl Vocabulary {
             }
         }
     }
-}
-
-/// Returns the longest beginning of `text` that has at most `bytes` bytes.
-pub(super) fn beginning(text: &str, bytes: usize) -> &str {
-    let mut end = bytes.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.split_at(end).0
 }
 
 /// Returns the error for `character`, which the character of `text` at `offset` was normalised to.

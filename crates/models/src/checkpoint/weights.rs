@@ -1370,6 +1370,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         index(json!({"m": "1.safetensors", "v": "2.safetensors"}));
+        write("2.safetensors", file(&[V]));
         refuses("1.safetensors: m_scale: expected the scales of m");
         index(names);
         refuses("2.safetensors: m_scale: expected a tensor, found none");

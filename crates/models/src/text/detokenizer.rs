@@ -2,8 +2,8 @@
 
 use crate::text::{
     Vocabulary,
+    normaliser::{replace_unfinished, take_complete},
     subwords::DecodeState,
-    utf8::{replace_unfinished, take_complete},
 };
 use std::sync::Arc;
 

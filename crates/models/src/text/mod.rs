@@ -21,7 +21,6 @@ pub mod normaliser;
 pub mod stream_tokenizer;
 pub mod subwords;
 mod tokenizer_limits;
-mod utf8;
 pub mod vocabulary;
 
 pub use crate::text::{

@@ -5,7 +5,7 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, Vocabulary, utf8::beginning};
+use crate::text::{StreamDetokenizer, Subword, Vocabulary, normaliser::beginning};
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result};
 

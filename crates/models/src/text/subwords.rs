@@ -4,8 +4,8 @@
 
 use crate::text::{
     VocabularyError,
+    normaliser::{beginning, replace_unfinished, take_complete},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
-    utf8::{beginning, replace_unfinished, take_complete},
 };
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError, utf8::beginning};
+use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError, normaliser::beginning};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,

@@ -576,7 +576,7 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
-/// Returns the files of weights in a folder, in the order of their names. Fails as [`shards_of`] does, or if there are none.
+/// Returns the files of weights in a folder, in the order of their names. Fails if the index names no plain files, or if there are none.
 pub fn shards(dir: &Path) -> Result<Vec<Shard>> {
     let shards = shards_of(dir, SAFETENSORS)?;
     if shards.is_empty() { Err(missing(dir, dir.join(WEIGHTS_FILE))) } else { Ok(shards) }

@@ -338,8 +338,9 @@ impl LogArgs {
             checks.reject("--log", &self.log, format!("a level such as info, or target=level directives ({error})"));
             EnvFilter::default()
         });
-        let log = tracing_subscriber::fmt().with_ansi(color.is_on(&std::io::stderr())).with_env_filter(filter);
-        let writer = LogWriter { color: color.is_on(&std::io::stderr()), ..writer.clone() };
+        let color = color.is_on(&std::io::stderr());
+        let log = tracing_subscriber::fmt().with_ansi(color).with_env_filter(filter);
+        let writer = LogWriter { color, ..writer.clone() };
         let log = log.with_writer(move || writer.clone()).log_internal_errors(false);
         // The standard library would write to stderr itself, which may block.
         std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));

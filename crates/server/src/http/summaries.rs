@@ -433,6 +433,9 @@ impl SummaryStops {
 
     /// Returns where the text of these tokens ends, if a stop string ends it.
     fn find(&self, ids: &[u32]) -> Option<StoppedText<'_>> {
+        if self.texts.is_empty() {
+            return None;
+        }
         let mut matcher = self.matcher();
         let mut stream = StreamDetokenizer::new(Arc::clone(&self.vocabulary));
         let mut before = 0;

@@ -253,6 +253,13 @@ PAGES: Dict[str, List[Step]] = {
             writes=("article.out", r"the river is pooling, the rest is going on .+ stone bridge\. "),
         ),
     ],
+    "docs/editors.md": [
+        Elsewhere("weir lsp", EDITOR),
+        Elsewhere("weir lsp --model models/hourglass-english --dtype int8 --threads 2 --count 5", EDITOR),
+        Elsewhere("weir lsp --server https://weir.example.org --tls-ca ca.pem --api-key-file key", EDITOR),
+        Serves("weir serve", granted=True),
+        Runs("from weir_client import Client", r"\[(?:'\w+'|\"\w+'\w*\")(?:, (?:'\w+'|\"\w+'\w*\")){2}\]\n"),
+    ],
     "docs/embedding.md": [
         Elsewhere('cargo run --release --example embed -- "the history of the city"', EXAMPLES),
         Elsewhere('cargo run --release --example stream -- "the river " "the castle " "a new law "', EXAMPLES),
@@ -405,11 +412,6 @@ PAGES: Dict[str, List[Step]] = {
             (("report --models", f"report 127.0.0.1:50051 {SHORT} --models"),),
             ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
         ),
-    ],
-    "docs/lsp.md": [
-        Elsewhere("weir lsp", EDITOR),
-        Elsewhere("weir lsp --model english --dtype int8 --threads 2 --count 5", EDITOR),
-        Elsewhere("weir lsp --server https://weir.example.org --tls-ca ca.pem --api-key-file key", EDITOR),
     ],
     "docs/open-inference.md": [
         Serves("weir serve", granted=True),

@@ -241,6 +241,45 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs("weir verify --model english --ids 3,1,2,0,4,1,0 --isa portable --json", r'\{.*"ok":true.*\}\n'),
     ],
+    "docs/clients.md": [
+        Serves("weir serve", granted=True),
+        Runs("from openai import OpenAI", r".{20,40}\n", needs="openai"),
+        Runs("from langchain_openai import OpenAI", r".{20,40}\n", needs="langchain_openai"),
+        Elsewhere("from litellm import text_completion", "docs/tests/test_litellm.py runs it"),
+        Elsewhere("import json", "docs/tests/test_lm_eval.py runs it"),
+        Elsewhere(
+            "lm_eval run --model local-completions --tasks TASKS --model_args "
+            "'model=hourglass-whitespace-english,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=symbols,"
+            "max_length=512,eos_string=|'",
+            "docs/tests/test_lm_eval.py runs it with tasks of its own",
+        ),
+        Elsewhere("promptfoo eval", "docs/tests/test_promptfoo.py runs it where promptfoo is installed"),
+        Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
+        Runs(
+            "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "
+            "--tokenizer kind=huggingface_auto,model=characters "
+            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=128 --profile kind=concurrent,streams=4 "
+            "--constraint kind=max_requests,count=200 --disable-progress",
+            r".*Benchmarking complete, generated 1 benchmark.*",
+            (("count=200", "count=8"),),
+            needs="guidellm",
+        ),
+        Runs(
+            "aiperf profile --url http://127.0.0.1:8000 --model hourglass-english --endpoint-type completions "
+            "--streaming --tokenizer characters --use-server-token-count --isl 256 --osl 128 "
+            "--extra-inputs ignore_eos:true --concurrency 4 --request-count 200 --ui none",
+            r".*Output Sequence Length \(tokens\) │ +128\.00.*Request Error Rate \(%\) │ +0\.00.*",
+            (("--request-count 200", "--request-count 8"),),
+            needs="aiperf",
+        ),
+        Runs("import json, numpy, tritonclient.grpc as triton", r"the history of .{20,40}\n"),
+        Runs("import asyncio", r"the history of .{20,40}\n", needs="kserve"),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v2/models/hourglass-english/infer -H 'content-type: application/json' "
+            """-d '{"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["the history of "]}]}'""",
+            r'\{.*"data":\["the history of .*"\].*\}',
+        ),
+    ],
     "docs/codec.md": [
         Runs(
             f"weir compress --model {SHIPPED} article.txt article.weir",
@@ -295,6 +334,19 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir completions bash > ~/.local/share/bash-completion/completions/weir", "", (("~", "home"),)),
         Runs("weir man ~/.local/share/man/man1", "", (("~", "home"),)),
     ],
+    "docs/guide.md": [
+        Serves("weir serve"),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
+            r'\{.*"completion_tokens":40,.*\}',
+        ),
+        Runs(
+            'weir generate --server 127.0.0.1:50051 --prompt "the history of " --max-chars 40 --seed 1',
+            r".{20,40}\n",
+        ),
+        Runs("from weir_client import Client", r".{20,40}\n"),
+    ],
     "docs/hugging-face.md": [
         Runs("weir inspect path/to/folder", "checkpoint .*family +hugging-face\n.*", TOKENS),
         Runs('weir generate --model path/to/folder --prompt "The town was founded" --temperature 0', ".+", TOKENS),
@@ -305,60 +357,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
         Runs("weir verify --model path/to/folder", r"llama: hugging-face, f32, 160 symbols\n.*verified\n", TOKENS),
-    ],
-    "docs/http.md": [
-        Serves("weir serve", granted=True),
-        Runs(
-            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
-            """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
-            r'\{.*"completion_tokens":40,.*\}',
-        ),
-        Runs("from openai import OpenAI", r".{20,40}\n", needs="openai"),
-        Runs("from langchain_openai import OpenAI", r".{20,40}\n", needs="langchain_openai"),
-        Elsewhere("from litellm import text_completion", "docs/tests/test_litellm.py runs it"),
-        Elsewhere("import json", "docs/tests/test_lm_eval.py runs it"),
-        Elsewhere(
-            "lm_eval run --model local-completions --tasks TASKS --model_args "
-            "'model=hourglass-whitespace-english,base_url=http://127.0.0.1:8000/v1/completions,tokenizer=symbols,"
-            "max_length=512,eos_string=|'",
-            "docs/tests/test_lm_eval.py runs it with tasks of its own",
-        ),
-        Elsewhere("promptfoo eval", "docs/tests/test_promptfoo.py runs it where promptfoo is installed"),
-        Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
-        Runs(
-            "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "
-            "--tokenizer kind=huggingface_auto,model=characters "
-            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=128 --profile kind=concurrent,streams=4 "
-            "--constraint kind=max_requests,count=200 --disable-progress",
-            r".*Benchmarking complete, generated 1 benchmark.*",
-            (("count=200", "count=8"),),
-            needs="guidellm",
-        ),
-        Runs(
-            "aiperf profile --url http://127.0.0.1:8000 --model hourglass-english --endpoint-type completions "
-            "--streaming --tokenizer characters --use-server-token-count --isl 256 --osl 128 "
-            "--extra-inputs ignore_eos:true --concurrency 4 --request-count 200 --ui none",
-            r".*Output Sequence Length \(tokens\) │ +128\.00.*Request Error Rate \(%\) │ +0\.00.*",
-            (("--request-count 200", "--request-count 8"),),
-            needs="aiperf",
-        ),
-        Serves("weir serve --model SUMMARIZER --http-listen 127.0.0.1:8000", granted=True),
-        Runs(
-            "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
-            """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
-            r'\{.*"document_id":.*\}',
-        ),
-        Runs(
-            "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
-            """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20, "long_documents": "chunk"}'""",
-            r'\{.*"parts":\[\].*\}',
-        ),
-        Runs(
-            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
-            """-d '{"prompt": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
-            r'\{.*"object":"text_completion".*\}',
-        ),
-        Runs("import openai", needs="openai"),
     ],
     "docs/latency.md": [
         Serves("weir serve --admin-token-file token", granted=True),
@@ -411,15 +409,6 @@ PAGES: Dict[str, List[Step]] = {
             ".*VANILLA.*POOLED.*",
             (("report --models", f"report 127.0.0.1:50051 {SHORT} --models"),),
             ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
-        ),
-    ],
-    "docs/open-inference.md": [
-        Serves("weir serve", granted=True),
-        Runs("import json, numpy, tritonclient.grpc as triton", r"the history of .{20,40}\n"),
-        Runs(
-            "curl -s http://127.0.0.1:8000/v2/models/hourglass-english/infer -H 'content-type: application/json' "
-            """-d '{"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["the history of "]}]}'""",
-            r'\{.*"data":\["the history of .*"\].*\}',
         ),
     ],
     "docs/operations.md": [
@@ -505,11 +494,6 @@ PAGES: Dict[str, List[Step]] = {
             "--set image.digest=sha256:DIGEST",
             CLUSTER,
         ),
-    ],
-    "docs/serving.md": [
-        Serves("weir serve"),
-        Serves("weir serve --model DIR --listen 0.0.0.0:0", (("DIR", SHIPPED),)),
-        Serves("weir serve DIR --http-listen 127.0.0.1:8000", (("DIR", SHIPPED),)),
     ],
     "docs/summarization.md": [
         Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),

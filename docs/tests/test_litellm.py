@@ -55,7 +55,7 @@ def run(programs: Path, program: str, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def answer(http_server: Any, client_programs: Path) -> Iterator[Dict[str, Any]]:
     """Runs the page's example and the program, and returns what they printed."""
-    example = pages.example("docs/http.md", "python", "litellm", http_server.url)
+    example = pages.example("docs/clients.md", "python", "litellm", http_server.url)
     model = f"text-completion-openai/{local.MODEL.name}"
     printed = run(client_programs, example + PROGRAM, model, f"{http_server.url}/v1").splitlines()
     yield {"example": printed[0], **json.loads(printed[-1])}

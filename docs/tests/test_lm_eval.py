@@ -17,7 +17,7 @@ import pytest
 
 from weir_client import Client
 
-PAGE = "docs/http.md"
+PAGE = "docs/clients.md"
 TEXTS = ["the history of the", "a river "]
 CHOICES = [
     {"text": "The history of the", "choices": ["city", "xqzk"], "answer": 0},

@@ -32,7 +32,7 @@ def evaluate(folder: Path, configuration: str) -> Any:
 
 
 def test_example_of_the_page(http_server: Any, tmp_path: Path) -> None:
-    configuration = pages.example("docs/http.md", "yaml", "promptfooconfig", http_server.url)
+    configuration = pages.example("docs/clients.md", "yaml", "promptfooconfig", http_server.url)
     report, status = evaluate(tmp_path, configuration)
     counts = report["stats"]
     assert (status, counts["successes"], counts["failures"], counts["errors"]) == (0, 1, 0, 0)
@@ -42,7 +42,7 @@ def test_example_of_the_page(http_server: Any, tmp_path: Path) -> None:
 
 
 def test_refusals_have_the_servers_message(http_server: Any, tmp_path: Path) -> None:
-    configuration = pages.example("docs/http.md", "yaml", "promptfooconfig", http_server.url)
+    configuration = pages.example("docs/clients.md", "yaml", "promptfooconfig", http_server.url)
     report, status = evaluate(tmp_path, configuration.replace(local.MODEL.name, "nobody"))
     assert status != 0 and report["stats"]["errors"] == 1
     assert f'model: expected one of {local.MODEL.name}, found "nobody"' in report["results"][0]["error"].replace('\\"', '"')

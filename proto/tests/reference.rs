@@ -30,7 +30,7 @@ const HEAD: &str = "\
 
 This page lists the services and messages of `weir.v1` over gRPC. It is generated from the comments in
 [`proto/weir/v1`](../proto/weir/v1). An \"optional\" field may be absent, which differs from zero. A message has at most one field of
-each \"one of\". Any other field that is not set is zero or empty. [Serving](serving.md) describes errors and limits.
+each \"one of\". Any other field that is not set is zero or empty. [The guide](guide.md) describes errors and limits.
 ";
 
 /// The section of one file, with its comments by descriptor path.

@@ -3,7 +3,7 @@
 #   docker build -t weir .
 #   docker run --read-only -p 50051:50051 weir
 #
-# docs/operations.md describes the settings, and how to take newer base images, which are pinned by digest.
+# docs/deploy.md describes the settings, and how to take newer base images, which are pinned by digest.
 
 ARG BUILD_IMAGE=rust:1.95.0-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082
 ARG BASE_IMAGE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171

@@ -132,7 +132,7 @@ def test_panels_are_described_and_do_not_overlap() -> None:
 
 def test_every_alert_is_documented_and_tested() -> None:
     names = [rule["alert"] for rule in rules()]
-    page = (local.ROOT / "docs/operations.md").read_text()
+    page = (local.ROOT / "docs/deploy.md").read_text()
     assert re.findall(r"^\| `(Weir\w+)` \|", page, re.MULTILINE) == names
     raised: Set[str] = set()
     quiet: Set[str] = set()

@@ -53,7 +53,6 @@ CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
 EDITOR = "it waits for an editor; tests/weir/lsp.rs starts it"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
-MONITORING = "deploy/tests/test_monitoring.py runs it where promtool is installed"
 SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/process.rs checks the unit"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
@@ -61,7 +60,6 @@ TITLE = "What pooling is worth: two pairs of trained models"
 PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
 FULL = ".ci/full runs it"
 FUZZ = "it runs for minutes; .ci/full runs ten seconds of each target"
-SBOM = "it builds a program from crates.io for minutes"
 PULL = "it needs the network; tests/weir/pull.rs runs it with a local server"
 TORCH = "it needs PyTorch and runs for hours"
 
@@ -72,7 +70,6 @@ SEGMENTS = re.escape("a │weir │pools │a │stream…\n21 symbols, 4 closed
 SHIPPED = "models/hourglass-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
-TOKEN = "a-token-of-sixteen-or-more"
 # Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # Replaces a shape by a shape of the same kind with small matrices.
@@ -154,14 +151,6 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("pip install -e './clients/python[test]'", CI),
         Elsewhere("cd clients/python && mypy && python -m pytest", CI),
         Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py generates the same files and compares them"),
-    ],
-    "deploy/README.md": [
-        Serves(f"weir serve --late-headers --listen 127.0.0.1:50051 {HTTP.format(1)} &"),
-        Serves(f"weir serve --late-headers --listen 127.0.0.1:50052 {HTTP.format(2)} &"),
-        Elsewhere("nginx -p /tmp -c \"$PWD/deploy/nginx.conf\" -g 'daemon off;'", PROXIES),
-        Elsewhere("haproxy -db -f deploy/haproxy.cfg -f deploy/haproxy-http.cfg", PROXIES),
-        Elsewhere("promtool check rules deploy/prometheus/alerts.yaml", MONITORING),
-        Elsewhere("promtool test rules deploy/prometheus/alerts_test.yaml", MONITORING),
     ],
     "docs/access.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),
@@ -292,6 +281,44 @@ PAGES: Dict[str, List[Step]] = {
             writes=("article.out", r"the river is pooling, the rest is going on .+ stone bridge\. "),
         ),
     ],
+    "docs/deploy.md": [
+        Elsewhere("docker build -t weir .", DOCKER),
+        Elsewhere("docker run --read-only -p 50051:50051 -p 8000:8000 -p 127.0.0.1:9090:9090 weir", DOCKER),
+        Elsewhere("docker run --read-only -p 50051:50051 -v /srv/models:/models:ro weir", DOCKER),
+        Elsewhere("docker buildx imagetools inspect debian:bookworm-slim --format '{{.Manifest.Digest}}'", DOCKER),
+        Elsewhere("docker build -t weir --build-arg BASE_IMAGE=debian:bookworm-slim@sha256:DIGEST .", DOCKER),
+        Elsewhere("sudo apt install ./target/packages/weir_0.1.0-1_amd64.deb", SYSTEMD),
+        Elsewhere("sudoedit /etc/default/weir", SYSTEMD),
+        Elsewhere("sudo systemctl enable --now weir", SYSTEMD),
+        Elsewhere("sudo systemctl reload weir", SYSTEMD),
+        Elsewhere("openssl rand -hex 32 > token", "the tests have a token"),
+        Serves("weir serve --admin-token-file token &"),
+        Elsewhere("export WEIR_ADMIN_TOKEN=$(cat token)", "the environment of the tests has it"),
+        Runs("weir admin load 127.0.0.1:50051 hourglass-english --name english", ".*english.*"),
+        Runs("weir admin load 127.0.0.1:50051 --name english", ".*english.*"),
+        Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
+        Runs("weir admin unload 127.0.0.1:50051 english"),
+        Serves(f"weir serve --late-headers --listen 127.0.0.1:50051 {HTTP.format(1)} &"),
+        Serves(f"weir serve --late-headers --listen 127.0.0.1:50052 {HTTP.format(2)} &"),
+        Elsewhere("nginx -p /tmp -c \"$PWD/deploy/nginx.conf\" -g 'daemon off;'", PROXIES),
+        Elsewhere("haproxy -db -f deploy/haproxy.cfg -f deploy/haproxy-http.cfg", PROXIES),
+        Elsewhere('Client("dns:///weir:50051", balance="round_robin")', "deploy/tests/test_guide.py runs it"),
+        Elsewhere(
+            "docker build -t registry.example.org/weir:0.1.0 . && docker push registry.example.org/weir:0.1.0", DOCKER
+        ),
+        Elsewhere(
+            "helm upgrade --install weir deploy/helm/weir --set image.repository=registry.example.org/weir "
+            "--set image.digest=sha256:DIGEST",
+            CLUSTER,
+        ),
+        Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),
+        Elsewhere("kubectl apply -k deploy/kubernetes", CLUSTER),
+        Elsewhere(
+            "helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "
+            "-f deploy/kubernetes/prometheus-adapter.yaml",
+            CLUSTER,
+        ),
+    ],
     "docs/editors.md": [
         Elsewhere("weir lsp", EDITOR),
         Elsewhere("weir lsp --model models/hourglass-english --dtype int8 --threads 2 --count 5", EDITOR),
@@ -411,29 +438,6 @@ PAGES: Dict[str, List[Step]] = {
             ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
         ),
     ],
-    "docs/operations.md": [
-        Serves("weir serve --models served --admin-token-file token", granted=True),
-        Elsewhere("export WEIR_ADMIN_TOKEN=…", "the environment of the tests has it"),
-        Runs("weir admin load 127.0.0.1:50051 new-model --name english", ".*english.*"),
-        Runs("weir admin load 127.0.0.1:50051 --name english", ".*english.*"),
-        Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
-        Runs("weir admin unload 127.0.0.1:50051 english"),
-        Elsewhere("sudo apt install ./target/packages/weir_0.1.0-1_amd64.deb", SYSTEMD),
-        Elsewhere("sudoedit /etc/default/weir", SYSTEMD),
-        Elsewhere("sudo systemctl enable --now weir", SYSTEMD),
-        Elsewhere("sudo systemctl reload weir", SYSTEMD),
-        Elsewhere("docker build -t weir .", DOCKER),
-        Elsewhere("docker run --read-only -p 50051:50051 -p 8000:8000 -p 127.0.0.1:9090:9090 weir", DOCKER),
-        Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),
-        Elsewhere("docker buildx imagetools inspect debian:bookworm-slim --format '{{.Manifest.Digest}}'", DOCKER),
-        Elsewhere(
-            "docker build -t weir --build-arg BASE_IMAGE=debian:bookworm-slim@sha256:DIGEST .",
-            DOCKER,
-        ),
-        Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),
-        Elsewhere("cargo install cargo-cyclonedx --locked", SBOM),
-        Elsewhere("cargo cyclonedx --format json --spec-version 1.5", SBOM),
-    ],
     "docs/performance.md": [
         bench(
             "weir bench decode --model DIR --batch 1,8 --context 512 [--steps 256] [--boundary-wait 0,2]",
@@ -476,24 +480,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
         bench("weir bench kernels [--seconds 0.2] [--megabytes 160]", ("0.2", "0.01"), ("160", "16")),
         Runs("weir bench plot FILE.json… --out FILE.svg", "", (("FILE.json…", "FILE.json"),), ("FILE.svg", "<svg.*")),
-    ],
-    "docs/scale-out.md": [
-        Elsewhere('Client("dns:///weir:50051", balance="round_robin")', "deploy/tests/test_guide.py runs it"),
-        Elsewhere(
-            "docker build -t registry.example.org/weir:0.1.0 . && docker push registry.example.org/weir:0.1.0", DOCKER
-        ),
-        Elsewhere("kustomize edit set image weir=registry.example.org/weir@sha256:DIGEST", CLUSTER),
-        Elsewhere("kubectl apply -k deploy/kubernetes", CLUSTER),
-        Elsewhere(
-            "helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "
-            "-f deploy/kubernetes/prometheus-adapter.yaml",
-            CLUSTER,
-        ),
-        Elsewhere(
-            "helm upgrade --install weir deploy/helm/weir --set image.repository=registry.example.org/weir "
-            "--set image.digest=sha256:DIGEST",
-            CLUSTER,
-        ),
     ],
     "docs/summarization.md": [
         Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),

@@ -96,8 +96,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(local.ROOT / name)
     for name in ("POOLED", "VANILLA"):
         (folder / name).symlink_to(local.DEFAULT)
-    (folder / "served").mkdir()
-    shutil.copytree(local.DEFAULT, folder / "served/new-model")
     summarizer.make(folder).rename(folder / "SUMMARIZER")
     (folder / "golden").symlink_to(local.ROOT / "tests/golden")
     (folder / "small").mkdir()

@@ -70,6 +70,7 @@ SEGMENTS = re.escape("a │weir │pools │a │stream…\n21 symbols, 4 closed
 SHIPPED = "models/hourglass-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
+TOKEN = "a-token-of-sixteen-or-more"
 # Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # Replaces a shape by a shape of the same kind with small matrices.

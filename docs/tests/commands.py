@@ -153,27 +153,6 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("cd clients/python && mypy && python -m pytest", CI),
         Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py generates the same files and compares them"),
     ],
-    "docs/access.md": [
-        Serves("weir serve --tls-cert server.pem --tls-key server.key"),
-        Serves("weir serve --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem"),
-        Runs(
-            "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj '/CN=weir test authority' -keyout test-ca.key "
-            "-out test-ca.pem",
-            needs="openssl",
-        ),
-        Runs(
-            "openssl req -x509 -CA test-ca.pem -CAkey test-ca.key -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost "
-            "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE -keyout test.key "
-            "-out test.pem",
-            needs="openssl",
-        ),
-        Serves("weir serve --tls-cert test.pem --tls-key test.key"),
-        Runs(
-            'weir generate --server https://127.0.0.1:50051 --tls-ca test-ca.pem --prompt "the history " --max-chars 20',
-            r".{10,20}\n",
-            needs="openssl",
-        ),
-    ],
     "docs/benchmarking.md": [
         bench(
             f"weir bench decode --model {SHIPPED} --batch 1,8 --context 512", ("--context 512", "--context 32 --steps 4")
@@ -481,6 +460,27 @@ PAGES: Dict[str, List[Step]] = {
         ),
         bench("weir bench kernels [--seconds 0.2] [--megabytes 160]", ("0.2", "0.01"), ("160", "16")),
         Runs("weir bench plot FILE.json… --out FILE.svg", "", (("FILE.json…", "FILE.json"),), ("FILE.svg", "<svg.*")),
+    ],
+    "docs/security.md": [
+        Serves("weir serve --tls-cert server.pem --tls-key server.key"),
+        Serves("weir serve --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem"),
+        Runs(
+            "openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj '/CN=weir test authority' -keyout test-ca.key "
+            "-out test-ca.pem",
+            needs="openssl",
+        ),
+        Runs(
+            "openssl req -x509 -CA test-ca.pem -CAkey test-ca.key -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost "
+            "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE -keyout test.key "
+            "-out test.pem",
+            needs="openssl",
+        ),
+        Serves("weir serve --tls-cert test.pem --tls-key test.key"),
+        Runs(
+            'weir generate --server https://127.0.0.1:50051 --tls-ca test-ca.pem --prompt "the history " --max-chars 20',
+            r".{10,20}\n",
+            needs="openssl",
+        ),
     ],
     "docs/summarization.md": [
         Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),

@@ -76,6 +76,7 @@ EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 
 # Replaces a shape by a shape of the same kind with small matrices.
 TOKENS = (("path/to/folder", "golden/hugging-face/llama"),)
 SMALL = (("models/shapes/", "small/"),)
+BOOK = (("book", "SUMMARIZER"),)
 # Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
 # At lower rates an open loop takes longer, because it has at least 20 requests. Longer prompts overload a busy machine.
@@ -482,41 +483,29 @@ PAGES: Dict[str, List[Step]] = {
             needs="openssl",
         ),
     ],
-    "docs/summarization.md": [
-        Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),
+    "docs/summarize.md": [
+        Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book", PULL),
+        Runs("weir summarize --model book --file article.txt", ".+", BOOK),
         Runs(
-            "cat article.txt | weir summarize --model DIR --file - --beam 4 --min-len 40 --max-len 200 --json",
+            "weir summarize --model book --file article.txt --beam 4 --max-len 200 --long-documents chunk --json",
             r"\{.*\}\n",
-            (("DIR", "SUMMARIZER"), ("--min-len 40 --max-len 200", "--min-len 4 --max-len 20")),
+            (*BOOK, ("--max-len 200", "--max-len 20")),
         ),
+        Serves("weir serve --model book --http-listen 127.0.0.1:8000", (("book", "book=SUMMARIZER"),)),
         Runs(
-            "weir summarize --model DIR --file article.txt --reference abstract.txt",
-            ".*ROUGE.*",
-            (("DIR", "SUMMARIZER"),),
+            "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
+            """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20, "long_documents": "chunk"}'""",
+            r'\{.*"parts":\[\].*\}',
         ),
-        Runs("weir summarize --model DIR --file article.txt --long-documents chunk", ".+", (("DIR", "SUMMARIZER"),)),
-        Runs("weir summarize --model DIR --table papers.jsonl", ".+", (("DIR", "SUMMARIZER"),)),
-        Serves("weir serve --model DIR", (("DIR", "SUMMARIZER"),)),
+        Runs("from weir_client import Client", ".+"),
+        Runs("import openai", needs="openai"),
+        Elsewhere("weir pull hf:stanfordnlp/mrt5-small --name mrt5", PULL),
         Runs(
-            "weir bench documents MRT5 article.txt abstract.txt --tokens 64 --pairs 5",
+            "weir bench documents mrt5 article.txt abstract.txt --tokens 64 --pairs 5",
             r"A: mrt5, B: mrt5-unpooled, .*all documents .*median document .*",
-            (("MRT5", "golden/t5/mrt5"), ("--tokens 64 --pairs 5", "--tokens 4 --pairs 1")),
+            (("mrt5", "golden/t5/mrt5"), ("--tokens 64 --pairs 5", "--tokens 4 --pairs 1")),
         ),
-        Serves("weir serve MRT5 --unpooled-baselines &", (("serve MRT5", "serve MRT5=golden/t5/mrt5"),)),
-        Runs(
-            "weir-loadtest compare --models MRT5-unpooled,MRT5 --workload "
-            "kind=summarize,prompt-chars=1500,output-chars=64",
-            r".*MRT5-unpooled .* 100 % \(100 to 100\) .*",
-            (
-                ("compare", "compare 127.0.0.1:50051"),
-                ("prompt-chars=1500,output-chars=64", "prompt-chars=100,output-chars=4 --rounds 3 --warm-up-rounds 1"),
-            ),
-        ),
-        Runs(
-            "weir report --name MRT5",
-            ".*measured gain over MRT5-unpooled, if both had the same documents: encode .*",
-            (("report", "report 127.0.0.1:50051"),),
-        ),
+        Serves("weir serve mrt5 --unpooled-baselines", (("serve mrt5", "serve mrt5=golden/t5/mrt5"),)),
     ],
     "examples/stream.py": [
         Serves("weir serve &"),

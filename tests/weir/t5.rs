@@ -405,7 +405,6 @@ fn summaries_in_bf16_and_int8_are_close_to_those_in_f32() {
     assert_eq!(edits(&[1, 2, 3], &[2, 3, 4]), 2);
     for dtype in [Dtype::Bf16, Dtype::Int8] {
         let (tokens, changed) = changed_tokens(dtype);
-        // docs/summarization.md states the figures
         assert!(tokens > 700 && changed * 20 < tokens, "{}: {changed} of {tokens} tokens changed", dtype.name());
     }
 }

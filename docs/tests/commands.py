@@ -61,6 +61,7 @@ PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deplo
 FULL = ".ci/full runs it"
 FUZZ = "it runs for minutes; .ci/full runs ten seconds of each target"
 PULL = "it needs the network; tests/weir/pull.rs runs it with a local server"
+LLAMA = "it builds llama.cpp for minutes"
 TORCH = "it needs PyTorch and runs for hours"
 
 HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
@@ -100,31 +101,18 @@ def converts(command: str, source: str) -> Runs:
 
 PAGES: Dict[str, List[Step]] = {
     "README.md": [
-        Serves("cargo run --release -- serve"),
-        Elsewhere("cargo test --workspace", CI),
+        Elsewhere("$ cargo install --path . --locked", BUILT),
+        Serves("$ weir serve"),
         Runs(
-            'target/release/weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 80 --seed 1',
-            rf"(?=.{{40,80}}\n){TEXT}\n",
+            "$ curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1, "temperature": 0.7}'""",
+            r'\{.*"text":".{60,80}".*"completion_tokens":80,.*\}',
         ),
+        Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book-summary", PULL),
         Runs(
-            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
-            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
-            r'\{.*"completion_tokens":80,.*\}',
-        ),
-        Runs("from weir_client import Client", ".{40,80}"),
-        Runs(
-            f'$ target/release/weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1 '
-            "--temperature 0.7",
-            rf"(?=.{{40,80}}\n){TEXT}\n",
-        ),
-        Runs(f"$ target/release/{SEGMENT}", SEGMENTS),
-        Elsewhere("cargo build --release --workspace", BUILT),
-        Serves("target/release/weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english &"),
-        Runs(
-            'target/release/weir-loadtest report --wait 60s --duration 10s --note "my machine" --html latency-report.html',
-            ".*hourglass-english-vanilla.*hourglass-english(?!-).*",
-            (("report --wait", "report 127.0.0.1:50051 --wait"), ("--duration 10s", SHORT)),
-            ("latency-report.html", ".*my machine.*hourglass-english-vanilla.*hourglass-english(?!-).*</html>"),
+            "weir summarize --model book-summary --file article.txt --long-documents chunk",
+            ".+",
+            (("book-summary", "SUMMARIZER"),),
         ),
     ],
     "CONTRIBUTING.md": [
@@ -186,6 +174,26 @@ PAGES: Dict[str, List[Step]] = {
             ),
         ),
         Runs("weir report 127.0.0.1:50051", ".*hourglass-english.*"),
+    ],
+    "docs/benchmarks.md": [
+        Runs("weir init --config models/shapes/hourglass-41m.json pooled", ".*pooled.*", SMALL),
+        Runs("weir init --config models/shapes/vanilla-41m.json vanilla", ".*vanilla.*", SMALL),
+        bench(
+            "weir bench compare pooled vanilla --batch 1,8,16 --context 512 --dtype f32,bf16,int8,int4 --pairs 6",
+            ("--batch 1,8,16 --context 512", "--batch 1,2 --context 32 --steps 4"),
+            ("--pairs 6", "--pairs 1"),
+        ),
+        Elsewhere("pip install -r benches/llama_cpp-requirements.txt", LLAMA),
+        Elsewhere(
+            'python benches/llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
+        ),
+        Elsewhere("weir init --config models/shapes/pyramidion-124m.json pyramidion", "it writes half a gigabyte"),
+        Elsewhere("weir init --config models/shapes/blockwise-124m.json blockwise", "it writes half a gigabyte"),
+        bench(
+            "weir bench summarize pyramidion blockwise --batch 8 --source 8192 --tokens 512",
+            ("pyramidion blockwise", "SUMMARIZER SUMMARIZER"),
+            ("--batch 8 --source 8192 --tokens 512", "--batch 1 --source 32 --tokens 4 --pairs 1"),
+        ),
     ],
     "docs/checkpoints.md": [
         Runs(f"weir pull {SHIPPED} --name shipped", r"shipped: .*, sha256 [0-9a-f]{64}, in .*/data/models/shipped\n"),
@@ -311,36 +319,6 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere('cargo run --release --example embed -- "the history of the city"', EXAMPLES),
         Elsewhere('cargo run --release --example stream -- "the river " "the castle " "a new law "', EXAMPLES),
         Elsewhere('cargo run --release --example score -- "the history of the city"', EXAMPLES),
-    ],
-    "docs/getting-started.md": [
-        Elsewhere("cargo build --release", BUILT),
-        Elsewhere('export PATH="$PWD/target/release:$PATH"', BUILT),
-        Runs(f"weir inspect {SHIPPED}", r"checkpoint .*family +hourglass\n.*head\.bias .*"),
-        Runs(SEGMENT, SEGMENTS),
-        Runs('echo "the river runs past the mill and under the old stone bridge" > text.txt', ""),
-        Runs(
-            f"weir score --model {SHIPPED} --file text.txt",
-            rf"60 symbols, {NUMBER} bits per character, shortening factor {NUMBER}\n",
-        ),
-        Runs(
-            f'weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 200 --seed 1',
-            r".{100,200}\n.*",
-        ),
-        Serves("weir serve"),
-        Runs("weir health 127.0.0.1:50051 --service weir.v1.Generation", ""),
-        Runs(
-            'weir generate --server 127.0.0.1:50051 --prompt "the history of the city" --max-chars 200 --seed 1',
-            r".{100,200}\n",
-        ),
-        Elsewhere(INSTALL, CI),
-        Runs("from weir_client import Client", ".{100,200}"),
-        Runs(
-            'curl -s http://127.0.0.1:9090/metrics | grep "^weir_generation_tokens_total"',
-            r'weir_generation_tokens_total\{model_name="hourglass-english"\} [234]\d\d\n',
-        ),
-        Runs("mkdir -p ~/.local/share/bash-completion/completions", "", (("~", "home"),)),
-        Runs("weir completions bash > ~/.local/share/bash-completion/completions/weir", "", (("~", "home"),)),
-        Runs("weir man ~/.local/share/man/man1", "", (("~", "home"),)),
     ],
     "docs/guide.md": [
         Serves("weir serve"),

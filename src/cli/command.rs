@@ -66,10 +66,11 @@ pub(super) enum Command {
     Man(ManArgs),
 }
 
-/// Prints the completions of a shell. The shell reads them from a file; `docs/getting-started.md` lists where.
+/// Prints the completions of a shell.
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
-    /// Shell.
+    /// Shell. Bash reads completions from `~/.local/share/bash-completion/completions/weir`, fish from
+    /// `~/.config/fish/completions/weir.fish`, zsh from a file `_weir` in a folder of its `fpath`.
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }

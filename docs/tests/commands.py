@@ -55,7 +55,7 @@ EDITOR = "it waits for an editor; tests/weir/lsp.rs starts it"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
 SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/process.rs checks the unit"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
-LONG = "it takes ten minutes on an idle machine; README.md and docs/loadtest.md have shorter versions, which are run"
+LONG = "it takes ten minutes on an idle machine"
 TITLE = "What pooling is worth: two pairs of trained models"
 PACKAGES = "it needs a release build; .ci/run calls `.ci/package dev`, and deploy/tests/test_packages.py checks the packages' files"
 FULL = ".ci/full runs it"
@@ -80,9 +80,6 @@ SMALL = (("models/shapes/", "small/"),)
 BOOK = (("book", "SUMMARIZER"),)
 # Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
-# At lower rates an open loop takes longer, because it has at least 20 requests. Longer prompts overload a busy machine.
-SHORT = f"--warm-up 0s --duration 1s --concurrency 1 --from 40 --to 40 --prompt-chars 8..16 {PAIRS}"
-TWO = "weir serve --model POOLED --model VANILLA"
 
 
 def bench(command: str, *swaps: Tuple[str, str]) -> Runs:
@@ -173,7 +170,28 @@ PAGES: Dict[str, List[Step]] = {
                 ("prompt-chars=10000,pause=10s", "prompt-chars=60,output-chars=6,rate=4"),
             ),
         ),
+        Elsewhere('cargo build --release --workspace && PATH="$PWD/target/release:$PATH"', BUILT),
+        Elsewhere(
+            "weir serve --threads 1 --model models/compared/hourglass-english-vanilla --model models/hourglass-english "
+            "--model models/compared/summarizer-blockwise --model models/compared/summarizer-pyramidion &",
+            LONG,
+        ),
+        Elsewhere(
+            "weir-loadtest report --wait 60s --prompts cased.test.txt --score-chars 200000 "
+            "--models hourglass-english-vanilla,hourglass-english,summarizer-blockwise,summarizer-pyramidion "
+            "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
+            "--workload kind=summarize,name=documents,prompt-chars=20000,output-chars=64 "
+            "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
+            f"--title '{TITLE}' --html docs/latency-report.html --json docs/latency-report.json",
+            LONG,
+        ),
+        Elsewhere("cd models && python -m training.figures", "models/training/tests/test_figures.py runs it"),
+        Serves("weir serve --admin-token-file token", granted=True),
         Runs("weir report 127.0.0.1:50051", ".*hourglass-english.*"),
+        Runs(
+            "weir admin reset-report 127.0.0.1:50051",
+            swaps=(("reset-report", "reset-report --admin-token-file token"),),
+        ),
     ],
     "docs/benchmarks.md": [
         Runs("weir init --config models/shapes/hourglass-41m.json pooled", ".*pooled.*", SMALL),
@@ -343,102 +361,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
         Runs("weir verify --model path/to/folder", r"llama: hugging-face, f32, 160 symbols\n.*verified\n", TOKENS),
-    ],
-    "docs/latency.md": [
-        Serves("weir serve --admin-token-file token", granted=True),
-        Runs("weir report 127.0.0.1:50051", ".*hourglass-english.*"),
-        Runs(
-            "weir admin reset-report 127.0.0.1:50051",
-            swaps=(("reset-report", "reset-report --admin-token-file token"),),
-        ),
-        # Without a calibration the server estimates no gain.
-        Serves(f"{TWO} --calibration-milliseconds 500", granted=True),
-        Runs(
-            "weir-loadtest compare --models VANILLA,POOLED --agree-within 10",
-            ".*VANILLA.*POOLED.*",
-            # So few pairs of requests give an imprecise gain.
-            (
-                ("compare", "compare 127.0.0.1:50051 --rounds 12 --output-chars 32 --score-chars 64"),
-                ("--agree-within 10", "--agree-within 1000"),
-            ),
-        ),
-        Elsewhere('cargo build --release --workspace && PATH="$PWD/target/release:$PATH"', BUILT),
-        Elsewhere(
-            "weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english "
-            "--model models/compared/summarizer-blockwise --model models/compared/summarizer-pyramidion &",
-            LONG,
-        ),
-        Elsewhere(
-            "weir-loadtest report --wait 60s --prompts cased.test.txt "
-            "--models hourglass-english-vanilla,hourglass-english,summarizer-blockwise,summarizer-pyramidion "
-            "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
-            "--workload kind=summarize,name=documents,prompt-chars=20000,output-chars=64 "
-            "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
-            f"--title '{TITLE}' --html latency-report.html --json latency-report.json",
-            LONG,
-        ),
-        Elsewhere(
-            f"weir-loadtest draw latency-report.json --title '{TITLE}' --html again.html",
-            "loadtest/tests/loadtest/commands.rs draws the report in docs/ and compares it",
-        ),
-    ],
-    "docs/loadtest.md": [
-        Elsewhere("cargo build --release -p weir-loadtest", BUILT),
-        Elsewhere(
-            "weir-loadtest run 127.0.0.1:50051 --concurrency 16 --requests 16 --warm-up 0 "
-            "--workload kind=edit,prompt-chars=10000,pause=10s",
-            "docs/benchmarking.md has a shorter version, which is run",
-        ),
-        Serves(f"{TWO} &"),
-        Runs(
-            "weir-loadtest report --models VANILLA,POOLED --html latency-report.html --json latency-report.json",
-            ".*VANILLA.*POOLED.*",
-            (("report --models", f"report 127.0.0.1:50051 {SHORT} --models"),),
-            ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
-        ),
-    ],
-    "docs/performance.md": [
-        bench(
-            "weir bench decode --model DIR --batch 1,8 --context 512 [--steps 256] [--boundary-wait 0,2]",
-            ("--steps 256", "--steps 4"),
-            ("--context 512", "--context 32"),
-            ("--boundary-wait 0,2", "--boundary-wait 0,2 --json | tee FILE.json"),
-        ),
-        bench(
-            "weir bench prefill --model DIR --symbols 512,2048 [--chunk 512] [--runs 11]",
-            ("512,2048", "32,64"),
-            ("--runs 11", "--runs 1"),
-        ),
-        bench(
-            "weir bench compare DIR_A DIR_B --batch 1,8 --context 512 [--pairs 10] [--steps 256] [--boundary-wait 0,2]",
-            ("--context 512", "--context 32"),
-            ("--pairs 10", "--pairs 2"),
-            ("--steps 256", "--steps 4"),
-        ),
-        bench(
-            "weir bench resume --model DIR --context 512,2048,8000 [--more 32] [--chunk 256] [--runs 11]",
-            ("512,2048,8000", "64,96"),
-            ("--runs 11", "--runs 2"),
-        ),
-        bench(
-            "weir bench endless --model DIR [--symbols 1000000] [--parts 10]",
-            ("--symbols 1000000", "--symbols 4000"),
-            ("DIR", "ENDLESS"),
-        ),
-        bench(
-            "weir bench stream --model DIR --batch 1,16 [--context 64] [--chars 512] [--pairs 11]",
-            ("--chars 512", "--chars 16"),
-            ("--pairs 11", "--pairs 2"),
-            ("1,16", "1,2"),
-        ),
-        bench(
-            "weir bench speculate --model DIR --batch 1,8 --context 512 [--chars 1024] [--pairs 11] [--speculate auto,4]",
-            ("--context 512", "--context 32"),
-            ("--chars 1024", "--chars 32"),
-            ("--pairs 11", "--pairs 2"),
-        ),
-        bench("weir bench kernels [--seconds 0.2] [--megabytes 160]", ("0.2", "0.01"), ("160", "16")),
-        Runs("weir bench plot FILE.json… --out FILE.svg", "", (("FILE.json…", "FILE.json"),), ("FILE.svg", "<svg.*")),
     ],
     "docs/security.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),

@@ -99,13 +99,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summarizer.make(folder).rename(folder / "SUMMARIZER")
     (folder / "golden").symlink_to(local.ROOT / "tests/golden")
     (folder / "small").mkdir()
-    for name in ("hourglass-41m", "vanilla-41m", "decoder-xpos-41m"):
+    for name in ("hourglass-41m", "vanilla-41m"):
         shape = json.loads((local.ROOT / f"models/shapes/{name}.json").read_text())
         small = {"dim": 64, "heads": 2, "head_dim": 32, "feed_forward": 128}
         shape["architecture"].update({key: value for key, value in small.items() if key in shape["architecture"]})
         (folder / f"small/{name}.json").write_text(json.dumps(shape))
-    shape = str(folder / "small/decoder-xpos-41m.json")
-    subprocess.run([str(program), "init", "--config", shape, str(folder / "ENDLESS")], check=True)
     (folder / "article.txt").write_text(DOCUMENT)
     (folder / "abstract.txt").write_text("a river and a bridge")
     paper = {"source": "a river", "document": DOCUMENT, "summary": "a river and a bridge"}

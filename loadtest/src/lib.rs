@@ -12,7 +12,7 @@
 
 #![allow(
     missing_docs,
-    reason = "docs/loadtest.md explains the keys of reports; only the tests of this package use the library"
+    reason = "docs/report.md explains the keys of reports; only the tests of this package use the library"
 )]
 
 pub mod args;

@@ -1,4 +1,4 @@
-//! Reports: the JSON of a measurement, and the text and the page that are drawn from it. docs/loadtest.md explains each key.
+//! Reports: the JSON of a measurement, and the text and the page that are drawn from it. docs/report.md explains each key.
 
 use crate::{
     client::models::{ModelInfo, ServerSoftware},

@@ -4,7 +4,7 @@
 //! `endless` (a long stream), [`compare`] (two models in turns), `resume` (time saved by the segment cache), `speculate` (drafts), `stream`
 //! (overhead of gRPC), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`]
 //! (the machine's limits, measured in the same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the
-//! statistics. docs/performance.md defines what each figure includes.
+//! statistics.
 
 pub mod compare;
 pub mod decode;

@@ -123,7 +123,7 @@ async fn the_documented_example_has_the_keys_of_reports() {
 
 #[tokio::test(start_paused = true)]
 async fn every_key_of_the_example_is_explained() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/loadtest.md")).unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/report.md")).unwrap();
     let mut shapes = BTreeMap::new();
     shape(&serde_json::from_str(&std::fs::read_to_string(EXAMPLE).unwrap()).unwrap(), "", &mut shapes);
     let keys = shapes.keys().filter_map(|path| path.rsplit('.').next()).map(|key| key.trim_end_matches("[]"));

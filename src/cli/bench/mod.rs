@@ -1,5 +1,5 @@
-//! `weir bench`: measures the speed of models on this machine, and compares it with the machine's limits. docs/performance.md
-//! describes the measurements.
+//! `weir bench`: measures the speed of models on this machine, and compares it with the machine's limits. The
+//! modules of `report` describe the measurements.
 
 mod documents;
 mod picture;

@@ -214,10 +214,6 @@ PAGES: Dict[str, List[Step]] = {
         ),
     ],
     "docs/checkpoints.md": [
-        Runs(f"weir pull {SHIPPED} --name shipped", r"shipped: .*, sha256 [0-9a-f]{64}, in .*/data/models/shipped\n"),
-        Runs('weir segment --model shipped --text "a weir pools a stream"', SEGMENTS),
-        Elsewhere("weir pull hf:ORG/NAME@REVISION --name other", PULL),
-        Elsewhere("weir pull https://example.com/models/english --sha256 DIGEST", PULL),
         converts("weir convert --from dynamic-pooling checkpoint_last.pt english", "dynamic-pooling-pt/plain"),
         converts("weir convert --from torchscale checkpoint_last.pt lex", "torchscale-pt/rope_bca"),
         converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),
@@ -226,16 +222,14 @@ PAGES: Dict[str, List[Step]] = {
         converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
         converts("weir convert --from t5 FOLDER t5", "t5/t5_v10"),
         converts("weir convert --from mrt5 FOLDER mrt5", "t5/mrt5"),
-        Runs("weir verify --model english", r"english: hourglass, f32, 160 symbols\n.*boundaries +agree.*verified\n"),
-        Runs("weir inspect english", "checkpoint .*family +hourglass\n.*"),
         Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
         Serves("weir serve --model random"),
+        Runs("weir verify --model english", r"english: hourglass, f32, 160 symbols\n.*boundaries +agree.*verified\n"),
         Runs(
             "weir verify --model english --file text.txt --dtype bf16",
             r"english: hourglass, bf16, 60 symbols\n.*verified\n",
             (("--file text.txt", "--ids " + ",".join(["1", "2", "0"] * 20)),),
         ),
-        Runs("weir verify --model english --ids 3,1,2,0,4,1,0 --isa portable --json", r'\{.*"ok":true.*\}\n'),
     ],
     "docs/clients.md": [
         Serves("weir serve", granted=True),

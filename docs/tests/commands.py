@@ -77,7 +77,7 @@ EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 
 # Replaces a shape by a shape of the same kind with small matrices.
 TOKENS = (("path/to/folder", "golden/hugging-face/llama"),)
 SMALL = (("models/shapes/", "small/"),)
-BOOK = (("book", "SUMMARIZER"),)
+BOOK = (("book-summary", "SUMMARIZER"),)
 # Flags that shorten a measurement to seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
 
@@ -378,14 +378,14 @@ PAGES: Dict[str, List[Step]] = {
         ),
     ],
     "docs/summarize.md": [
-        Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book", PULL),
-        Runs("weir summarize --model book --file article.txt", ".+", BOOK),
+        Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book-summary", PULL),
+        Runs("weir summarize --model book-summary --file article.txt", ".+", BOOK),
         Runs(
-            "weir summarize --model book --file article.txt --beam 4 --max-len 200 --long-documents chunk --json",
+            "weir summarize --model book-summary --file article.txt --beam 4 --max-len 200 --long-documents chunk --json",
             r"\{.*\}\n",
             (*BOOK, ("--max-len 200", "--max-len 20")),
         ),
-        Serves("weir serve --model book --http-listen 127.0.0.1:8000", (("book", "book=SUMMARIZER"),)),
+        Serves("weir serve --model book-summary --http-listen 127.0.0.1:8000", (("book-summary", "book-summary=SUMMARIZER"),)),
         Runs(
             "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
             """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20, "long_documents": "chunk"}'""",

@@ -75,6 +75,7 @@ TOKEN = "a-token-of-sixteen-or-more"
 # Runs an example with this Python and the address of the test's server.
 EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # Replaces a shape by a shape of the same kind with small matrices.
+FLAN = (("flan", "golden/t5/t5_v10"),)
 TOKENS = (("path/to/folder", "golden/hugging-face/llama"),)
 SMALL = (("models/shapes/", "small/"),)
 BOOK = (("book-summary", "SUMMARIZER"),)
@@ -340,16 +341,19 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs("from weir_client import Client", r".{20,40}\n"),
     ],
-    "docs/hugging-face.md": [
-        Runs("weir inspect path/to/folder", "checkpoint .*family +hugging-face\n.*", TOKENS),
-        Runs('weir generate --model path/to/folder --prompt "The town was founded" --temperature 0', ".+", TOKENS),
+    "docs/models.md": [
+        Elsewhere("weir pull hf:google/flan-t5-base --name flan", PULL),
+        Runs("weir inspect flan", "checkpoint .*family +t5\n.*", FLAN),
+        Runs("weir verify --model flan", r".*: t5, f32, .*verified\n", FLAN),
+        Runs("weir summarize --model flan --file article.txt", ".+", (("--model flan", "--model SUMMARIZER"),)),
+        converts("weir convert --from hnet SOURCE bytes", "hnet/one_stage"),
+        Runs('weir generate --model bytes --prompt "The town was founded"', ".+", (("founded\"", "founded\" --max-chars 20"),)),
+        Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
         Runs(
             "weir score --model path/to/folder --file text.txt",
             rf"\d+ symbols, {NUMBER} bits per character, {NUMBER} per byte, {NUMBER} per token, .*\n",
             (*TOKENS, ("--file text.txt", '--text "The town was founded"')),
         ),
-        Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
-        Runs("weir verify --model path/to/folder", r"llama: hugging-face, f32, 160 symbols\n.*verified\n", TOKENS),
     ],
     "docs/security.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),

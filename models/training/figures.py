@@ -1,20 +1,25 @@
-"""Writes the figures of `README.md` and `docs/benchmarks.md`: `python -m training.figures`. Needs no package.
+"""Fills the pages with the figures of their data: `python -m training.figures`. Needs no package.
 
-Reads the comparison of `hourglass-english` with its unpooled baseline from `docs/latency-report.json`, which `weir-loadtest report`
-wrote, and draws it as `docs/pooling-light.svg` and `docs/pooling-dark.svg`. Reads `docs/llama-cpp.json`, which `benches/llama_cpp.py`
-wrote. Fills the blocks `pooling` and `kernels` of both pages.
+| data | page |
+|---|---|
+| `docs/latency-report.json`, from `weir-loadtest report`: `hourglass-english` and its unpooled baseline | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
+| `docs/llama-cpp.json`, from `benches/llama_cpp.py` | block `kernels` of the same pages |
+| `card.json` of each shipped model | block `shipped` of `docs/models.md` |
+| `models/results.json`, from `training.report` | block `comparison` of `models/training/README.md`; `models/pareto.svg` |
 """
 
 import argparse
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from . import table
+from .card_text import table as rows_of
 from .command_line import one_line_errors
-from .pages import filled
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/benchmarks.md")
 BASELINE, MODEL = "hourglass-english-vanilla", "hourglass-english"
 WIDTH, HEIGHT, PANEL, BAR = 820, 196, 390, 30
 THEMES = {
@@ -26,20 +31,70 @@ THEMES = {
 @one_line_errors
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--report", type=Path, default=REPOSITORY / "docs/latency-report.json", help="what `weir-loadtest --json` wrote")
-    parser.add_argument("--kernels", type=Path, default=REPOSITORY / "docs/llama-cpp.json", help="what `benches/llama_cpp.py` wrote")
-    parser.add_argument("--out", type=Path, default=REPOSITORY, help="folder of README.md and docs")
-    arguments = parser.parse_args()
-    pair = figures(json.loads(arguments.report.read_text(encoding="utf-8")))
+    parser.add_argument("--out", type=Path, default=REPOSITORY, help="folder of the repository's pages")
+    write(parser.parse_args().out)
+
+
+def write(out=REPOSITORY):
+    """Writes all pictures and all blocks of pages in `out`, which may be a copy of the pages."""
+    pair = compared(read("docs/latency-report.json"))
+    methods, speed = by_method(read("models/results.json"))
     for theme, colours in THEMES.items():
-        (arguments.out / f"docs/pooling-{theme}.svg").write_text(drawn(pair, colours), encoding="utf-8")
-    texts = {"pooling": table(pair), "kernels": kernels(json.loads(arguments.kernels.read_text(encoding="utf-8")))}
-    for name in PAGES:
-        page = arguments.out / name
-        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
+        (out / f"docs/pooling-{theme}.svg").write_text(drawn(pair, colours), encoding="utf-8")
+    (out / "models/pareto.svg").write_text(table.plot(methods), encoding="utf-8")
+    front = {"pooling": pooling(pair), "kernels": kernels(read("docs/llama-cpp.json"))}
+    blocks = {
+        "README.md": front,
+        "docs/benchmarks.md": front,
+        "docs/models.md": {"shipped": shipped()},
+        "models/training/README.md": {"comparison": table.markdown(methods, speed)},
+    }
+    for name, texts in blocks.items():
+        page = out / name
+        page.write_text(filled(page.read_text(encoding="utf-8"), texts, name), encoding="utf-8")
 
 
-def figures(reports):
+def read(name):
+    return json.loads((REPOSITORY / name).read_text(encoding="utf-8"))
+
+
+def filled(page, texts, name):
+    """Returns the page with the text of each block between `<!-- BLOCK -->` and `<!-- /BLOCK -->` replaced."""
+    for block, text in texts.items():
+        pattern = re.compile(rf"(<!-- {block} -->\n).*?(<!-- /{block} -->)", re.DOTALL)
+        if not pattern.search(page):
+            raise ValueError(f"{name}: block {block} is missing")
+        page = pattern.sub(lambda match: f"{match.group(1)}\n{text}\n\n{match.group(2)}", page)
+    return page
+
+
+def by_method(found):
+    """Returns {method: [result, …]} of the runs of one geometry, and {method: speed}, the inputs of `table`."""
+    methods = defaultdict(list)
+    for name, row in found["comparison"].items():
+        if name.startswith("compare-"):
+            methods[name.removeprefix("compare-").rsplit("-seed", 1)[0]].append(row)
+    return dict(methods), found["speed"]
+
+
+def shipped():
+    """Returns a table with one line per shipped model."""
+    rows, total = [], 0
+    for path in sorted((REPOSITORY / "models").glob("**/card.json")):
+        card = json.loads(path.read_text(encoding="utf-8"))
+        total += card["bytes"]
+        if "rouge" in card:
+            scores = [row["model"]["rougeL"] for row in card["rouge"].values()]
+            quality = f"ROUGE-L {sum(scores) / len(scores):.1f}"
+        else:
+            quality = f"{card['bpc'][0]['bpc']:.3f} bits per {'byte' if 'unseen' in card else 'character'}"
+        name = f"[`{card['name']}`](../{path.parent.relative_to(REPOSITORY)})"
+        rows.append((name, card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", quality))
+    rows.append(("all", "", "", f"{total / 1e6:.0f} MB", ""))
+    return rows_of(("model", "family", "shows", "weights", "on its test text"), rows)
+
+
+def compared(reports):
     """Returns the comparison of the pair: medians, bits, gains and conditions."""
     for report in reports:
         for part in report["parts"]:
@@ -87,7 +142,7 @@ def bracketed(value, interval):
     return f"{value} ({interval})" if interval else value
 
 
-def table(pair):
+def pooling(pair):
     """Returns the figures as a Markdown table."""
     time, quality = pair["times"], pair["bits"]
     lines = [

@@ -1,7 +1,27 @@
 """Reads and checks a configuration: `model`, the checkpoint's config.json, and `training`, the recipe.
 
 A mistake in a configuration may surface only after hours of training. So this module checks it before the first step: a missing key
-and an unknown key are errors.
+and an unknown key are errors. The keys of a recipe:
+
+- `corpus`: first part of the text files' names. `seed`: seed of weights, data order and noise.
+- `budget`: `{"minutes": m}` of training steps, or `{"characters": n}`, symbols read.
+- `stages`: window length by share of the budget.
+- `batch_characters`, `batch_pairs`: symbols or pairs per update.
+- `precision`: `f32`, or `bf16` for the matrix products. Weights, sums, norms, boundaries and pooling scores stay f32.
+- `warmup_steps`, `decay`, `decay_share`: learning rate. After the warm-up, `linear` decay to zero over the last share of the budget,
+  `cosine` over the whole budget, or `none`.
+- `average`: `{"every": n, "keep": k}`: average of the weights, which moves by 1 − k after every n-th update. Validation and export use it.
+- `muon`, `adamw`: Muon for matrices between hidden vectors, AdamW for the rest; without `muon`, AdamW for all.
+- `dropout`: of hidden vectors, and of LSLM's and the decoder's attention weights. `clip`: limit of the gradient's norm.
+- `boundaries`: training of learned boundaries: `{"method": "unigram", "vocabulary": n}`, `{"method": "entropy", "window": k}`, or
+  `{"method": "gumbel", "prior": α, "temperature": τ}`.
+- `elbo`: LSLM. `prior`, probability of a boundary; `beta`, weight of the divergence in nats per position; `divergence`, of `each`
+  boundary's probability or of their mean (`rate`); `costs`, whether the predictor gets the gradients of a boundary's immediate cost;
+  `after`, update before which the prior draws the boundaries and the predictor learns nothing.
+- `interleave`, `posterior_lr`: LSLM: k updates of the model, then one of the predictor; the predictor's learning rate.
+- `keep_best`: keep and export the weights with the lowest validation loss, and restore them when the loss more than doubles.
+- `valid_every_characters`, `valid_every_seconds`: interval of validation. `valid_characters`, `valid_pairs`: its size.
+- `log_every_steps`, `save_every_seconds`: interval of lines in `log.jsonl`, and of writing `state.pt`.
 """
 
 import json
@@ -10,7 +30,7 @@ from pathlib import Path
 from .data import SPAN
 
 MODEL = set("architecture family format normaliser training_length vocabulary".split())
-# Keys of a recipe; README.md describes each. EVERY is required, NEEDED is required for its family, OTHER is optional.
+# Keys of a recipe. EVERY is required, NEEDED is required for its family, OTHER is optional.
 EVERY = set("adamw budget clip corpus log_every_steps precision save_every_seconds seed warmup_steps".split())
 TEXT, PAIRS = set("batch_characters stages valid_characters".split()), set("batch_pairs valid_pairs".split())
 NEEDED = {"hourglass": TEXT, "decoder": TEXT, "lslm": TEXT | {"elbo", "interleave", "posterior_lr"}, "pyramidion": PAIRS}

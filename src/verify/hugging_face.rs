@@ -313,7 +313,7 @@ impl Mamba {
 
 // Llama, Qwen2, Qwen3, Gemma 2 and GPT-BigCode as candle-transformers computes them, token by token, in f32.
 //
-// This file avoids its faults, which docs/hugging-face.md lists. It builds the configuration itself, and limits a text to the length of
+// This file avoids its faults, which docs/upstream.md lists. It builds the configuration itself, and limits a text to the length of
 // a window. It refuses a model that candle-transformers computes differently from transformers.
 
 /// Positions that the tables of angles have.

@@ -1,26 +1,39 @@
-"""Tests the figures of README.md and docs/benchmarks.md."""
+"""Tests the figures of the pages."""
 
 import shutil
-import sys
 import tempfile
 import unittest
 from pathlib import Path
-from unittest import mock
 
 from training import figures
+
+PAGES = ("README.md", "docs/benchmarks.md", "docs/models.md", "models/training/README.md")
+PICTURES = ("docs/pooling-light.svg", "docs/pooling-dark.svg", "models/pareto.svg")
 
 
 class Figures(unittest.TestCase):
     def test_the_pages_have_the_figures_of_their_data(self):
         with tempfile.TemporaryDirectory() as scratch:
-            (Path(scratch) / "docs").mkdir()
-            for page in figures.PAGES:
-                shutil.copy(figures.REPOSITORY / page, Path(scratch) / page)
-            with mock.patch.object(sys, "argv", ["figures", "--out", scratch]):
-                figures.main()
-            for name in (*figures.PAGES, "docs/pooling-light.svg", "docs/pooling-dark.svg"):
+            for name in (*PAGES, *PICTURES):
+                (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(figures.REPOSITORY / name, Path(scratch) / name)
+            figures.write(Path(scratch))
+            for name in (*PAGES, *PICTURES):
                 made = (Path(scratch) / name).read_text(encoding="utf-8")
                 self.assertEqual(made, (figures.REPOSITORY / name).read_text(encoding="utf-8"), f"{name}: run python -m training.figures")
+
+    def test_a_block_that_a_page_lacks(self):
+        page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n"
+        self.assertEqual(figures.filled(page, {"x": "new"}, "p"), "a\n<!-- x -->\n\nnew\n\n<!-- /x -->\nb\n")
+        self.assertRaises(ValueError, figures.filled, page, {"y": "new"}, "p")
+
+    def test_a_report_with_an_interval_of_bits(self):
+        pair = {
+            "times": [100, 50], "gain": {"ratio": 2.0, "low": 1.9, "high": 2.1}, "bits": [1.5, 1.48], "scored": "a text", "rounds": 8,
+            "difference": {"difference": -0.0204, "low": -0.03, "high": 0.001}, "prompt": "256", "answer": "256",
+        }  # fmt: skip
+        self.assertIn("| 1.500 | **1.480** | −0.020 (−0.030 to +0.001) |", figures.pooling(pair))
+        self.assertIn("−0.020 (95 %: −0.030 to +0.001)", figures.drawn(pair, figures.THEMES["light"]))
 
 
 if __name__ == "__main__":

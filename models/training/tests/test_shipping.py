@@ -13,8 +13,8 @@ from unittest import mock
 import numpy
 import torch
 
-from training import campaign, card, card_text, checkpoint, data, evaluate, evaluation, export, generate, report, results, summarize
-from training import unseen
+from training import campaign, card, card_text, checkpoint, data, evaluate, evaluation, export, figures, generate, report, results, summarize
+from training import table, unseen
 from training.families import build
 from training.tests.test_training import CONFIGS, OnText, tiny
 
@@ -179,21 +179,15 @@ class Shipping(OnText):
         self.assertEqual(set(found["comparison"]), {"compare-whitespace-seed1", "lslm-dp-seed1"})
         windows = {(row["window"], row["length"]) for row in found["lengths"]["lex-xpos"]}
         self.assertEqual(windows, {("blockwise:64", 32), ("blockwise:64", 64), ("full", 32), ("full", 64)})
-        pair = found["comparison"]["compare-whitespace-seed1"]
-        lines = report.latent(found["comparison"], "english").splitlines()
-        row, baseline = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])
-        mine = found["comparison"]["lslm-dp-seed1"]
-        self.assertEqual(row[:2], ["`lslm-dp-seed1`", f"{mine['bits_per_char_no_eos']:.3f}"])
-        self.assertIn(f"{mine['bpc_paper']:.3f} · {mine['bpc_joint']:.3f} · {mine['bpc_renormalised']:.3f}", row[3])
-        self.assertEqual(baseline[:3], ["`compare-whitespace-seed1`", f"{pair['chunks_bpc']:.3f}", "no marks"])
-        self.assertEqual(report.latent_bytes(found["comparison"]), "")
+        self.assertIn("chunks_bpc", found["comparison"]["compare-whitespace-seed1"])
+        self.assertIn("bpc_joint", found["comparison"]["lslm-dp-seed1"])
         count = len(saved)
         results.gather(found, [self.root / "runs"], self.root, {}, keep)
         self.assertEqual(len(saved), count)
 
 
 class Bytes(OnText):
-    def test_runs_on_bytes_have_a_separate_table(self):
+    def test_runs_on_bytes_are_not_in_the_comparison(self):
         (self.root / "chinese.test.txt").write_text((self.root / "chinese.valid.txt").read_text())
         for name in ("chinese-lslm-dp", "chinese-vanilla"):
             config = tiny(name)
@@ -203,12 +197,10 @@ class Bytes(OnText):
             campaign.main(["--data", str(self.root), "--out", str(self.root / "runs"), "--characters", "4096", str(path)])
         found = results.read(self.root / "none.json")
         results.gather(found, [self.root / "runs"], self.root, {}, lambda _: None)
-        self.assertEqual(report.latent(found["comparison"], "english"), "")
-        self.assertEqual(report.by_method(found), {})
-        section = report.latent_bytes(found["comparison"])
-        vanilla = found["comparison"]["chinese-vanilla-seed1"]
-        self.assertIn("a character has 3.00 bytes", section)
-        self.assertIn(f"| `chinese-vanilla-seed1` | {vanilla['chunks_bpc']:.3f} | no marks |", section)
+        self.assertEqual(figures.by_method(found)[0], {})
+        rows = found["comparison"]
+        self.assertEqual(rows["chinese-lslm-dp-seed1"]["symbols_of_split"], 3 * rows["chinese-lslm-dp-seed1"]["characters_of_split"])
+        self.assertIn("chunks_bpc", rows["chinese-vanilla-seed1"])
 
 
 class Served(unittest.TestCase):
@@ -227,53 +219,35 @@ class Served(unittest.TestCase):
         self.assertAlmostEqual(actual, nats / (len(ids) - 1) / numpy.log(2), places=4)
 
 
+def by_method(rows):
+    return figures.by_method({"comparison": {row["name"]: row for row in rows}, "speed": {}})[0]
+
+
 class Tables(unittest.TestCase):
     def row(self, name, bpc, rate=1.0):
         facts = {"name": name, "seed": int(name[-1]), "parameters": 10, "characters": 6e6, "split": "test"}
         return {**facts, "bpc": bpc, "boundary_rate": rate}
 
-    def test_a_block_that_the_page_lacks(self):
-        page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n"
-        self.assertEqual(report.filled(page, {"x": "new"}), "a\n<!-- x -->\n\nnew\n\n<!-- /x -->\nb\n")
-        self.assertEqual(report.filled(page, {"x": ""}), "a\n<!-- x -->\n<!-- /x -->\nb\n")
-        self.assertRaises(ValueError, report.filled, page, {"y": "new"})
-
-    def test_order_of_measured_results(self):
-        rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7)]
-        rows += [self.row("compare-whitespace-seed1", 1.79, 0.2), self.row("compare-gumbel-seed1", 1.81, 0.2)]
-        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
-        rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
-        agreement = {row[0]: row[-1] for row in rows}
-        # A seed that only one of the two has is not compared.
-        expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
-        self.assertEqual(agreement, expected)
-        close = {**methods, "gumbel": [self.row("compare-gumbel-seed1", 1.7901, 0.2)]}
-        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | difference below 0.01 |", report.order(close))
-        methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))
-        rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
-        self.assertEqual(rows[0][2:], ["1.790 · 1.900; 1.710 · 1.700", "by 1 of 2 seeds"])
-
     def test_seeds_without_all_configurations_have_separate_columns(self):
         rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7), self.row("compare-gumbel-seed1", 1.8)]
-        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
-        lines = report.table.markdown(methods).splitlines()
+        methods = by_method(rows)
+        lines = table.markdown(methods).splitlines()
         self.assertTrue(lines[0].startswith("| configuration | BPC, seed 1 | seed 2 | SF |"), lines[0])
         self.assertTrue(lines[2].startswith("| gumbel | 1.800 | – |") and lines[3].startswith("| vanilla | 1.900 | 1.700 |"), lines)
         del methods["gumbel"]
-        self.assertIn("| BPC, mean of seeds 1, 2 | SF |", report.table.markdown(methods))
+        self.assertIn("| BPC, mean of seeds 1, 2 | SF |", table.markdown(methods))
 
     def test_configurations_without_a_common_seed_have_no_common_figure(self):
         rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-whitespace-seed2", 1.7, 0.2)]
-        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
-        lines = report.table.markdown(methods).splitlines()
+        methods = by_method(rows)
+        lines = table.markdown(methods).splitlines()
         self.assertTrue(lines[0].startswith("| configuration | BPC, seed 1 | BPC, seed 2 | SF |"), lines[0])
         self.assertTrue(lines[2].startswith("| whitespace | – | 1.700 | 5.0x |"), lines)
-        self.assertEqual(report.order(methods), "")
 
     def test_measured_speed_is_a_column(self):
         methods = {"vanilla": [self.row("compare-vanilla-seed1", 1.9)], "gumbel": [self.row("compare-gumbel-seed1", 1.8, 0.2)]}
-        self.assertNotIn("second", report.table.markdown(methods, {}))
-        lines = report.table.markdown(methods, {"vanilla": {"chars_per_second": 1234.5}}).splitlines()
+        self.assertNotIn("second", table.markdown(methods, {}))
+        lines = table.markdown(methods, {"vanilla": {"chars_per_second": 1234.5}}).splitlines()
         self.assertIn("characters a second", lines[0])
         self.assertTrue(lines[2].endswith("| not measured |") and lines[3].endswith("| 1,234 |"), lines)
 

@@ -561,10 +561,10 @@ fn shipped() -> Vec<(PathBuf, Value)> {
             (folder, serde_json::from_str(&card).unwrap())
         })
         .collect();
-    let page = fs::read_to_string(root().join("models/README.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/models.md")).unwrap();
     let listed = page.lines().filter_map(|line| Some(line.strip_prefix("| [`")?.split_once("`](")?.0));
     let names = cards.iter().map(|(folder, _)| folder.file_name().unwrap().to_str().unwrap());
-    assert_eq!(names.collect::<BTreeSet<_>>(), listed.collect(), "models, and those that models/README.md lists");
+    assert_eq!(names.collect::<BTreeSet<_>>(), listed.collect(), "models, and those that docs/models.md lists");
     cards
 }
 

@@ -30,7 +30,7 @@ const FOREIGN: [(&str, &str, &str); 7] = [
     (
         ".onnx",
         "an ONNX file",
-        "weir does not read ONNX, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of models)",
+        "weir does not read ONNX, but it reads folders in Hugging Face's format (docs/models.md lists the kinds of models)",
     ),
     (".tar.gz", "an archive", "unpack the archive first"),
     (WEIGHTS, "a file of weights", "give the folder of this file, which has a config.json as well"),
@@ -41,12 +41,12 @@ const WEIGHTS: &str = ".safetensors";
 
 /// Advice about a folder that has weights only.
 const WEIGHTS_ALONE: &str = "the weights need the config.json that belongs to them: weir's (docs/checkpoints.md), or that of the \
-                             model on Hugging Face (docs/hugging-face.md)";
+                             model on Hugging Face (docs/models.md)";
 
 /// The state of a run, which `models/training` writes.
 const STATE: &str = "state.pt";
 
-const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/hugging-face.md lists the kinds of \
+const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/models.md lists the kinds of \
                     models)";
 
 const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints weir can convert";

@@ -201,7 +201,7 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
         let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).chain(T5_MODEL_TYPES).collect();
         let expected = format!(
-            "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/hugging-face.md)",
+            "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/models.md)",
             known.join(", ")
         );
         return keys.fail("model_type", expected, format!("a Hugging Face model of type {}", quoted(&model_type)));

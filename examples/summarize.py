@@ -3,7 +3,7 @@
 
 Needs `pip install grpcio grpcio-reflection` and no weir package: the server describes its schema by reflection.
 
-    weir serve --model DIR &
+    weir serve --model models/compared/summarizer-pyramidion &
     python3 examples/summarize.py article.txt --beam 4
 """
 

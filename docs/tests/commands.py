@@ -410,7 +410,7 @@ PAGES: Dict[str, List[Step]] = {
         ),
     ],
     "examples/summarize.py": [
-        Serves("weir serve --model DIR &", (("DIR", "SUMMARIZER"),)),
+        Serves("weir serve --model models/compared/summarizer-pyramidion &"),
         Runs("python3 examples/summarize.py article.txt --beam 4", ".+", EXAMPLE, needs="grpc_reflection"),
     ],
     "models/training/README.md": [Elsewhere("pip install -r training/requirements.txt", TORCH)],

@@ -29,7 +29,7 @@ from .export import export
 ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
 COMPARED = MODELS / "compared"  # separate from the default model, which the server serves if no model is named
-DEFAULT = "hourglass-english"
+DEFAULT = card_text.DEFAULT
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
 ROWS = 1  # rows into which a measured text is cut; figures for several rows are not comparable
@@ -62,7 +62,7 @@ def main(argv=None):
     if "run" in about:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (folder / "README.md").write_text(card_text.markdown(about, card, config, ABOUT), encoding="utf-8")
+        (folder / "README.md").write_text(card_text.markdown(about, card, config), encoding="utf-8")
 
 
 def make(about, folder, arguments):

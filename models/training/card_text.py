@@ -1,9 +1,8 @@
 """Renders the model card as Markdown from `card.json` and the texts in `cards/`."""
 
-LICENCE = (
-    "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) has this licence. Name weir and "
-    "Wikipedia's authors."
-)
+# The default model, whose folder is next to `training`; the others are in `compared`.
+DEFAULT = "hourglass-english"
+LICENCE = "Licence: CC BY-SA 4.0, as part of the text is from Wikipedia. Name weir and Wikipedia's authors."
 KINDS = {
     "novel": "novel: *Alice's Adventures in Wonderland*",
     "encyclopedia": "encyclopedia: three Wikipedia articles",
@@ -13,21 +12,20 @@ KINDS = {
 TRAINED_BY = {
     "unigram": "a subword tokenizer of {vocabulary} pieces",
     "entropy": "spikes of the model's own entropy within {window} characters",
-    "gumbel": "relaxed samples at temperature {temperature}, with a prior of {prior} boundaries per character",
+    "gumbel": "relaxed samples at temperature {temperature}, prior {prior}",
 }
 
 
-def markdown(about, card, config, folder):
-    """Returns the model card. `folder` holds the tables of sources."""
+def markdown(about, card, config):
+    """Returns the model card."""
     corpus = card["run"]["recipe"]["corpus"]
+    training = "../training" if card["name"] == DEFAULT else "../../training"
     parts = [f"# {card['name']}", about["description"], shape(about, card, config)]
     parts += rouge(card) if "rouge" in card else bits(about, card, unit(config))
-    sources = (folder / f"{corpus}.md").read_text(encoding="utf-8").strip()
-    hardware = about.get("hardware") or (folder / "hardware.md").read_text(encoding="utf-8").strip()
     parts += other_kinds(card) if "unseen" in card else []
-    parts += ["![learning curve](learning-curve.svg)", curve(card["run"], config), "## Training", text_read(card, config), sources]
-    parts += [recipe(card, config), f"{hardware} Training steps took {sum(part['elapsed'] for part in chain(card['run'])) / 60:,.0f} minutes."]
-    parts += ["## Use and limits", about["limits"], *written(card, unit(config), config["vocabulary"].get("end")), "## Licence", LICENCE]
+    sources = f"[Sources and licences of the text]({training}/cards/{corpus}.md)."
+    parts += ["## Training", f"{text_read(card, config)} {sources}", recipe(card, config, training), "![learning curve](learning-curve.svg)"]
+    parts += ["## Use and limits", about["limits"], *written(card, unit(config)), LICENCE]
     return "\n\n".join(parts) + "\n"
 
 
@@ -37,9 +35,8 @@ def table(head, rows):
 
 
 def shape(about, card, config):
-    table_too = ", including the position scheme's table of frequencies" if config["family"] == "hourglass" else ""  # weir does not count this table
-    rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}{table_too}")]
-    rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices {about.get('matrices', 'bf16')}, vectors f32"))
+    rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}")]
+    rows.append(("weights", f"{card['bytes']:,} bytes; matrices {about.get('matrices', 'bf16')}, vectors f32"))
     if "tokenizer" in config["vocabulary"]:
         rows.append(("vocabulary", f"{config['vocabulary']['size']:,} subwords, `tokenizer.json`"))
     else:
@@ -47,7 +44,7 @@ def shape(about, card, config):
         letters = f"26 letters and the space; normaliser `{config['normaliser']}`"
         rows.append(("vocabulary", "256 bytes: any text, as UTF-8" if of_bytes else letters))
         rows.append(("trained on windows of", f"{lengths(card['run']['recipe'])} {'bytes' if of_bytes else 'characters'}"))
-    rows.append(("sha256 of `model.safetensors`", f"`{card['sha256']}`"))
+    rows.append(("sha256", f"`{card['sha256']}`"))
     return table(("", ""), rows)
 
 
@@ -62,10 +59,10 @@ def hourglass(a):
     yield "boundaries", where
     if "ngrams" in a:
         sizes = ", ".join(map(str, a["ngrams"]["sizes"]))
-        yield "embeddings of hashed n-grams", f"n = {sizes}, {a['ngrams']['rows']:,} rows each (arXiv 2412.09871, section 3.2.1)"
+        yield "hashed n-grams", f"n = {sizes}, {a['ngrams']['rows']:,} rows each"
     if "window" in a:
         segments = f" and {block(a['middle_window'])} segments" if "middle_window" in a else ""
-        yield "attention's windows", f"two blocks of {block(a['window'])} symbols{segments} (arXiv 2212.10554, section 3.3)"
+        yield "attention's windows", f"two blocks of {block(a['window'])} symbols{segments}"
 
 
 def block(window):
@@ -118,99 +115,61 @@ def unit(config):
 def bits(about, card, symbol):
     rows = []
     for row in card["bpc"]:
-        window = f"{row['stride']} of windows of {row['total']}"
-        rows.append((row["split"], f"{row['characters_of_split']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
+        rows.append((row["split"], f"{row['scored']:,}", f"last {row['stride']} of {row['total']}", f"**{row['bpc']:.3f}**"))
     first = card["bpc"][0]
-    text = "Measured with the weights in this folder, in f32. Each window is a fresh forward pass, no longer than the training windows."
     if "bpc_paper" in first:
-        text += (
-            f" The figures include the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} bits. The paper counts "
-            f"only the text: {first['bpc_paper']:.3f}. `weir score --windowed {first['total']},{first['stride']}` gives each chunk the symbol "
-            f"before it and counts neither marks nor ends: {first['as_scored']:.3f}."
+        text = (
+            f"In f32, marks of segments included. As `weir score --windowed {first['total']},{first['stride']}` counts, without marks: "
+            f"{first['as_scored']:.3f}."
         )
     else:
-        text += " `weir score --windowed L,S` gives the same figure for the same text: L is the window, S the scored characters of each window."
-    if not first["boundary_rate"]:
-        text += " No segment ended on the test text."
-    elif first["boundary_rate"] < 1:
-        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} {symbol}s per segment."
-    text += " Only the weights of complete runs were measured on the test file."
+        text = f"In f32, as `weir score --windowed {first['total']},{first['stride']}` counts."
+    if first["boundary_rate"] and first["boundary_rate"] < 1:
+        text += f" A segment of the test text has {1 / first['boundary_rate']:.2f} {symbol}s on average."
     text += f" {about['bits']}" if "bits" in about else ""
-    head = ("split", f"{symbol}s, from its beginning", "scored per window", "BPC" if symbol == "character" else f"bits per {symbol}")
+    head = ("split", f"{symbol}s scored", "scored of each window", f"bits per {symbol}")
     return [f"## Bits per {symbol}", table(head, rows), text]
 
 
 def other_kinds(card):
-    rows = [(KINDS[row["text"]], f"{row['bytes']:,}", f"**{row['bpc']:.3f}**", f"{row['shared']:.1%}") for row in card["unseen"]]
-    text = "Text of other kinds, from packages outside the corpus (`training/unseen.py`), in windows as above. The last column is the share of "
-    head = ("text", "bytes", "bits per byte", "in the training text")
-    return [text + "300 random stretches of 80 characters that occur in the training text.", table(head, rows)]
+    rows = [(KINDS[row["text"]], f"{row['bytes']:,}", f"**{row['bpc']:.3f}**") for row in card["unseen"]]
+    shared = max(row["shared"] for row in card["unseen"])
+    text = f"Text from outside the corpus. Of 300 random stretches of 80 characters of each, at most {shared:.1%} occur in the training text:"
+    return [text, table(("text", "bytes", "bits per byte"), rows)]
 
 
 def rouge(card):
-    rows, new = [], []
+    rows = []
     for source, row in card["rouge"].items():
-        numbers = lambda figures: [f"{figures['model'][kind]:.1f} · {figures['lead'][kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL")]  # noqa: E731
-        rows.append((f"`{source}`", row["pairs"], *numbers(row), row["lead_words"]))
-        if row["new"]:
-            new.append((f"`{source}`", row["new"]["pairs"], *numbers(row["new"])))
-    head = ("source", "test pairs", "ROUGE-1: model · lead", "ROUGE-2", "ROUGE-L", "words of the lead")
+        numbers = [f"{row['model'][kind]:.1f} · {row['lead'][kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL")]
+        new = row["new"]
+        fresh = f"{new['model']['rougeL']:.1f} · {new['lead']['rougeL']:.1f} of {new['pairs']}" if new else "–"
+        rows.append((f"`{source}`", row["pairs"], *numbers, fresh))
+    head = ("source", "test pairs", "ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-L of pairs with new text")
     settings = card["generation"]
     ngram = settings.get("no_repeat_ngram", 0)
-    ruled = f", no repeated sequence of {ngram} tokens" if ngram else ""
+    ruled = f", no sequence of {ngram} tokens twice" if ngram else ""
     text = (
-        "F × 100, computed by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of "
-        f"the source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights of this "
-        "folder, in f32. Of this recipe's runs, only these weights were measured on the test pairs. "
-        "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
+        "F × 100 of the model · of the document's first words, as many as a median summary of the source has. Beam of "
+        f"{settings['beam']}, at most {settings['max_tokens']} tokens{ruled}, f32. The last column leaves out documents of which a training "
+        "document has a quarter of the runs of twelve words."
     )
-    return ["## ROUGE", table(head, rows), text, overlap(card["rouge"]), table(head[:-1], new)]
-
-
-def overlap(rouge):
-    """Describes the overlap of the test pairs with the training text."""
-    left = ", ".join(f"{row['left_out']} of `{source}`" for source, row in rouge.items() if row["left_out"])
-    omitted = f"The table omits pairs whose document is exactly a training document: {left}. " if left else ""
-    known = sum(row["pairs"] - (row["new"]["pairs"] if row["new"] else 0) for row in rouge.values())
-    return (
-        f"{omitted}{known} of the other documents have a quarter or more of their runs of twelve words in a training document with another "
-        "summary. The next table has only the pairs with mostly new text."
-    )
-
-
-def curve(run, config):
-    recipe = run["recipe"]
-    if "valid_pairs" in recipe:
-        return f"The curve's validation points are measured on a sample of {recipe['valid_pairs']} pairs, in bits per token."
-    sample = f"{recipe['valid_characters']:,} {unit(config)}s"
-    points = f"The curve's validation points are measured on a sample of {sample}, in windows of the training length."
-    return f"The curve shows the last run. {points}" if run.get("earlier") else points
+    return ["## ROUGE", table(head, rows), text]
 
 
 def text_read(card, config):
+    """Says how much of the text the runs read."""
     run = card["run"]
     if "drawn" in run:
-        times = f"Each pair was drawn {run['drawn'] / run['of']:.1f} times on average"
-        text = f"Training drew {run['drawn']:,} times from {run['of']:,} pairs. {times}. The run read {run['characters']:,} tokens."
-        if start := run.get("start"):
-            drawn = f"drawn {start['drawn'] / start['of']:.1f} times on average"
-            text += (
-                f" It started with weights that had learnt to write the main sentences of {start['of']:,} passages (gap sentences, arXiv "
-                f"1912.08777), {drawn}: {start['characters']:,} tokens."
-            )
-        return text
+        start = run.get("start")
+        before = f"{start['drawn']:,} draws from {start['of']:,} passages (gap sentences, arXiv 1912.08777), then " if start else ""
+        return f"{before}{run['drawn']:,} draws from {run['of']:,} pairs."
     read = [part["characters"] for part in chain(run)]
-    share = sum(read) / run["of"]
-    times = "each once" if share <= 1 else f"each {share:.1f} times on average"
     symbols = "tokens" if "tokenizer" in config["vocabulary"] else f"{unit(config)}s"
-    text = f"Text: {run['of'] / 1e6:.1f}M {symbols} of English."
-    if len(read) == 1:
-        return f"{text} The run read {read[0]:,} {symbols} ({share:.0%}), {times}."
     counts = " + ".join(f"{characters:,}" for characters in read)
-    return (
-        f"{text} The model was trained in {len(read)} runs. Each run after the first continued from the weights of the previous one. They "
-        f"read {counts} = {sum(read):,} {symbols} ({share:.0%}), {times}."
-    )
+    total = f" = {sum(read):,}" if len(read) > 1 else ""
+    runs = f" in {len(read)} runs, each from the weights of the one before" if len(read) > 1 else ""
+    return f"Read {counts}{total} of {run['of'] / 1e6:.1f}M {symbols}{runs}."
 
 
 def chain(run):
@@ -222,33 +181,21 @@ def listed(items):
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
-def recipe(card, config):
+def recipe(card, config, training):
+    """Describes the recipe, the time, and how to train the run again."""
     run, r = card["run"], card["run"]["recipe"]
     name, seed = run["name"].rsplit("-seed", 1)
     batch = f"{r['batch_characters']:,} {unit(config)}s" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
     steps = listed([f"{part['step']:,}" for part in chain(run)])
     seeds = listed([part["name"].rsplit("-seed", 1)[1] for part in chain(run)])
     parts = [f"{steps} updates of {batch}, seed{'s' if len(chain(run)) > 1 else ''} {seeds}"]
-    muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
-    parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
-    parts.append("bf16 matrix products with f32 weights" if r["precision"] == "bf16" else "f32")
-    parts.append(f"learning rate warm-up over {r['warmup_steps']} updates" + decay(r))
-    parts.append(f"gradient clipped at {r['clip']}")
-    parts.append(f"dropout {r['dropout']}" if r.get("dropout") else "no dropout")
+    parts.append(f"{'Muon and ' if 'muon' in r else ''}AdamW{decay(r)}")
     if "boundaries" in r:
         parts.append("boundaries trained with " + TRAINED_BY[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
-        first = r["elbo"].get("after")
-        drawn = f" (it draws the boundaries of the first {first} updates, and the predictor's last layer starts at zero)" if first else ""
-        turns = f"{r['interleave']} updates of the model for each update of the predictor ({r['posterior_lr']})"
-        held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
-        cost = ", gradients of a boundary's immediate cost for the predictor" if r["elbo"]["costs"] else ""
-        parts.append(f"{held} prior {r['elbo']['prior']}{drawn}, β {r['elbo']['beta']}{cost}, {turns}")
-    if "best_step" in run:
-        parts.append(f"weights of update {run['best_step']:,}, which has the lowest validation loss")
-    if run["restored"]:
-        parts.append(f"restorations of the best weights after the loss more than doubled: {run['restored']}")
-    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. {again(run, name, seed)}"
+        parts.append(f"prior {r['elbo']['prior']} of {'each boundary' if r['elbo']['divergence'] == 'each' else 'the mean boundary'}, β {r['elbo']['beta']}")
+    minutes = sum(part["elapsed"] for part in chain(run)) / 60
+    return f"[Recipe]({training}/configs/{name}.json): {'; '.join(parts)}; {minutes:,.0f} minutes of training steps. {again(run, name, seed)}"
 
 
 def again(run, name, seed):
@@ -257,50 +204,34 @@ def again(run, name, seed):
     if run.get("earlier"):
         budgets = listed([f"{part['budget']:.0f}" for part in [*run["earlier"], {"budget": recipe["budget"]["characters"]}]])
         return (
-            f"To train it again, run `python -m training.train --config training/configs/{name}.json --data DATA --out RUN --characters "
-            f"BUDGET --seed SEED` in `models/` for each run, with budgets of {budgets}. Each run after the first also has `--start` with "
-            "the previous run's checkpoint, which `python -m training.export` writes with the matrices of the shipped weights."
+            f"To repeat: `python -m training.train --config training/configs/{name}.json --data DATA --out RUN --characters BUDGET --seed SEED`, "
+            f"with budgets of {budgets}; after the first also `--start` with the exported checkpoint before."
         )
     if start := run.get("start"):
         before = start["name"].rsplit("-seed", 1)[0]
-        return (
-            f"To train it again, run `python -m training.train --config training/configs/{before}.json --data DATA --out START` and then "
-            f"`python -m training.train --config training/configs/{name}.json --data DATA --out RUN --start START` in `models/`, with "
-            "`--compile` on a GPU. The budgets are times, so another machine reads more or less."
-        )
+        return f"To repeat: `training.train` with `training/configs/{before}.json`, then this configuration with `--start` and its run."
     if "minutes" in recipe["budget"]:
-        command = f"`python -m training.train --config training/configs/{name}.json --data DATA --out RUN`"
-        return f"To train it again, run {command} in `models/`. The budget is a time, so another machine reads more or less."
+        return f"To repeat: `python -m training.train --config training/configs/{name}.json --data DATA --out RUN`."
     budget = int(recipe["budget"]["characters"])
     shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each worker has its own noise
-    command = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
-    return f"To train it again, run {command} in `models/`."
+    return f"To repeat: `python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`."
 
 
 def decay(r):
-    linear = f", constant, and linear to zero over the last {r.get('decay_share', 0):.0%}"
-    return {"linear": linear, "cosine": ", then a cosine to zero"}.get(r["decay"], "")
+    linear = f", the learning rate linear to zero over the last {r.get('decay_share', 0):.0%}"
+    return {"linear": linear, "cosine": ", the learning rate a cosine to zero"}.get(r["decay"], "")
 
 
-def written(card, symbol, end_byte):
-    of_bytes = symbol == "byte"
+def written(card, symbol):
+    """Returns a text that the model wrote."""
     if "rouge" in card:
-        yield "The first test pair of each source, unselected:"
-        for line in card["samples"]:
-            yield f"`{line['source']}`: {quoted(line['document'][:300])} …"
-            yield f"> reference: {quoted(line['summary'][:300])}\n>\n> generated: {quoted(line['written'])}"
+        line = card["samples"][0]
+        yield f"The first test pair of `{line['source']}`, unselected: {quoted(line['document'][:200])} …"
+        yield f"> reference: {quoted(line['summary'][:200])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
-        s = card["samples"]
-        if of_bytes:
-            ends = " A sample ends early if the model generates its end byte." if end_byte else ""
-            yield f"The training code drew these samples. The server draws others from the same seed.{ends}"
-        yield f"After the prompt `{s['prompt']}`, with the most likely {symbol} at each step:"
-        yield sample(s["greedy"], of_bytes)
-        for drawn in s["drawn"]:
-            yield f"At temperature {drawn['temperature']} (seed {drawn['seed']}):"
-            yield sample(drawn["text"], of_bytes)
-        if card["family"] == "lslm":
-            yield "These samples exclude the mark that ends a text (`ignore_eos`): in training it ended every chunk."
+        drawn = next((drawn for drawn in card["samples"]["drawn"] if drawn["temperature"] == 0.8), card["samples"]["drawn"][0])
+        yield f"At temperature {drawn['temperature']} (seed {drawn['seed']} of the training code), after `{card['samples']['prompt']}`:"
+        yield sample(drawn["text"], symbol == "byte")
 
 
 def sample(text, of_bytes):

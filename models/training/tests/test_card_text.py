@@ -18,12 +18,12 @@ class Chains(unittest.TestCase):
         }  # fmt: skip
         alone, second = part(1, 500), {**part(2, 1500), "earlier": [{**part(1, 500), "budget": 490}]}
         read = lambda run: card_text.text_read({"run": run}, BYTES)  # noqa: E731
-        self.assertTrue(read(alone).endswith("The run read 500 bytes (50%), each once."), read(alone))
-        self.assertTrue(read(second).endswith("read 500 + 1,500 = 2,000 bytes (200%), each 2.0 times on average."), read(second))
-        text = card_text.recipe({"run": second}, BYTES)
+        self.assertEqual(read(alone), "Read 500 of 0.0M bytes.")
+        self.assertEqual(read(second), "Read 500 + 1,500 = 2,000 of 0.0M bytes in 2 runs, each from the weights of the one before.")
+        text = card_text.recipe({"run": second}, BYTES, "..")
         self.assertIn("5 and 15 updates of 100 bytes, seeds 1 and 2", text)
-        self.assertIn("with budgets of 490 and 1500.", text)
-        self.assertIn("@1`", card_text.recipe({"run": alone}, BYTES))
+        self.assertIn("with budgets of 490 and 1500;", text)
+        self.assertIn("@1`", card_text.recipe({"run": alone}, BYTES, ".."))
 
 
 if __name__ == "__main__":

@@ -197,9 +197,9 @@ PAGES: Dict[str, List[Step]] = {
             ("--batch 1,8,16 --context 512", "--batch 1,2 --context 32 --steps 4"),
             ("--pairs 6", "--pairs 1"),
         ),
-        Elsewhere("pip install -r benches/llama_cpp-requirements.txt", LLAMA),
+        Elsewhere("pip install -r benches/against_llama_cpp-requirements.txt", LLAMA),
         Elsewhere(
-            'python benches/llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
+            'python benches/against_llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
         ),
         Elsewhere("weir init --config models/shapes/pyramidion-124m.json pyramidion", "it writes half a gigabyte"),
         Elsewhere("weir init --config models/shapes/blockwise-124m.json blockwise", "it writes half a gigabyte"),

@@ -3,7 +3,7 @@
 | data | page |
 |---|---|
 | `docs/latency-report.json`, from `weir-loadtest report`: `hourglass-english` and its unpooled baseline | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
-| `docs/llama-cpp.json`, from `benches/llama_cpp.py` | block `kernels` of the same pages |
+| `docs/llama-cpp.json`, from `benches/against_llama_cpp.py` | block `kernels` of the same pages |
 | `card.json` of each shipped model | block `shipped` of `docs/models.md` |
 | `models/results.json`, from `training.report` | block `comparison` of `models/training/README.md`; `models/pareto.svg` |
 """

@@ -5,8 +5,8 @@
 logits, and then times them in turns. A token is a symbol of the model's 27, so tokens a second are characters a second. Needs the
 packages in `llama_cpp-requirements.txt` and nothing else running:
 
-    pip install -r benches/llama_cpp-requirements.txt
-    python benches/llama_cpp.py --weir target/release/weir --note "the machine" --out docs/llama-cpp.json
+    pip install -r benches/against_llama_cpp-requirements.txt
+    python benches/against_llama_cpp.py --weir target/release/weir --note "the machine" --out docs/llama-cpp.json
 
 pip builds llama-cpp-python for this processor, which takes minutes. In llama.cpp each sequence has a cache of its own, keys and values
 are f16, and flash attention is off.

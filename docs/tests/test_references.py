@@ -15,12 +15,12 @@ PAGE = local.ROOT / "docs/flags.md"
 HEAD = """\
 # Flags
 
-Every flag of `weir` and `weir-loadtest`, with its environment variable and default. This page is generated from `--help`. A flag wins
-over its variable. `weir serve` also reads a [settings file](deploy.md#settings), whose keys are the flags' names. All commands have
-`--help` and `--color auto|always|never` (`WEIR_COLOR`).
+Every flag of `weir` and `weir-loadtest`, with its environment variable and default. This page is generated from `--help`. A flag
+wins over its variable. `weir serve` also reads a [settings file](deploy.md#settings), whose keys are the flags' names. All commands
+have `--help`, those of `weir` also `--color auto|always|never` (`WEIR_COLOR`).
 """
 # Flags of every command, which the head of the page describes.
-COMMON = ("--color", "-h", "-V", "--no-color")
+COMMON = ("--color", "-h", "-V")
 
 
 def help_text(program: Path, command: Tuple[str, ...]) -> str:
@@ -36,13 +36,14 @@ def cell(text: str) -> str:
 
 def row(spec: str, lines: List[str]) -> str:
     """Returns the row of a flag from the lines of its description."""
-    text = "\n".join(lines)
+    # A short default may follow the description on its line; longer ones are part of it.
+    text = re.sub(r" (\[default: (?:[\w.]+|\"[^\"]*\")\])(?=\n\n|$)", r"\n\1", "\n".join(lines).strip())
     notes = dict(re.findall(r"^\[(env|default|alias|aliases): (.*?)=?\]$", text, re.MULTILINE))
     values = re.findall(r"^- ([\w-]+)(?::.*)?$", text, re.MULTILINE)
     left_out = r"^(Possible values:|- .*(\n  .*)*|\[(env|default|alias|aliases|possible values): [^]]*\])$"
-    text = re.sub(left_out, "", text, flags=re.MULTILINE)
+    text = re.sub(left_out, "", text, flags=re.MULTILINE).strip()
     if values:
-        text += " One of " + ", ".join(f"`{value}`" for value in values) + "."
+        text += ". One of " + ", ".join(f"`{value}`" for value in values) + "."
     if alias := notes.get("alias") or notes.get("aliases"):
         text += f" Also `{alias}`."
     variable, default = (f"`{notes[key]}`" if key in notes else "" for key in ("env", "default"))
@@ -63,9 +64,12 @@ def section(program: Path, command: Tuple[str, ...]) -> str:
         # Descriptions are indented further than flags.
         for entry in re.split(r"\n(?= {2,6}[-<\[])", "\n" + block):
             spec, *lines = entry.strip("\n").split("\n")
-            name = re.split(r"[ ,=\[]", spec.strip())[0]
-            if spec.strip() and name not in COMMON:
-                rows.append(row(spec.strip(), [line[10:] for line in lines]))
+            # Descriptions of one line each stand beside their flags.
+            spec, _, beside = spec.strip().partition("  ")
+            name = re.split(r"[ ,=\[]", spec)[0]
+            if spec and name not in COMMON:
+                described = [beside.strip(), *(line.strip() for line in lines)] if beside else [line[10:] for line in lines]
+                rows.append(row(spec, described))
     result = ""
     if rows:
         heading = f"\n## `{' '.join((program.name, *command))}`\n\n{cell(about)}."

@@ -173,12 +173,11 @@ PAGES: Dict[str, List[Step]] = {
             LONG,
         ),
         Elsewhere(
-            "weir-loadtest report --wait 60s --prompts cased.test.txt --score-chars 200000 "
-            "--models hourglass-english-vanilla,hourglass-english,summarizer-blockwise,summarizer-pyramidion "
+            "weir-loadtest report --wait 60s --prompts cased.test.txt --score-chars 2000000 --timeout 10m "
             "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
             "--workload kind=summarize,name=documents,prompt-chars=20000,output-chars=64 "
             "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
-            f"--title '{TITLE}' --html docs/latency-report.html --json docs/latency-report.json",
+            f"--title '{TITLE}' --markdown docs/latency-report.md --json docs/latency-report.json",
             LONG,
         ),
         Elsewhere("cd models && python -m training.figures", "models/training/tests/test_figures.py runs it"),

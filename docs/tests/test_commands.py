@@ -205,7 +205,8 @@ def test_every_command_is_run(page: str, run: Run) -> None:
 
 
 # Flags of other programs.
-OTHERS = {"--health-cmd", "--locked", "--path", "--stop-timeout", "--streaming-mode", "--use-server-token-count"}
+OTHERS = {"--health-cmd", "--locked", "--path", "--release", "--stop-timeout", "--streaming-mode", "--workspace"}
+OTHERS |= {"--use-server-token-count"}
 
 
 def flags(program: Path, *command: str) -> Set[str]:

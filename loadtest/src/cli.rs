@@ -2,8 +2,8 @@
 
 use crate::{
     args::{ArrivalArgs, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
-    client::models::{ModelInfo, fetch_calibration},
-    comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, bits_per_char, compare_models},
+    client::models::{ModelInfo, SymbolUnit, fetch_calibration},
+    comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, compare_models, text_bits},
     error::{Error, Result},
     knee::{self, RateResult},
     output::{self, DrawArgs, OutputArgs, Plan, rounded_time},
@@ -388,7 +388,7 @@ struct CompareArgs {
     workload: WorkloadArgs,
     #[command(flatten)]
     output: OutputArgs,
-    /// Models, the baseline first [default: all models of the server].
+    /// Models, the baseline first [default: all models of the server, those that do not pool first].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     #[command(flatten)]
@@ -497,7 +497,7 @@ async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<Mod
         for target in &targets {
             scores.push(tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
-                score = bits_per_char(target, text) => score,
+                score = text_bits(target, text) => score,
             });
         }
     }
@@ -518,9 +518,16 @@ async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<Mod
     let mut comparison = result?;
     comparison.set_units(models.iter().map(|model| model.unit));
     comparison.scored = scored.map(|(_, source)| source);
-    for (model, score) in comparison.models.iter_mut().zip(scores) {
+    let seed = session.workload.seed;
+    let baseline = scores.first().and_then(|score| score.as_ref().ok()).cloned();
+    for (index, (model, score)) in comparison.models.iter_mut().zip(scores).enumerate() {
         match score {
-            Ok(bits) => model.bits_per_char = Some(bits),
+            Ok(bits) => {
+                model.bits_per_char = Some(bits.per_char);
+                let same_unit = models.first().is_some_and(|first| first.unit == model.unit);
+                let other = baseline.as_ref().filter(|_| index > 0 && same_unit && model.unit != SymbolUnit::Tokens);
+                model.bits_difference = other.and_then(|other| bits.minus(other, seed));
+            }
             Err(why) => model.score_refused = Some(why),
         }
     }
@@ -548,8 +555,8 @@ const REPORT_REFINEMENTS: usize = 1;
 struct ReportArgs {
     #[command(flatten)]
     common: LoadArgs,
-    /// Models, the baseline first [default: all models of the server]. The command compares models that summarize with each
-    /// other, and models that generate with each other.
+    /// Models, the baseline first [default: all models of the server, those that do not pool first]. The command compares models
+    /// that summarize with each other, and models that generate with each other.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     /// Requests in flight of each closed loop of the batch-size curve.

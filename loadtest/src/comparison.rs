@@ -29,7 +29,7 @@ use tokio::{
 use tonic::Status;
 use weir_measure::{
     histogram::ValueHistogram,
-    stats::{Gain, median},
+    stats::{Gain, MeanDifference, median},
 };
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
 
@@ -54,8 +54,11 @@ pub struct ComparedModel {
     pub model: String,
     /// Unit of its answers' lengths.
     pub unit: SymbolUnit,
-    /// Bits per character of the scored text, from the server's `Score`. Absent if not requested or rejected.
+    /// Bits per character of the scored text, from the server's `Score`; per byte if symbols are bytes. Absent if not requested or
+    /// rejected.
     pub bits_per_char: Option<f64>,
+    /// Its bits minus the baseline's. Absent for the baseline, and if the two have other symbols.
+    pub bits_difference: Option<MeanDifference>,
     pub score_refused: Option<String>,
     pub figures: RequestFigures,
     /// Medians whose ratios are the gains.
@@ -326,6 +329,7 @@ fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueH
             model: target.model.clone(),
             unit: SymbolUnit::default(),
             bits_per_char: None,
+            bits_difference: None,
             score_refused: None,
             figures: stats.figures(),
             medians: medians(model),
@@ -351,8 +355,45 @@ fn build_comparison(state: &ComparisonState, window: CounterDelta, lags: &ValueH
     })
 }
 
-/// Returns the bits per character of the text. Fails if the server rejects the request or exceeds the target's time limit.
-pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
+/// Symbols of a block of a scored text. Neighbouring symbols are hard or easy together, so the interval of a difference comes from
+/// blocks.
+const BLOCK: usize = 256;
+
+/// Bits of a scored text.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TextBits {
+    /// Mean per character.
+    pub per_char: f64,
+    /// Bits of each block of [`BLOCK`] symbols, and their number.
+    blocks: Vec<(f64, f64)>,
+}
+
+impl TextBits {
+    /// Adds the next symbol; `None` if the server did not score it.
+    fn add(&mut self, index: usize, bits: Option<f64>) {
+        if index.is_multiple_of(BLOCK) {
+            self.blocks.push((0.0, 0.0));
+        }
+        if let (Some(block), Some(bits)) = (self.blocks.last_mut(), bits) {
+            block.0 += bits;
+            block.1 += 1.0;
+        }
+    }
+
+    /// Returns these bits minus the baseline's; `None` if the two texts have other symbols.
+    pub fn minus(&self, baseline: &Self, seed: u64) -> Option<MeanDifference> {
+        let is_same = self.blocks.len() == baseline.blocks.len();
+        let pairs = self.blocks.iter().zip(&baseline.blocks);
+        if !is_same || pairs.clone().any(|(own, other)| own.1 != other.1) {
+            return None;
+        }
+        let differences: Vec<_> = pairs.map(|(own, other)| (own.0 - other.0, own.1)).collect();
+        MeanDifference::from_blocks(&differences, seed)
+    }
+}
+
+/// Returns the bits of the text. Fails if the server rejects the request or exceeds the target's time limit.
+pub async fn text_bits(target: &RequestTarget, text: &str) -> Result<TextBits, String> {
     let describe = |status: Status| format!("{}: {}", code_name(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {
         Ok(answer) => answer.map_err(describe),
@@ -360,15 +401,52 @@ pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, St
     }
 }
 
-async fn score(target: &RequestTarget, text: &str) -> Result<f64, Status> {
+async fn score(target: &RequestTarget, text: &str) -> Result<TextBits, Status> {
     let connection = target.pool.next()?;
     let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
     let request = connection.request_within(message, target.timeout);
     let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
+    let mut bits = TextBits::default();
+    let mut index = 0;
     while let Some(message) = stream.message().await? {
-        if let Some(Event::Summary(summary)) = message.event {
-            return summary.bits_per_char.ok_or_else(|| Status::unknown("nothing was scored"));
+        match message.event {
+            Some(Event::Chunk(chunk)) => {
+                for character in chunk.characters {
+                    let nats = character.logprob.map(|logprob| -f64::from(logprob));
+                    bits.add(index, nats.map(|nats| nats / std::f64::consts::LN_2));
+                    index += 1;
+                }
+            }
+            Some(Event::Summary(summary)) => {
+                bits.per_char = summary.bits_per_char.ok_or_else(|| Status::unknown("nothing was scored"))?;
+                return Ok(bits);
+            }
+            None => {}
         }
     }
     Err(Status::unknown("the stream ended without `summary`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scored(bits: impl Iterator<Item = f64>) -> TextBits {
+        let mut text = TextBits::default();
+        text.add(0, None);
+        bits.enumerate().for_each(|(index, bits)| text.add(index + 1, Some(bits)));
+        text
+    }
+
+    #[test]
+    fn bits_are_compared_block_by_block() {
+        let baseline = scored((1..3000).map(|_| 2.0));
+        let better = scored((1..3000).map(|index| if index % 2 == 0 { 1.0 } else { 2.0 }));
+        let difference = better.minus(&baseline, 1).unwrap();
+        assert!((difference.difference + 0.5).abs() < 1e-3, "{difference:?}");
+        assert_eq!(difference.blocks, 12);
+        assert!(difference.low.unwrap() <= -0.5 && difference.high.unwrap() >= -0.501, "{difference:?}");
+        assert_eq!(scored((1..2999).map(|_| 2.0)).minus(&baseline, 1), None, "another number of symbols");
+        assert_eq!(TextBits::default().minus(&TextBits::default(), 1), None);
+    }
 }

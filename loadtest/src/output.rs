@@ -27,6 +27,7 @@ const MAX_FILES: usize = 64;
 /// Flags of the files to write.
 const JSON: &str = "--json";
 const HTML: &str = "--html";
+const MARKDOWN: &str = "--markdown";
 /// Flag whose value must not appear in reports.
 pub(crate) const SECRET: &str = "--api-key";
 
@@ -43,6 +44,9 @@ pub(crate) struct OutputArgs {
     /// Write a self-contained HTML page to this file. `-` writes it to stdout in place of the table.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write a page of Markdown to this file, and its charts as SVG into the folder of the same name without the ending.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// Title of the page.
     #[arg(long, value_name = "TEXT", default_value = "Latency as clients see it")]
     title: String,
@@ -51,8 +55,11 @@ pub(crate) struct OutputArgs {
 impl OutputArgs {
     /// Checks before the measurement that files can be written.
     pub(crate) fn check(&self) -> Result<()> {
-        let files = [(JSON, &self.json), (HTML, &self.html)].map(|(flag, file)| file.as_ref().map(|file| (flag, file)));
-        let files: Vec<_> = files.into_iter().flatten().collect();
+        let files = [(JSON, &self.json), (HTML, &self.html), (MARKDOWN, &self.markdown)];
+        let files: Vec<_> = files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))).collect();
+        if let Some(file) = self.markdown.as_ref().filter(|file| is_stdout(file) || file.extension().is_none()) {
+            return Err(Error::option(MARKDOWN, file.display(), "a file with an ending, such as report.md"));
+        }
         if files.iter().filter(|(_, file)| is_stdout(file)).count() > 1 {
             return Err(Error::option(HTML, "\"-\"", format!("a file because {JSON} writes to stdout")));
         }
@@ -83,10 +90,28 @@ impl OutputArgs {
                 note(format_args!("wrote {}", file.display()));
             }
         }
+        if let Some(file) = &self.markdown {
+            self.write_markdown(file, reports)?;
+        }
         match to_stdout {
             Some(text) => print(&text),
             None => print(&report::table(reports)),
         }
+    }
+
+    /// Writes the page, and its pictures into their folder.
+    fn write_markdown(&self, file: &Path, reports: &[MeasurementReport]) -> Result<()> {
+        let folder = file.with_extension("");
+        let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let (page, pictures) = report::markdown(&self.title, &name, reports);
+        fs::create_dir_all(&folder).map_err(Error::file(MARKDOWN, "write", &folder))?;
+        for (name, picture) in pictures {
+            let path = folder.join(name);
+            fs::write(&path, picture).map_err(Error::file(MARKDOWN, "write", &path))?;
+        }
+        fs::write(file, page).map_err(Error::file(MARKDOWN, "write", file))?;
+        note(format_args!("wrote {}", file.display()));
+        Ok(())
     }
 
     /// Writes the reports of this command, then fails in one of three cases: `error` ended the command; no request succeeded or was

@@ -1,7 +1,7 @@
-//! Reports: the JSON of a measurement, and the text and the page that are drawn from it. docs/report.md explains each key.
+//! Reports: the JSON of a measurement, and the text and the pages (HTML, Markdown) that are drawn from it. docs/report.md explains each key.
 
 use crate::{
-    client::models::{ModelInfo, ServerSoftware},
+    client::models::{ModelInfo, ServerSoftware, SymbolUnit},
     comparison::{ComparedModel, Gains, ModelComparison},
     driver::LoadResult,
     error::{Error, Result},
@@ -22,7 +22,7 @@ use weir_measure::{
     chart::{Axis, Chart, Mark, Point, Scale, Series, escape},
     format::{self, digits, ns},
     histogram::{HistogramBar, Percentiles},
-    stats::Gain,
+    stats::{Gain, MeanDifference},
 };
 
 /// Name and version of the format.
@@ -349,6 +349,58 @@ pub fn page(title: &str, reports: &[MeasurementReport]) -> String {
     )
 }
 
+/// File of a picture that a page shows: its name, and its content.
+pub type Picture = (String, String);
+
+/// Draws reports as a page of Markdown that shows pictures in the folder `folder`. Returns the page and these pictures.
+pub fn markdown(title: &str, folder: &str, reports: &[MeasurementReport]) -> (String, Vec<Picture>) {
+    let mut page = format!("# {}\n", escape(title));
+    let mut pictures: Vec<Picture> = Vec::new();
+    let mut in_charts = false;
+    for block in blocks(reports) {
+        if !(in_charts && matches!(block, Block::Chart(_))) {
+            page.push('\n');
+        }
+        in_charts = matches!(block, Block::Chart(_));
+        page += &match block {
+            Block::Heading(heading) => format!("## {}\n", escape(&heading)),
+            Block::Line(line) => format!("{}\n", escape(&line)),
+            Block::Warning(warning) => format!("> **Warning:** {}\n", escape(&warning)),
+            Block::Table(lines) => markdown_table(&lines),
+            Block::Details(lines) => {
+                let name = lines.first().and_then(|heading| heading.first()).map(String::as_str).unwrap_or_default();
+                format!("<details><summary>{}</summary>\n\n{}\n</details>\n", escape(name), markdown_table(&lines))
+            }
+            Block::Chart(chart) => {
+                let name = file_name(pictures.len() + 1, &chart.title);
+                let shown = format!("<img src=\"{folder}/{name}\" alt=\"{}\" width=\"49%\">\n", escape(&chart.title));
+                pictures.push((name, weir_measure::chart::picture(std::slice::from_ref(&chart))));
+                shown
+            }
+        };
+    }
+    (page, pictures)
+}
+
+/// Returns the name of a picture's file: its number and its title in lower case, with hyphens.
+fn file_name(number: usize, title: &str) -> String {
+    let words = title.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let words: Vec<_> = words.map(str::to_ascii_lowercase).collect();
+    format!("{number:02}-{}.svg", words.join("-"))
+}
+
+fn markdown_table(lines: &[Vec<String>]) -> String {
+    let mut table = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let cells: Vec<_> = line.iter().map(|cell| escape(cell).replace('|', "\\|")).collect();
+        table += &format!("| {} |\n", cells.join(" | "));
+        if index == 0 {
+            table += &format!("|{}\n", "---|".repeat(line.len()));
+        }
+    }
+    table
+}
+
 fn html_table(class: &str, lines: &[Vec<String>]) -> String {
     let mut rows = String::new();
     for (index, line) in lines.iter().enumerate() {
@@ -475,7 +527,11 @@ fn write_comparison(comparison: &ModelComparison, out: &mut Vec<Block>) {
     let remarks = [
         comparison.interrupted.then(|| "the comparison was interrupted".to_owned()),
         comparison.mixed_units(),
-        comparison.scored.as_ref().map(|text| format!("bits per character: scored by the server on {text}")),
+        comparison.scored.as_ref().map(|text| {
+            let is_compared = models.iter().any(|model| model.bits_difference.is_some());
+            let brackets = "; in brackets the difference from the baseline and its 95 % interval";
+            format!("bits: scored by the server on {text}{}", if is_compared { brackets } else { "" })
+        }),
         Some(describe_tester(&comparison.tester)),
     ];
     out.extend(remarks.into_iter().flatten().map(Block::Line));
@@ -718,7 +774,9 @@ fn points_table(models: &[ModelPoints<'_>]) -> Vec<Vec<String>> {
             };
             let load = format!("{load}{end}{}", mark(&point.tester_limits()));
             let cells = POINT_COLUMNS.iter().map(|(_, value)| value(point));
-            lines.push([all.model.to_owned(), load].into_iter().chain(cells).collect());
+            // the first line of a model names it
+            let model = if std::ptr::eq(point, &all.points[0]) { all.model.to_owned() } else { String::new() };
+            lines.push([model, load].into_iter().chain(cells).collect());
         }
     }
     without_empty_columns(lines, NONE)
@@ -727,7 +785,7 @@ fn points_table(models: &[ModelPoints<'_>]) -> Vec<Vec<String>> {
 /// Row of a comparison: its name, and its cell for a model.
 type ModelRow = (&'static str, fn(&ComparedModel) -> String);
 
-const MODEL_ROWS: [ModelRow; 21] = [
+const MODEL_ROWS: [ModelRow; 22] = [
     ("gain: total", |model| gain(&model.gains, |gains| gains.total)),
     ("gain: first character", |model| gain(&model.gains, |gains| gains.time_to_first_char)),
     ("gain: per character", |model| gain(&model.gains, |gains| gains.char)),
@@ -746,7 +804,8 @@ const MODEL_ROWS: [ModelRow; 21] = [
     ("characters per segment (SF)", |model| optional_number(model.figures.shortening_factor, 3)),
     ("kept share of a document's tokens", |model| kept_share(&model.figures)),
     ("pooled (keys and values of a document)", |model| pooling(&model.figures)),
-    ("bits per character", |model| optional_number(model.bits_per_char, 4)),
+    ("bits per byte", |model| if model.unit == SymbolUnit::Bytes { bits(model) } else { NONE.into() }),
+    ("bits per character", |model| if model.unit == SymbolUnit::Bytes { NONE.into() } else { bits(model) }),
     ("cached by the server", |model| describe_cached(&model.figures)),
     ("succeeded", |model| format!("{} of {}", model.figures.requests.well, model.figures.requests.measured)),
 ];
@@ -756,6 +815,16 @@ fn gain(gains: &Option<Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
     match low.zip(high) {
         Some((low, high)) => format!("{ratio:.2}× ({low:.2} to {high:.2})"),
         None => format!("{ratio:.2}× (too few pairs for an interval: {pairs})"),
+    }
+}
+
+/// Describes the bits of the scored text, with the difference from the baseline's.
+fn bits(model: &ComparedModel) -> String {
+    let bits = optional_number(model.bits_per_char, 4);
+    let Some(MeanDifference { difference, low, high, .. }) = model.bits_difference else { return bits };
+    match low.zip(high) {
+        Some((low, high)) => format!("{bits} ({difference:+.4}: {low:+.4} to {high:+.4})"),
+        None => format!("{bits} ({difference:+.4})"),
     }
 }
 

@@ -100,7 +100,12 @@ impl MeasurementSession {
         let client = server.first_connection(&endpoint).await?;
         let known = models::list(&client).await?;
         let models = match (all, names) {
-            (true, []) => known.clone(),
+            // a model that does not pool is the baseline
+            (true, []) => {
+                let mut models = known.clone();
+                models.sort_by_key(ModelInfo::pools);
+                models
+            }
             (true, _) => models::select("--models", names, &known)?,
             (false, _) => models::select("--model", names, &known)?,
         };

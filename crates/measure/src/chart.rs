@@ -16,6 +16,8 @@ const TOP: f64 = 34.0;
 const BOTTOM: f64 = 46.0;
 /// Height of a line of the legend or note.
 const LINE: f64 = 16.0;
+/// Width of a character of a tick's label, rounded up.
+const LETTER: f64 = 7.5;
 /// Characters of a line of the legend, which is indented.
 const LABEL_CHARS: usize = 66;
 /// Characters of a line of the note.
@@ -121,7 +123,7 @@ pub struct Chart {
     pub y: Axis,
     /// Lines.
     pub series: Vec<Series>,
-    /// Vertical lines.
+    /// Vertical lines. A label that several have is drawn once.
     pub marks: Vec<Mark>,
     /// Meaning of bars, hollow markers and lines.
     pub note: String,
@@ -156,7 +158,7 @@ impl Scale {
     }
 }
 
-/// Draws charts below each other, as an SVG file.
+/// Draws charts below each other, as an SVG file for light and dark pages.
 pub fn picture(charts: &[Chart]) -> String {
     let mut body = String::new();
     let mut top = 0.0;
@@ -167,7 +169,8 @@ pub fn picture(charts: &[Chart]) -> String {
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{top}\" viewBox=\"0 0 {WIDTH} {top}\">\
-         <style>{STYLE}</style><rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>{body}</svg>\n"
+         <style>{STYLE}.back{{fill:#fff}}@media(prefers-color-scheme:dark){{{DARK_STYLE}.back{{fill:#161616}}}}</style>\
+         <rect class=\"back\" width=\"100%\" height=\"100%\"/>{body}</svg>\n"
     )
 }
 
@@ -291,7 +294,8 @@ impl Drawing {
         drawing.text("title", WIDTH / 2.0, 20.0, "middle", &chart.title);
         drawing.grid(chart, &x, &y);
         for (index, mark) in chart.marks.iter().enumerate() {
-            drawing.mark(mark, index, &x);
+            let is_new = chart.marks[..index].iter().all(|other| other.label != mark.label);
+            drawing.mark(mark, if is_new { &mark.label } else { "" }, index, &x);
         }
         let has_bars = points().any(|point| point.bar.is_some());
         for (index, series) in chart.series.iter().enumerate() {
@@ -340,7 +344,10 @@ impl Drawing {
         for tick in &x.ticks {
             let at = x.coordinate(*tick);
             self.line("grid", (at, TOP), (at, HEIGHT - BOTTOM));
-            self.text("", at, HEIGHT - BOTTOM + 16.0, "middle", &x.scale.format(*tick));
+            let label = x.scale.format(*tick);
+            // the label of a tick near the edge stands left of it
+            let middle = at.min(WIDTH - LETTER * label.chars().count() as f64 / 2.0);
+            self.text("", middle, HEIGHT - BOTTOM + 16.0, "middle", &label);
         }
         self.text("", (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0, "middle", &chart.x.label);
         let middle = (HEIGHT - BOTTOM + TOP) / 2.0;
@@ -351,12 +358,14 @@ impl Drawing {
     }
 
     /// Draws a vertical line; labels of several stand below each other, on the side with room.
-    fn mark(&mut self, mark: &Mark, index: usize, x: &ScaledAxis) {
+    fn mark(&mut self, mark: &Mark, label: &str, index: usize, x: &ScaledAxis) {
         let at = x.coordinate(mark.x);
         let is_left = at < (LEFT + WIDTH) / 2.0;
         let (text, anchor) = if is_left { (at + 4.0, "start") } else { (at - 4.0, "end") };
         self.line(&format!("mark s{}", mark.colour % COLOURS), (at, TOP), (at, HEIGHT - BOTTOM));
-        self.text("soft", text, TOP + 12.0 + 14.0 * index as f64, anchor, &mark.label);
+        if !label.is_empty() {
+            self.text("soft", text, TOP + 12.0 + 14.0 * index as f64, anchor, label);
+        }
     }
 
     fn series(&mut self, series: &Series, x: &dyn Fn(f64) -> f64, y: &ScaledAxis, x_scale: Scale) {
@@ -467,6 +476,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn labels_of_ticks_end_within_the_chart() {
+        for exponent in 3..10 {
+            let drawn =
+                inline(&chart(vec![(10f64.powi(exponent - 2), 1e6), (10f64.powi(exponent), 1e6)], Scale::LogTime));
+            let ticks = drawn.split("<text class=\"\" x=\"").skip(1);
+            for tick in ticks.filter(|tick| tick.contains("text-anchor=\"middle\"")) {
+                let middle: f64 = tick.split('"').next().unwrap().parse().unwrap();
+                let label = tick.split_once('>').and_then(|(_, rest)| rest.split_once('<')).unwrap().0;
+                let end = middle + LETTER * label.chars().count() as f64 / 2.0;
+                assert!(end <= WIDTH + 0.05, "{label} ends at {end}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_of_several_marks_is_drawn_once() {
+        let mut chart = chart(vec![(1.0, 1e6), (9.0, 1e6)], Scale::Linear);
+        chart.marks.push(Mark { x: 5.0, label: "knee".into(), colour: 1 });
+        assert_eq!(inline(&chart).matches(">knee<").count(), 1);
+        assert_eq!(inline(&chart).matches("class=\"mark ").count(), 2);
     }
 
     #[test]

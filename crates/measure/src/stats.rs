@@ -1,4 +1,4 @@
-//! Quantiles and medians of measured values, ratios of pairs, and the confidence interval of a ratio of medians.
+//! Quantiles and medians of measured values, ratios of pairs, and confidence intervals of a ratio of medians and of a mean.
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -95,6 +95,46 @@ impl Gain {
     }
 }
 
+/// Mean difference between a quantity of one model and of a baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeanDifference {
+    /// Sum of the blocks' differences divided by the sum of their weights.
+    pub difference: f64,
+    /// Lower end of the 95 % interval; absent if there are too few blocks.
+    pub low: Option<f64>,
+    /// Upper end of the 95 % interval.
+    pub high: Option<f64>,
+    /// Blocks of which both models have the quantity.
+    pub blocks: usize,
+}
+
+impl MeanDifference {
+    /// Computes the mean over blocks of (difference, weight), with Efron's bootstrap over blocks (percentile interval). Returns
+    /// `None` if the weights sum to 0.
+    pub fn from_blocks(blocks: &[(f64, f64)], seed: u64) -> Option<Self> {
+        let difference = mean(blocks.iter())?;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut means = Vec::with_capacity(RESAMPLES);
+        if blocks.len() >= MIN_PAIRS {
+            for _ in 0..RESAMPLES {
+                means.extend(mean((0..blocks.len()).map(|_| &blocks[rng.random_range(0..blocks.len())])));
+            }
+        }
+        Some(Self {
+            difference,
+            low: nearest_index(&mut means, TAIL),
+            high: nearest_index(&mut means, 1.0 - TAIL),
+            blocks: blocks.len(),
+        })
+    }
+}
+
+fn mean<'a>(blocks: impl Iterator<Item = &'a (f64, f64)>) -> Option<f64> {
+    let (sum, weight) = blocks.fold((0.0, 0.0), |(sum, total), (value, weight)| (sum + value, total + weight));
+    (weight > 0.0).then(|| sum / weight)
+}
+
 /// Returns the value whose index is nearest to `share` of the last index.
 fn nearest_index(values: &mut [f64], share: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -160,6 +200,24 @@ mod tests {
             })
             .count();
         assert!((180..=199).contains(&held), "{held} of 200");
+    }
+
+    #[test]
+    fn a_mean_difference_weighs_its_blocks_and_covers_the_truth() {
+        let weighted = MeanDifference::from_blocks(&[(4.0, 1.0), (2.0, 2.0)], 1).unwrap();
+        assert_eq!(weighted, MeanDifference { difference: 2.0, low: None, high: None, blocks: 2 });
+        assert_eq!(MeanDifference::from_blocks(&[], 1), None);
+        let noise = LogNormal::new(0.0, 0.5).unwrap();
+        let truth = 0.125f64.exp();
+        let held = (0..200)
+            .filter(|&seed| {
+                let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                let blocks: Vec<_> = (0..60).map(|_| (noise.sample(&mut rng), 1.0)).collect();
+                let MeanDifference { low, high, .. } = MeanDifference::from_blocks(&blocks, seed).unwrap();
+                low.unwrap() <= truth && truth <= high.unwrap()
+            })
+            .count();
+        assert!((175..=199).contains(&held), "{held} of 200");
     }
 
     #[test]

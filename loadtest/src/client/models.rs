@@ -38,6 +38,13 @@ pub struct ModelInfo {
     pub documents: Option<DocumentInfo>,
 }
 
+impl ModelInfo {
+    /// True if the model pools its input or its documents.
+    pub fn pools(&self) -> bool {
+        self.pooled || self.documents.as_ref().is_some_and(|documents| documents.poolings > 0)
+    }
+}
+
 /// Unit that a model's limits, prompts and answers count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -33,14 +33,27 @@ fn a_sweep_finds_the_knee_between_sustained_and_unsustained_rates() {
 
 #[test]
 fn the_documented_report_is_drawn_from_its_data() {
-    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/latency-report");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let folder = tempfile::tempdir().unwrap();
-    let drawn = folder.path().join("again.html").display().to_string();
+    let drawn = folder.path().join("latency-report.md");
     let title = "What pooling is worth: two pairs of trained models";
-    let output = command(["draw", &format!("{docs}.json"), "--html", &drawn, "--title", title]).output().unwrap();
+    let data = docs.join("latency-report.json").display().to_string();
+    let output =
+        command(["draw", &data, "--markdown", &drawn.display().to_string(), "--title", title]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let is_same = fs::read_to_string(&drawn).unwrap() == fs::read_to_string(format!("{docs}.html")).unwrap();
-    assert!(is_same, "`weir-loadtest draw docs/latency-report.json --html {docs}.html --title …` draws another page");
+    let advice = "run `weir-loadtest draw docs/latency-report.json --markdown docs/latency-report.md --title …`";
+    let names = |folder: &Path| -> Vec<_> {
+        let entries = fs::read_dir(folder.join("latency-report")).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(folder.path()), names(&docs), "{advice}");
+    let pictures = names(&docs).into_iter().map(|name| Path::new("latency-report").join(name));
+    for name in pictures.chain([Path::new("latency-report.md").to_owned()]) {
+        let is_same = fs::read(folder.path().join(&name)).unwrap() == fs::read(docs.join(&name)).unwrap();
+        assert!(is_same, "{}: {advice}", name.display());
+    }
 }
 
 #[test]
@@ -86,6 +99,17 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     let fast = &reports[0]["parts"][0]["comparison"]["models"][1];
     assert!(fast["gains"]["time_to_first_char"]["ratio"].as_f64().unwrap() > 1.0);
     assert_eq!(fast["bits_per_char"], 2.0);
+}
+
+#[test]
+fn the_baseline_is_a_model_that_does_not_pool_unless_models_are_named() {
+    let served = serve(vec![script("pooled"), Script { segment: 0, ..script("plain") }]);
+    let baseline = |models: &str| {
+        let report = served.report(&format!("compare @ --rounds 1 --warm-up-rounds 0 --output-chars 4{models}"));
+        report[0]["parts"][0]["comparison"]["baseline"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(baseline(""), "plain");
+    assert_eq!(baseline(" --models pooled,plain"), "pooled");
 }
 
 /// Conditions and headings name all models that workloads use, and no others.

@@ -7,7 +7,7 @@ use super::{
 use crate::*;
 use weir_loadtest::{
     client::models::SymbolUnit,
-    comparison::{ModelComparison, bits_per_char},
+    comparison::{ModelComparison, text_bits},
 };
 
 /// Returns a slow model, and one with a third of its time per character and half of its time to the first.
@@ -147,8 +147,8 @@ async fn rounds_that_one_model_failed_are_not_compared() {
 #[tokio::test(start_paused = true)]
 async fn bits_per_char_come_from_the_server() {
     let stub = Stub::new(scripts());
-    let score = async |model| bits_per_char(&target(&stub, model, false).await, "some text").await;
-    assert_eq!(score("fast").await, Ok(2.1));
+    let score = async |model| text_bits(&target(&stub, model, false).await, "some text").await;
+    assert_eq!(score("fast").await.unwrap().per_char, 2.1);
     assert!(score("none").await.unwrap_err().starts_with("NOT_FOUND"));
 }
 

@@ -403,7 +403,7 @@ PAGES: Dict[str, List[Step]] = {
         Serves("weir serve &"),
         Runs(
             'python3 examples/stream.py "the history of the city" --max-chars 200 --temperature 0.7',
-            r"the history of the city.{100,200}",
+            r"the history of the city.{1,200}",
             EXAMPLE,
             needs="grpc_reflection",
         ),

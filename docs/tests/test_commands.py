@@ -205,8 +205,7 @@ def test_every_command_is_run(page: str, run: Run) -> None:
 
 
 # Flags of other programs.
-OTHERS = {"--health-cmd", "--locked", "--path", "--release", "--stop-timeout", "--streaming-mode", "--workspace"}
-OTHERS |= {"--use-server-token-count"}
+OTHERS = {"--health-cmd", "--release", "--stop-timeout", "--streaming-mode", "--use-server-token-count", "--workspace"}
 
 
 def flags(program: Path, *command: str) -> Set[str]:

@@ -19,7 +19,7 @@ use serde::{
 use serde_json::Value;
 use std::{fs, path::Path};
 use weir_measure::{
-    chart::{Axis, Chart, Mark, Point, Scale, Series, escape},
+    chart::{Axis, Chart, Mark, Scale, Series, escape},
     format::{self, digits, ns},
     histogram::{HistogramBar, Percentiles},
     stats::{Gain, MeanDifference},
@@ -374,7 +374,7 @@ pub fn markdown(title: &str, folder: &str, reports: &[MeasurementReport]) -> (St
             Block::Chart(chart) => {
                 let name = file_name(pictures.len() + 1, &chart.title);
                 let shown = format!("<img src=\"{folder}/{name}\" alt=\"{}\" width=\"49%\">\n", escape(&chart.title));
-                pictures.push((name, weir_measure::chart::picture(std::slice::from_ref(&chart))));
+                pictures.push((name, weir_measure::chart::picture(&chart)));
                 shown
             }
         };
@@ -981,7 +981,7 @@ fn chart(title: &str, x: Axis, y: Axis, mut series: Vec<Series>, note: &str) -> 
 }
 
 fn line(label: String, points: impl Iterator<Item = (f64, f64)>, colour: usize, dash: usize) -> Series {
-    Series { label, points: points.map(|(x, y)| Point::new(x, y)).collect(), steps: false, colour, dash }
+    Series { label, points: points.collect(), steps: false, colour, dash }
 }
 
 /// Returns a line for each model and each percentile of a figure over the load: p50 and p90.

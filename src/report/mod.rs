@@ -3,8 +3,7 @@
 //! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows), [`prefill`] (many symbols a step),
 //! `endless` (a long stream), [`compare`] (two models in turns), `resume` (time saved by the segment cache), `speculate` (drafts), `stream`
 //! (overhead of gRPC), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`]
-//! (the machine's limits, measured in the same run), `plot` (charts) and `rouge` (summary quality). The package `weir-measure` has the
-//! statistics.
+//! (the machine's limits, measured in the same run) and `rouge` (summary quality). The package `weir-measure` has the statistics.
 
 pub mod compare;
 pub mod decode;
@@ -12,7 +11,6 @@ pub(crate) mod documents;
 pub(crate) mod endless;
 pub mod kernels;
 pub mod machine;
-pub(crate) mod plot;
 pub mod prefill;
 pub(crate) mod resume;
 pub(crate) mod rouge;

@@ -1,8 +1,7 @@
 //! The chart renderer: line charts and histograms as SVG. Series differ in marker and dash as well as in colour, so that a grey
 //! print is readable.
 //!
-//! [`picture`] draws a file of several charts, [`inline`] one chart for an HTML page, whose styles must contain [`STYLE`], and
-//! [`DARK_STYLE`] for dark pages.
+//! [`inline`] draws a chart for an HTML page, whose styles must contain [`STYLE`], and [`DARK_STYLE`] for dark pages.
 
 use crate::format;
 use std::fmt::Write;
@@ -32,8 +31,6 @@ const LABEL_SHARE: f64 = 0.07;
 const MAX_DECADES: usize = 8;
 /// Maximum points of a series that have markers.
 const MAX_MARKERS: usize = 40;
-/// Width that the bars at one x value share.
-const SPREAD: f64 = 28.0;
 
 /// Styles of the charts on a light background: Okabe and Ito's colours without the lightest one, which colour-blind readers can
 /// distinguish.
@@ -41,7 +38,7 @@ pub const STYLE: &str = "svg text{font:12px system-ui,sans-serif;fill:#1a1a1a}sv
 svg text.soft{fill:#555}line.grid{stroke:#ccc;stroke-width:.6}line.mark{stroke-width:1.2;stroke-dasharray:2 3}\
 .s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8}.s0{stroke:#1a1a1a}.s1{stroke:#0072b2}.s2{stroke:#d55e00}.s3{stroke:#009e73}\
 .s4{stroke:#a8488a}.s5{stroke:#3a8fc0}.s6{stroke:#b07a00}.d1{stroke-dasharray:7 3}.d2{stroke-dasharray:2 2}\
-.d3{stroke-dasharray:10 3 2 3}.thin{stroke-width:1}.dots{stroke-dasharray:1 4}.f0{fill:#1a1a1a}.f1{fill:#0072b2}.f2{fill:#d55e00}\
+.d3{stroke-dasharray:10 3 2 3}.f0{fill:#1a1a1a}.f1{fill:#0072b2}.f2{fill:#d55e00}\
 .f3{fill:#009e73}.f4{fill:#a8488a}.f5{fill:#3a8fc0}.f6{fill:#b07a00}";
 
 /// Overrides of [`STYLE`] on a dark background.
@@ -73,26 +70,13 @@ pub struct Axis {
     pub scale: Scale,
 }
 
-/// Point of a series.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Point {
-    /// Position on the x axis.
-    pub x: f64,
-    /// Measured value.
-    pub y: f64,
-    /// Ends of a vertical bar around the value, such as its 10th and 90th percentile.
-    pub bar: Option<(f64, f64)>,
-    /// Best possible value, drawn as a hollow marker.
-    pub limit: Option<f64>,
-}
-
 /// Line of a chart, or outline of a histogram.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     /// Label in the legend.
     pub label: String,
-    /// Points, in the order in which they are joined.
-    pub points: Vec<Point>,
+    /// Points (x, y), in the order in which they are joined.
+    pub points: Vec<(f64, f64)>,
     /// True if points are the upper corners of steps instead of being joined.
     pub steps: bool,
     /// Number of the colour and the marker; they repeat.
@@ -125,7 +109,7 @@ pub struct Chart {
     pub series: Vec<Series>,
     /// Vertical lines. A label that several have is drawn once.
     pub marks: Vec<Mark>,
-    /// Meaning of bars, hollow markers and lines.
+    /// Meaning of the lines.
     pub note: String,
 }
 
@@ -133,13 +117,6 @@ impl Axis {
     /// Builds an axis.
     pub fn new(label: &str, scale: Scale) -> Self {
         Self { label: label.into(), scale }
-    }
-}
-
-impl Point {
-    /// Builds a point without bar and limit.
-    pub fn new(x: f64, y: f64) -> Self {
-        Self { x, y, bar: None, limit: None }
     }
 }
 
@@ -158,17 +135,11 @@ impl Scale {
     }
 }
 
-/// Draws charts below each other, as an SVG file for light and dark pages.
-pub fn picture(charts: &[Chart]) -> String {
-    let mut body = String::new();
-    let mut top = 0.0;
-    for chart in charts {
-        let drawn = Drawing::new(chart);
-        body += &format!("<g transform=\"translate(0 {top})\">{}</g>", drawn.body);
-        top += drawn.height;
-    }
+/// Draws a chart as an SVG file for light and dark pages.
+pub fn picture(chart: &Chart) -> String {
+    let Drawing { body, height } = Drawing::new(chart);
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{top}\" viewBox=\"0 0 {WIDTH} {top}\">\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\">\
          <style>{STYLE}.back{{fill:#fff}}@media(prefers-color-scheme:dark){{{DARK_STYLE}.back{{fill:#161616}}}}</style>\
          <rect class=\"back\" width=\"100%\" height=\"100%\"/>{body}</svg>\n"
     )
@@ -283,13 +254,9 @@ struct Drawing {
 impl Drawing {
     fn new(chart: &Chart) -> Self {
         let points = || chart.series.iter().flat_map(|series| &series.points);
-        let values = |point: &Point| {
-            let (low, high) = point.bar.unwrap_or((point.y, point.y));
-            [Some(point.y), Some(low), Some(high), point.limit].into_iter().flatten()
-        };
-        let xs = points().map(|point| point.x).chain(chart.marks.iter().map(|mark| mark.x));
+        let xs = points().map(|(x, _)| *x).chain(chart.marks.iter().map(|mark| mark.x));
         let x = ScaledAxis::new(chart.x.scale, xs, LEFT, WIDTH - RIGHT);
-        let y = ScaledAxis::new(chart.y.scale, points().flat_map(values), HEIGHT - BOTTOM, TOP);
+        let y = ScaledAxis::new(chart.y.scale, points().map(|(_, y)| *y), HEIGHT - BOTTOM, TOP);
         let mut drawing = Self { body: String::new(), height: HEIGHT };
         drawing.text("title", WIDTH / 2.0, 20.0, "middle", &chart.title);
         drawing.grid(chart, &x, &y);
@@ -297,14 +264,7 @@ impl Drawing {
             let is_new = chart.marks[..index].iter().all(|other| other.label != mark.label);
             drawing.mark(mark, if is_new { &mark.label } else { "" }, index, &x);
         }
-        let has_bars = points().any(|point| point.bar.is_some());
-        for (index, series) in chart.series.iter().enumerate() {
-            // Bars at the same x value stand next to each other.
-            let count = chart.series.len() as f64;
-            let spacing = if has_bars { (SPREAD / count).min(10.0) } else { 0.0 };
-            let shift = (index as f64 - (count - 1.0) / 2.0) * spacing;
-            drawing.series(series, &|at| x.coordinate(at) + shift, &y, chart.x.scale);
-        }
+        chart.series.iter().for_each(|series| drawing.series(series, &x, &y));
         chart.series.iter().for_each(|series| drawing.legend(series));
         if !chart.note.is_empty() {
             wrapped(&chart.note, NOTE_CHARS).iter().for_each(|line| drawing.line_below("soft", 8.0, line));
@@ -368,34 +328,19 @@ impl Drawing {
         }
     }
 
-    fn series(&mut self, series: &Series, x: &dyn Fn(f64) -> f64, y: &ScaledAxis, x_scale: Scale) {
+    fn series(&mut self, series: &Series, x: &ScaledAxis, y: &ScaledAxis) {
         let Series { label, steps, .. } = series;
         let colour = series.colour % COLOURS;
         let class = format!("s{colour} d{}", series.dash % DASHES);
-        let points: Vec<_> = series.points.iter().filter(|point| point.x.is_finite() && point.y.is_finite()).collect();
-        let path = path(points.iter().map(|point| (x(point.x), y.coordinate(point.y))), *steps);
+        let points: Vec<_> = series.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        let path = path(points.iter().map(|point| (x.coordinate(point.0), y.coordinate(point.1))), *steps);
         self.add(format_args!("<path class=\"{class}\" d=\"{path}\"/>"));
-        let limits: Vec<_> = points.iter().filter_map(|point| Some((x(point.x), y.coordinate(point.limit?)))).collect();
-        if !limits.is_empty() {
-            let path = self::path(limits.iter().copied(), false);
-            self.add(format_args!("<path class=\"s{colour} dots\" d=\"{path}\"/>"));
-        }
-        for (x, y) in limits {
-            self.marker(&format!("s{colour}"), colour, (x, y), "");
-        }
         if *steps || points.len() > MAX_MARKERS {
             return;
         }
-        for point in points {
-            let at = x(point.x);
-            if let Some((low, high)) = point.bar {
-                let [low, high] = [low, high].map(|end| y.coordinate(end));
-                let thin = format!("s{colour} thin");
-                self.line(&thin, (at, low), (at, high));
-                [low, high].into_iter().for_each(|end| self.line(&thin, (at - 4.0, end), (at + 4.0, end)));
-            }
-            let value = format!("{label}: {} at {}", y.scale.format(point.y), x_scale.format(point.x));
-            self.marker(&format!("f{colour}"), colour, (at, y.coordinate(point.y)), &value);
+        for &(at, value) in points {
+            let title = format!("{label}: {} at {}", y.scale.format(value), x.scale.format(at));
+            self.marker(&format!("f{colour}"), colour, (x.coordinate(at), y.coordinate(value)), &title);
         }
     }
 
@@ -444,8 +389,7 @@ mod tests {
     use super::*;
 
     fn chart(points: Vec<(f64, f64)>, scale: Scale) -> Chart {
-        let points = points.into_iter().map(|(x, y)| Point { bar: Some((y, y * 2.0)), ..Point::new(x, y) });
-        let series = vec![Series { label: "a <b>".into(), points: points.collect(), steps: false, colour: 8, dash: 5 }];
+        let series = vec![Series { label: "a <b>".into(), points, steps: false, colour: 8, dash: 5 }];
         let marks = vec![Mark { x: 2.0, label: "knee".into(), colour: 0 }];
         let x = Axis::new("rate (requests/s)", scale);
         Chart { title: "t".into(), x, y: Axis::new("time", Scale::LogTime), series, marks, note: "n".into() }
@@ -518,7 +462,7 @@ mod tests {
     #[test]
     fn labels_are_escaped_and_long_ones_wrapped() {
         let mut chart = chart(vec![(1.0, 1e6)], Scale::Log);
-        let drawn = picture(std::slice::from_ref(&chart));
+        let drawn = inline(&chart);
         assert!(drawn.contains(">a &lt;b&gt;</text>") && !drawn.contains("<b>"), "{drawn}");
         let height = Drawing::new(&chart).height;
         chart.series[0].label = ["word"; 20].join(" ");

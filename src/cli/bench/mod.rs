@@ -2,7 +2,6 @@
 //! modules of `report` describe the measurements.
 
 mod documents;
-mod picture;
 mod served;
 mod setup;
 mod speed;
@@ -46,8 +45,6 @@ enum BenchCommand {
     Speculate(speed::SpeculateArgs),
     /// Single kernels, without a model.
     Kernels(speed::KernelsArgs),
-    /// Draw several saved runs in one picture.
-    Plot(speed::PlotArgs),
 }
 
 /// Runs the command. Fails if a checkpoint or an option is invalid, or if an output file cannot be written.
@@ -64,6 +61,5 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::StreamClient(args) => served::run_client(&args),
         BenchCommand::Speculate(args) => speed::run_speculate(&args),
         BenchCommand::Kernels(args) => speed::run_kernels(&args),
-        BenchCommand::Plot(args) => speed::run_plot(&args),
     }
 }

@@ -2,15 +2,13 @@
 
 use crate::{
     cli::{
-        bench::picture::Picture,
         model::{self, CheckpointArgs, ComputeArgs},
         output::{self, Progress},
     },
-    report::{machine::Machine, plot::MeasurementFile},
+    report::machine::Machine,
 };
 use serde::Serialize;
-use serde_json::Value;
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 use weir_kernels::{
     Compute, Dtype, Isa,
     error::{Error, Result},
@@ -31,41 +29,13 @@ pub(super) struct BenchArgs {
     json: bool,
 }
 
-/// Flags of the benchmarks with a picture.
-#[derive(Debug, clap::Args)]
-pub(super) struct PlottedBenchArgs {
-    #[command(flatten)]
-    bench: BenchArgs,
-    /// Also draw the measurements to this SVG file.
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-}
-
 impl BenchArgs {
     pub(super) fn print<T: Serialize>(&self, entries: &[T], table: impl Fn(&[T]) -> String) -> Result<()> {
-        if self.json { output::json(&values(entries)?.into()) } else { output::write(&table(entries)) }
+        if !self.json {
+            return output::write(&table(entries));
+        }
+        output::json(&serde_json::to_value(entries).map_err(|error| Error::Internal(error.to_string()))?)
     }
-}
-
-impl PlottedBenchArgs {
-    /// Prints and, if requested, draws what `measure` returns. Opens the picture's file before the first measurement.
-    pub(super) fn run<T: Serialize>(
-        &self,
-        table: impl Fn(&[T]) -> String,
-        measure: impl FnOnce(&BenchCompute) -> Result<Vec<T>>,
-    ) -> Result<()> {
-        let picture = self.plot.as_deref().map(Picture::open).transpose()?;
-        let entries = measure(&self.bench.compute)?;
-        // Printed first, so that the measurements are not lost if the picture cannot be drawn.
-        self.bench.print(&entries, table)?;
-        let Some(picture) = picture else { return Ok(()) };
-        picture.write("--plot", &[MeasurementFile { name: "this run".into(), entries: values(&entries)? }])
-    }
-}
-
-fn values<T: Serialize>(entries: &[T]) -> Result<Vec<Value>> {
-    let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>();
-    values.map_err(|error| Error::Internal(error.to_string()))
 }
 
 /// Compute settings. Every dtype is measured with every number of threads, one after the other.

@@ -1,10 +1,9 @@
-//! `weir bench decode`, `prefill`, `speculate`, `compare`, `summarize`, `endless`, `kernels` and `plot`.
+//! `weir bench decode`, `prefill`, `speculate`, `compare`, `summarize`, `endless` and `kernels`.
 
 use crate::{
     cli::{
         bench::{
-            picture::{self, Picture},
-            setup::{BenchArgs, PlottedBenchArgs, measure_each},
+            setup::{BenchArgs, measure_each},
             table,
         },
         model::{CheckpointArgs, checkpoint, count, speculation},
@@ -36,7 +35,7 @@ pub(super) struct DecodeArgs {
     #[command(flatten)]
     plans: PlanArgs,
     #[command(flatten)]
-    bench: PlottedBenchArgs,
+    bench: BenchArgs,
 }
 
 /// Two models to compare, each a checkpoint folder or the name of a model in the user's models folder.
@@ -66,7 +65,7 @@ pub(super) struct CompareArgs {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(1..=compare::MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    bench: PlottedBenchArgs,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,7 +82,7 @@ pub(super) struct PrefillArgs {
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=prefill::MAX_RUNS))]
     runs: usize,
     #[command(flatten)]
-    bench: PlottedBenchArgs,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -169,15 +168,17 @@ impl PlanArgs {
 
 pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
     let plans = args.plans.plans();
-    args.bench
-        .run(table::decode, |compute| compute.measure(&args.checkpoint, &plans, DecodePlan::check, decode::measure))
+    let compute = &args.bench.compute;
+    let entries = compute.measure(&args.checkpoint, &plans, DecodePlan::check, decode::measure)?;
+    args.bench.print(&entries, table::decode)
 }
 
 pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     let PrefillArgs { chunk, runs, .. } = *args;
     let plans: Vec<_> = args.symbols.iter().map(|&symbols| PrefillPlan { symbols, chunk, runs }).collect();
-    args.bench
-        .run(table::prefill, |compute| compute.measure(&args.checkpoint, &plans, PrefillPlan::check, prefill::measure))
+    let compute = &args.bench.compute;
+    let entries = compute.measure(&args.checkpoint, &plans, PrefillPlan::check, prefill::measure)?;
+    args.bench.print(&entries, table::prefill)
 }
 
 pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
@@ -197,11 +198,12 @@ pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let check = |plan: &DecodePlan, model: &dyn Model| plan.check(model.card());
     let plans = args.plans.plans();
-    args.bench.run(table::compare, |compute| {
-        compute.compare(args.models.sources()?, &plans, args.pairs, check, |models, plan, machine, report| {
-            compare::compare(models, plan, args.pairs, machine, report)
-        })
-    })
+    let compute = &args.bench.compute;
+    let compare = |models: [&dyn Model; 2], plan, machine: &Machine, report: &mut dyn FnMut(usize)| {
+        compare::compare(models, plan, args.pairs, machine, report)
+    };
+    let entries = compute.compare(args.models.sources()?, &plans, args.pairs, check, compare)?;
+    args.bench.print(&entries, table::compare)
 }
 
 pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
@@ -236,17 +238,7 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "MB", default_value_t = 160, value_parser = count(1..=kernels::MAX_MEGABYTES))]
     megabytes: usize,
     #[command(flatten)]
-    bench: PlottedBenchArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct PlotArgs {
-    /// Output of decode, compare, prefill or kernels with --json.
-    #[arg(value_name = "FILE.json", required = true)]
-    files: Vec<PathBuf>,
-    /// SVG file to write.
-    #[arg(long, value_name = "FILE.svg")]
-    out: PathBuf,
+    bench: BenchArgs,
 }
 
 pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
@@ -258,20 +250,14 @@ pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let plan = KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
-    args.bench.run(table::kernels, |compute| {
-        plan.check()?;
-        free_bytes().map_or(Ok(()), |bytes| plan.check_memory(&compute.dtype, bytes))?;
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let entries = measure_each(compute.threads(), |threads| {
-            let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
-            let machine = Machine { compute: Compute { isa: compute.isa(), pool } };
-            kernels::measure(&compute.dtype, plan, &machine)
-        })?;
-        Ok(entries.concat())
-    })
-}
-
-pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
-    let sources = args.files.iter().map(|path| picture::read(path)).collect::<Result<Vec<_>>>()?;
-    Picture::open(&args.out)?.write("FILE.json", &sources)
+    let compute = &args.bench.compute;
+    plan.check()?;
+    free_bytes().map_or(Ok(()), |bytes| plan.check_memory(&compute.dtype, bytes))?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let entries = measure_each(compute.threads(), |threads| {
+        let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
+        let machine = Machine { compute: Compute { isa: compute.isa(), pool } };
+        kernels::measure(&compute.dtype, plan, &machine)
+    })?;
+    args.bench.print(&entries.concat(), table::kernels)
 }

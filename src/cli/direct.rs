@@ -276,5 +276,6 @@ pub(super) fn forced_summary(
 
 /// Returns the encoder of a model that reads documents. Fails if it continues text.
 fn encoder(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
-    model.document_encoder().ok_or_else(|| model.card().only_continues_text())
+    let card = model.card();
+    model.document_encoder().ok_or_else(|| Error::only_continues_text(&card.name, &card.shape))
 }

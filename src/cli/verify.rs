@@ -83,9 +83,7 @@ impl Args {
         }
         let card = model.card();
         if self.target_ids.is_some() {
-            let model = card.name.clone();
-            let found = card.shape.clone();
-            return Err(Error::WrongKind { call: "--target-ids", model, wanted: "reads documents", found });
+            return Err(Error::wrong_kind("--target-ids", &card.name, "reads documents", &card.shape));
         }
         let symbols = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
             Some(symbols) => symbols,

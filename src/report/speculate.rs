@@ -51,9 +51,8 @@ impl SpeculatePlan {
     /// does not speculate.
     pub(crate) fn check(&self, card: &Card) -> Result<()> {
         if !card.speculates {
-            let model = card.name.clone();
             let found = format!("family {}", card.family);
-            return Err(Error::WrongKind { call: "bench speculate", model, wanted: "speculates", found });
+            return Err(Error::wrong_kind("bench speculate", &card.name, "speculates", found));
         }
         check_range("--context", self.context, 1, card.max_symbols)?;
         check_range("--chars", self.chars, 1, card.max_symbols)?;

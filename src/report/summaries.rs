@@ -253,10 +253,7 @@ pub(super) fn text_ids(limits: &DocumentLimits, vocabulary: usize, seed: u64, co
 
 /// Returns the encoder of a model. Fails if the model reads no documents.
 pub(super) fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
-    model.document_encoder().ok_or_else(|| Error::WrongKind {
-        call: "this benchmark",
-        model: model.card().name.clone(),
-        wanted: "reads documents",
-        found: model.card().shape.clone(),
-    })
+    let card = model.card();
+    let wrong = || Error::wrong_kind("this benchmark", &card.name, "reads documents", &card.shape);
+    model.document_encoder().ok_or_else(wrong)
 }

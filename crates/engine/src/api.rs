@@ -222,7 +222,10 @@ pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Resu
 fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
     match model.document_encoder() {
         None => Ok(()),
-        Some(_) => Err(model.card().only_summarizes(call, "continues a prompt")),
+        Some(_) => {
+            let card = model.card();
+            Err(Error::only_summarizes(call, &card.name, "continues a prompt", &card.shape))
+        }
     }
 }
 

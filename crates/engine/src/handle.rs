@@ -129,7 +129,8 @@ impl Handle {
         let Inner { model, limits, document_cache, .. } = self.inner();
         let arrived = check_terms(&terms)?;
         let card = model.card();
-        let reader = model.document_encoder().ok_or_else(|| card.only_continues_text())?;
+        let reader = model.document_encoder();
+        let reader = reader.ok_or_else(|| Error::only_continues_text(&card.name, &card.shape))?;
         let mut plan = request.plan(card, reader.limits(), limits.rows)?;
         if plan.hard == Some(true) {
             // fails if the model cannot pool hard

@@ -314,12 +314,7 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
     if card.pooled {
         return Ok(());
     }
-    Err(Error::WrongKind {
-        call,
-        model: card.name.clone(),
-        wanted: "pools its input",
-        found: format!("a model without pooling: {}", card.shape),
-    })
+    Err(Error::wrong_kind(call, &card.name, "pools its input", format!("a model without pooling: {}", card.shape)))
 }
 
 /// Rejects an empty text and one longer than the model's maximum sequence length.

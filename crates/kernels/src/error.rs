@@ -127,7 +127,6 @@ pub enum Error {
         field: &'static str,
         limit: usize,
         /// The unit: `characters`, `bytes`.
-        /// The unit: `characters`, `bytes`.
         unit: &'static str,
         /// The reason for the limit, if the model sets it; none for a setting.
         why: Option<&'static str>,
@@ -359,6 +358,23 @@ impl Error {
     /// Creates a [`BadOption`](Self::BadOption) error.
     pub fn bad_option(field: &'static str, found: impl Into<String>, bound: impl Into<String>) -> Self {
         Self::BadOption { field, found: found.into(), bound: bound.into() }
+    }
+
+    /// Creates a [`WrongKind`](Self::WrongKind) error about the model of that name.
+    pub fn wrong_kind(call: &'static str, model: &str, wanted: &'static str, found: impl Into<String>) -> Self {
+        Self::WrongKind { call, model: model.into(), wanted, found: found.into() }
+    }
+
+    /// Creates the error for a call of a model that only summarizes. `shape` describes the model.
+    pub fn only_summarizes(call: &'static str, model: &str, wanted: &'static str, shape: &str) -> Self {
+        let (does, instead) = ("summarizes", "Summarize");
+        Self::OtherMethod { call, model: model.into(), wanted, does, instead, shape: shape.into() }
+    }
+
+    /// Creates the error for a document of a model that only continues text. `shape` describes the model.
+    pub fn only_continues_text(model: &str, shape: &str) -> Self {
+        let (call, wanted, does, instead) = ("Summarize", "reads documents", "continues text", "Generate");
+        Self::OtherMethod { call, model: model.into(), wanted, does, instead, shape: shape.into() }
     }
 
     /// Returns the error with the names that a surface has, by `name`, for fields and methods of the gRPC API.

@@ -326,21 +326,6 @@ impl Card {
         encoded.map_err(|error| error.because(self.max_symbols_why))
     }
 
-    /// Returns the error for a call of this model, which summarizes, that needs one that does what is `wanted`.
-    pub fn only_summarizes(&self, call: &'static str, wanted: &'static str) -> Error {
-        let (does, instead) = ("summarizes", "Summarize");
-        Error::OtherMethod { call, model: self.name.clone(), wanted, does, instead, shape: self.shape.clone() }
-    }
-
-    /// Returns the error for a document of this model, which continues text.
-    pub fn only_continues_text(&self) -> Error {
-        let (call, wanted) = ("Summarize", "reads documents");
-        let (does, instead) = ("continues text", "Generate");
-        Error::OtherMethod { call, model: self.name.clone(), wanted, does, instead, shape: self.shape.clone() }
-    }
-}
-
-impl Card {
     /// Returns the card of a small pooling model without boundary modes, for the tests of this and other packages.
     #[doc(hidden)]
     pub fn for_tests(vocabulary: Vocabulary) -> Self {

@@ -35,13 +35,6 @@ use weir_kernels::{
 };
 use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 
-/// A metric's name with the prefix of all names.
-macro_rules! metric_name {
-    ($name:literal) => {
-        concat!("weir_", $name)
-    };
-}
-
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
@@ -69,55 +62,34 @@ pub struct Metrics {
     count_dropped: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
 }
 
-/// Registers a metric, whose clones share its value.
-fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+/// Creates and registers a metric, whose clones share its value.
+fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
     registry.register(name, help, metric.clone());
     metric
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::default();
-        let families = Families::register(&mut registry);
-        let levels = LevelFamilies::register(&mut registry);
-        let calls = register(
-            &mut registry,
-            metric_name!("grpc_calls"),
-            "Answered calls, by service, method and status code",
-            SortedFamily::default(),
-        );
+        let mut registry = Registry::with_prefix("weir");
+        let all = &mut registry;
+        let families = Families::register(all);
+        let levels = LevelFamilies::register(all);
+        let calls = register(all, "grpc_calls", "Answered calls, by service, method and status code");
         let help = "Requests over HTTP, by path, method and status code";
-        let http_requests = register(&mut registry, metric_name!("http_requests"), help, SortedFamily::default());
+        let http_requests = register(all, "http_requests", help);
         let help = "Reloads of certificates and keys, by result";
-        let credential_reloads =
-            register(&mut registry, metric_name!("credential_reloads"), help, SortedFamily::<Counter>::default());
+        let credential_reloads: SortedFamily<Counter> = register(all, "credential_reloads", help);
         for result in RELOAD_RESULTS {
             drop(credential_reloads.get_or_create(&vec![("result", result.to_owned())]));
         }
-        let live = register(
-            &mut registry,
-            metric_name!("live"),
-            "1 while no worker is broken or hung, otherwise 0",
-            Gauge::default(),
-        );
-        let ready = register(
-            &mut registry,
-            metric_name!("ready"),
-            "1 while the server can take requests, otherwise 0",
-            Gauge::default(),
-        );
+        let live = register(all, "live", "1 while no worker is broken or hung, otherwise 0");
+        let ready = register(all, "ready", "1 while the server can take requests, otherwise 0");
         let help = "Checkpoints of the models folder that could not be loaded at the start";
-        let skipped_checkpoints =
-            register(&mut registry, metric_name!("checkpoints_skipped"), help, Counter::default());
-        let dropped_log_lines = register(
-            &mut registry,
-            metric_name!("log_lines_dropped"),
-            "Log lines that could not be written",
-            Counter::default(),
-        );
+        let skipped_checkpoints = register(all, "checkpoints_skipped", help);
+        let dropped_log_lines = register(all, "log_lines_dropped", "Log lines that could not be written");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        registry.register(metric_name!("build"), "The server's version", Info::new(version));
-        let models = Mutex::default();
+        registry.register("build", "The server's version", Info::new(version));
         Self {
             registry,
             families,
@@ -127,7 +99,7 @@ impl Default for Metrics {
             credential_reloads,
             live,
             ready,
-            models,
+            models: Mutex::default(),
             skipped_checkpoints,
             dropped_log_lines,
             count_dropped: OnceLock::new(),
@@ -426,7 +398,7 @@ macro_rules! per_model {
             fn register(registry: &mut Registry) -> Self {
                 $(
                     let $field = SortedFamily::<$kind>::new(|| $new);
-                    registry.register(metric_name!($name), $help, $field.clone());
+                    registry.register($name, $help, $field.clone());
                 )*
                 Self { $($field,)* }
             }
@@ -594,15 +566,16 @@ struct LevelFamilies {
 
 impl LevelFamilies {
     fn register(registry: &mut Registry) -> Self {
-        let families = Self::default();
-        let help = "Chunks of finished requests, by level of chunking: 1 is the outermost";
-        registry.register(metric_name!("level_chunks"), help, families.chunks.clone());
-        let help =
+        let chunks = "Chunks of finished requests, by level of chunking: 1 is the outermost";
+        let steps =
             "Runs of the layers inside a level, summed over finished requests; a shared run counts for each request";
-        registry.register(metric_name!("level_middle_steps"), help, families.middle_steps.clone());
-        let help = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
-        registry.register(metric_name!("level_shortening_factor"), help, families.shortening.clone());
-        families
+        let mean = "Mean chunk length: in characters at level 1, and in chunks of the enclosing level at inner levels";
+        Self {
+            chunks: register(registry, "level_chunks", chunks),
+            middle_steps: register(registry, "level_middle_steps", steps),
+            shortening: register(registry, "level_shortening_factor", mean),
+            symbols: SortedFamily::default(),
+        }
     }
 
     /// Counts a finished request, if it has several levels.

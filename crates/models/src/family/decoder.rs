@@ -502,12 +502,7 @@ pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
         Ok(work) => work.stack.scores = Some(ScoresByDistance::default()),
         Err(_) => {
             let card = model.card();
-            return Err(Error::WrongKind {
-                call: "attention resolution",
-                model: card.name.clone(),
-                wanted: "is of the family decoder",
-                found: card.shape.clone(),
-            });
+            return Err(Error::wrong_kind("attention resolution", &card.name, "is of the family decoder", &card.shape));
         }
     }
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];

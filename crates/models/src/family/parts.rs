@@ -523,14 +523,12 @@ pub fn with_status<W>(
 
 /// Returns the error for a text that an encoder-decoder is asked to continue.
 pub fn needs_document(card: &Card) -> Error {
-    let found = format!("an encoder-decoder: {}", card.shape);
-    Error::WrongKind { call: "text generation", model: card.name.clone(), wanted: "needs no document", found }
+    Error::wrong_kind("text generation", &card.name, "needs no document", format!("an encoder-decoder: {}", card.shape))
 }
 
 /// Returns the error for a hard selection by a model without scores.
 pub fn needs_scores(card: &Card) -> Error {
-    let wanted = "has a pooling that scores";
-    Error::WrongKind { call: "options.hard_topk", model: card.name.clone(), wanted, found: card.shape.clone() }
+    Error::wrong_kind("options.hard_topk", &card.name, "has a pooling that scores", &card.shape)
 }
 
 /// Limits of a document's tokens.

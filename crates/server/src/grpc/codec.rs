@@ -124,7 +124,8 @@ impl JobService {
     ) -> Result<CodecBlocks> {
         let engine = self.engines.find_able("model", model, continues_text)?;
         if !continues_text(&engine) {
-            return Err(engine.card().only_summarizes(method, "reads texts symbol by symbol"));
+            let card = engine.card();
+            return Err(Error::only_summarizes(method, &card.name, "reads texts symbol by symbol", &card.shape));
         }
         Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
     }

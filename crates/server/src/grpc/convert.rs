@@ -453,12 +453,8 @@ impl ResumedRequest {
         let field = "resume_text";
         let vocabulary = &card.vocabulary;
         if !vocabulary.is_spelled_out() {
-            return Err(Error::WrongKind {
-                call: field,
-                model: card.name.clone(),
-                wanted: "has a text for each of its symbols",
-                found: format!("{}, which needs resume_ids", card.shape),
-            });
+            let found = format!("{}, which needs resume_ids", card.shape);
+            return Err(Error::wrong_kind(field, &card.name, "has a text for each of its symbols", found));
         }
         let text_chars = text.chars().count();
         check_length(field, if vocabulary.is_bytes() { text.len() } else { text_chars }, card)?;

@@ -65,7 +65,8 @@ fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &
     check_version(version)?;
     let engine = engines.find_able("name", Some(name), continues_text)?;
     if !continues_text(&engine) {
-        return Err(engine.card().only_summarizes(call, "continues a prompt"));
+        let card = engine.card();
+        return Err(Error::only_summarizes(call, &card.name, "continues a prompt", &card.shape));
     }
     Ok(engine)
 }

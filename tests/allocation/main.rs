@@ -143,9 +143,11 @@ fn folders(root: &Path) -> Vec<PathBuf> {
 fn a_steady_decode_step_allocates_nothing() {
     metrics_check();
     let root = TempDir::new().unwrap();
-    for folder in folders(root.path()) {
-        for dtype in Dtype::ALL {
-            for threads in [1, 2] {
+    // short runs alternate between one thread and two from dtype to dtype and from model to model
+    let is_long = std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1");
+    for (number, folder) in folders(root.path()).into_iter().enumerate() {
+        for (index, dtype) in Dtype::ALL.into_iter().enumerate() {
+            for threads in [1, 2].into_iter().filter(|threads| is_long || (number + index) % 2 + 1 == *threads) {
                 let settings = Settings { threads, dtype, memory_bytes: 1 << 30, ..Settings::default() };
                 let model: Arc<dyn Model> = load(&folder, &settings).unwrap();
                 model_check(&*model);

@@ -394,7 +394,7 @@ fn a_fork_excludes_symbols_in_flight() {
         let text = configuration.text(rng);
         let complete = full(model, &text, &configuration.boundaries).0;
         let symbols = model.card().vocabulary.len();
-        for _ in 0..4 {
+        for _ in 0..if long_runs() { 4 } else { 2 } {
             let cut = rng.below(100);
             let more = 1 + rng.below(40);
             let mut main = configuration.alone();

@@ -62,7 +62,7 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     let served = serve(vec![Script { first: ms(60), ..script("a") }, reader("long"), script("b"), reader("short")]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let short = "--duration 1s --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 --from 8 --to 16 \
+    let short = "--duration 250ms --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 --from 16 --to 32 \
                  --refine 0";
     let mix = "--workload kind=generate,name=texts --workload kind=summarize,name=documents,prompt-chars=40";
     let output = served.run(&format!("report @ {short} {mix} --json {} --html {}", file("a.json"), file("a.html")));
@@ -70,14 +70,14 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     assert!(output.status.success(), "{progress}");
     // a comparison of each kind; and for each model two closed loops, a search of four loads, and a run at half of the knee, which
     // may be missing
-    let plan = "weir-loadtest: 18 steps: about 28 s of sending, plus the wait for each load's last answers, plus 16 rounds, each as \
+    let plan = "weir-loadtest: 18 steps: about 7 s of sending, plus the wait for each load's last answers, plus 16 rounds, each as \
                 long as its requests\n";
     assert!(progress.starts_with(plan), "{progress}");
     for step in [
         "step 1 of 18: a, b, comparison in 8 rounds",
         "step 2 of 18: a, closed loop, 1 at a time",
         "step 4 of 18: a, search for the knee",
-        "step 4 of 18: load 1, open loop, Poisson arrivals, 8.00 requests/s, for about 3 s until 20 requests have arrived",
+        "step 4 of 18: load 1, open loop, Poisson arrivals, 16.0 requests/s, for about 1 s until 20 requests have arrived",
         &format!("wrote {}", file("a.html")),
     ] {
         assert!(progress.lines().any(|line| line == format!("weir-loadtest: {step}")), "{step}\n{progress}");

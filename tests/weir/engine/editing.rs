@@ -296,12 +296,6 @@ fn read_once(model: &Arc<dyn Model>, end: CompletionEnd) {
     assert!(fed as usize <= most && warm.distributions > 8, "{fed} characters, {} distributions", warm.distributions);
 }
 
-/// Bytes of a document.
-const LONG_TEXT_BYTES: usize = 6_000;
-
-/// Splices of a document; every fourth is followed by a comparison.
-const SPLICES: u64 = 80;
-
 /// Returns models with windows, whose texts may have any length.
 fn models() -> Vec<Arc<dyn Model>> {
     let wanted = ["windows", "learned-windows", "xpos, blocks of 11"];
@@ -312,13 +306,15 @@ fn models() -> Vec<Arc<dyn Model>> {
 }
 
 fn open_long(engine: &Handle, text: &str) -> EditSession {
-    EditSession::open(engine.clone(), Terms::default(), text.to_owned(), 0, 8 * LONG_TEXT_BYTES).unwrap()
+    EditSession::open(engine.clone(), Terms::default(), text.to_owned(), 0, 50_000).unwrap()
 }
 
 /// Sessions keep their symbols or not, and the states of their texts are in the cache or were evicted.
 #[test]
 fn edits_of_a_long_text_give_the_results_of_cold_requests() {
     let rules = CompletionRules { count: 2, end: CompletionEnd::Length, max_chars: 2 };
+    // every fourth splice is followed by a comparison
+    let (text_bytes, splices) = if long_runs() { (6_000, 80) } else { (3_000, 24) };
     for (number, model) in models().into_iter().enumerate() {
         let name = model.card().name.clone();
         let engine =
@@ -327,11 +323,11 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
             let mut rng = Random::new(10 * number as u64 + 1);
             let alphabet = alphabet(&*model);
             let warm = engine(cache_bytes);
-            let mut session = open_long(&warm, &words(&mut rng, &alphabet, LONG_TEXT_BYTES));
+            let mut session = open_long(&warm, &words(&mut rng, &alphabet, text_bytes));
             session.keep_symbols(symbol_bytes);
             let mut fork = session.clone();
             let mut reused = 0;
-            for round in 1..=SPLICES {
+            for round in 1..=splices {
                 match rng.below(20) {
                     0 => fork = session.clone(),
                     1 => std::mem::swap(&mut session, &mut fork),
@@ -341,9 +337,9 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
                 let start =
                     if rng.below(6) > 0 { text.len().saturating_sub(rng.below(8)) } else { edge(&mut rng, text) };
                 let start = floor_boundary(text, start);
-                let removed = if rng.below(10) == 0 { 2_500 } else { rng.below(4) };
+                let removed = if rng.below(10) == 0 { text_bytes / 2 } else { rng.below(4) };
                 let end = floor_boundary(text, start + removed).max(start);
-                let added = if rng.below(10) == 0 { 2_500 } else { rng.below(3) };
+                let added = if rng.below(10) == 0 { text_bytes / 2 } else { rng.below(3) };
                 let typed = words(&mut rng, &alphabet, added);
                 session.splice(round, &[Splice { range: start..end, text: typed }]).unwrap();
                 if round % 4 != 0 {

@@ -602,7 +602,7 @@ async fn summary(running: &Running, document: String) -> v1::Hypothesis {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shipped_models_answer_as_in_their_cards() {
-    for (folder, card) in shipped() {
+    let answers = |(folder, card): (PathBuf, Value)| async move {
         let name = card["name"].as_str().unwrap();
         assert!(folder.ends_with(name), "{name} lies in {}", folder.display());
         let running = served(&folder).await;
@@ -626,7 +626,8 @@ async fn shipped_models_answer_as_in_their_cards() {
                 assert!((actual - expected).abs() <= SHIPPED_BITS, "{name}: {actual}, not {expected}, in {entry}");
             }
         }
-    }
+    };
+    shipped().into_iter().map(answers).collect::<JoinSet<_>>().join_all().await;
 }
 
 /// Each model's README names the checksum of its weights.

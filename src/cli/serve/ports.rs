@@ -219,10 +219,7 @@ const OTHER_FILES: usize = 1024;
 /// is not enough: further connections would wait until others close.
 #[cfg(unix)]
 pub(super) fn raise_for(connections: usize) {
-    use rustix::process::Resource;
-    use rustix::process::Rlimit;
-    use rustix::process::getrlimit;
-    use rustix::process::setrlimit;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let needed = connections.saturating_add(OTHER_FILES) as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     // `None` means no limit.

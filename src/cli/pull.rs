@@ -755,10 +755,8 @@ fn file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 /// Reads the token in a file. Returns `None` if there is no file, if this user has no access to it, or if it is empty.
 fn read(path: PathBuf) -> Result<Option<String>> {
+    use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     let mut text = String::new();
-    use ErrorKind::NotADirectory;
-    use ErrorKind::NotFound;
-    use ErrorKind::PermissionDenied;
     let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_string(&mut text));
     match read {
         Ok(_) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),

@@ -22,8 +22,7 @@ use tokio::{
 };
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Response, Status};
-use tracing::Instrument as _;
-use tracing::Span;
+use tracing::{Instrument as _, Span};
 use weir_engine::{DocumentEvent, Event, Events, options::EmittedSymbol};
 use weir_kernels::error::{Code, Error, Result};
 use weir_models::{

@@ -150,12 +150,7 @@ impl<'a> DecodeBench<'a> {
 }
 
 /// Feeds a row its context, without logits.
-pub(super) fn feed_context(
-    model: &dyn Model,
-    row: &mut SequenceRow,
-    context: &[u32],
-    scratch: &mut Scratch,
-) -> Result<()> {
+fn feed_context(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut Scratch) -> Result<()> {
     for chunk in context.chunks(CHUNK) {
         row.set(chunk, Want::Nothing);
         advance(model, std::slice::from_mut(row), &[0], scratch)?;

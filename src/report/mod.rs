@@ -1,22 +1,18 @@
 //! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
 //! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows), [`prefill`] (many symbols a step),
-//! `endless` (a long stream), [`compare`] (two models in turns), `resume` (time saved by the segment cache), `speculate` (drafts), `stream`
-//! (overhead of gRPC), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single kernels), [`machine`]
-//! (the machine's limits, measured in the same run) and `rouge` (summary quality). The package `weir-measure` has the statistics.
+//! [`compare`] (two models in turns), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single
+//! kernels), [`machine`] (the machine's limits, measured in the same run) and `rouge` (summary quality). The package `weir-measure` has
+//! the statistics.
 
 pub mod compare;
 pub mod decode;
 pub(crate) mod documents;
-pub(crate) mod endless;
 pub mod kernels;
 pub mod machine;
 pub mod prefill;
-pub(crate) mod resume;
 pub(crate) mod rouge;
 pub mod sample;
-pub(crate) mod speculate;
-pub(crate) mod stream;
 pub(crate) mod summaries;
 
 use weir_kernels::error::{Error, Result};

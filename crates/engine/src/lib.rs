@@ -16,7 +16,7 @@
 //! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
 //! - [`score`], [`summary`], [`codec`]: what runs on top: scores of texts, summaries of documents, compression
-//! - [`calibration`], [`step_times`]: step times, measured at load and while serving
+//! - [`calibration`], `step_times`: step times, measured at load and while serving
 //! - [`observer`]: totals since start, and callbacks while the engine runs
 //! - [`clock`]: the clock of engine and server, which a simulation replaces; [`accounting`]: checked arithmetic of memory
 
@@ -42,7 +42,7 @@ pub mod score;
 pub mod session;
 pub mod speculation;
 mod state;
-pub mod step_times;
+mod step_times;
 pub mod summary;
 pub mod text_window;
 mod worker;

@@ -58,7 +58,7 @@ const MIN_SAMPLES: usize = 5;
 
 /// A step that an engine ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct EngineStep {
+pub(crate) struct EngineStep {
     /// Rows that were fed.
     pub rows: usize,
     /// Symbols fed.
@@ -89,7 +89,7 @@ pub struct EngineStep {
 
 /// The measured times of an engine's steps and requests.
 #[derive(Debug, Clone)]
-pub struct StepTimes {
+pub(crate) struct StepTimes {
     rows: usize,
     /// Mean seconds that a request holds its row; `None` before the first request.
     mean_held: Option<f64>,
@@ -110,7 +110,7 @@ pub struct StepTimes {
 
 impl StepTimes {
     /// Creates the model of an engine with `rows` parallel requests and steps of at most `chunk` prompt symbols.
-    pub fn new(rows: usize, chunk: usize) -> Self {
+    pub(crate) fn new(rows: usize, chunk: usize) -> Self {
         Self {
             rows,
             mean_held: None,
@@ -130,7 +130,7 @@ impl StepTimes {
     }
 
     /// Records a step. Only symbols beyond one for each row show what a symbol of a prompt or a draft costs.
-    pub fn record(&mut self, step: &EngineStep) {
+    pub(crate) fn record(&mut self, step: &EngineStep) {
         let symbols = step.fed + step.encoded;
         let seconds = step.took.as_secs_f64();
         if symbols >= self.large && seconds > 0.0 {
@@ -167,7 +167,7 @@ impl StepTimes {
     }
 
     /// Returns the fixed time of a step that decodes, in symbols; close to `ASSUMED_FIXED` while steps hardly differ.
-    pub fn fixed_symbols(&self) -> f64 {
+    pub(crate) fn fixed_symbols(&self) -> f64 {
         if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
             return ASSUMED_FIXED;
         }

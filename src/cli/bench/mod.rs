@@ -2,10 +2,8 @@
 //! modules of `report` describe the measurements.
 
 mod documents;
-mod served;
 mod setup;
 mod speed;
-mod stream;
 mod table;
 
 use weir_kernels::error::Result;
@@ -25,24 +23,12 @@ enum BenchCommand {
     Prefill(speed::PrefillArgs),
     /// Decoding with two models in alternating runs: speed of A ÷ speed of B.
     Compare(speed::CompareArgs),
-    /// Segment cache: time to the first character over gRPC, alternating between a prompt with a cached prefix and one without.
-    Resume(stream::ResumeArgs),
-    /// A long stream, symbol by symbol: step time and memory from its first part to its last.
-    Endless(speed::EndlessArgs),
     /// Summaries by two models in alternating runs: encoding time per layer, time per token, total time, and the share of the
     /// encoding that overlaps with the upload.
     Summarize(speed::SummarizeArgs),
     /// Given documents by two models in alternating runs: share of each document that is kept, encoding time, time per token, and bytes
     /// of cross-attention.
     Documents(documents::DocumentsArgs),
-    /// Overhead of gRPC streaming: the same generations inside the process and through a server on loopback, alternating.
-    Stream(stream::StreamArgs),
-    /// The client of `stream` and `resume`, in a process of its own.
-    #[command(hide = true)]
-    StreamClient(served::ClientArgs),
-    /// Speculation: feeds rows a known text, in alternating runs symbol by symbol and with drafts, and reports the ratio of the
-    /// speeds.
-    Speculate(speed::SpeculateArgs),
     /// Single kernels, without a model.
     Kernels(speed::KernelsArgs),
 }
@@ -53,13 +39,8 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Decode(args) => speed::run_decode(&args),
         BenchCommand::Prefill(args) => speed::run_prefill(&args),
         BenchCommand::Compare(args) => speed::run_compare(&args),
-        BenchCommand::Resume(args) => stream::run_resume(&args),
-        BenchCommand::Endless(args) => speed::run_endless(&args),
         BenchCommand::Summarize(args) => speed::run_summarize(&args),
         BenchCommand::Documents(args) => documents::run(&args),
-        BenchCommand::Stream(args) => stream::run_stream(&args),
-        BenchCommand::StreamClient(args) => served::run_client(&args),
-        BenchCommand::Speculate(args) => speed::run_speculate(&args),
         BenchCommand::Kernels(args) => speed::run_kernels(&args),
     }
 }

@@ -1,4 +1,4 @@
-//! `weir bench decode`, `prefill`, `speculate`, `compare`, `summarize`, `endless` and `kernels`.
+//! `weir bench decode`, `prefill`, `compare`, `summarize` and `kernels`.
 
 use crate::{
     cli::{
@@ -6,21 +6,18 @@ use crate::{
             setup::{BenchArgs, measure_each},
             table,
         },
-        model::{CheckpointArgs, checkpoint, count, speculation},
+        model::{CheckpointArgs, checkpoint, count},
     },
     report::{
         compare,
         decode::{self, DecodePlan},
-        endless::{self, EndlessPlan},
         kernels::{self, KernelPlan},
         machine::{Machine, free_bytes},
         prefill::{self, PrefillPlan},
-        speculate::{self, SpeculatePlan, TextKind},
         summaries::{self, SummaryBenchPlan},
     },
 };
 use std::path::PathBuf;
-use weir_engine::speculation::Speculation;
 use weir_kernels::{Compute, ThreadPool, error::Result};
 use weir_models::{
     checkpoint::CheckpointSource,
@@ -106,31 +103,6 @@ pub(super) struct SummarizeArgs {
     bench: BenchArgs,
 }
 
-#[derive(Debug, clap::Args)]
-pub(super) struct SpeculateArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArgs,
-    /// Rows per step. Several batch sizes are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
-        value_parser = count(1..=decode::MAX_BATCH))]
-    batch: Vec<usize>,
-    /// Symbols in each row before the first step. The repeating text repeats these.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1..=MAX_SYMBOLS))]
-    context: usize,
-    /// Characters that each row is fed in a run.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = count(1..=MAX_SYMBOLS))]
-    chars: usize,
-    /// Timed pairs of runs, one without drafts and one with them, after one warm-up pair.
-    #[arg(long, value_name = "N", default_value_t = 11, value_parser = count(1..=compare::MAX_PAIRS))]
-    pairs: usize,
-    /// Speculation of the second run of a pair: `auto`, or the most characters to guess at a time, 1 to 16. Several are measured
-    /// one after the other. `off` compares runs without drafts.
-    #[arg(long, value_name = "auto|off|N", value_delimiter = ',', default_value = "auto", value_parser = speculation)]
-    speculate: Vec<Speculation>,
-    #[command(flatten)]
-    bench: BenchArgs,
-}
-
 /// Decoding plans: every batch size with every context length and every boundary wait.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
@@ -181,20 +153,6 @@ pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
     args.bench.print(&entries, table::prefill)
 }
 
-pub(super) fn run_speculate(args: &SpeculateArgs) -> Result<()> {
-    let SpeculateArgs { context, chars, pairs, .. } = *args;
-    let mut plans = Vec::new();
-    for text in [TextKind::Prose, TextKind::Repeating] {
-        for &batch in &args.batch {
-            let plan = |&speculation| SpeculatePlan { text, batch, context, chars, pairs, speculation };
-            plans.extend(args.speculate.iter().map(plan));
-        }
-    }
-    let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &plans, SpeculatePlan::check, speculate::measure)?;
-    args.bench.print(&entries, table::speculate)
-}
-
 pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let check = |plan: &DecodePlan, model: &dyn Model| plan.check(model.card());
     let plans = args.plans.plans();
@@ -216,20 +174,6 @@ pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct EndlessArgs {
-    #[command(flatten)]
-    checkpoint: CheckpointArgs,
-    /// Symbols of the stream.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = count(2..=MAX_SYMBOLS))]
-    symbols: usize,
-    /// Parts of the stream to report.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(2..=endless::MAX_PARTS))]
-    parts: usize,
-    #[command(flatten)]
-    bench: BenchArgs,
-}
-
-#[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
     /// Minimum seconds per measurement.
     #[arg(long, value_name = "S", default_value_t = 0.2)]
@@ -239,13 +183,6 @@ pub(super) struct KernelsArgs {
     megabytes: usize,
     #[command(flatten)]
     bench: BenchArgs,
-}
-
-pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
-    let plan = EndlessPlan { symbols: args.symbols, parts: args.parts };
-    let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &[plan], EndlessPlan::check, endless::measure)?;
-    args.bench.print(&entries, table::endless)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {

@@ -4,7 +4,6 @@ use crate::report::{
     compare::DecodeComparison,
     documents::{DocumentComparison, DocumentCost, DocumentResult},
     machine::MeasuredModel,
-    speculate::{SpeculateMeasurement, TextKind},
 };
 use weir_kernels::error::printable;
 use weir_measure::stats::Quantiles;
@@ -91,26 +90,6 @@ fn no_peak(missing: bool) -> &'static str {
     let note =
         "int8, int4: no peak, since the measured peak is that of f32 products, which differs from that of integers\n";
     if missing { note } else { "" }
-}
-
-pub(super) fn speculate(entries: &[SpeculateMeasurement]) -> String {
-    let head = "model, dtype, threads, isa, text, batch, speculate, chars/s off, on, ratio p50, p10, p90, drafted, \
-        accepted, steps off, on";
-    let line = |entry: &SpeculateMeasurement| {
-        let mut cells = setup_cells(&entry.measured);
-        cells.push(match entry.text {
-            TextKind::Prose => "prose".into(),
-            TextKind::Repeating => "repeating".into(),
-        });
-        cells.extend([entry.batch.to_string(), entry.speculate.clone()]);
-        cells.extend([entry.chars_per_second_off, entry.chars_per_second_on].map(|speed| format!("{speed:.0}")));
-        let Quantiles { median, p10, p90 } = entry.ratio;
-        cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.3}")));
-        cells.extend([entry.drafted, entry.accepted, entry.steps_off, entry.steps_on].map(|count| count.to_string()));
-        cells
-    };
-    columns(head, entries.iter().map(line))
-        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
@@ -207,64 +186,6 @@ pub(super) fn documents(comparisons: &[DocumentComparison]) -> String {
         text += &columns(head, documents.iter().chain([total, median]).map(line));
     }
     text
-}
-
-pub(super) fn resume(entries: &[crate::report::resume::ResumeMeasurement]) -> String {
-    let head = "model, dtype, threads, isa, context, cold p50 ms, resumed p50 ms, p10, p90, ratio, p10, p90, cached";
-    let ms = |ns: f64| format!("{:.3}", ns / 1e6);
-    let line = |entry: &crate::report::resume::ResumeMeasurement| {
-        let Quantiles { median, p10, p90 } = entry.ratio;
-        let mut cells = setup_cells(&entry.measured);
-        cells.push(entry.context.to_string());
-        cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
-        cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
-        cells.push(format!("{:.1}", entry.cached_chars));
-        cells
-    };
-    columns(head, entries.iter().map(line))
-        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
-}
-
-/// Formats `weir bench endless`, with a line for each part.
-pub(super) fn endless(entries: &[crate::report::endless::EndlessMeasurement]) -> String {
-    let head = "model, dtype, threads, isa, symbols, p50 us, p10, p90, KB in pages, KB other, MB resident";
-    let micro = |ns: f64| format!("{:.2}", ns / 1e3);
-    let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
-    let table = columns(
-        head,
-        lines.map(|(entry, part)| {
-            let mut cells = setup_cells(&entry.measured);
-            cells.push(part.symbols.to_string());
-            cells.extend([part.step_ns_p50, part.step_ns_p10, part.step_ns_p90].map(micro));
-            cells.extend([part.page_bytes, part.own_bytes].map(|bytes| format!("{:.1}", bytes as f64 / 1e3)));
-            cells.push(part.resident_bytes.map_or("-".into(), |bytes| format!("{:.2}", bytes as f64 / 1e6)));
-            cells
-        }),
-    );
-    let ratios = entries.iter().map(
-        |crate::report::endless::EndlessMeasurement { measured, time_ratio, memory_ratio, .. }| {
-            format!("{}: last part ÷ first: time {time_ratio:.3}, memory {memory_ratio:.3}\n", measured.model)
-        },
-    );
-    table
-        + &ratios.collect::<String>()
-        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
-}
-
-pub(super) fn stream(entries: &[crate::report::stream::StreamMeasurement]) -> String {
-    let head = "model, dtype, threads, isa, batch, context, chars, messages, engine us/char, p10, p90, \
-        served us/char, p10, p90, overhead %, p10, p90";
-    let micro = |ns: f64| format!("{:.1}", ns / 1e3);
-    let line = |entry: &crate::report::stream::StreamMeasurement| {
-        let Quantiles { median, p10, p90 } = entry.overhead;
-        let mut cells = setup_cells(&entry.measured);
-        cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
-        cells.extend([entry.engine_step_ns, entry.engine_step_ns_p10, entry.engine_step_ns_p90].map(micro));
-        cells.extend([entry.served_step_ns, entry.served_step_ns_p10, entry.served_step_ns_p90].map(micro));
-        cells.extend([median, p10, p90].map(|share| format!("{:+.1}", share * 100.0)));
-        cells
-    };
-    columns(head, entries.iter().map(line))
 }
 
 pub(super) fn kernels(entries: &[crate::report::kernels::KernelMeasurement]) -> String {

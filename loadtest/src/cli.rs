@@ -393,10 +393,6 @@ struct CompareArgs {
     models: Vec<String>,
     #[command(flatten)]
     rounds: RoundArgs,
-    /// Fail if the server's estimate of a pooled model's gain in total time or time per character differs from the measured gain by
-    /// more than this percentage. The baseline must be the same model without pooling.
-    #[arg(long, value_name = "PERCENT")]
-    agree_within: Option<f64>,
 }
 
 /// Size of a comparison.
@@ -430,12 +426,9 @@ impl RoundArgs {
 }
 
 fn run_compare(args: CompareArgs, command: String) -> Result<()> {
-    let CompareArgs { server, workload, output, models, rounds, agree_within } = args;
+    let CompareArgs { server, workload, output, models, rounds } = args;
     rounds.check()?;
     output.check()?;
-    if let Some(percent) = agree_within.filter(|percent| !(0.0..=1000.0).contains(percent)) {
-        return Err(Error::option("--agree-within", percent, "0 to 1000 percent"));
-    }
     let report = runtime(server.threads)?.block_on(async {
         let session = MeasurementSession::open(server, workload, &models, true, command).await?;
         check_comparable(&session)?;
@@ -445,11 +438,7 @@ fn run_compare(args: CompareArgs, command: String) -> Result<()> {
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.report(vec![ReportPart::Compare { comparison }], false))
     })?;
-    output.write_measured(std::slice::from_ref(&report), None)?;
-    match (agree_within, &report.parts[..]) {
-        (Some(percent), [ReportPart::Compare { comparison }]) => comparison.check_estimates(percent),
-        _ => Ok(()),
-    }
+    output.write_measured(&[report], None)
 }
 
 /// Checks that all models of the session can answer the same requests.

@@ -142,24 +142,6 @@ impl ModelComparison {
             )
         })
     }
-
-    /// Fails if an estimated gain deviates more than `percent` from the measured one, or if the server reports no estimate.
-    pub fn check_estimates(&self, percent: f64) -> Result<()> {
-        let errors =
-            || self.models.iter().flat_map(|model| model.estimate_errors().into_iter().map(move |e| (model, e)));
-        if errors().next().is_none() {
-            let none = "--agree-within: the server reports no estimate of any model but the baseline";
-            return Err(Error::Setting(none.into()));
-        }
-        match errors().find(|(_, (_, relative))| (relative * 100.0).abs() > percent) {
-            None => Ok(()),
-            Some((model, (figure, relative))) => Err(Error::Setting(format!(
-                "{}, {figure}: the estimated gain is {:+.1} % from the measured one, more than {percent} %",
-                model.model,
-                relative * 100.0
-            ))),
-        }
-    }
 }
 
 /// Maximum models.

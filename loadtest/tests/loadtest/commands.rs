@@ -202,21 +202,18 @@ fn a_load_of_which_fewer_than_half_succeed_is_reported_and_fails() {
     assert!(all.run(&format!("run @ --model other --cancel-share 1 {load}")).status.success());
 }
 
-/// The command fails if an estimate deviates. This estimate is wrong on any machine; `comparisons` tests the exact threshold on a
-/// paused clock.
+/// This estimate is wrong on any machine; `comparisons` tests the exact difference on a paused clock.
 #[test]
 fn an_estimate_is_compared_with_the_measured_gain() {
     let pooled = |gain, spread| Script { gain: Some(gain), spread, ..script("pooled") };
     let served = serve(vec![script("plain"), pooled(1e6, 0.02)]);
-    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8 --agree-within 1000");
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && stderr.contains("more than 1000 %"), "{stderr}");
+    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8");
     let stdout = String::from_utf8(output.stdout).unwrap();
     let expected = "calibration of the ESTIMATED gains: each step timed at least 31 times, spread 2.00 %";
-    assert!(stdout.contains(expected), "{stdout}");
+    assert!(stdout.contains(expected) && stdout.contains("pooled: total: the ESTIMATED gain is +"), "{stdout}");
     // a calibration that the server itself doubts is marked
     let served = serve(vec![script("plain"), pooled(3.0, 0.63)]);
-    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8 --agree-within 1000 --html -");
+    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8 --html -");
     let page = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"), "{page}");
     assert!(page.contains("UNRELIABLE: the machine was busy") && page.contains("spread 63.0 %"), "{page}");

@@ -249,9 +249,11 @@ async fn every_mistake_on_the_command_line_has_its_message() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_request_has_its_answer() {
     let servers = CaseServers::start().await;
+    let mut addresses = servers.addresses();
+    addresses.push(("version", env!("CARGO_PKG_VERSION").to_owned()));
     for file in ["grpc.txt", "http.txt"] {
         let none = |_: &str| unreachable!("no command runs in a folder");
-        let wrong = wrong(&read_cases(file), &servers.addresses(), &none).await;
+        let wrong = wrong(&read_cases(file), &addresses, &none).await;
         assert!(wrong.is_empty(), "{wrong}");
     }
     servers.at_rest().await;
@@ -402,6 +404,7 @@ async fn grpcurl(words: &[String]) -> Answer {
             let length = u32::from_be_bytes(body[1..5].try_into().unwrap()) as usize;
             let response = DynamicMessage::decode(method.output(), &body[5..5 + length]).unwrap();
             let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
+            let options = options.skip_default_fields(false);
             responses.push(response.serialize_with_options(serde_json::value::Serializer, &options).unwrap());
             body.drain(..5 + length);
         }

@@ -6,7 +6,7 @@ use rcgen::{
     RevokedCertParams, SanType, date_time_ymd,
 };
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-use weir::server::config::{Checks, CredentialFiles, Tls, TlsFiles};
+use weir::server::config::{Checks, CredentialFiles, TlsFiles};
 
 /// Host name of the server.
 const HOST: &str = "weir.example";
@@ -107,13 +107,6 @@ impl Certificates {
         }
         Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap()
     }
-}
-
-/// Loads TLS settings from files, or returns all their errors.
-pub(crate) fn tls(files: &TlsFiles) -> Result<Tls, String> {
-    let mut checks = Checks::default();
-    let tls = checks.tls(files);
-    checks.finish().map(|()| tls.unwrap()).map_err(|error| error.to_string())
 }
 
 /// Reads valid files.

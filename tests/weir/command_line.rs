@@ -1,10 +1,6 @@
 //! The commands of the program: accepted and refused arguments, their output, and what they ask of a server.
 
-use crate::{
-    process::{outcome, program},
-    support::settings,
-    *,
-};
+use crate::{process::program, support::settings, *};
 use std::sync::{PoisonError, Weak};
 use tokio_stream::{Iter, iter, wrappers::TcpListenerStream};
 use tonic::{Response, transport::Server};
@@ -14,11 +10,6 @@ use weir_proto::v1::{
 };
 
 pub(crate) use crate::process::weir_json as run_json;
-
-/// Runs a command. Returns stdout if it succeeds, otherwise stderr.
-pub(crate) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
-    outcome(program(args).envs(environment.iter().copied()))
-}
 
 fn model(case: &str) -> String {
     converted(case).to_str().unwrap().to_owned()
@@ -99,14 +90,6 @@ fn windowed_scores_equal_those_of_one_pass() {
     let logprobs: Vec<f64> = serde_json::from_value(several["logprobs"].clone()).unwrap();
     let bits = -logprobs.iter().sum::<f64>() / 49.0 / std::f64::consts::LN_2;
     assert!((bits - several["bits_per_char"].as_f64().unwrap()).abs() < 1e-9);
-}
-
-#[test]
-fn flags_can_come_from_the_environment() {
-    let model = model("whitespaces");
-    let environment = [("WEIR_MODEL", &*model), ("WEIR_JSON", "1"), ("WEIR_DTYPE", "bf16")];
-    let output: Value = serde_json::from_str(&weir(&environment, &["score", "--text", "a word"]).unwrap()).unwrap();
-    assert_eq!(output["symbols"], 6);
 }
 
 #[test]
@@ -499,24 +482,4 @@ fn colors_of_help_follow_the_flag_and_the_environment() {
     assert!(has_color(&[("WEIR_COLOR", "always")], &["segment", "--help"]));
     assert!(!has_color(&[("WEIR_COLOR", "always")], &["segment", "--help", "--color=never"]));
     assert!(!has_color(&[], &["segment", "--help"]));
-}
-
-const KEY: &str = "key-of-the-test-0123456789";
-
-#[test]
-fn keys_and_certificates_are_sent() {
-    let certificates = Certificates::new();
-    certificates.write("keys", &format!("tester:{KEY}\n"));
-    certificates.write("key", &format!("{KEY}\n"));
-    let names = ["ca.pem", "server.pem", "server.key", "keys", "key"];
-    let [ca, cert, secret, keys, key_file] = names.map(|name| certificates.name(name));
-    let tls = ["--tls-cert", &cert, "--tls-key", &secret, "--api-keys", &keys];
-    let server = crate::process::Server::of(&[converted("whitespaces")], &tls);
-    let address = format!("https://{}", server.address);
-    let args = ["segment", "--text", "a b", "--server", &address, "--tls-ca", &ca];
-    let with_file = [&args[..], &["--api-key-file", &key_file]].concat();
-    assert!(stdout(&with_file).contains("1 closed segments"));
-    printed(&[("WEIR_API_KEY", KEY)], &args);
-    printed(&[("WEIR_API_KEY", "another")], &with_file);
-    printed(&[("WEIR_API_KEY", KEY), ("WEIR_API_KEY_FILE", ""), ("WEIR_TLS_CLIENT_CERT", "")], &args);
 }

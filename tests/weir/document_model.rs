@@ -1,13 +1,10 @@
 //! A document encoder without arithmetic: its logits are a hash of the document and of all symbols before them. It counts
 //! live objects, can be paused and slowed down, and fails on demand.
 
-use crate::toy_model::mix;
-use std::{
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
+use crate::toy_model::{StepGate, mix};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
 };
 use weir::{
     engine::{
@@ -52,7 +49,7 @@ pub(crate) struct DocumentModel {
     limits: DocumentLimits,
     memory: usize,
     counts: Arc<Counts>,
-    gate: (Mutex<StepGate>, Condvar),
+    pub(crate) gate: StepGate,
     /// Encoded blocks and symbol steps, in order.
     pub(crate) log: Mutex<Vec<LoggedStep>>,
 }
@@ -71,14 +68,6 @@ struct Counts {
     bytes: AtomicUsize,
     peak: AtomicUsize,
     blocks: AtomicUsize,
-}
-
-/// Controls whether, and how fast, steps run.
-#[derive(Clone, Copy, PartialEq)]
-enum StepGate {
-    Free,
-    Held,
-    Slow(Duration),
 }
 
 impl DocumentModel {
@@ -107,23 +96,14 @@ impl DocumentModel {
             marks: MARKS,
             generation,
         };
-        let gate = (Mutex::new(StepGate::Free), Condvar::new());
-        Arc::new(Self { card, limits, memory, counts: Arc::default(), gate, log: Mutex::default() })
-    }
-
-    /// Blocks all further work.
-    pub(crate) fn hold(&self) {
-        self.set(StepGate::Held);
-    }
-
-    /// Lets all work run at full speed.
-    pub(crate) fn release(&self) {
-        self.set(StepGate::Free);
-    }
-
-    /// Makes each block and each step take `duration`.
-    pub(crate) fn slow(&self, duration: Duration) {
-        self.set(StepGate::Slow(duration));
+        Arc::new(Self {
+            card,
+            limits,
+            memory,
+            counts: Arc::default(),
+            gate: StepGate::default(),
+            log: Mutex::default(),
+        })
     }
 
     /// Number of live encodings, documents and rows.
@@ -139,19 +119,6 @@ impl DocumentModel {
     /// Maximum number of bytes held since the start.
     pub(crate) fn peak(&self) -> usize {
         self.counts.peak.load(SeqCst)
-    }
-
-    fn set(&self, gate: StepGate) {
-        *self.gate.0.lock().unwrap() = gate;
-        self.gate.1.notify_all();
-    }
-
-    fn wait(&self) {
-        let (gate, changed) = &self.gate;
-        let gate = changed.wait_while(gate.lock().unwrap(), |gate| *gate == StepGate::Held).unwrap();
-        if let StepGate::Slow(duration) = *gate {
-            drop(changed.wait_timeout_while(gate, duration, |gate| *gate != StepGate::Free));
-        }
     }
 }
 
@@ -299,7 +266,7 @@ impl Model for DocumentModel {
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         assert!(*scratch.0.downcast_ref::<bool>().unwrap(), "a failed step's scratch was used again");
-        self.wait();
+        self.gate.pass();
         self.log.lock().unwrap().push(LoggedStep::Rows(which.len()));
         for &index in which {
             let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
@@ -485,7 +452,7 @@ impl DocumentEncoder for DocumentModel {
         assert!(std::mem::take(clean), "a failed step's scratch was used again");
         let mut ran = 0;
         while ran < blocks && !matches!(opening.stage(), EncodingStage::Waiting | EncodingStage::Done) {
-            self.wait();
+            self.gate.pass();
             self.log.lock().unwrap().push(LoggedStep::Block);
             self.counts.blocks.fetch_add(1, SeqCst);
             let block = opening.tokens.chunks(BLOCK).nth(opening.ran).unwrap_or_default();

@@ -61,15 +61,52 @@ const SALT: u64 = 1;
 /// Maximum time for which a step is held.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Number of steps that may still begin. Unlimited if `None`.
-type RemainingSteps = Option<usize>;
+/// Decides when, and how fast, the steps of a model run.
+#[derive(Default)]
+pub(crate) struct StepGate {
+    /// Steps that may still begin, unlimited if `None`; and the least time of a step.
+    pace: Mutex<(Option<usize>, Duration)>,
+    changed: Condvar,
+}
+
+impl StepGate {
+    /// Lets at most `steps` further steps begin.
+    pub(crate) fn hold(&self, steps: usize) {
+        self.set(Some(steps), Duration::ZERO);
+    }
+
+    /// Lets all steps run at full speed.
+    pub(crate) fn release(&self) {
+        self.set(None, Duration::ZERO);
+    }
+
+    /// Makes each step take at least `step`.
+    pub(crate) fn slow(&self, step: Duration) {
+        self.set(None, step);
+    }
+
+    fn set(&self, steps: Option<usize>, step: Duration) {
+        *self.pace.lock().unwrap() = (steps, step);
+        self.changed.notify_all();
+    }
+
+    /// Waits until a step may run.
+    pub(crate) fn pass(&self) {
+        let held = |(steps, _): &mut (Option<usize>, Duration)| *steps == Some(0);
+        // A test that fails while it holds the steps must not wait for the worker for ever.
+        let (mut pace, _) = self.changed.wait_timeout_while(self.pace.lock().unwrap(), HOLD_TIMEOUT, held).unwrap();
+        pace.0 = pace.0.map(|steps| steps.saturating_sub(1));
+        let step = pace.1;
+        drop(self.changed.wait_timeout_while(pace, step, |(_, step)| !step.is_zero()));
+    }
+}
 
 pub(crate) struct Toy {
     card: Card,
     shared: Arc<Shared>,
     /// Returns true if a symbol step is to fail for lack of memory.
     refuses: Box<dyn Fn() -> bool + Send + Sync>,
-    gate: (Mutex<RemainingSteps>, Condvar),
+    pub(crate) gate: StepGate,
     /// Number of symbol steps that have reached the gate.
     pub(crate) begun: AtomicUsize,
     /// Panics to come in the worker's accounting of memory.
@@ -147,18 +184,6 @@ impl Toy {
         Handle::start(Arc::clone(self) as Arc<dyn Model>, limits).unwrap()
     }
 
-    /// Lets at most `steps` further steps begin.
-    pub(crate) fn hold(&self, steps: usize) {
-        *self.gate.0.lock().unwrap() = Some(steps);
-        self.gate.1.notify_all();
-    }
-
-    /// Lets all steps begin.
-    pub(crate) fn release(&self) {
-        *self.gate.0.lock().unwrap() = None;
-        self.gate.1.notify_all();
-    }
-
     /// Makes the next sequence that is dropped panic, or no longer.
     pub(crate) fn break_worker(&self, breaks: bool) {
         self.shared.breaks_worker.store(breaks, SeqCst);
@@ -176,16 +201,6 @@ impl Toy {
     /// Number of pages that the pool refused although the engine had made room for them.
     pub(crate) fn overruns(&self) -> usize {
         self.shared.overruns.load(SeqCst)
-    }
-
-    fn pass_gate(&self) {
-        self.begun.fetch_add(1, SeqCst);
-        let held = |steps: &mut RemainingSteps| *steps == Some(0);
-        // A test that fails while it holds the steps must not wait for the worker for ever.
-        let (mut steps, _) = self.gate.1.wait_timeout_while(self.gate.0.lock().unwrap(), HOLD_TIMEOUT, held).unwrap();
-        if let Some(steps) = &mut *steps {
-            *steps = steps.saturating_sub(1);
-        }
     }
 }
 
@@ -317,7 +332,8 @@ impl Model for Toy {
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.pass_gate();
+        self.begun.fetch_add(1, SeqCst);
+        self.gate.pass();
         thread::sleep(Duration::from_nanos(self.step_ns.load(SeqCst)));
         with(scratch, || {
             if (self.refuses)() {

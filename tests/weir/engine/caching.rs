@@ -416,14 +416,14 @@ fn a_long_document_stalls_no_stream() {
     let engine = document_engine(&model, Limits { chunk: 4, step: Duration::ZERO, ..Limits::default() });
     let ids = document(9, 3);
     let slow = Summarize { beam: Some(1), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
-    model.slow(Duration::from_millis(5));
+    model.gate.slow(Duration::from_millis(5));
     let stream = submit_document(&engine, &ids, &slow, terms_of("stream")).unwrap();
     eventually("the stream decodes", || model.log.lock().unwrap().contains(&LoggedStep::Rows(1)));
-    model.hold();
+    model.gate.hold(0);
     let long: Vec<_> = (0..3)
         .map(|salt| submit_document(&engine, &document(TOKENS, salt), &Summarize::default(), terms_of("long")).unwrap())
         .collect();
-    model.slow(Duration::from_millis(1));
+    model.gate.slow(Duration::from_millis(1));
     checked(stream, &ids, &slow, &model);
     let log = model.log.lock().unwrap().clone();
     let first = log.iter().position(|work| *work == LoggedStep::Rows(1)).unwrap();
@@ -450,14 +450,14 @@ fn a_cancelled_request_releases_everything_at_every_stage() {
     assert_idle(&model, &engine);
     drop(upload);
     // The client cancels while the request is queued, encoded and decoded.
-    model.hold();
+    model.gate.hold(0);
     let running = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
     let waiting = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
     drop(waiting);
-    model.release();
+    model.gate.release();
     drop(running);
     assert_idle(&model, &engine);
-    model.slow(Duration::from_millis(1));
+    model.gate.slow(Duration::from_millis(1));
     let mut running = submit_document(&engine, &ids, &request, Terms::default()).unwrap();
     while !matches!(running.blocking_recv(), Some(Ok(Event::Characters(_)))) {}
     drop(running);

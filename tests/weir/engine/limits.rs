@@ -15,10 +15,10 @@ fn plain(max_chars: usize) -> Job {
 #[test]
 fn without_a_queue_jobs_still_run() {
     let (toy, engine) = started(limits(1, 0));
-    toy.hold(0);
+    toy.gate.hold(0);
     let first = engine.submit(plain(3), None).unwrap();
     assert!(matches!(engine.submit(plain(3), None), Err(Error::QueueFull { .. })));
-    toy.release();
+    toy.gate.release();
     read(first).unwrap();
     assert_idle(&toy, &engine);
 }
@@ -39,11 +39,11 @@ fn memory_limits_the_running_rows() {
         Err(Error::NeverFits { field: "prompt", needed: 220, limit: 200 }) => {}
         other => panic!("{other:?}"),
     }
-    toy.hold(0);
+    toy.gate.hold(0);
     let jobs: Vec<_> = [8, 8, 9, 1].map(|max| engine.submit(plain(max), None).unwrap()).into();
     // The last would fit, but no job overtakes another.
     assert_eq!((engine.load().running, engine.load().queued), (2, 2));
-    toy.release();
+    toy.gate.release();
     jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
     assert_idle(&toy, &engine);
 }
@@ -111,7 +111,7 @@ fn a_request_runs_no_longer_than_its_limit_and_the_text_until_then_is_sent() {
 #[test]
 fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
     let (toy, engine) = started(limits(1, 4));
-    toy.hold(5);
+    toy.gate.hold(5);
     let mut request = generate(&[1], 1000);
     // The whole text is held back, because it may become a stop string.
     let text: Vec<u32> = alone(Job::Generate(request.clone()), 4).characters.iter().map(|c| c.symbol).collect();
@@ -121,7 +121,7 @@ fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
     eventually("the steps were run", || toy.steps.lock().unwrap().len() == 5);
     assert!(Instant::now() < deadline, "the machine is too slow for this deadline");
     std::thread::sleep(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(10));
-    toy.release();
+    toy.gate.release();
     let (symbols, error) = read_to_error(events);
     assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
     // The sixth step had begun, each produced a symbol, and no seventh ran.
@@ -172,14 +172,14 @@ fn a_failed_step_ends_its_batch_and_the_engine_continues() {
     let (toy, engine) = started(Limits { rows: 3, ..Limits::default() });
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH] {
         let steps = toy.begun.load(SeqCst);
-        toy.hold(0);
+        toy.gate.hold(0);
         let decoding = engine.submit(unsegmented(50), None).unwrap();
         eventually("its first step runs alone", || toy.begun.load(SeqCst) > steps);
         let failing = engine.submit(ends_with(symbol), None).unwrap();
         // Its prompt ends a segment, so it waits for a segment step together with the failing one.
         let partner = engine.submit(Job::Generate(generate(&[1, 0, 2], 50)), None).unwrap();
         let queued = engine.submit(varied(2), None).unwrap();
-        toy.release();
+        toy.gate.release();
         // Exhausted memory has its own code.
         let code = if symbol == FAIL { Code::ResourceExhausted } else { Code::Internal };
         assert_eq!(read(failing).unwrap_err().code(), code);
@@ -224,10 +224,10 @@ fn a_broken_worker_fails_all_waiting_jobs() {
     toy.scratches.store(1, SeqCst);
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
     assert_eq!(engine.phase(), Phase::Open);
-    toy.hold(0);
+    toy.gate.hold(0);
     let mut running = engine.submit(ends_with(PANIC), None).unwrap();
     let mut queued = engine.submit(varied(1), None).unwrap();
-    toy.release();
+    toy.gate.release();
     while running.blocking_recv().is_some_and(|event| event.is_ok()) {}
     assert_eq!(queued.blocking_recv().unwrap().unwrap_err().code(), Code::Internal);
     assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Unavailable);
@@ -244,11 +244,11 @@ fn a_panic_in_the_bookkeeping_ends_all_requests_and_the_worker_starts_over() {
     let (toy, engine) = started(Limits { rows: 2, cache_bytes: 1 << 20, ..Limits::default() });
     for restarts in 1..=3 {
         read(engine.submit(varied(1), None).unwrap()).unwrap();
-        toy.hold(0);
+        toy.gate.hold(0);
         let requests: Vec<_> = (0..6).map(|_| engine.submit(unsegmented(400), None).unwrap()).collect();
         eventually("two requests run", || toy.sequences() >= 2 && engine.load().queued == 4);
         toy.memory_panics.store(1, SeqCst);
-        toy.release();
+        toy.gate.release();
         for events in requests {
             assert_eq!(read(events).unwrap_err().code(), Code::Internal);
         }
@@ -280,10 +280,10 @@ fn a_panic_at_the_end_of_a_request_ends_no_other() {
     let toy = Toy::new();
     let model = Arc::clone(&toy) as Arc<dyn Model>;
     let engine = Handle::start_with(model, Limits::default(), Arc::new(PanickingObserver)).unwrap();
-    toy.hold(0);
+    toy.gate.hold(0);
     let valid = engine.submit(varied(5), None).unwrap();
     let failing = engine.submit(ends_with(NAN), None).unwrap();
-    toy.release();
+    toy.gate.release();
     assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
     assert_eq!(read(valid).unwrap(), alone(varied(5), 1000));
     assert_eq!((engine.phase(), engine.counters().restarts), (Phase::Open, 0));
@@ -404,12 +404,12 @@ fn each_step_character_and_end_is_reported_once() {
 fn the_end_of_a_queued_request_is_reported() {
     let toy = Toy::new();
     let (engine, recorder) = engine(&toy, Limits { rows: 1, ..Limits::default() });
-    toy.hold(0);
+    toy.gate.hold(0);
     let first = engine.submit(varied(1), None).unwrap();
     eventually("the first has a row", || toy.sequences() == 1);
     let late = engine.submit(varied(2), Some(Instant::now() + Duration::from_millis(20))).unwrap();
     std::thread::sleep(Duration::from_millis(30));
-    toy.release();
+    toy.gate.release();
     assert!(matches!(read(late), Err(Error::Deadline { stage: "in the queue" })));
     read(first).unwrap();
     assert_idle(&toy, &engine);
@@ -425,10 +425,10 @@ fn a_long_step_is_reported_as_busy() {
     let toy = Toy::new();
     let (engine, _) = engine(&toy, Limits::default());
     eventually("the worker sleeps", || engine.busy_for().is_none());
-    toy.hold(0);
+    toy.gate.hold(0);
     let events = engine.submit(varied(1), None).unwrap();
     eventually("the step takes long", || engine.busy_for().is_some_and(|busy| busy > Duration::from_millis(20)));
-    toy.release();
+    toy.gate.release();
     read(events).unwrap();
     eventually("the worker sleeps again", || engine.busy_for().is_none());
 }

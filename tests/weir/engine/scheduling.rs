@@ -23,7 +23,7 @@ fn order(toy: &Toy, jobs: Vec<Events>) -> Vec<usize> {
 /// Returns an engine that runs no step, and the job that holds its only row.
 fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
     let engine = toy.engine(Limits { rows: 1, ..limits });
-    toy.hold(0);
+    toy.gate.hold(0);
     let first = engine.submit(plain(1, 3), terms(tenant, 0)).unwrap();
     eventually("the job has its row", || toy.sequences() == 1);
     (engine, first)
@@ -39,7 +39,7 @@ fn higher_priorities_go_first() {
     let second = 5;
     let submit = |(length, priority)| engine.submit(plain(length, 3), terms("", priority)).unwrap();
     let jobs: Vec<_> = [(low, -8), (usual, 0), (urgent, 7), (second, 7)].map(submit).into();
-    toy.release();
+    toy.gate.release();
     assert_eq!(order(&toy, jobs), [urgent, second, usual, low]);
     read(first).unwrap();
     assert_idle(&toy, &engine);
@@ -62,7 +62,7 @@ fn only_a_tenant_over_its_share_is_rejected() {
         assert!(matches!(submit(tenant), Err(Error::QueueFull { .. })), "{tenant}");
     }
     assert!(matches!(submit("late"), Err(Error::QueueFull { what: "requests", limit: 8, .. })));
-    toy.release();
+    toy.gate.release();
     jobs.into_iter().chain([first]).for_each(|events| drop(read(events).unwrap()));
     assert_idle(&toy, &engine);
 }
@@ -83,7 +83,7 @@ fn the_total_length_of_queued_prompts_is_limited() {
     let third = engine.submit(plain(25, 1), terms("b", 0)).unwrap();
     assert!(matches!(full(plain(27, 1), "c"), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
     let fourth = engine.submit(plain(13, 1), terms("c", 0)).unwrap();
-    toy.release();
+    toy.gate.release();
     [first, second, third, fourth].into_iter().for_each(|events| drop(read(events).unwrap()));
     // Running jobs do not count, and a job that gets a row at once is not queued.
     read(engine.submit(plain(200, 1), terms("a", 0)).unwrap()).unwrap();
@@ -156,11 +156,11 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
     let toy = Toy::new();
     // The stream's events all fit in its buffer, because its reader starts late.
     let engine = toy.engine(Limits { events: 300, boundary_wait: 0, ..small(8, 8) });
-    toy.hold(1);
+    toy.gate.hold(1);
     let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
     let prompts: Vec<_> = (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
     eventually("all have rows", || engine.load().running == 4);
-    toy.release();
+    toy.gate.release();
     read(stream).unwrap();
     prompts.into_iter().for_each(|events| drop(read(events).unwrap()));
     let steps = toy.steps.lock().unwrap();
@@ -173,13 +173,13 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
 #[test]
 fn a_cancelled_request_frees_its_row_within_a_step() {
     let (toy, engine) = started(small(1, 4));
-    toy.hold(3);
+    toy.gate.hold(3);
     let events = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
     eventually("three steps were taken", || toy.steps.lock().unwrap().len() == 3);
     drop(events);
-    toy.hold(1);
+    toy.gate.hold(1);
     assert_idle(&toy, &engine);
-    toy.release();
+    toy.gate.release();
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn step_count(toy: &Toy) -> usize {
 /// Lets `count` more steps begin and waits for them.
 fn step(toy: &Toy, count: usize) {
     let before = step_count(toy);
-    toy.hold(count);
+    toy.gate.hold(count);
     eventually("the steps were run", || step_count(toy) == before + count);
 }
 
@@ -359,7 +359,7 @@ fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir:
     let toy = Toy::new();
     let deadline = deadline.map(|after| Instant::now() + after);
     let engine = toy.engine(limits(boundary_wait));
-    toy.hold(0);
+    toy.gate.hold(0);
     let first = engine.submit(closing(100), deadline).unwrap();
     step(&toy, 1);
     let second = engine.submit(open(100), None).unwrap();
@@ -376,9 +376,9 @@ fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir:
 fn outputs_are_equal_and_no_row_waits_longer_than_allowed() {
     for wait in 0..=3 {
         let (toy, engine) = started(Limits { rows: 7, chunk: 16, ..limits(wait) });
-        toy.hold(0);
+        toy.gate.hold(0);
         let jobs: Vec<_> = (0..64).map(|seed| (seed, engine.submit(varied(seed), None).unwrap())).collect();
-        toy.release();
+        toy.gate.release();
         for (seed, events) in jobs {
             let (output, timing) = read_timed(events).unwrap();
             assert_eq!(output, alone(varied(seed), 1000), "job {seed}, wait {wait}");
@@ -394,14 +394,14 @@ fn outputs_are_equal_and_no_row_waits_longer_than_allowed() {
 fn rows_that_wait_share_segment_steps() {
     let segment_steps = |wait| {
         let (toy, engine) = started(limits(wait));
-        toy.hold(0);
+        toy.gate.hold(0);
         let submit = |seed| {
             let mut request = generate(&[1], 200);
             request.sampling.seed = seed;
             engine.submit(Job::Generate(request), None).unwrap()
         };
         let jobs: Vec<_> = (0..8).map(submit).collect();
-        toy.release();
+        toy.gate.release();
         jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
         // Each symbol step is followed by one finish step for all rows.
         assert_eq!(toy.finish_steps.load(SeqCst), step_count(&toy), "wait {wait}");
@@ -426,11 +426,11 @@ fn a_row_alone_never_waits() {
 #[test]
 fn a_wait_is_counted_in_the_timing() {
     let (toy, engine) = started(limits(2));
-    toy.hold(1);
+    toy.gate.hold(1);
     let neighbor = engine.submit(open(200), None).unwrap();
     eventually("the first job runs", || step_count(&toy) == 1);
     let events = engine.submit(closing(5), None).unwrap();
-    toy.release();
+    toy.gate.release();
     let (output, timing) = read_timed(events).unwrap();
     assert_eq!(output, alone(closing(5), 1000));
     assert_eq!((timing.steps, timing.middle_steps, timing.wait_steps), (6, 5, 10));
@@ -447,7 +447,7 @@ fn a_chunk_does_not_wait_and_ends_the_wait_of_others() {
     });
     step(&toy, 1);
     assert_eq!(toy.segment_steps.lock().unwrap().last().unwrap().0, 2);
-    toy.release();
+    toy.gate.release();
     assert_eq!(read(prompt).unwrap(), alone(Job::Generate(generate(&[1, 0, 2], 1)), 1000));
     assert_eq!(read(first).unwrap(), alone(closing(100), 1000));
     assert_eq!(read(second).unwrap(), alone(open(100), 1000));
@@ -461,7 +461,7 @@ fn a_cancelled_waiting_row_releases_everything() {
     drop(first);
     step(&toy, 2);
     assert_eq!((toy.sequences(), engine.load().running), (1, 1));
-    toy.release();
+    toy.gate.release();
     assert_eq!(read(second).unwrap(), alone(open(100), 1000));
     assert_eq!(toy.segment_steps.lock().unwrap().len(), before, "no other row needs a segment step");
     assert_idle(&toy, &engine);
@@ -471,7 +471,7 @@ fn a_cancelled_waiting_row_releases_everything() {
 fn a_deadline_passes_while_a_row_waits() {
     let (toy, engine, [mut first, second]) = waiting(64, Some(Duration::from_secs(2)));
     thread::sleep(Duration::from_millis(2_020));
-    toy.release();
+    toy.gate.release();
     let error = std::iter::from_fn(|| first.blocking_recv()).find_map(Result::err);
     assert!(matches!(error, Some(Error::Deadline { stage: "while decoding" })), "{error:?}");
     assert_eq!(read(second).unwrap(), alone(open(100), 1000));
@@ -497,7 +497,7 @@ fn a_failed_step_ends_only_the_rows_in_it() {
     for (prompt, waiting_fails) in [(&[PANIC_AT_FINISH][..], false), (&[1, 2, PANIC_IN_MIDDLE], true)] {
         let (toy, engine, [first, second]) = waiting(64, None);
         let failing = engine.submit(Job::Generate(generate(prompt, 5)), None).unwrap();
-        toy.release();
+        toy.gate.release();
         assert_eq!(read(failing).unwrap_err().code(), Code::Internal);
         let (lost, spared, job) =
             if waiting_fails { (first, second, open(100)) } else { (second, first, closing(100)) };

@@ -288,10 +288,10 @@ fn a_full_step_feeds_no_drafts() {
     let toy = Toy::new();
     // four rows fill the step
     let engine = toy.engine(Limits { chunk: 4, rows: 4, ..limits(Speculation::UpTo(7)) });
-    toy.hold(0);
+    toy.gate.hold(0);
     let jobs: Vec<_> = (0..4).map(|_| engine.submit(Job::Generate(repeating(1, 30)), None).unwrap()).collect();
     eventually("all have rows", || engine.load().running == 4);
-    toy.release();
+    toy.gate.release();
     jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
     let steps = toy.steps.lock().unwrap();
     assert!(steps.iter().all(|fed| fed.iter().sum::<usize>() <= 4 + 3), "{steps:?}");

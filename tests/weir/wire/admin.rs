@@ -136,13 +136,8 @@ impl Exchange {
 
     /// Waits until no generation drains.
     async fn drained(&self) {
-        for _ in 0..10_000 {
-            if self.states().await.iter().all(|(_, _, state)| *state == State::Serving) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("it drains for ever");
+        let serves = async || self.states().await.iter().all(|(_, _, state)| *state == State::Serving);
+        eventually_async("no generation drains", serves).await;
     }
 
     async fn text(&self, model: &str, seed: u64) -> Result<String, Status> {
@@ -161,7 +156,7 @@ impl Deref for Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.fakes.released.store(true, SeqCst);
-        self.fakes.models.lock().unwrap().iter().for_each(|fake| fake.release());
+        self.fakes.models.lock().unwrap().iter().for_each(|fake| fake.gate.release());
     }
 }
 
@@ -188,7 +183,7 @@ fn with_token<T>(message: T, token: &str) -> Request<T> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_is_loaded_while_another_streams() {
     let server = Exchange::new().await;
-    server.fake(0).slow(STEP);
+    server.fake(0).gate.slow(STEP);
     let mut stream = server.generation().generate(of("first", long("a", 300))).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
     assert_eq!(server.text("other", 1).await.unwrap_err().code(), Code::NotFound);
@@ -212,9 +207,9 @@ async fn an_unloaded_model_serves_its_last_request() {
     let server = Exchange::new().await;
     server.load(Some("second"), None).await.unwrap();
     let fake = server.fake(1);
-    fake.slow(STEP);
+    fake.gate.slow(STEP);
     let stream = server.generation().generate(of("second", long("a", 200))).await.unwrap().into_inner();
-    fake.hold();
+    fake.gate.hold(0);
     assert_eq!(server.unload("second").await.unwrap(), 2);
     let status = server.text("second", 1).await.unwrap_err();
     assert_refused(&status, Code::NotFound, "UNKNOWN_MODEL");
@@ -222,7 +217,7 @@ async fn an_unloaded_model_serves_its_last_request() {
     let draining = server.list().await.pop().unwrap();
     assert_eq!((draining.number, draining.state()), (2, State::Draining));
     assert_eq!(draining.running + draining.waiting, 1);
-    fake.release();
+    fake.gate.release();
     assert_eq!(read(stream).await.unwrap().finished.usage.unwrap().generated_chars, 200);
     server.drained().await;
     assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);
@@ -234,7 +229,7 @@ async fn an_unloaded_model_serves_its_last_request() {
 async fn a_cancelled_request_does_not_keep_an_unloaded_model() {
     let server = Exchange::new().await;
     let fake = server.fake(0);
-    fake.slow(STEP);
+    fake.gate.slow(STEP);
     let mut stream = server.generation().generate(of("first", long("a", 1900))).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
     server.unload("first").await.unwrap();
@@ -417,8 +412,8 @@ impl Watched {
         let port = listener.local_addr().unwrap();
         let monitor = Monitor::new(engines.clone(), hang);
         tokio::spawn(serve_admin_port(listener, monitor.clone(), Arc::default()));
-        assert_eq!(get(port, "/health/live", "").await.0, 200);
-        let (status, why) = get(port, "/health/ready", "").await;
+        assert_eq!(get(port, "/health/live", &[]).await.0, 200);
+        let (status, why) = get(port, "/health/ready", &[]).await;
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
         tokio::task::spawn_blocking(load).await.unwrap();
         let running = Running::offering(
@@ -431,7 +426,7 @@ impl Watched {
     }
 
     async fn get(&self, path: &str) -> (u16, String) {
-        get(self.port, path, "").await
+        get(self.port, path, &[]).await
     }
 
     /// Returns the value of a series, given its name and labels as printed.
@@ -446,13 +441,7 @@ impl Watched {
 
     /// Waits until a series has `value`: some metrics are updated after the client receives the end.
     pub(super) async fn until(&self, series: &str, value: f64) {
-        for _ in 0..1000 {
-            if self.find(series).await == Some(value) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{series} never became {value}");
+        eventually_async(&format!("{series} is {value}"), async || self.find(series).await == Some(value)).await;
     }
 
     async fn of_model(&self, name: &str) -> f64 {
@@ -465,13 +454,8 @@ impl Watched {
     }
 
     async fn until_health(&self, service: &str, status: ServingStatus) {
-        for _ in 0..1000 {
-            if self.health(service).await == status {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{service:?} never became {status:?}");
+        let reported = async || self.health(service).await == status;
+        eventually_async(&format!("{service:?} is {status:?}"), reported).await;
     }
 }
 
@@ -485,25 +469,14 @@ impl Deref for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.fake.release();
+        self.fake.gate.release();
     }
 }
 
 /// Sends an HTTP request, and returns status and body.
-async fn get(port: SocketAddr, path: &str, headers: &str) -> (u16, String) {
-    let host = if headers.contains("host:") { "" } else { "host: x\r\n" };
-    let (head, body) =
-        exchange(port, &format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n{headers}\r\n")).await;
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
-}
-
-async fn exchange(port: SocketAddr, request: &str) -> (String, String) {
-    let mut stream = TcpStream::connect(port).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.to_owned(), body.to_owned())
+async fn get(port: SocketAddr, path: &str, headers: &[&str]) -> (u16, String) {
+    let reply = exchange(port, "GET", path, headers, "").await;
+    (reply.0, reply.body().to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -582,7 +555,7 @@ async fn cached_characters_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_and_cancelled_requests_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
-    server.fake.slow(Duration::from_millis(2));
+    server.fake.gate.slow(Duration::from_millis(2));
     let stream = server.generation().generate(long("a", 1900)).await.unwrap();
     eventually("the request runs", || server.engines.all()[0].load().running == 1).await;
     assert_eq!(server.of_model("num_requests_running").await, 1.0);
@@ -599,14 +572,14 @@ async fn a_worker_that_hangs_is_not_alive() {
     let server = Watched::new(Duration::from_millis(200)).await;
     assert_eq!((server.get("/health/live").await.0, server.get("/health/ready").await.0), (200, 200));
     assert_eq!(server.health("").await, ServingStatus::Serving);
-    server.fake.hold();
+    server.fake.gate.hold(0);
     let stream = server.generation().generate(long("a", 5)).await.unwrap();
     server.until_health("", ServingStatus::NotServing).await;
     server.until_health("weir.v1.Generation", ServingStatus::NotServing).await;
     let (status, why) = server.get("/health/live").await;
     assert_eq!(status, 503);
     assert!(why.contains("\"fake\"") && why.contains("200ms"), "{why}");
-    server.fake.release();
+    server.fake.gate.release();
     read(stream.into_inner()).await.unwrap();
     server.until_health("", ServingStatus::Serving).await;
     server.until_health("weir.v1.Generation", ServingStatus::Serving).await;
@@ -616,7 +589,7 @@ async fn a_worker_that_hangs_is_not_alive() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_server_is_alive_and_not_ready() {
     let mut server = Watched::new(Duration::from_secs(60)).await;
-    server.fake.hold();
+    server.fake.gate.hold(0);
     let _stream = server.generation().generate(long("a", 5)).await.unwrap();
     server.running.shut_down();
     server.until_health("weir.v1.Generation", ServingStatus::NotServing).await;
@@ -632,31 +605,31 @@ async fn the_port_serves_both_metric_formats_only() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&version).unwrap()["version"], env!("CARGO_PKG_VERSION"));
     let (_, old) = server.get("/metrics").await;
     assert!(old.contains("# TYPE weir_prompt_tokens_total counter\n") && !old.contains("# EOF"), "{old}");
-    let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
-    let (_, open) = get(server.port, "/metrics", accept).await;
+    let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+    let (_, open) = get(server.port, "/metrics", &[accept]).await;
     assert!(open.contains("# TYPE weir_prompt_tokens counter\n") && open.ends_with("# EOF\n"), "{open}");
     let paths = "weir's admin port has /metrics, /health/live, /health/ready and /version\n";
     assert_eq!(server.get("/nothing").await, (404, format!("this path does not exist; {paths}")));
-    let (head, body) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
-    assert!(head.starts_with("HTTP/1.1 405 ") && body.ends_with(paths), "{head} {body}");
+    let posted = exchange(server.port, "POST", "/metrics", &[], "").await;
+    assert!(posted.0 == 405 && posted.body().ends_with(paths), "{} {}", posted.0, posted.body());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_other_origins_read_nothing() {
     let server = Watched::new(Duration::from_secs(60)).await;
     for headers in [
-        "host: rebound.example.com:9090\r\n",
-        "host: 127.0.0.1:9090\r\norigin: https://evil.example.com\r\n",
-        "origin: null\r\n",
+        &["host: rebound.example.com:9090"][..],
+        &["host: 127.0.0.1:9090", "origin: https://evil.example.com"],
+        &["origin: null"],
     ] {
         for path in ["/metrics", "/version", "/health/ready"] {
             let (status, body) = get(server.port, path, headers).await;
-            assert_eq!(status, 403, "{path} with {headers}");
+            assert_eq!(status, 403, "{path} with {headers:?}");
             assert!(body.contains("--allowed-") && !body.contains("weir_"), "{body}");
         }
     }
-    let own = "host: 127.0.0.1:9090\r\norigin: http://127.0.0.1:9090\r\n";
-    assert_eq!(get(server.port, "/metrics", own).await.0, 200);
+    let own = ["host: 127.0.0.1:9090", "origin: http://127.0.0.1:9090"];
+    assert_eq!(get(server.port, "/metrics", &own).await.0, 200);
 }
 
 /// Requests that their connection refuses reach no service, and are counted all the same.
@@ -731,7 +704,7 @@ async fn a_removed_key_works_only_where_it_was_used() {
         server.models().list_models(request).await.map_or_else(|status| status.code(), |_| Code::Ok)
     };
     assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Ok, Code::Unauthenticated]);
-    server.model.hold();
+    server.model.gate.hold(0);
     let stream = server.generation().generate(bearing(long("a", 9), &[ALICE])).await.unwrap().into_inner();
     let other = plain(server.address).connect().await.unwrap();
     let elsewhere = async |key: &str| {
@@ -741,7 +714,7 @@ async fn a_removed_key_works_only_where_it_was_used() {
     live.replace(keys("bob:another-key-that-bob-has"));
     assert_eq!([ask(ALICE).await, ask(BOB).await], [Code::Ok, Code::Ok]);
     assert_eq!([elsewhere(ALICE).await, elsewhere(BOB).await], [Code::Unauthenticated, Code::Ok]);
-    server.model.release();
+    server.model.gate.release();
     assert_eq!(read(stream).await.unwrap().text().chars().count(), 9);
     server.at_rest().await;
 }
@@ -768,12 +741,12 @@ async fn a_replaced_certificate_serves_new_connections() {
     let server = Server::reached_by(using(&live), reach).await;
     let address = server.address;
     tried(after.reach(address, None)).await.expect_err("the certificate is not replaced yet");
-    server.model.hold();
+    server.model.gate.hold(0);
     let stream = server.generate(long("a", 9)).await.unwrap();
     live.replace(credentials(&after.files(false)));
     tried(after.reach(address, None)).await.unwrap();
     tried(before.reach(address, None)).await.expect_err("the certificate is replaced");
-    server.model.release();
+    server.model.gate.release();
     // The connection from before the reload keeps its stream and takes further calls.
     assert_eq!(read(stream).await.unwrap().text().chars().count(), 9);
     server.answer(long("a", 3)).await.unwrap();

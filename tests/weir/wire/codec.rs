@@ -263,19 +263,8 @@ async fn a_text_that_is_not_read_ends_after_the_stall_limit() {
     freed(&engine).await;
     // The error is not lost while the client still reads nothing.
     sleep(Duration::from_millis(2500)).await;
-    let mut body = response.into_body();
-    let mut bytes = 0;
-    let status = loop {
-        match body.data().await {
-            Some(part) => {
-                let part = part.unwrap();
-                bytes += part.len();
-                body.flow_control().release_capacity(part.len()).unwrap();
-            }
-            None => break tonic::Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap(),
-        }
-    };
-    assert!(bytes < text.len(), "{bytes} bytes of a response that was dropped");
+    let (bytes, status) = to_end(response).await;
+    assert!(bytes.len() < text.len(), "{} bytes of a response that was dropped", bytes.len());
     assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 

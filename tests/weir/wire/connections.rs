@@ -1,7 +1,6 @@
 //! Connections: HTTP/2, compression, late headers, TLS and API keys.
 
 use super::*;
-use crate::certificates::tls;
 use h2::client::Builder;
 use std::net::Ipv4Addr;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::ring};
@@ -14,7 +13,6 @@ use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
     server_reflection_request::MessageRequest,
 };
-use weir::server::config::TlsFiles;
 use weir_proto::{inference::ServerLiveRequest, v1::SegmentResponse};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -83,7 +81,7 @@ async fn one_address_leaves_connections_to_others() {
             .await;
     let address = server.address;
     // The streams must run until the end of the test.
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let mut busy = Vec::new();
     for _ in 0..4 {
         let channel = plain(address).connect().await.unwrap();
@@ -108,7 +106,7 @@ async fn unfinished_health_checks_make_room_for_others() {
         Server::within(TransportConfig { connections: 4, connections_per_address: 4, ..TransportConfig::default() })
             .await;
     let address = server.address;
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let mut busy = Vec::new();
     for host in 1..=4 {
         let mut client = weir_proto::v1::generation_client::GenerationClient::new(channel_from(host, address).await);
@@ -166,7 +164,7 @@ async fn a_call_in_progress_keeps_its_connection() {
         ..TransportConfig::default()
     })
     .await;
-    server.model.slow(Duration::from_millis(10));
+    server.model.gate.slow(Duration::from_millis(10));
     let mut answer = server.generate(long("a", 60)).await.unwrap();
     let began = Instant::now();
     while answer.message().await.expect("the connection is open").is_some() {}
@@ -381,6 +379,18 @@ pub(super) async fn called(
     response.await
 }
 
+/// Reads a response to its end. Returns its bytes and status.
+pub(super) async fn to_end(mut response: Response<RecvStream>) -> (Vec<u8>, Status) {
+    let mut bytes = Vec::new();
+    while let Some(part) = response.body_mut().data().await {
+        let part = part.unwrap();
+        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
+        bytes.extend_from_slice(&part);
+    }
+    let trailers = response.body_mut().trailers().await.unwrap().unwrap();
+    (bytes, Status::from_header_map(&trailers).unwrap())
+}
+
 /// Calls `Segment` with these headers.
 async fn raw_segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
     let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
@@ -391,7 +401,7 @@ async fn raw_segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missed_deadline_has_error_details() {
     let server = Server::new().await;
-    server.model.slow(Duration::from_millis(30));
+    server.model.gate.slow(Duration::from_millis(30));
     let sender = connect(server.address, 1 << 16).await;
     let text = "a ".repeat(900);
     for round in 0..40 {
@@ -418,11 +428,11 @@ async fn a_unary_call_ends_at_its_deadline() {
     let server = Server::new().await;
     let sender = connect(server.address, 1 << 16).await;
     for _ in 0..20 {
-        server.model.hold();
+        server.model.gate.hold(0);
         let answer = raw_segment(sender.clone(), &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_refused(&status, Code::DeadlineExceeded, "DEADLINE");
-        server.model.release();
+        server.model.gate.release();
         server.at_rest().await;
         // The running step finishes; the seven others do not start. On a busy machine the call may end before its first step.
         let steps = server.model.steps();
@@ -439,19 +449,14 @@ async fn a_unary_call_ends_at_its_deadline() {
 async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     let mut server = Server::new().await;
     let sender = connect(server.address, 256).await;
-    let mut body = raw_segment(sender, &"ab ".repeat(600), &[]).await.into_body();
+    let response = raw_segment(sender, &"ab ".repeat(600), &[]).await;
     server.at_rest().await;
     server.shut_down();
     // The pause is longer than the idle timeout of connections.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!server.running.task.is_finished(), "cut off");
-    let mut answer = Vec::new();
-    while let Some(part) = body.data().await {
-        let part = part.unwrap();
-        body.flow_control().release_capacity(part.len()).unwrap();
-        answer.extend_from_slice(&part);
-    }
-    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    let (answer, status) = to_end(response).await;
+    assert_eq!(status.code(), Code::Ok);
     assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
     // With nothing left to send, the shutdown does not wait for the drain limit of 30 s.
     server.ended().await;
@@ -587,13 +592,13 @@ pub(super) fn frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
 async fn headers_come_with_the_first_characters() {
     let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
     let server = Server::within(config).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let mut client = server.generation();
     let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
     server.until_running(1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!call.is_finished());
-    server.model.release();
+    server.model.gate.release();
     let answer = read(call.await.unwrap().unwrap().into_inner()).await.unwrap();
     assert_eq!(answer.text(), Server::new().await.answer(long("a", 20)).await.unwrap().text());
     let request = v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
@@ -606,14 +611,14 @@ async fn an_early_failure_is_the_status_of_the_call() {
     let mut server = Server::within(config).await;
     let status = server.generate(prompt("ab!")).await.map(drop).unwrap_err();
     assert_refused(&status, Code::Internal, "INTERNAL");
-    server.model.hold();
+    server.model.gate.hold(0);
     let mut client = server.generation();
     let call = tokio::spawn(async move { client.generate(long("a", 20)).await });
     server.until_running(1).await;
     server.shut_down();
     let status = call.await.unwrap().map(drop).unwrap_err();
     assert_refused(&status, Code::Unavailable, "DRAINING");
-    server.model.release();
+    server.model.gate.release();
     server.at_rest().await;
 }
 
@@ -622,14 +627,14 @@ async fn an_early_failure_is_the_status_of_the_call() {
 async fn choices_over_http_start_together() {
     let config = TransportConfig { late_headers: true, ..TransportConfig::default() };
     let server = Server::within(config).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let body = json!({ "prompt": "a", "max_tokens": 9, "n": 3, "seed": 1, "stream": true }).to_string();
     let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
     server.until_running(3).await;
     let mut answer = String::new();
     let early = tokio::time::timeout(Duration::from_millis(100), client.read_to_string(&mut answer)).await;
     assert!(early.is_err() && answer.is_empty(), "{answer}");
-    server.model.release();
+    server.model.gate.release();
     client.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("[DONE]"), "{answer}");
     server.at_rest().await;
@@ -639,7 +644,7 @@ async fn choices_over_http_start_together() {
 async fn an_early_failure_over_http_is_the_status_of_the_request() {
     let config = TransportConfig { late_headers: true, drain: Duration::ZERO, ..TransportConfig::default() };
     let mut server = Server::within(config).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let body = json!({ "prompt": "a", "max_tokens": 9, "n": 2, "seed": 1, "stream": true }).to_string();
     let mut client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
     server.until_running(2).await;
@@ -647,7 +652,7 @@ async fn an_early_failure_over_http_is_the_status_of_the_request() {
     let mut answer = String::new();
     client.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    server.model.release();
+    server.model.gate.release();
     server.ended().await;
 }
 
@@ -732,7 +737,7 @@ async fn client_certificates_can_be_required() {
 async fn encrypted_streams_finish_while_the_server_drains() {
     let certificates = Certificates::new();
     let mut server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
-    server.model.slow(Duration::from_millis(2));
+    server.model.gate.slow(Duration::from_millis(2));
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
     server.shut_down();
@@ -743,51 +748,6 @@ async fn encrypted_streams_finish_while_the_server_drains() {
     assert!(matches!(last, Some(Event::Finished(_))), "cut off: {last:?}");
     server.ended().await;
     server.at_rest().await;
-}
-
-fn of_server(cert: &Path, key: &Path) -> TlsFiles {
-    TlsFiles { cert: Some(cert.into()), key: Some(key.into()), ..TlsFiles::default() }
-}
-
-#[test]
-fn certificate_errors_are_reported() {
-    let certificates = Certificates::new();
-    let text = certificates.write("text", "no PEM at all");
-    let missing = certificates.path("none");
-    let truncated = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
-    let [cert, key, other, ca] =
-        ["server.pem", "server.key", "client.key", "ca.pem"].map(|name| certificates.path(name));
-    let wrong = |cert: &Path, key: &Path, client_ca: Option<&Path>| {
-        tls(&TlsFiles { client_ca: client_ca.map(Into::into), ..of_server(cert, key) }).unwrap_err()
-    };
-    let check_parts = |problem: String, parts: &[&str]| {
-        for part in parts {
-            assert!(problem.contains(part), "{part} is not in {problem}");
-        }
-    };
-    check_parts(wrong(&missing, &key, None), &["--tls-cert", "none:", "No such file"]);
-    check_parts(wrong(&text, &key, None), &["--tls-cert", "text:", "expected PEM with a certificate, found none"]);
-    check_parts(wrong(&truncated, &key, None), &["--tls-cert", "torn:", "a section without an end"]);
-    check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem:", "expected PEM with a private key"]);
-    let of_another = "server.pem (--tls-cert), found that of another certificate";
-    check_parts(wrong(&cert, &other, None), &["--tls-key: ", "client.key: expected the private key", of_another]);
-    check_parts(wrong(&key, &cert, None), &["--tls-cert", "server.key:", "found a private key", "found a certificate"]);
-    check_parts(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key:", "expected PEM with a certificate"]);
-    // All errors are reported at once.
-    check_parts(
-        wrong(&missing, &text, Some(&truncated)),
-        &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"],
-    );
-    let wrong_list = |file: &Path| {
-        let client_crl = Some(file.to_owned());
-        tls(&TlsFiles { client_ca: Some(ca.clone()), client_crl, ..of_server(&cert, &key) }).unwrap_err()
-    };
-    let expected = "expected PEM with a certificate revocation list, found none";
-    check_parts(wrong_list(&ca), &["--tls-client-crl", "ca.pem:", expected]);
-    check_parts(wrong_list(&missing), &["--tls-client-crl", "none:", "No such file"]);
-    let empty_list = certificates.write("list", "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n");
-    check_parts(wrong_list(&empty_list), &["--tls-client-crl", "list:", "could not be parsed"]);
-    assert!(tls(&TlsFiles { client_ca: Some(ca.clone()), ..of_server(&cert, &key) }).is_ok());
 }
 
 /// Returns the access of the two owners of keys.
@@ -810,35 +770,6 @@ pub(super) fn bearing<T>(message: T, values: &[&str]) -> tonic::Request<T> {
     request
 }
 
-#[tokio::test]
-async fn api_keys_can_be_required() {
-    let server = with_keys(Limits::default()).await;
-    let wrong: [&[&str]; 9] = [
-        &[],
-        &[""],
-        &["Bearer "],
-        &["a-key-that-alice-has"],
-        &["Bearer a-key-that-alice-hat"],
-        &["Bearer a-key-that-alice-has-not"],
-        &["Bearer  a-key-that-alice-has"],
-        &["Basic a-key-that-alice-has"],
-        &[ALICE, ALICE],
-    ];
-    for values in wrong {
-        let status = server.generation().generate(bearing(prompt("a"), values)).await.map(drop).unwrap_err();
-        assert_refused(&status, Code::Unauthenticated, "UNAUTHENTICATED");
-        assert!(!details(&status).request_info().unwrap().request_id.is_empty());
-        assert!(!format!("{status:?}").contains("alice"), "{status:?}");
-        let status = server.models().list_models(bearing(v1::ListModelsRequest {}, values)).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unauthenticated, "{values:?}");
-    }
-    server.at_rest().await;
-    for right in [ALICE, "bearer a-key-that-alice-has", BOB] {
-        let request = bearing(v1::SegmentRequest { text: "ab c".into(), ..Default::default() }, &[right]);
-        server.generation().segment(request).await.unwrap();
-    }
-}
-
 /// Tenants share neither cached prompts nor their part of the queue.
 #[tokio::test]
 async fn each_key_owner_is_a_tenant() {
@@ -853,7 +784,7 @@ async fn each_key_owner_is_a_tenant() {
     assert_eq!(cached(BOB).await, 0, "the cached prompt belongs to alice");
     assert!(cached(BOB).await > 0);
 
-    server.model.hold();
+    server.model.gate.hold(0);
     let call = |key: &str| {
         let mut client = server.generation();
         let request = bearing(long("a", 3), &[key]);
@@ -867,7 +798,7 @@ async fn each_key_owner_is_a_tenant() {
     let status = call(ALICE).await.map(drop).unwrap_err();
     assert_refused(&status, Code::ResourceExhausted, "QUEUE_FULL");
     taken.push(call(BOB).await.unwrap());
-    server.model.release();
+    server.model.gate.release();
     for stream in taken {
         read(stream.into_inner()).await.unwrap();
     }

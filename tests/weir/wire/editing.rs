@@ -127,7 +127,7 @@ pub(super) fn closed(reason: Reason) -> Event {
 async fn a_splice_ends_the_work_that_it_overtakes() {
     let server = editing_server(EditingConfig::default()).await;
     let mut session = Session::open(&server, "ab ").await;
-    server.model.hold();
+    server.model.gate.hold(0);
     session.send(complete(7, 3, 2)).await;
     session.send(score(5, 0, 3)).await;
     server.until_taken(2).await;
@@ -142,7 +142,7 @@ async fn a_splice_ends_the_work_that_it_overtakes() {
     assert_eq!(session.next().await, Event::Stale(v1::StaleRequest { id: 7 }));
     // an id may be used again
     session.send(complete(7, 2, 1)).await;
-    server.model.release();
+    server.model.gate.release();
     let Event::Completions(completions) = session.next().await else { panic!() };
     assert_eq!((completions.id, completions.revision), (7, 1));
 }
@@ -314,12 +314,12 @@ async fn sessions_are_limited_and_closed_with_a_reason() {
 async fn a_half_closed_session_answers_what_is_in_progress() {
     let server = editing_server(EditingConfig::default()).await;
     let session = Session::open(&server, "ab ").await;
-    server.model.hold();
+    server.model.gate.hold(0);
     session.send(complete(1, 3, 1)).await;
     server.until_running(1).await;
     let Session { requests, mut responses } = session;
     drop(requests);
-    server.model.release();
+    server.model.gate.release();
     let answer = responses.message().await.unwrap().unwrap().event.unwrap();
     assert!(matches!(answer, Event::Completions(_)), "{answer:?}");
     assert!(responses.message().await.unwrap().is_none());
@@ -469,13 +469,13 @@ async fn a_document_is_edited_over_a_websocket_as_over_grpc() {
     assert!((sum - expected.items[0].logprob).abs() < 1e-4, "{sum} {scores}");
     assert!(characters.iter().all(|character| character["boundary"].is_boolean()), "{scores}");
     // A splice overtakes a request.
-    server.model.hold();
+    server.model.gate.hold(0);
     client.send(&complete(7, 8));
     eventually("the request runs", || server.engine.load().running + server.engine.load().queued >= 1).await;
     let splice = json!({ "splice": { "revision": 4, "splices": [{ "start_byte": 0, "end_byte": 2 }] } });
     assert_eq!(client.ask(&splice), socket_applied(4, 6));
     assert_eq!(client.next(), json!({ "stale": { "id": 7 } }));
-    server.model.release();
+    server.model.gate.release();
     assert_eq!(client.ask(&json!({ "close": {} })), json!({ "closed": { "reason": "client" } }));
     assert_eq!(client.closed(), CloseCode::Normal);
     drop(session);

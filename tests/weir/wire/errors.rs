@@ -49,14 +49,7 @@ pub(crate) async fn answer_of_call(
         if let Some(status) = Status::from_header_map(response.headers()) {
             return (Vec::new(), status);
         }
-        let mut body = response.into_body();
-        let mut received = Vec::new();
-        while let Some(part) = body.data().await {
-            let part = part.unwrap();
-            body.flow_control().release_capacity(part.len()).unwrap();
-            received.extend_from_slice(&part);
-        }
-        (received, Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap())
+        to_end(response).await
     };
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }
@@ -157,7 +150,10 @@ async fn invalid_frames_are_refused() {
 async fn unknown_methods_are_refused() {
     let server = Server::new().await;
     let body = || connections::framed(&[]);
-    for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
+    let inference = ["RepositoryModelLoad", "SystemSharedMemoryStatus", "TraceSetting", "Nothing"]
+        .map(|method| format!("/inference.GRPCInferenceService/{method}"));
+    let others = ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"];
+    for path in inference.iter().map(String::as_str).chain(others) {
         let status = status_of_call(server.address, path, body(), &[]).await;
         assert_eq!(refusal(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
         assert!(status.message().contains(&format!("{path:?}")), "{status:?}");

@@ -1,6 +1,7 @@
 //! A fake model: its logits are a hash of all previous symbols. It can be held, slowed down, and panics on demand.
 
 use super::*;
+use crate::toy_model::StepGate;
 use weir::models::{
     contract::{PageUse, state_mut},
     text::TextNormaliser,
@@ -36,7 +37,7 @@ const HELD_TIME: Duration = Duration::from_secs(15);
 pub(super) struct Fake {
     card: Card,
     bytes: Arc<AtomicUsize>,
-    gate: (Mutex<StepGate>, Condvar),
+    pub(super) gate: StepGate,
     submission: (Mutex<SubmissionGate>, Condvar),
     steps: AtomicUsize,
     /// Seed of the hash: models with different salts generate different texts.
@@ -45,14 +46,6 @@ pub(super) struct Fake {
     broken: AtomicBool,
     /// Panics to come in the worker's planning of a step.
     planning_panics: AtomicUsize,
-}
-
-/// Controls whether, and how fast, steps run.
-#[derive(Clone, Copy, PartialEq)]
-enum StepGate {
-    Free,
-    Held,
-    Slow(Duration),
 }
 
 /// Controls whether long requests can be submitted.
@@ -91,11 +84,10 @@ impl Fake {
             sha256: "00ff".into(),
             ..Card::for_tests(vocabulary)
         };
-        let gate = (Mutex::new(StepGate::Free), Condvar::new());
         Arc::new(Self {
             card,
             bytes: Arc::default(),
-            gate,
+            gate: StepGate::default(),
             submission: Default::default(),
             steps: AtomicUsize::new(0),
             salt,
@@ -133,21 +125,6 @@ impl Fake {
         self.steps.load(SeqCst)
     }
 
-    /// Blocks new steps.
-    pub(super) fn hold(&self) {
-        self.set(StepGate::Held);
-    }
-
-    /// Ends `hold` and `slow`.
-    pub(super) fn release(&self) {
-        self.set(StepGate::Free);
-    }
-
-    /// Makes each step take at least `step`.
-    pub(super) fn slow(&self, step: Duration) {
-        self.set(StepGate::Slow(step));
-    }
-
     /// Breaks the worker at its next step: it cannot start over either.
     pub(super) fn break_for_good(&self) {
         self.broken.store(true, SeqCst);
@@ -156,19 +133,6 @@ impl Fake {
     /// Lets the worker panic the next `count` times that it plans a step, outside of its handling of single requests.
     pub(super) fn panic_while_planning(&self, count: usize) {
         self.planning_panics.store(count, SeqCst);
-    }
-
-    fn set(&self, gate: StepGate) {
-        *self.gate.0.lock().unwrap() = gate;
-        self.gate.1.notify_all();
-    }
-
-    fn wait(&self) {
-        let (gate, changed) = &self.gate;
-        let gate = changed.wait_while(gate.lock().unwrap(), |gate| *gate == StepGate::Held).unwrap();
-        if let StepGate::Slow(step) = *gate {
-            drop(changed.wait_timeout_while(gate, step, |gate| *gate != StepGate::Free));
-        }
     }
 }
 
@@ -284,7 +248,7 @@ impl Model for Fake {
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         self.steps.fetch_add(1, SeqCst);
-        self.wait();
+        self.gate.pass();
         assert!(!self.broken.load(SeqCst), "requested break");
         let size = self.card.vocabulary.len();
         for &index in which {

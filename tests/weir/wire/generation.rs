@@ -190,22 +190,18 @@ async fn models_are_described() {
     let get = |name: &str| v1::GetModelRequest { name: Some(name.into()) };
     let model = server.models().get_model(get("b")).await.unwrap().into_inner();
     assert_eq!(model, models[1]);
-    assert_eq!((model.family.as_str(), model.dtype.as_str(), model.sha256.as_str()), ("fake", "f32", "00ff"));
-    assert_eq!((model.parameters, model.training_length, model.pooled), (7, 64, true));
-    assert_eq!((model.exactness.as_str(), model.tolerance), ("bitwise", None));
-    assert_eq!(model.boundary_modes, ["threshold", "sampled"]);
-    let vocabulary = model.vocabulary.unwrap();
-    assert_eq!((vocabulary.symbols, vocabulary.size), (SYMBOLS.map(String::from).to_vec(), 8));
-    assert_eq!((vocabulary.bytes, vocabulary.normaliser.as_str()), (false, "none"));
+    assert_eq!((model.tolerance, &model.documents), (None, &None));
     let limits = model.limits.unwrap();
-    assert_eq!((limits.max_symbols, limits.rows, limits.queue), (MAX_SYMBOLS as u64, 32, 256));
-    assert_eq!(limits.boundary_wait as usize, Limits::default().boundary_wait);
     let engine = Limits::default();
-    assert_eq!((limits.queued_symbols, limits.cache_bytes), (engine.queued_symbols as u64, 0));
-    assert_eq!((limits.stall_ns, limits.lowest_priority, limits.highest_priority), (30_000_000_000, -8, 7));
-    assert_eq!((limits.message_bytes, limits.stop_strings, limits.top_logprobs), (4 << 20, 16, 20));
+    assert_eq!(
+        (limits.boundary_wait as usize, limits.queued_symbols as usize),
+        (engine.boundary_wait, engine.queued_symbols)
+    );
     let bytes = models[2].vocabulary.as_ref().unwrap();
     assert_eq!((bytes.size, bytes.symbols.len(), bytes.bytes), (256, 0, true));
+    let query = weir_proto::inference::ModelConfigRequest { name: "c".into(), ..Default::default() };
+    let config = server.inference().model_config(query).await.unwrap().into_inner().config.unwrap();
+    assert_eq!(config.parameters["token"].string_value, "byte");
     // Each model answers under its own name.
     for name in ["a", "b"] {
         let request = v1::GenerateRequest { model: Some(name.into()), ..prompt("a") };
@@ -321,7 +317,7 @@ async fn a_large_inference_on_a_stream_fails_alone() {
 async fn a_stream_that_is_cut_ends_with_an_error() {
     let config = TransportConfig { drain: Duration::from_millis(100), ..TransportConfig::default() };
     let mut server = Server::within(config).await;
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": true }).to_string();
     let port = server.port;
     let stream = tokio::spawn(async move { exchange(port, "POST", "/v1/completions", &[], &body).await });

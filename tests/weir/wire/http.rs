@@ -247,89 +247,6 @@ async fn stop_strings_end_the_text() {
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
 }
 
-#[tokio::test]
-async fn http_uses_the_same_keys_as_grpc() {
-    let server = with_keys(Limits::default()).await;
-    let body = json!({ "prompt": "a" }).to_string();
-    let infer_body = request("a", &[]).to_string();
-    for (headers, status) in [
-        (&[][..], 401),
-        (&["authorization: Bearer another-one-altogether"][..], 401),
-        (&["authorization: Bearer a-key-that-alice-has"][..], 200),
-    ] {
-        for (method, path, body) in [
-            ("POST", "/v1/completions", &*body),
-            ("GET", "/v1/models", ""),
-            ("GET", "/v1/models/fake", ""),
-            ("GET", "/v2", ""),
-            ("GET", "/v2/models/fake", ""),
-            ("GET", "/v2/models/fake/ready", ""),
-            ("POST", "/v2/models/fake/infer", &infer_body),
-        ] {
-            let reply = exchange(server.port, method, path, headers, body).await;
-            assert_eq!(reply.0, status, "{path}");
-            if status == 401 && path.starts_with("/v1") {
-                assert_eq!(reply.refused().1, "authentication_error");
-            }
-        }
-    }
-    for path in ["/health", "/v2/health/live", "/v2/health/ready"] {
-        assert_eq!(server.get(path).await.0, 200, "load balancers have no key: {path}");
-    }
-}
-
-#[tokio::test]
-async fn short_bodies_are_complete() {
-    let server = Server::new().await;
-    let get = async |path: &str| server.get(path).await.json();
-    assert_eq!(get("/v1/models/fake").await, get("/v1/models").await["data"][0]);
-    for (path, body) in [
-        ("/v2/health/live", json!({ "live": true })),
-        ("/v2/health/ready", json!({ "ready": true })),
-        ("/v2/models/fake/ready", json!({ "name": "fake", "ready": true })),
-        ("/v2/models/nobody/ready", json!({ "name": "nobody", "ready": false })),
-    ] {
-        assert_eq!(get(path).await, body, "{path}");
-    }
-}
-
-async fn chat(server: &Server, headers: &[&str]) -> Reply {
-    let body = json!({ "model": "fake", "messages": [{ "role": "user", "content": "a" }] }).to_string();
-    exchange(server.port, "POST", "/v1/chat/completions", headers, &body).await
-}
-
-#[tokio::test]
-async fn chat_is_refused_with_the_call_to_make() {
-    let server = Server::new().await;
-    let refused = chat(&server, &[]).await;
-    assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
-    assert_eq!(refused.json()["error"]["code"], "no_chat_template");
-    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("\"fake\" completes text") && message.contains("POST /v1/completions"), "{message}");
-    assert!(refused.1.contains("x-request-id: "), "{}", refused.1);
-    // The body in the message is a request that the server accepts, but for the fake model's alphabet.
-    let body = &message[message.find('{').unwrap()..];
-    let mut call: serde_json::Value = serde_json::from_str(body).unwrap();
-    assert_eq!(call["model"], "fake");
-    call["prompt"] = "a".into();
-    assert_eq!(server.post(&call).await.0, 200);
-    let unnamed = exchange(server.port, "POST", "/v1/chat/completions", &[], r#"{"messages": []}"#).await;
-    assert_eq!(unnamed.json()["error"]["message"], message);
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn keys_and_limits_apply_to_chat_first() {
-    let server = with_keys(Limits::default()).await;
-    assert_eq!(chat(&server, &[]).await.refused().0, 401);
-    let key = "authorization: Bearer a-key-that-alice-has";
-    assert_eq!(chat(&server, &[key]).await.refused().0, 400);
-    assert_eq!(chat(&server, &[key, "content-type: text/plain"]).await.refused().0, 415);
-    let long = "a".repeat(5 << 20);
-    assert_eq!(exchange(server.port, "POST", "/v1/chat/completions", &[key], &long).await.refused().0, 413);
-    assert_eq!(chat(&server, &[key, "origin: https://evil.example.com"]).await.refused().0, 403);
-}
-
 /// A request with this prompt, for these outputs.
 fn request(prompt: &str, outputs: &[&str]) -> Value {
     json!({
@@ -413,7 +330,7 @@ async fn requests_are_counted_by_path_method_and_status() {
 #[tokio::test]
 async fn a_client_that_leaves_frees_its_row_and_is_counted() {
     let server = Server::new().await;
-    server.model.slow(Duration::from_millis(5));
+    server.model.gate.slow(Duration::from_millis(5));
     for stream in [false, true] {
         let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": stream }).to_string();
         let client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
@@ -430,7 +347,7 @@ async fn a_client_that_leaves_frees_its_row_and_is_counted() {
 async fn connections_for_health_checks_are_counted_by_path() {
     let config = TransportConfig { connections: 4, connections_per_address: 2, ..Default::default() };
     let server = Server::within(config).await;
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let body = json!({ "prompt": "a", "max_tokens": 1900 }).to_string();
     let mut busy = Vec::new();
     for running in 1..=2 {
@@ -451,25 +368,6 @@ async fn grpc_summary(server: &Summarizer) -> (String, Vec<v1::Selected>) {
     let options = SummarizeOptions { max_tokens: Some(9), ..Default::default() };
     let answer = server.summarize(options, &[DOCUMENT]).await.unwrap();
     (answer.text, answer.selected)
-}
-
-#[tokio::test]
-async fn a_chat_names_the_call_that_a_summarizer_answers() {
-    let server = Server::summarizing().await;
-    let name = server.engine.card().name.clone();
-    for body in [json!({ "model": name, "messages": [] }), json!({ "messages": [] })] {
-        let refused = server.post_to("/v1/chat/completions", &body).await;
-        assert_eq!(refused.refused(), (400, "invalid_request_error".into(), "messages".into()));
-        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-        let start =
-            format!("messages: {name:?} summarizes documents and has no chat template: send POST /v1/summaries with ");
-        let call = message.strip_prefix(&start).unwrap_or_else(|| panic!("{message}"));
-        let mut call: Value = serde_json::from_str(call).unwrap();
-        assert_eq!(call["model"], json!(name));
-        // The body in the message is a request that the server accepts, but for the model's alphabet.
-        call["document"] = DOCUMENT.into();
-        assert_eq!(server.post_to("/v1/summaries", &call).await.0, 200);
-    }
 }
 
 #[tokio::test]

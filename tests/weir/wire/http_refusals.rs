@@ -188,7 +188,7 @@ async fn one_caller_leaves_memory_for_others() {
 async fn streams_finish_while_the_server_drains() {
     let mut server = Server::new().await;
     let complete = server.answer(long("a", 30)).await.unwrap().text();
-    server.model.hold();
+    server.model.gate.hold(0);
     let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
     let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
     server.until_running(1).await;
@@ -203,7 +203,7 @@ async fn streams_finish_while_the_server_drains() {
     assert_eq!(refused.refused().0, 503);
     assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
     assert_eq!(server.get("/health").await.0, 503);
-    server.model.release();
+    server.model.gate.release();
     let mut answer = String::new();
     running.read_to_string(&mut answer).await.unwrap();
     assert!(answer.contains(&format!("{complete:?}")), "{answer}");
@@ -219,7 +219,7 @@ async fn a_stream_that_outlives_its_connection_ends_with_an_error() {
         ..TransportConfig::default()
     };
     let server = Server::within(config).await;
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let reply = server.post(&json!({ "prompt": "a", "max_tokens": 500, "seed": 1, "stream": true })).await;
     let events = reply.all_events();
     assert!(events.len() > 1, "{events:?}");

@@ -24,7 +24,7 @@ async fn draining_within(drain: Duration) -> Server {
 #[tokio::test]
 async fn a_deadline_passes_in_the_queue() {
     let server = Server::limited(Limits { rows: 1, ..Limits::default() }).await;
-    server.model.slow(STEP);
+    server.model.gate.slow(STEP);
     let running = server.generate(long("a", 1500)).await.unwrap();
     server.until_running(1).await;
     let mut request = Request::new(prompt("a"));
@@ -39,7 +39,7 @@ async fn a_deadline_passes_in_the_queue() {
 #[tokio::test]
 async fn text_before_the_deadline_is_sent() {
     let server = Server::new().await;
-    server.model.slow(STEP);
+    server.model.gate.slow(STEP);
     let stream = Some(v1::Streaming { coalesce_chars: Some(4096), ..Default::default() });
     let mut request = Request::new(v1::GenerateRequest { stream, ..long("a", 1500) });
     request.set_timeout(Duration::from_millis(200));
@@ -57,7 +57,7 @@ async fn text_before_the_deadline_is_sent() {
 #[tokio::test]
 async fn a_cancelled_unary_call_frees_its_row() {
     let server = Server::new().await;
-    server.model.slow(Duration::from_millis(50));
+    server.model.gate.slow(Duration::from_millis(50));
     let mut client = server.generation();
     let request = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() };
     let call = tokio::spawn(async move { client.segment(request).await });
@@ -81,13 +81,13 @@ async fn a_panic_fails_the_requests_of_its_step_only() {
     let queued_alone = server.answer(request_for("fake", "b c", 30)).await.unwrap().text();
     let other_alone = server.answer(request_for("other", "b c", 900)).await.unwrap().text();
     let steps = server.model.steps();
-    server.model.hold();
+    server.model.gate.hold(0);
     let partner = server.generate(request_for("fake", "a", 30)).await.unwrap();
     eventually("its first step runs", || server.model.steps() > steps).await;
     let failing = server.generate(request_for("fake", "ab!", 30)).await.unwrap();
     let queued = server.generate(request_for("fake", "b c", 30)).await.unwrap();
     let other = server.generate(request_for("other", "b c", 900)).await.unwrap();
-    server.model.release();
+    server.model.gate.release();
     for failed in [failing, partner] {
         let status = read(failed).await.unwrap_err();
         assert_refused(&status, Code::Internal, "INTERNAL");
@@ -107,14 +107,14 @@ async fn a_worker_that_panics_starts_over() {
     let mut health = HealthClient::new(server.channel.clone());
     for restarts in 1..=2 {
         let steps = server.model.steps();
-        server.model.hold();
+        server.model.gate.hold(0);
         let mut failing = Vec::new();
         for _ in 0..4 {
             failing.push(server.generate(request_for("fake", "a", 900)).await.unwrap());
         }
         eventually("two run, two wait", || server.model.steps() > steps && server.load() == (2, 2)).await;
         server.model.panic_while_planning(1);
-        server.model.release();
+        server.model.gate.release();
         for failed in failing {
             let status = read(failed).await.unwrap_err();
             assert_refused(&status, Code::Internal, "INTERNAL");
@@ -160,7 +160,7 @@ async fn a_broken_worker_is_neither_ready_nor_alive() {
 async fn a_worker_that_hangs_does_not_keep_the_server() {
     let mut server = draining_within(Duration::from_millis(100)).await;
     let engines = Engines::new(vec![server.engine.clone()]).unwrap();
-    server.model.hold();
+    server.model.gate.hold(0);
     let stuck = server.generate(long("a", 5)).await.unwrap();
     eventually("its step hangs", || server.model.steps() > 0).await;
     server.shut_down();
@@ -169,14 +169,14 @@ async fn a_worker_that_hangs_does_not_keep_the_server() {
     server.ended().await;
     let error = engines.stop(Duration::from_millis(100)).await.unwrap_err();
     assert!(error.to_string().contains("the worker of \"fake\""), "{error}");
-    server.model.release();
+    server.model.gate.release();
     engines.stop(Duration::from_secs(10)).await.unwrap();
 }
 
 #[tokio::test]
 async fn streams_finish_while_the_server_drains() {
     let mut server = draining_within(Duration::from_secs(30)).await;
-    server.model.slow(STEP);
+    server.model.gate.slow(STEP);
     let mut health = HealthClient::new(server.channel.clone());
     let watch = |service: &str| {
         let mut health = health.clone();
@@ -189,7 +189,7 @@ async fn streams_finish_while_the_server_drains() {
     }
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    server.model.hold();
+    server.model.gate.hold(0);
     server.shut_down();
     for watched in &mut watched {
         assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
@@ -200,7 +200,7 @@ async fn streams_finish_while_the_server_drains() {
     assert_refused(&status, Code::Unavailable, "DRAINING");
     assert!(details(&status).retry_info().is_some());
 
-    server.model.release();
+    server.model.gate.release();
     let mut last = None;
     while let Some(message) = stream.next().await {
         last = message.unwrap().event;
@@ -215,7 +215,7 @@ async fn streams_finish_while_the_server_drains() {
 #[tokio::test]
 async fn streams_that_outlast_the_drain_are_ended() {
     let mut server = draining_within(Duration::from_millis(100)).await;
-    server.model.slow(STEP);
+    server.model.gate.slow(STEP);
     let mut stream = server.generate(long("a", 1900)).await.unwrap();
     stream.next().await.unwrap().unwrap();
     server.shut_down();

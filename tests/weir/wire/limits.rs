@@ -80,15 +80,8 @@ async fn handshakes_time_out() {
             let mut stream = sent(server.address, words).await;
             timeout(SOON, until_closed(&mut stream)).await.expect("closed");
             // The server may release the permit a moment later.
-            let mut again = reach(server.address).connect().await;
-            for _ in 0..1000 {
-                if again.is_ok() {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                again = reach(server.address).connect().await;
-            }
-            again.expect("the permit is released");
+            let connects = async || reach(server.address).connect().await.is_ok();
+            eventually_async("the permit is released", connects).await;
         }
         // The valid connection stays open.
         server.answer(prompt("a")).await.unwrap();
@@ -114,7 +107,7 @@ async fn headers_have_a_limit() {
 #[tokio::test]
 async fn calls_of_a_connection_have_a_limit() {
     let server = Server::within(TransportConfig { concurrent_streams: 2, ..TransportConfig::default() }).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let first = server.generate(long("a", 5)).await.unwrap();
     let _second = server.generate(long("a", 5)).await.unwrap();
     let third = server.generate(long("a", 5));
@@ -128,7 +121,7 @@ async fn calls_of_a_connection_have_a_limit() {
         2
     );
     drop(first);
-    server.model.release();
+    server.model.gate.release();
     timeout(SOON, third).await.expect("a stream slot is free").unwrap();
 }
 
@@ -183,7 +176,7 @@ async fn a_silent_disconnect_frees_its_row() {
         ..TransportConfig::default()
     };
     let server = Server::within(config).await;
-    server.model.slow(Duration::from_millis(2));
+    server.model.gate.slow(Duration::from_millis(2));
     let bytes = [connections::beginning(), by_hand(1, &long("a", 1900))].concat();
     let mut gone = sent(server.address, &bytes).await;
     server.until_running(1).await;
@@ -199,7 +192,7 @@ async fn a_silent_disconnect_frees_its_row() {
 #[tokio::test]
 async fn a_connection_that_closes_frees_its_rows() {
     let server = Server::within(TransportConfig::default()).await;
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
     let data = frame(DATA, END_STREAM, 3, &connections::framed(&segment));
     let calls = [by_hand(1, &long("a", 1900)), connections::call(3, "/weir.v1.Generation/Segment"), data].concat();
@@ -235,7 +228,7 @@ async fn a_caller_leaves_half_of_the_calls_to_others() {
     let server = Server::within(TransportConfig { calls: 8, ..TransportConfig::default() }).await;
     let address = server.address;
     // The streams must run until they are dropped.
-    server.model.slow(Duration::from_millis(20));
+    server.model.gate.slow(Duration::from_millis(20));
     let mut held = Vec::new();
     for _ in 0..4 {
         held.push(server.generate(long("a", 1900)).await.unwrap());
@@ -266,14 +259,14 @@ async fn calls_without_a_message_leave_calls_to_others() {
             }
             held.push(sent(address, &bytes).await);
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // The server holds the share of this caller and no more.
+        let is_refused =
+            async || segment(server.channel.clone()).await.is_err_and(|status| reason(&status) == "TOO_MANY");
+        eventually_async("the share is used up", is_refused).await;
         let channel = channel_from(2, address).await;
         segment(channel.clone()).await.unwrap();
         HealthClient::new(channel).check(HealthCheckRequest::default()).await.unwrap();
     }
-    // The server holds the share of this caller and no more.
-    let status = segment(server.channel.clone()).await.unwrap_err();
-    assert_eq!(reason(&status), "TOO_MANY", "{status:?}");
     drop(held);
 }
 
@@ -375,28 +368,15 @@ async fn incomplete_requests_share_the_request_memory() {
         bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
     }
     let unfinished = sent(server.address, &bytes).await;
-    let mut refused = large().await.map(drop).unwrap_err();
-    for _ in 0..1000 {
-        if refused.code() == Code::ResourceExhausted {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        refused = large().await.map(drop).unwrap_err();
-    }
+    let code = async || large().await.map(drop).unwrap_err().code();
+    eventually_async("the memory is used up", async || code().await == Code::ResourceExhausted).await;
+    let refused = large().await.map(drop).unwrap_err();
     assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
     assert!(details(&refused).retry_info().is_some());
     // Requests that fit are served, and all requests once the memory is released.
     server.answer(prompt("a")).await.unwrap();
     drop(unfinished);
-    let mut again = refused;
-    for _ in 0..1000 {
-        again = large().await.map(drop).unwrap_err();
-        if again.code() == Code::InvalidArgument {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(again.code(), Code::InvalidArgument, "the memory was not released");
+    eventually_async("the memory is released", async || code().await == Code::InvalidArgument).await;
 }
 
 /// Two callers that hold all that they may leave memory to a third.
@@ -429,15 +409,8 @@ async fn incomplete_requests_leave_memory_to_the_next_caller() {
             connection.write_all(&bytes).await.unwrap();
             held.push(connection);
         }
-        let mut same = Code::InvalidArgument;
-        for _ in 0..1000 {
-            same = large(channel.clone()).await;
-            if same == Code::ResourceExhausted {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert_eq!(same, Code::ResourceExhausted, "the share of caller {host} is used up");
+        let is_refused = async || large(channel.clone()).await == Code::ResourceExhausted;
+        eventually_async(&format!("the share of caller {host} is used up"), is_refused).await;
     }
     let third = channel_from(3, address).await;
     for _ in 0..20 {
@@ -457,7 +430,7 @@ async fn start_score(channel: &Channel) -> Result<Streaming<ScoreResponse>, toni
 async fn symbols_count_until_the_response_ends() {
     let config = TransportConfig { message_bytes: 16 << 10, request_memory: 448 << 10, ..TransportConfig::default() };
     let server = Server::within(config).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     // Half of 448 KiB holds five such lists of symbols, and not six.
     let mut running = Vec::new();
     for _ in 0..5 {
@@ -473,15 +446,15 @@ async fn symbols_count_until_the_response_ends() {
     let of_other = GenerationClient::new(other).generate(prompt(&"a".repeat(1900))).await.unwrap();
     running.clear();
     drop((small, of_other));
-    server.model.release();
+    server.model.gate.release();
     server.at_rest().await;
     let mut again = start_score(&server.channel).await.unwrap();
     while again.message().await.unwrap().is_some() {}
-    server.model.hold();
+    server.model.gate.hold(0);
     for _ in 0..5 {
         running.push(start_score(&server.channel).await.expect("a finished response holds nothing"));
     }
-    server.model.release();
+    server.model.gate.release();
 }
 
 /// Everything that a caller learns from a text, apart from times.

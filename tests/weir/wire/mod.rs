@@ -22,7 +22,7 @@ use crate::{
     wire::{
         connections::{
             ALICE, BOB, DATA, RST_STREAM, alice_and_bob, bearing, called, channel_from, connect, frame, is_healthy,
-            segment, sent, with_keys,
+            segment, sent, to_end, with_keys,
         },
         fake_model::{Fake, Kind, MAX_SYMBOLS},
         http::{Reply, connect_and_send},
@@ -218,7 +218,7 @@ trait Hosted {
 
 impl Hosted for Fake {
     fn release_all(&self) {
-        self.release();
+        self.gate.release();
         self.release_submissions();
     }
 
@@ -229,7 +229,7 @@ impl Hosted for Fake {
 
 impl Hosted for DocumentModel {
     fn release_all(&self) {
-        self.release();
+        self.gate.release();
     }
 
     fn is_free(&self, documents: usize) -> bool {
@@ -367,6 +367,7 @@ pub(crate) struct CaseServers {
     two: Server,
     summarizer: Summarizer,
     t5: Running,
+    keyed: Server,
     _folder: TempDir,
 }
 
@@ -380,16 +381,18 @@ impl CaseServers {
             summarizer: Server::summarizing().await,
             t5: Running::of(load(folder.path(), &settings()).unwrap(), Limits::default(), TransportConfig::default())
                 .await,
+            keyed: with_keys(Limits::default()).await,
             _folder: folder,
         }
     }
 
     pub(crate) fn addresses(&self) -> Vec<(&'static str, String)> {
-        let servers: [(_, _, &Running); 4] = [
+        let servers: [(_, _, &Running); 5] = [
             ("fake", "fake-http", &self.fake),
             ("two", "two-http", &self.two),
             ("summarizer", "summarizer-http", &self.summarizer),
             ("t5", "t5-http", &self.t5),
+            ("keyed", "keyed-http", &self.keyed),
         ];
         let both =
             servers.map(|(grpc, http, server)| [(grpc, server.address.to_string()), (http, server.port.to_string())]);
@@ -401,6 +404,7 @@ impl CaseServers {
         self.fake.at_rest().await;
         self.two.at_rest().await;
         self.summarizer.at_rest().await;
+        self.keyed.at_rest().await;
         self.fake.answer(prompt("a")).await.unwrap();
     }
 }
@@ -500,13 +504,6 @@ fn field(status: &Status) -> String {
 #[track_caller]
 fn assert_refused(status: &Status, code: Code, why: &str) {
     assert_eq!((status.code(), reason(status).as_str()), (code, why), "{status:?}");
-}
-
-/// Compares messages with the expected ones. Fails with all that differ.
-#[track_caller]
-fn assert_worded(messages: &[(String, &str)]) {
-    let wrong: Vec<_> = messages.iter().filter(|(found, expected)| found != expected).collect();
-    assert!(wrong.is_empty(), "found and expected: {wrong:#?}");
 }
 
 /// Waits up to 20 s until `holds` returns true.

@@ -27,7 +27,7 @@ async fn the_server_recovers_from_ten_times_the_queue() {
         alone.insert(number, server.answer(request(number)).await.unwrap().text());
     }
     server.at_rest().await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let mut calls = JoinSet::new();
     for number in 0..10 * QUEUE as u64 {
         let mut client = server.generation();
@@ -48,7 +48,7 @@ async fn the_server_recovers_from_ten_times_the_queue() {
         assert!(details(&status).retry_info().unwrap().retry_delay.unwrap() > Duration::ZERO);
         refused += 1;
     }
-    server.model.release();
+    server.model.gate.release();
     while let Some(call) = calls.join_next().await {
         let (number, answer) = call.unwrap();
         assert_eq!(answer.unwrap().text(), alone[&number], "{number}");
@@ -79,7 +79,7 @@ async fn cancel_soon(mut client: GenerationClient<tonic::transport::Channel>, nu
 async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     const AT_ONCE: u64 = 20;
     let server = Watched::new(Duration::from_secs(60)).await;
-    server.fake.slow(Duration::from_micros(200));
+    server.fake.gate.slow(Duration::from_micros(200));
     let before = server.answer(request(3)).await.unwrap().text();
     let mut clients = JoinSet::new();
     for client in 0..AT_ONCE {
@@ -107,7 +107,7 @@ async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
 async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let limits = Limits { rows: 1, queued_symbols: 20, ..Limits::default() };
     let server = Server::limited(limits).await;
-    server.model.hold();
+    server.model.gate.hold(0);
     let first = server.generate(long("a", 5)).await.unwrap();
     server.until_running(1).await;
     let second = server.generate(prompt("a b c d e")).await.unwrap();
@@ -119,7 +119,7 @@ async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let details = details(&status);
     assert_eq!(details.error_info().unwrap().metadata["what"], "prompt characters");
     assert!(details.retry_info().unwrap().retry_delay.is_some());
-    server.model.release();
+    server.model.gate.release();
     crate::wire::read(first).await.unwrap();
     crate::wire::read(second).await.unwrap();
     server.at_rest().await;
@@ -159,7 +159,7 @@ where
     const ROWS: usize = 2;
     let limits = Limits { rows: ROWS, cache_bytes: 1 << 20, ..Limits::default() };
     let server = with_keys(limits).await;
-    server.model.slow(Duration::from_millis(5));
+    server.model.gate.slow(Duration::from_millis(5));
     let mut long_calls = JoinSet::new();
     for _ in 0..8 {
         long_calls.spawn(long_call(server.generation()));
@@ -384,7 +384,7 @@ async fn unknown_models_and_windows_are_refused() {
 async fn a_model_loaded_under_load_is_calibrated_later() {
     let busy = Fake::new("busy", Kind::Pooled);
     let served = Served::new(&[Arc::clone(&busy)]).await;
-    busy.slow(Duration::from_millis(2));
+    busy.gate.slow(Duration::from_millis(2));
     let streaming = GenerationClient::new(served.channel()).generate(long("abc", 1500)).await.unwrap();
     let late = Fake::new("late", Kind::Pooled);
     launch(&served.engines, Arc::clone(&late) as _).await;
@@ -393,7 +393,7 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
     let early = served.answer("late", "abc", 4).await.finished.timing.unwrap();
     assert_eq!(early.unpooled_estimate_ns, None);
     drop(streaming);
-    busy.release();
+    busy.gate.release();
     eventually("the model is calibrated", || {
         let engine = served.engines.find("model", Some("late")).unwrap();
         engine.calibration().is_some_and(|calibrated| calibrated.is_ok())
@@ -489,29 +489,38 @@ async fn segments(channel: &Channel) -> Result<usize, Status> {
 
 /// Waits until there is memory for a response.
 async fn memory_is_free(channel: &Channel) {
-    let free = async {
-        loop {
-            match segments(channel).await {
-                Err(status) if status.code() == Code::ResourceExhausted => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                answered => return answered.unwrap(),
-            }
-        }
+    let is_free = async || match segments(channel).await {
+        Err(status) if status.code() == Code::ResourceExhausted => false,
+        answered => answered.unwrap() == SEGMENTS,
     };
-    assert_eq!(timeout(Duration::from_secs(20), free).await.expect("the memory is released"), SEGMENTS);
+    eventually_async("the memory is released", is_free).await;
 }
 
-/// Reads a response to its end. Returns its bytes and status.
-async fn read(mut response: Response<RecvStream>) -> (Vec<u8>, Status) {
-    let mut bytes = Vec::new();
-    while let Some(part) = response.body_mut().data().await {
-        let part = part.unwrap();
-        response.body_mut().flow_control().release_capacity(part.len()).unwrap();
-        bytes.extend_from_slice(&part);
+/// Leaves responses unread until the server has no memory for another one. Returns them, and the refusal.
+async fn fill_with_segments(sender: &SendRequest<Bytes>) -> (Vec<Response<RecvStream>>, Status) {
+    let mut held = Vec::new();
+    loop {
+        let response = unread(sender).await;
+        if let Some(refused) = refusal(&response) {
+            return (held, refused);
+        }
+        held.push(response);
+        assert!(held.len() < 50, "unread responses take no memory");
     }
-    let trailers = response.body_mut().trailers().await.unwrap().unwrap();
-    (bytes, Status::from_header_map(&trailers).unwrap())
+}
+
+/// Leaves inferences on streams of requests unread until the server has no memory for another one.
+async fn fill_with_inferences(server: &Server, sender: &SendRequest<Bytes>) -> Vec<Response<RecvStream>> {
+    let mut held = Vec::new();
+    loop {
+        held.push(call(sender, STREAM_INFER, &inference(1900)).await);
+        server.until_taken(0).await;
+        if let Err(refused) = server.inference().model_infer(inference(1900)).await {
+            assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
+            return held;
+        }
+        assert!(held.len() < 50, "unread responses take no memory");
+    }
 }
 
 #[tokio::test]
@@ -519,15 +528,7 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
     let server = with_stall(Duration::from_secs(600)).await;
     for window in [0, 256] {
         let sender = connections::connect(server.address, window).await;
-        let mut held = Vec::new();
-        let refused = loop {
-            let response = unread(&sender).await;
-            if let Some(refused) = refusal(&response) {
-                break refused;
-            }
-            held.push(response);
-            assert!(held.len() < 50, "unread responses take no memory");
-        };
+        let (held, refused) = fill_with_segments(&sender).await;
         assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
         assert!(details(&refused).retry_info().is_some());
         assert!(held.len() > 4, "only {} fit", held.len());
@@ -543,21 +544,13 @@ async fn responses_that_are_not_read_leave_memory_to_others() {
 #[tokio::test]
 async fn a_response_that_is_not_read_ends_after_the_stall_limit() {
     let server = with_stall(Duration::from_secs(2)).await;
-    let (whole, status) = read(unread(&connections::connect(server.address, 1 << 16).await).await).await;
+    let (whole, status) = to_end(unread(&connections::connect(server.address, 1 << 16).await).await).await;
     assert_eq!(status.code(), Code::Ok);
     let sender = connections::connect(server.address, 256).await;
-    let mut held = Vec::new();
-    loop {
-        let response = unread(&sender).await;
-        if refusal(&response).is_some() {
-            break;
-        }
-        held.push(response);
-        assert!(held.len() < 50, "unread responses take no memory");
-    }
+    let (mut held, _) = fill_with_segments(&sender).await;
     memory_is_free(&server.channel).await;
     // What the connection had taken arrives, and then the reason.
-    let (bytes, status) = read(held.remove(0)).await;
+    let (bytes, status) = to_end(held.remove(0)).await;
     assert!(bytes.len() < whole.len(), "{} bytes of a response that was dropped", bytes.len());
     assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
@@ -572,7 +565,7 @@ async fn a_score_that_is_not_read_does_not_finish() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.engine.load().running, 1, "the response waits in memory as a whole");
     server.until_running(0).await;
-    let (_, status) = read(response).await;
+    let (_, status) = to_end(response).await;
     assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 
@@ -581,17 +574,7 @@ async fn a_score_that_is_not_read_does_not_finish() {
 async fn inferences_that_are_not_read_leave_memory_to_others() {
     let server = with_stall(Duration::from_secs(600)).await;
     let sender = connections::connect(server.address, 0).await;
-    let mut held = Vec::new();
-    let refused = loop {
-        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
-        server.until_taken(0).await;
-        let mut client = server.inference();
-        if let Err(refused) = client.model_infer(inference(1900)).await {
-            break refused;
-        }
-        assert!(held.len() < 50, "unread responses take no memory");
-    };
-    assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
+    let held = fill_with_inferences(&server, &sender).await;
     let other = channel_from(2, server.address).await;
     assert_eq!(segments(&other).await.unwrap(), SEGMENTS);
     drop((held, sender));
@@ -602,21 +585,11 @@ async fn inferences_that_are_not_read_leave_memory_to_others() {
 async fn inferences_that_are_not_read_end_after_the_stall_limit() {
     let server = with_stall(Duration::from_secs(6)).await;
     let sender = connections::connect(server.address, 256).await;
-    let mut held = Vec::new();
-    loop {
-        held.push(call(&sender, STREAM_INFER, &inference(1900)).await);
-        server.until_taken(0).await;
-        let mut client = server.inference();
-        if let Err(refused) = client.model_infer(inference(1900)).await {
-            assert_eq!(reason(&refused), "QUEUE_FULL", "{refused:?}");
-            break;
-        }
-        assert!(held.len() < 50, "unread responses take no memory");
-    }
+    let mut held = fill_with_inferences(&server, &sender).await;
     let mut client = server.inference();
     let answered = async { while client.model_infer(inference(1900)).await.is_err() {} };
     timeout(Duration::from_secs(40), answered).await.expect("the memory is released");
-    let (_, status) = read(held.remove(0)).await;
+    let (_, status) = to_end(held.remove(0)).await;
     assert_refused(&status, Code::ResourceExhausted, "STALLED");
 }
 

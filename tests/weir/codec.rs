@@ -515,10 +515,21 @@ fn shipped() -> Vec<(String, Dtype)> {
     names.into_iter().flat_map(|name| Dtype::ALL.map(|dtype| (name.clone(), dtype))).collect()
 }
 
-#[test]
-fn every_shipped_model_gives_texts_back_with_the_widest_kernels() {
+fn shipped_models_give_texts_back(dtypes: [Dtype; 2]) {
     let another = fused().into_iter().find(|isa| *isa != Isa::detect()).unwrap_or(Isa::detect());
-    shipped().iter().for_each(|(name, dtype)| comes_back(name, *dtype, [Isa::detect(), another], 60));
+    for (name, dtype) in shipped().iter().filter(|(_, dtype)| dtypes.contains(dtype)) {
+        comes_back(name, *dtype, [Isa::detect(), another], 60);
+    }
+}
+
+#[test]
+fn every_shipped_model_gives_texts_back_in_floats_with_the_widest_kernels() {
+    shipped_models_give_texts_back([Dtype::F32, Dtype::Bf16]);
+}
+
+#[test]
+fn every_shipped_model_gives_texts_back_in_integers_with_the_widest_kernels() {
+    shipped_models_give_texts_back([Dtype::Int8, Dtype::Int4]);
 }
 
 /// The portable kernels are slow: short runs take one dtype of each model, a different one from model to model.

@@ -1,7 +1,8 @@
 //! The chart renderer: line charts and histograms as SVG. Series differ in marker and dash as well as in colour, so that a grey
 //! print is readable.
 //!
-//! [`inline`] draws a chart for an HTML page, whose styles must contain [`STYLE`], and [`DARK_STYLE`] for dark pages.
+//! [`picture`] draws a chart as a file, [`inline`] for an HTML page, whose styles must contain [`STYLE`], and [`DARK_STYLE`] for dark
+//! pages.
 
 use crate::format;
 use std::fmt::Write;

@@ -134,7 +134,8 @@ def bits(about, card, symbol):
 def other_kinds(card):
     rows = [(KINDS[row["text"]], f"{row['bytes']:,}", f"**{row['bpc']:.3f}**") for row in card["unseen"]]
     shared = max(row["shared"] for row in card["unseen"])
-    text = f"Text from outside the corpus. Of 300 random stretches of 80 characters of each, at most {shared:.1%} occur in the training text:"
+    text = "Text from outside the corpus. "
+    text += f"At most {shared:.1%} of its stretches of 80 characters (300 drawn from each text) occur in the training text:"
     return [text, table(("text", "bytes", "bits per byte"), rows)]
 
 

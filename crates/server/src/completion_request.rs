@@ -1,19 +1,22 @@
-//! Completion requests of OpenAI's API, converted to requests of `Generate`. Requests of the Open Inference Protocol are first
-//! converted to these.
+//! Requests in JSON for text, converted to requests of `Generate` and `Summarize`: completions of OpenAI's API, summaries, and the
+//! parameters of the Open Inference Protocol.
 //!
-//! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
-//! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
+//! Field names are OpenAI's, else vLLM's, else those of the gRPC API. [`CompletionRequest`] has the fields that the server supports,
+//! and [`OTHER_FIELDS`] those of other servers: one that would change the text is refused by name. A null counts as absent.
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor},
+    de::{
+        self, DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess,
+        Unexpected, Visitor,
+    },
 };
 use serde_json::{Map, Value};
 use std::fmt;
 use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
 use weir_kernels::error::{Error, Result, mismatch, quoted};
 use weir_models::contract::EarlyStopping;
-use weir_proto::v1;
+use weir_proto::v1::{self, SummarizeRequest, summarize_request::Part};
 
 /// Default of `max_tokens`, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -46,22 +49,24 @@ pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
     }
 }
 
-/// The fields of a completion request.
+/// The fields of a completion or summary request.
 #[derive(Deserialize, Default)]
 #[serde(expecting = "an object")]
 pub(crate) struct CompletionRequest {
     pub(crate) model: Option<String>,
     #[serde(default)]
     pub(crate) prompt: Prompts<MAX_CHOICES>,
+    pub(crate) document: Option<String>,
+    pub(crate) document_id: Option<String>,
+    #[serde(alias = "max_new_tokens", alias = "max_completion_tokens")]
     pub(crate) max_tokens: Option<u32>,
+    #[serde(alias = "min_new_tokens")]
     pub(crate) min_tokens: Option<u32>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<i64>,
     pub(crate) min_p: Option<f32>,
     pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
     pub(crate) seed: Option<Seed>,
     pub(crate) n: Option<usize>,
     pub(crate) best_of: Option<usize>,
@@ -76,18 +81,21 @@ pub(crate) struct CompletionRequest {
     pub(crate) priority: Option<i32>,
     pub(crate) resume_text: Option<String>,
     pub(crate) speculate: Option<Speculate>,
-    pub(crate) suffix: Option<String>,
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     pub(crate) boundaries: Option<bool>,
     pub(crate) boundary_mode: Option<String>,
     pub(crate) max_segments: Option<u32>,
+    #[serde(alias = "num_beams")]
+    pub(crate) beam_size: Option<u32>,
+    pub(crate) hypotheses: Option<u32>,
     pub(crate) length_penalty: Option<f32>,
     pub(crate) early_stopping: Option<EarlyStopping>,
     #[serde(alias = "no_repeat_ngram_size")]
     pub(crate) no_repeat_ngram: Option<u32>,
     pub(crate) cut: Option<bool>,
     pub(crate) long_documents: Option<LongDocuments>,
+    pub(crate) hard_topk: Option<bool>,
 }
 
 #[derive(Deserialize, Default, Clone, Copy)]
@@ -104,12 +112,14 @@ fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::
 }
 
 impl CompletionRequest {
-    /// Converts parsed fields; fails as [`parse_json`] does. Errors call the fields `input`.
+    /// Parses the body of a request. Fails as [`parse_json`] does, and at a field that the path refuses.
+    pub(crate) fn parse(json: &[u8], path: Path) -> Result<Self> {
+        parse(json, "the body", Some(path))
+    }
+
+    /// Converts the parsed fields of a completion. Fails as [`parse`](Self::parse) does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
-        let read = serde_path_to_error::deserialize(Value::Object(fields));
-        read.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
-            unreadable(input, &error.path().to_string(), error.inner())
-        })
+        read_fields(Value::Object(fields), input, Some(Path::Completions))
     }
 
     /// Returns true if the response is a stream.
@@ -139,7 +149,9 @@ impl CompletionRequest {
     /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Without a prompt,
     /// it is empty. Each is built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
-        self.reject_unsupported()?;
+        if let Some(size) = self.no_repeat_ngram.filter(|size| *size > 0) {
+            return Err(Error::bad_option("no_repeat_ngram", size.to_string(), "0 (this model does not summarize)"));
+        }
         let prompts = self.prompt.list().unwrap_or_default();
         let count = prompts.len().max(1);
         let n = self.choices_per_prompt();
@@ -162,20 +174,6 @@ impl CompletionRequest {
             k => u32::try_from(k).map_err(|_| Error::bad_option("top_k", k.to_string(), "-1 or a larger number")),
         };
         self.top_k.map(convert).transpose()
-    }
-
-    pub(crate) fn reject_unsupported(&self) -> Result<()> {
-        let not_zero = |value: Option<f32>| value.filter(|value| *value != 0.0).map(|value| value.to_string());
-        for (field, found, neutral) in [
-            ("presence_penalty", not_zero(self.presence_penalty), "0"),
-            ("frequency_penalty", not_zero(self.frequency_penalty), "0"),
-            ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
-        ] {
-            if let Some(found) = found {
-                return Err(Error::bad_option(field, found, format!("{neutral} (the only supported value)")));
-            }
-        }
-        Ok(())
     }
 
     fn generate_request(&self, prompt: Option<&Prompt>, top_k: Option<u32>, index: usize) -> v1::GenerateRequest {
@@ -237,18 +235,399 @@ impl CompletionRequest {
     }
 }
 
+// Requests of `Summarize`.
+
+/// Maximum bytes of a document in one message of a call.
+const CHUNK_BYTES: usize = 64 << 10;
+
+impl CompletionRequest {
+    /// Returns the messages of the call that a summary request makes: options, then the document in chunks.
+    pub(crate) fn summary_messages(&self) -> Result<Vec<SummarizeRequest>> {
+        let sampling = self.summary_sampling()?;
+        let options = v1::SummarizeOptions {
+            model: self.model.clone(),
+            beam_size: self.beam_size,
+            hypotheses: self.hypotheses,
+            // The summary is sampled only if the request has a sampling option; otherwise it is searched.
+            sampling: (sampling != v1::Sampling::default()).then_some(sampling),
+            document_id: self.document_id.clone(),
+            hard_topk: self.hard_topk,
+            ..self.summary_options()
+        };
+        Ok(call_messages(options, self.document.as_deref().unwrap_or_default()))
+    }
+
+    /// Returns the requests of `Summarize` of a completion by a model that summarizes, one for each prompt. Fails if an option is
+    /// unsupported; `Summarize` checks the others.
+    pub(crate) fn summarize_requests(&self, model: &str) -> Result<Vec<Vec<SummarizeRequest>>> {
+        self.reject_unsummarized()?;
+        let n = self.choices_per_prompt();
+        let prompts = self.prompt.list()?;
+        check_choices(n, prompts.len())?;
+        if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
+            return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
+        }
+        let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let is_sampled = self.temperature.is_some_and(|temperature| temperature != 0.0);
+        if !is_sampled {
+            self.reject_unsearched()?;
+        }
+        let options = v1::SummarizeOptions {
+            model: Some(model.to_owned()),
+            beam_size: self.best_of.map(width),
+            hypotheses: Some(width(n)),
+            sampling: is_sampled.then(|| self.summary_sampling()).transpose()?,
+            ..self.summary_options()
+        };
+        let messages = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) => Ok(call_messages(options.clone(), text)),
+            Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text (this model summarizes texts)")),
+        };
+        prompts.iter().map(messages).collect()
+    }
+
+    /// Returns the options that summaries and completions have in common.
+    fn summary_options(&self) -> v1::SummarizeOptions {
+        let long_documents = |chosen| match chosen {
+            LongDocuments::Refuse => v1::LongDocuments::Refuse.into(),
+            LongDocuments::Cut => v1::LongDocuments::Cut.into(),
+            LongDocuments::Chunk => v1::LongDocuments::Chunk.into(),
+        };
+        v1::SummarizeOptions {
+            length_penalty: self.length_penalty,
+            min_tokens: self.min_tokens,
+            max_tokens: self.max_tokens,
+            no_repeat_ngram: self.no_repeat_ngram,
+            cut: self.cut,
+            priority: self.priority,
+            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
+            repetition_penalty: self.repetition_penalty,
+            long_documents: self.long_documents.map(long_documents),
+            ..Default::default()
+        }
+    }
+
+    /// Returns the options of sampling but the repetition penalty, which beams have as well.
+    fn summary_sampling(&self) -> Result<v1::Sampling> {
+        let seed = self.seed.map(|Seed(seed)| seed);
+        Ok(v1::Sampling { repetition_penalty: None, ..self.sampling(self.top_k()?, seed) })
+    }
+
+    /// Fails if an option of sampling would change a text that is searched.
+    fn reject_unsearched(&self) -> Result<()> {
+        let other_than = |neutral: f32, value: Option<f32>| value.filter(|value| *value != neutral);
+        let biases = self.logit_bias.0.len();
+        for (field, found) in [
+            ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
+            ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),
+            ("top_p", other_than(1.0, self.top_p).map(|p| p.to_string())),
+            ("min_p", other_than(0.0, self.min_p).map(|p| p.to_string())),
+        ] {
+            if let Some(found) = found {
+                return Err(Error::bad_option(field, found, "no value without a temperature above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if an option is set that summaries do not have.
+    fn reject_unsummarized(&self) -> Result<()> {
+        let is_true = |flag: Option<bool>| flag.filter(|flag| *flag).map(|flag| flag.to_string());
+        for (field, found) in [
+            ("echo", is_true(self.echo)),
+            ("ignore_eos", is_true(self.ignore_eos)),
+            ("boundaries", is_true(self.boundaries)),
+            ("boundary_mode", self.boundary_mode.as_deref().map(quoted)),
+            ("logprobs", self.logprobs.map(|count| count.to_string())),
+            ("max_segments", self.max_segments.map(|count| count.to_string())),
+            ("speculate", self.speculate.as_ref().map(|Speculate(setting)| quoted(setting))),
+            ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
+        ] {
+            if let Some(found) = found {
+                return Err(Error::bad_option(field, found, "no value (this model summarizes the prompt)"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the messages of a call: options, then the document in chunks that end at a character boundary.
+fn call_messages(options: v1::SummarizeOptions, mut document: &str) -> Vec<SummarizeRequest> {
+    let mut messages = vec![SummarizeRequest { part: Some(Part::Options(options)) }];
+    while !document.is_empty() {
+        let mut end = document.len().min(CHUNK_BYTES);
+        while !document.is_char_boundary(end) {
+            end -= 1;
+        }
+        let (chunk, rest) = document.split_at(end);
+        messages.push(SummarizeRequest { part: Some(Part::Chunk(v1::DocumentChunk { text: chunk.to_owned() })) });
+        document = rest;
+    }
+    messages
+}
+
+// The fields of a request.
+
+/// The path of a request, which decides about its fields.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// `/v1/completions`, and parameters of the Open Inference Protocol.
+    Completions,
+    /// `/v1/summaries`.
+    Summaries,
+}
+
+/// The fields that only completions have.
+const COMPLETION_FIELDS: &str = "prompt n best_of stop include_stop_str_in_output ignore_eos echo logprobs logit_bias \
+    resume_text speculate stream_options boundaries boundary_mode max_segments";
+
+/// The fields that only summaries have.
+const SUMMARY_FIELDS: &str = "document document_id beam_size num_beams hypotheses hard_topk";
+
+/// What a field of other servers means here.
+#[derive(Clone, Copy)]
+enum OtherField {
+    /// It cannot change the text.
+    Ignored,
+    /// It changes the text, unless its value is one of these, separated by ` or `, or null.
+    Refused(&'static str),
+}
+
+/// The fields of other servers that the server does not support: of OpenAI, vLLM, SGLang, TGI, llama.cpp and transformers.
+const OTHER_FIELDS: [(OtherField, &str); 11] = [
+    (
+        OtherField::Ignored,
+        "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction \
+         request_id rid cache_salt cache_prompt id_slot use_cache keep_alive details decoder_input_details \
+         parallel_tool_calls top_n_tokens top_logprobs prompt_logprobs return_token_ids return_tokens_as_token_ids \
+         guided_decoding_backend guided_whitespace_pattern spaces_between_special_tokens",
+    ),
+    (
+        OtherField::Refused("null"),
+        "structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf \
+         stop_regex n_predict num_predict truncate truncate_prompt_tokens prompt_embeds samplers adapter_id lora_path \
+         custom_logit_processor vllm_xargs reasoning reasoning_effort verbosity web_search_options",
+    ),
+    (OtherField::Refused("{\"type\":\"text\"}"), "response_format"),
+    (OtherField::Refused("\"none\" or \"auto\""), "tool_choice function_call"),
+    (
+        OtherField::Refused("[]"),
+        "tools functions stop_token_ids bad_words bad_words_ids allowed_token_ids suppress_tokens logits_processors",
+    ),
+    (OtherField::Refused("\"\""), "suffix grammar input_prefix input_suffix"),
+    (OtherField::Refused("false"), "use_beam_search guided_json_object watermark return_full_text no_stop_trim"),
+    (OtherField::Refused("true"), "do_sample add_special_tokens skip_special_tokens"),
+    (
+        OtherField::Refused("0"),
+        "mirostat xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff",
+    ),
+    (OtherField::Refused("1"), "typical_p tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups"),
+    (OtherField::Refused("-1"), "top_n_sigma"),
+];
+
+impl Path {
+    /// Returns a field of which the text may depend and that requests of this path do not have, with the values that they may have.
+    fn refused_field(self, name: &str) -> Option<(&'static str, &'static str)> {
+        let (others, bound) = match self {
+            Self::Completions => (SUMMARY_FIELDS, "null (a field of /v1/summaries)"),
+            Self::Summaries => (COMPLETION_FIELDS, "null (a field of /v1/completions)"),
+        };
+        let refused = OTHER_FIELDS.iter().filter_map(|(field, names)| match field {
+            OtherField::Refused(values) => Some((*names, *values)),
+            OtherField::Ignored => None,
+        });
+        [(others, bound)].into_iter().chain(refused).find_map(|(names, values)| Some((listed(name, names)?, values)))
+    }
+}
+
+/// Returns a name out of a list whose names are separated by spaces.
+fn listed(name: &str, names: &'static str) -> Option<&'static str> {
+    names.split(' ').find(|listed| *listed == name)
+}
+
 /// Parses a JSON object. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
-pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
+pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], input: &str) -> Result<T> {
+    parse(json, input, None)
+}
+
+fn parse<T: DeserializeOwned>(json: &[u8], input: &str, path: Option<Path>) -> Result<T> {
     // serde would accept a list as the fields in their order.
-    if bytes.trim_ascii_start().first() == Some(&b'[') {
+    if json.trim_ascii_start().first() == Some(&b'[') {
         let why = format!("{input}: expected an object, found a list");
         return Err(Error::Unreadable { field: None, why });
     }
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let parsed = serde_path_to_error::deserialize(&mut deserializer);
-    let parsed = parsed.map_err(|error| unreadable(input, &error.path().to_string(), error.inner()))?;
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let parsed = read_fields(&mut deserializer, input, path)?;
     deserializer.end().map_err(|error| unreadable(input, "", &error))?;
     Ok(parsed)
+}
+
+/// Reads the fields of a request, and refuses those that `path` refuses.
+fn read_fields<'de, T, D>(deserializer: D, input: &str, path: Option<Path>) -> Result<T>
+where
+    T: DeserializeOwned,
+    D: Deserializer<'de, Error = serde_json::Error>,
+{
+    let mut refusal = None;
+    let fields = Fields { inner: deserializer, known: &[], path, refused: None, refusal: &mut refusal };
+    let read = serde_path_to_error::deserialize(fields);
+    match refusal {
+        Some(refusal) => Err(refusal),
+        None => read.map_err(|error| unreadable(input, &error.path().to_string(), error.inner())),
+    }
+}
+
+/// The fields of a request while they are read: those of its type are passed on, and the others are checked.
+struct Fields<'a, I> {
+    /// The deserializer of the request, the visitor of its type, or the fields.
+    inner: I,
+    /// The fields of its type.
+    known: &'static [&'static str],
+    /// `None` if the others are ignored.
+    path: Option<Path>,
+    /// The field whose value is read next, and the values that it may have, if it is one that the path refuses.
+    refused: Option<(&'static str, &'static str)>,
+    /// Why the request is refused.
+    refusal: &'a mut Option<Error>,
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Fields<'_, D> {
+    type Error = D::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let Fields { inner, path, refusal, .. } = self;
+        inner.deserialize_struct(name, known, Fields { inner: visitor, known, path, refused: None, refusal })
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.inner.deserialize_enum(name, variants, visitor)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.inner.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Fields<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.expecting(f)
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<V::Value, M::Error> {
+        let Fields { inner, known, path, refusal, .. } = self;
+        inner.visit_map(Fields { inner: map, known, path, refused: None, refusal })
+    }
+}
+
+impl<'de, M: MapAccess<'de>> MapAccess<'de> for Fields<'_, M> {
+    type Error = M::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, M::Error> {
+        let Some(name) = self.inner.next_key::<String>()? else { return Ok(None) };
+        self.refused = self.path.and_then(|path| path.refused_field(&name));
+        let is_known =
+            || self.known.contains(&&*name) || OTHER_FIELDS.iter().any(|(_, names)| listed(&name, names).is_some());
+        if let Some(path) = self.path.filter(|_| !is_known()) {
+            if path == Path::Summaries {
+                let why = format!("{name}: expected a field of /v1/summaries, found an unknown key");
+                *self.refusal = Some(Error::Unreadable { field: Some(name), why });
+                return Err(M::Error::custom("an unknown field"));
+            }
+            tracing::debug!(field = quoted(&name), "ignored an unknown field");
+        }
+        seed.deserialize(name.into_deserializer()).map(Some)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, M::Error> {
+        let Some((field, values)) = self.refused.take() else { return self.inner.next_value_seed(seed) };
+        let Description(found) = self.inner.next_value()?;
+        if found == "null" || values.split(" or ").any(|value| value == found) {
+            // absent
+            return seed.deserialize(().into_deserializer());
+        }
+        let only = match values {
+            values if values.ends_with(')') => "",
+            values if values.contains(" or ") => " (the only supported values)",
+            _ => " (the only supported value)",
+        };
+        *self.refusal = Some(Error::bad_option(field, found, format!("{values}{only}")));
+        Err(M::Error::custom("a refused field"))
+    }
+}
+
+/// A value in a few words: a scalar, an empty list, an empty object, or an object of one field as JSON, others by their type.
+struct Description(String);
+
+impl<'de> Deserialize<'de> for Description {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DescriptionVisitor).map(Self)
+    }
+}
+
+struct DescriptionVisitor;
+
+impl<'de> Visitor<'de> for DescriptionVisitor {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<String, E> {
+        Ok("null".to_owned())
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<String, E> {
+        Ok(quoted(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
+        Ok(if count_rest(&mut list)? == 0 { "[]" } else { "a list" }.to_owned())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
+        let Some((name, Description(value))) = map.next_entry::<String, Description>()? else {
+            return Ok("{}".to_owned());
+        };
+        let mut is_single = true;
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            is_single = false;
+        }
+        Ok(if is_single { format!("{{{}:{value}}}", quoted(&name)) } else { "an object".to_owned() })
+    }
 }
 
 /// Returns the error of a value at `path`, as serde writes paths. The message begins with the path, or with `input` if it is empty.
@@ -621,15 +1000,43 @@ mod tests {
     use super::*;
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
-        Ok(parse_json::<CompletionRequest>(body.as_bytes(), "the body")?.generate_requests()?.collect())
+        Ok(CompletionRequest::parse(body.as_bytes(), Path::Completions)?.generate_requests()?.collect())
     }
 
     #[test]
     fn nulls_and_unknown_fields_are_ignored() {
         let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
-            "user": "me", "stream_options": {"include_usage": null, "x": 1}, "presence_penalty": 0, "suffix": null}"#;
+            "user": "me", "stream_options": {"include_usage": null, "x": 1}, "new": {"a": [1]}, "suffix": null}"#;
         let [request] = &requests(body).unwrap()[..] else { panic!() };
         assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", Some(16)));
+    }
+
+    /// Every value that changes nothing is accepted on both paths, and another one is refused by name.
+    #[test]
+    fn fields_of_other_servers_are_in_one_table() {
+        for (field, names) in OTHER_FIELDS {
+            for (name, path) in names.split(' ').flat_map(|name| [(name, Path::Completions), (name, Path::Summaries)]) {
+                let read = |value: &str| {
+                    CompletionRequest::parse(format!("{{\"{name}\": {value}}}").as_bytes(), path).map(drop)
+                };
+                let OtherField::Refused(values) = field else {
+                    read("[{}]").unwrap();
+                    continue;
+                };
+                values.split(" or ").chain(["null"]).for_each(|value| read(value).unwrap());
+                for value in ["[0]", "{\"a\": 1}", "\"x\"", "7.5"] {
+                    assert!(
+                        matches!(read(value), Err(Error::BadOption { field, .. }) if field == name),
+                        "{name}: {value}"
+                    );
+                }
+            }
+        }
+        let known = field_names::<CompletionRequest>();
+        for name in [COMPLETION_FIELDS, SUMMARY_FIELDS].iter().flat_map(|names| names.split(' ')) {
+            assert!(known.contains(&name), "{name}");
+        }
+        assert!(!OTHER_FIELDS.iter().any(|(_, names)| names.split(' ').any(|name| known.contains(&name))));
     }
 
     #[test]
@@ -713,6 +1120,69 @@ mod tests {
         for wrong in ["true", "-1", "1.5", "[]"] {
             let error = read(wrong).unwrap_err().to_string();
             assert!(error.contains("\"auto\", \"off\""), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn documents_are_split_at_character_boundaries() {
+        let text = format!("a{}", "é".repeat(CHUNK_BYTES));
+        let (_, chunks) = options_and_chunks(call_messages(Default::default(), &text));
+        assert!(chunks.len() > 2 && chunks.iter().all(|chunk| chunk.len() <= CHUNK_BYTES));
+        assert_eq!(chunks.concat(), text);
+        assert_eq!(call_messages(Default::default(), "").len(), 1);
+    }
+
+    fn options_and_chunks(messages: Vec<SummarizeRequest>) -> (v1::SummarizeOptions, Vec<String>) {
+        let mut options = None;
+        let mut chunks = Vec::new();
+        for message in messages {
+            match message.part.unwrap() {
+                Part::Options(own) => options = Some(own),
+                Part::Chunk(chunk) => chunks.push(chunk.text),
+            }
+        }
+        (options.unwrap(), chunks)
+    }
+
+    #[test]
+    fn summaries_are_sampled_only_on_request() {
+        let options = |body: &str| {
+            let request = CompletionRequest::parse(body.as_bytes(), Path::Summaries).unwrap();
+            options_and_chunks(request.summary_messages().unwrap()).0
+        };
+        assert_eq!(options(r#"{"document": "a", "beam_size": 3}"#).sampling, None);
+        assert!(options(r#"{"document": "a", "seed": 3}"#).sampling.is_some());
+        let search = options(r#"{"document": "a", "repetition_penalty": 1.5, "early_stopping": true}"#);
+        assert_eq!((search.sampling, search.repetition_penalty), (None, Some(1.5)));
+        assert_eq!(search.early_stopping.as_deref(), Some("true"));
+        let names = r#"{"document": "a", "num_beams": 2, "min_new_tokens": 3, "max_new_tokens": 4,
+            "no_repeat_ngram_size": 5, "early_stopping": "never"}"#;
+        let names = options(names);
+        assert_eq!((names.beam_size, names.min_tokens, names.max_tokens), (Some(2), Some(3), Some(4)));
+        assert_eq!((names.no_repeat_ngram, names.early_stopping.as_deref()), (Some(5), Some("never")));
+    }
+
+    #[test]
+    fn a_prompt_is_a_document() {
+        let calls = |body: &str| {
+            let request = CompletionRequest::parse(body.as_bytes(), Path::Completions).unwrap();
+            let calls = request.summarize_requests("flan").unwrap();
+            calls.into_iter().map(options_and_chunks).collect::<Vec<_>>()
+        };
+        let all = calls(r#"{"prompt": ["a", "b"], "n": 2, "max_tokens": 9, "temperature": 0, "seed": 3}"#);
+        let [(options, first), (_, second)] = &all[..] else { panic!("{all:?}") };
+        assert_eq!((&first[..], &second[..]), (&["a".to_owned()][..], &["b".to_owned()][..]));
+        assert_eq!((options.model.as_deref(), options.beam_size, options.hypotheses), (Some("flan"), None, Some(2)));
+        assert_eq!((options.max_tokens, &options.sampling), (Some(9), &None));
+        let (options, _) = &calls(r#"{"prompt": "a", "best_of": 6, "early_stopping": "never"}"#)[0];
+        assert_eq!((options.beam_size, options.hypotheses, options.max_tokens), (Some(6), Some(1), None));
+        assert_eq!(options.early_stopping.as_deref(), Some("never"));
+        let (options, _) = &calls(r#"{"prompt": "a", "temperature": 0.7, "repetition_penalty": 2}"#)[0];
+        assert_eq!(options.sampling.as_ref().unwrap().temperature, Some(0.7));
+        assert_eq!((options.beam_size, options.repetition_penalty), (None, Some(2.0)));
+        for (name, choice) in [("refuse", v1::LongDocuments::Refuse), ("cut", v1::LongDocuments::Cut)] {
+            let body = format!(r#"{{"prompt": "a", "long_documents": "{name}"}}"#);
+            assert_eq!(calls(&body)[0].0.long_documents(), choice);
         }
     }
 }

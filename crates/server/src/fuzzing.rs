@@ -2,9 +2,9 @@
 //! only.
 
 use crate::{
-    completion_request::{CompletionRequest, parse_json},
+    completion_request::{CompletionRequest, Path, parse_json},
     grpc,
-    http::{editing, open_inference::InferenceRequest, summaries},
+    http::{editing, open_inference::InferenceRequest},
     middleware::limits::WholeMessages,
     open_inference::request::InferRequest,
 };
@@ -18,7 +18,7 @@ pub fn grpc_request(data: &[u8]) {
 
 /// Reads the body of a completion request over HTTP, and converts it to jobs of both kinds of models.
 pub fn completion_request(data: &[u8]) {
-    let Ok(request) = parse_json::<CompletionRequest>(data, "the body") else { return };
+    let Ok(request) = CompletionRequest::parse(data, Path::Completions) else { return };
     if let Ok(requests) = request.generate_requests() {
         requests.for_each(grpc::fuzzing::generate);
     }
@@ -28,7 +28,8 @@ pub fn completion_request(data: &[u8]) {
 
 /// Reads the body of a summary request over HTTP, and converts it to the messages of a call.
 pub fn summary_request(data: &[u8]) {
-    summaries::messages(data).into_iter().for_each(grpc::fuzzing::summarize);
+    let messages = CompletionRequest::parse(data, Path::Summaries).and_then(|request| request.summary_messages());
+    messages.unwrap_or_default().into_iter().for_each(grpc::fuzzing::summarize);
 }
 
 /// Receives a body of gRPC messages in parts whose size the first byte gives. The same bytes must come out.

@@ -4,7 +4,7 @@
 use crate::{
     call::ClientContext,
     calls::Generated,
-    completion_request::{CompletionRequest, parse_json},
+    completion_request::{CompletionRequest, Path, parse_json},
     http::{
         error::ApiError,
         response::{self, Choice, Completion, CompletionHead, TokenCounts},
@@ -45,7 +45,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     let received_at = clock::now();
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
-    let mut request = state.parse(body, |bytes| parse_json::<CompletionRequest>(bytes, "the body")).await?;
+    let mut request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
     let engines = state.monitor.engines();
     let model = request.model.as_deref();
     if let Some(engine) = summaries::summarizer(engines, model)? {

@@ -4,7 +4,7 @@
 use crate::{
     call::ClientContext,
     collected::CollectedSize,
-    completion_request::{CompletionRequest, Prompt, Seed, Speculate, check_choices, own_name, parse_json},
+    completion_request::{CompletionRequest, Path, own_name},
     http::{
         error::ApiError,
         response::{self, Completion, CompletionHead, EventSource},
@@ -20,7 +20,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use prost::Message;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::{
     pin::Pin,
@@ -28,123 +27,16 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamExt, StreamMap};
-use weir_engine::{
-    sampling::{StopMatcher, StopStrings},
-    summary::LongDocuments,
-};
-use weir_kernels::error::{Error, Result, quoted};
+use weir_engine::sampling::{StopMatcher, StopStrings};
+use weir_kernels::error::{Error, Result};
 use weir_models::{
-    contract::{Card, DocumentLimits, EarlyStopping},
+    contract::{Card, DocumentLimits},
     text::{StreamDetokenizer, Vocabulary},
 };
-use weir_proto::v1::{self, SummarizeRequest, SummarizeResponse, summarize_request::Part, summarize_response::Event};
-
-/// Maximum bytes of a document in one message of a call.
-const CHUNK_BYTES: usize = 64 << 10;
+use weir_proto::v1::{self, SummarizeResponse, summarize_response::Event};
 
 /// Memory of formatted fields relative to their encoded length. Objects repeat the names of their fields.
 pub(crate) const FORMATTED: usize = 16;
-
-/// The fields of a summary request.
-#[derive(Deserialize, Default)]
-#[serde(default, deny_unknown_fields, expecting = "an object")]
-pub(crate) struct SummaryRequest {
-    model: Option<String>,
-    document: Option<String>,
-    document_id: Option<String>,
-    #[serde(alias = "num_beams")]
-    beam_size: Option<u32>,
-    length_penalty: Option<f32>,
-    #[serde(alias = "min_new_tokens")]
-    min_tokens: Option<u32>,
-    #[serde(alias = "max_new_tokens")]
-    max_tokens: Option<u32>,
-    #[serde(alias = "no_repeat_ngram_size")]
-    no_repeat_ngram: Option<u32>,
-    early_stopping: Option<EarlyStopping>,
-    hypotheses: Option<u32>,
-    cut: Option<bool>,
-    long_documents: Option<LongDocuments>,
-    hard_topk: Option<bool>,
-    priority: Option<i32>,
-    temperature: Option<f32>,
-    top_k: Option<u32>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    seed: Option<Seed>,
-    stream: Option<bool>,
-}
-
-impl SummaryRequest {
-    /// Converts the request to the messages of the call: options, then the document in chunks.
-    fn into_messages(self) -> Vec<SummarizeRequest> {
-        let sampling = v1::Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: None,
-            seed: self.seed.map(|Seed(seed)| seed),
-            logit_bias: Vec::new(),
-        };
-        let options = v1::SummarizeOptions {
-            model: self.model,
-            beam_size: self.beam_size,
-            length_penalty: self.length_penalty,
-            min_tokens: self.min_tokens,
-            max_tokens: self.max_tokens,
-            no_repeat_ngram: self.no_repeat_ngram,
-            hypotheses: self.hypotheses,
-            // The summary is sampled only if the request has a sampling option; otherwise it is searched.
-            sampling: (sampling != v1::Sampling::default()).then_some(sampling),
-            cut: self.cut,
-            document_id: self.document_id,
-            priority: self.priority,
-            hard_topk: self.hard_topk,
-            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
-            repetition_penalty: self.repetition_penalty,
-            long_documents: self.long_documents.map(long_documents),
-        };
-        call_messages(options, &self.document.unwrap_or_default())
-    }
-}
-
-/// Returns the value of the options for a choice.
-pub(crate) fn long_documents(chosen: LongDocuments) -> i32 {
-    let chosen = match chosen {
-        LongDocuments::Refuse => v1::LongDocuments::Refuse,
-        LongDocuments::Cut => v1::LongDocuments::Cut,
-        LongDocuments::Chunk => v1::LongDocuments::Chunk,
-    };
-    chosen.into()
-}
-
-/// Returns the messages of a call: options, then the document in chunks.
-pub(crate) fn call_messages(options: v1::SummarizeOptions, document: &str) -> Vec<SummarizeRequest> {
-    let chunk = |text: &str| Part::Chunk(v1::DocumentChunk { text: text.to_owned() });
-    let parts = std::iter::once(Part::Options(options)).chain(chunks(document).map(chunk));
-    parts.map(|part| SummarizeRequest { part: Some(part) }).collect()
-}
-
-/// Reads the body of a request, and converts it to the messages of a call.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn messages(body: &[u8]) -> Vec<SummarizeRequest> {
-    parse_json::<SummaryRequest>(body, "the body").map(SummaryRequest::into_messages).unwrap_or_default()
-}
-
-/// Splits a text into chunks that end at a character boundary.
-fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
-    std::iter::from_fn(move || {
-        let mut end = text.len().min(CHUNK_BYTES);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let (chunk, rest) = text.split_at(end);
-        text = rest;
-        (!chunk.is_empty()).then_some(chunk)
-    })
-}
 
 pub(crate) async fn summarize(
     State(state): State<ApiState>,
@@ -157,12 +49,15 @@ pub(crate) async fn summarize(
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let body = state.read_body(client, request).await?;
     let tenant = Arc::clone(&body.tenant);
-    let request = state.parse(body, |bytes| parse_json::<SummaryRequest>(bytes, "the body")).await?;
+    let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Summaries)).await?;
     if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
-    let wants_stream = request.stream.unwrap_or(false);
-    let response = state.calls.summarize(client, request.into_messages()).await?;
+    let messages = request.summary_messages()?;
+    let wants_stream = request.wants_stream();
+    // The document is in the messages.
+    drop(request);
+    let response = state.calls.summarize(client, messages).await?;
     if wants_stream {
         return response::response(
             SummaryEvents { messages: response, is_complete: false },
@@ -609,158 +504,5 @@ impl Completion for SummaryCompletion {
 
     fn is_complete(&self) -> bool {
         self.prompts.iter().all(|prompt| prompt.is_complete)
-    }
-}
-
-impl CompletionRequest {
-    /// Returns the requests of `Summarize`, one for each prompt. Fails if an option is unsupported; `Summarize` checks the others.
-    pub(crate) fn summarize_requests(&self, model: &str) -> Result<Vec<Vec<SummarizeRequest>>> {
-        self.reject_unsupported()?;
-        self.reject_unsummarized()?;
-        let n = self.choices_per_prompt();
-        let prompts = self.prompt.list()?;
-        check_choices(n, prompts.len())?;
-        if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
-            return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
-        }
-        let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let options = v1::SummarizeOptions {
-            model: Some(model.to_owned()),
-            beam_size: self.best_of.map(width),
-            length_penalty: self.length_penalty,
-            min_tokens: self.min_tokens,
-            max_tokens: self.max_tokens,
-            no_repeat_ngram: self.no_repeat_ngram,
-            hypotheses: Some(width(n)),
-            sampling: self.summary_sampling()?,
-            cut: self.cut,
-            document_id: None,
-            priority: self.priority,
-            hard_topk: None,
-            early_stopping: self.early_stopping.map(|when| when.name().to_owned()),
-            repetition_penalty: self.repetition_penalty,
-            long_documents: self.long_documents.map(long_documents),
-        };
-        let messages = |prompt: &Prompt| match prompt {
-            Prompt::Text(text) => Ok(call_messages(options.clone(), text)),
-            Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text (this model summarizes texts)")),
-        };
-        prompts.iter().map(messages).collect()
-    }
-
-    /// Returns the options of sampling, if the request has a temperature above 0. Beams are searched otherwise, and options of
-    /// sampling that would change a text are refused.
-    fn summary_sampling(&self) -> Result<Option<v1::Sampling>> {
-        let top_k = self.top_k()?;
-        if self.temperature.is_none_or(|temperature| temperature == 0.0) {
-            let biases = self.logit_bias.0.len();
-            for (field, found) in [
-                ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
-                ("top_p", self.top_p.filter(|p| *p != 1.0).map(|p| p.to_string())),
-                ("top_k", top_k.filter(|k| *k != 0).map(|k| k.to_string())),
-                ("min_p", self.min_p.filter(|p| *p != 0.0).map(|p| p.to_string())),
-            ] {
-                if let Some(found) = found {
-                    return Err(Error::bad_option(field, found, "no value without a temperature above 0"));
-                }
-            }
-            return Ok(None);
-        }
-        let seed = self.seed.map(|Seed(seed)| seed);
-        Ok(Some(v1::Sampling { repetition_penalty: None, ..self.sampling(top_k, seed) }))
-    }
-
-    /// Fails if an option is set that summaries do not have.
-    fn reject_unsummarized(&self) -> Result<()> {
-        let is_true = |flag: Option<bool>| flag.filter(|flag| *flag).map(|flag| flag.to_string());
-        for (field, found) in [
-            ("echo", is_true(self.echo)),
-            ("ignore_eos", is_true(self.ignore_eos)),
-            ("boundaries", is_true(self.boundaries)),
-            ("boundary_mode", self.boundary_mode.as_deref().map(quoted)),
-            ("logprobs", self.logprobs.map(|count| count.to_string())),
-            ("max_segments", self.max_segments.map(|count| count.to_string())),
-            ("speculate", self.speculate.as_ref().map(|Speculate(setting)| quoted(setting))),
-            ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
-        ] {
-            if let Some(found) = found {
-                return Err(Error::bad_option(field, found, "no value (this model summarizes the prompt)"));
-            }
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use weir_proto::v1::summarize_request::Part;
-
-    #[test]
-    fn documents_are_split_at_character_boundaries() {
-        let text = format!("a{}", "é".repeat(CHUNK_BYTES));
-        let parts: Vec<_> = chunks(&text).collect();
-        assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= CHUNK_BYTES));
-        assert_eq!(parts.concat(), text);
-        assert_eq!(chunks("").count(), 0);
-    }
-
-    #[test]
-    fn summaries_are_sampled_only_on_request() {
-        let options = |body: &str| {
-            let mut messages = parse_json::<SummaryRequest>(body.as_bytes(), "the body").unwrap().into_messages();
-            assert_eq!(messages.len(), 2);
-            match messages.swap_remove(0).part {
-                Some(Part::Options(options)) => options,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(options(r#"{"document": "a", "beam_size": 3}"#).sampling, None);
-        assert!(options(r#"{"document": "a", "seed": 3}"#).sampling.is_some());
-        let search = options(r#"{"document": "a", "repetition_penalty": 1.5, "early_stopping": true}"#);
-        assert_eq!((search.sampling, search.repetition_penalty), (None, Some(1.5)));
-        assert_eq!(search.early_stopping.as_deref(), Some("true"));
-        let names = r#"{"document": "a", "num_beams": 2, "min_new_tokens": 3, "max_new_tokens": 4,
-            "no_repeat_ngram_size": 5, "early_stopping": "never"}"#;
-        let names = options(names);
-        assert_eq!((names.beam_size, names.min_tokens, names.max_tokens), (Some(2), Some(3), Some(4)));
-        assert_eq!((names.no_repeat_ngram, names.early_stopping.as_deref()), (Some(5), Some("never")));
-        assert!(parse_json::<SummaryRequest>(br#"{"document": "a", "beam": 3}"#, "the body").is_err());
-    }
-
-    /// Returns the options and the text of each call.
-    fn calls(body: &str) -> Result<Vec<(v1::SummarizeOptions, String)>> {
-        let request = parse_json::<CompletionRequest>(body.as_bytes(), "the body")?;
-        let call = |messages: Vec<SummarizeRequest>| {
-            let mut options = None;
-            let mut text = String::new();
-            for message in messages {
-                match message.part.unwrap() {
-                    Part::Options(own) => options = Some(own),
-                    Part::Chunk(chunk) => text.push_str(&chunk.text),
-                }
-            }
-            (options.unwrap(), text)
-        };
-        Ok(request.summarize_requests("flan")?.into_iter().map(call).collect())
-    }
-
-    #[test]
-    fn a_prompt_is_a_document() {
-        let all = calls(r#"{"prompt": ["a", "b"], "n": 2, "max_tokens": 9, "temperature": 0, "seed": 3}"#).unwrap();
-        let [(options, first), (_, second)] = &all[..] else { panic!("{all:?}") };
-        assert_eq!((first.as_str(), second.as_str()), ("a", "b"));
-        assert_eq!((options.model.as_deref(), options.beam_size, options.hypotheses), (Some("flan"), None, Some(2)));
-        assert_eq!((options.max_tokens, &options.sampling), (Some(9), &None));
-        let (options, _) = &calls(r#"{"prompt": "a", "best_of": 6, "early_stopping": "never"}"#).unwrap()[0];
-        assert_eq!((options.beam_size, options.hypotheses, options.max_tokens), (Some(6), Some(1), None));
-        assert_eq!(options.early_stopping.as_deref(), Some("never"));
-        let (options, _) = &calls(r#"{"prompt": "a", "temperature": 0.7, "repetition_penalty": 2}"#).unwrap()[0];
-        assert_eq!(options.sampling.as_ref().unwrap().temperature, Some(0.7));
-        assert_eq!((options.beam_size, options.repetition_penalty), (None, Some(2.0)));
-        for (name, choice) in [("refuse", v1::LongDocuments::Refuse), ("cut", v1::LongDocuments::Cut)] {
-            let body = format!(r#"{{"prompt": "a", "long_documents": "{name}"}}"#);
-            assert_eq!(calls(&body).unwrap()[0].0.long_documents(), choice);
-        }
     }
 }

@@ -259,18 +259,10 @@ const CODES: [Code; 7] = [
 const UNREADABLE: &str = "UNREADABLE";
 
 /// The fields of requests in JSON that a [`CompletionRequest`] lacks, on all paths. A test compares them with the requests.
-const OTHER_JSON_FIELDS: [&str; 16] = [
-    "beam_size",
-    "document",
-    "document_id",
-    "hard_topk",
-    "hypotheses",
+const OTHER_JSON_FIELDS: [&str; 8] = [
     "id",
     "inputs",
-    "max_new_tokens",
     "messages",
-    "min_new_tokens",
-    "num_beams",
     "outputs",
     "parameters",
     "sampling_parameters",
@@ -628,12 +620,10 @@ mod tests {
     #[test]
     fn json_fields_that_a_completion_lacks_are_those_of_the_other_requests() {
         use crate::http::open_inference::InferenceRequest;
-        use crate::http::summaries::SummaryRequest;
         use crate::open_inference::request::EMPTY_FINAL;
         use crate::open_inference::request::TIMEOUT;
         use crate::open_inference::tensors::SAMPLING_PARAMETERS;
         let mut fields = BTreeSet::from([SAMPLING_PARAMETERS, EMPTY_FINAL, TIMEOUT]);
-        fields.extend(field_names::<SummaryRequest>());
         fields.extend(field_names::<InferenceRequest>());
         // Refused before they are parsed: the field of chats that errors name.
         fields.insert("messages");

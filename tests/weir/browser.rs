@@ -894,7 +894,7 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
     let limit = browser.evaluate("shown(served.get('whitespaces').max_model_len, 0)");
     let limit = limit.as_str().unwrap();
     let length = format!("Characters: enter a whole number from 0 to {limit}.");
-    let above = "Top-p: enter a number above 0 and at most 1, or nothing for the model's default.";
+    let top_p = "Top-p: enter a number from 0 to 1, or nothing for the model's default.";
     let seed = "Seed: enter a whole number from 0 to 18,446,744,073,709,551,615, or nothing for a random one.";
     let long_prompt = format!("Prompt: too long. The server takes at most {limit} characters");
     let usual =
@@ -905,8 +905,8 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
         ("max", "1.5", &length),
         ("max", "1000000", &length),
         ("temperature", "-1", "Temperature: enter a number from 0 to 100, or nothing for the model's default."),
-        ("top-p", "0", above),
-        ("top-p", "1.01", above),
+        ("top-p", "-0.1", top_p),
+        ("top-p", "1.01", top_p),
         ("seed", "18446744073709551616", seed),
         ("stop-strings", &"a\n".repeat(17), "Stop strings: enter at most 16 lines, not 17."),
         ("stop-strings", &"a".repeat(257), "Stop strings: enter at most 256 characters a line, not 257."),

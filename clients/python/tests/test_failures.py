@@ -214,9 +214,9 @@ def test_field_violations_of_a_bad_request(weir: Client) -> None:
         weir.generate("a", top_p=3.0)
     error = refused.value
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_OPTION")
-    assert error.details["bound"] == "a number above 0 and at most 1"
+    assert error.details["bound"] == "0 to 1"
     (violation,) = error.field_violations
-    assert violation.field == "sampling.top_p" and "a number above 0 and at most 1" in violation.description
+    assert violation.field == "sampling.top_p" and "0 to 1" in violation.description
     assert error.request_id is not None and str(error).endswith(f"(request {error.request_id})")
 
 

@@ -65,7 +65,7 @@ pub struct Sampling {
     pub temperature: f32,
     /// Keep the k most probable symbols; 0 keeps all.
     pub top_k: usize,
-    /// Keep the smallest set of most probable symbols whose probabilities add up to this; 1 keeps all.
+    /// Keep the smallest set of most probable symbols whose probabilities add up to this: 0 keeps the most probable one, 1 all.
     pub top_p: f32,
     /// Keep symbols at least this fraction as probable as the most probable one; 0 keeps all.
     pub min_p: f32,
@@ -248,9 +248,7 @@ impl WindowOptions {
 impl Sampling {
     pub(crate) fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0..=100.0)?;
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(bad("sampling.top_p", self.top_p, "a number above 0 and at most 1".into()));
-        }
+        within("sampling.top_p", self.top_p, 0.0..=1.0)?;
         within("sampling.min_p", self.min_p, 0.0..=1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
         bounded("sampling.logit_bias", self.logit_bias.len(), OptionLimits::LOGIT_BIAS)?;
@@ -441,7 +439,7 @@ mod tests {
     const FRACTIONS: [Bounds<f32>; 5] = [
         // with negative zero and the smallest subnormal number
         ("sampling.temperature", |r, v| r.sampling.temperature = v, &[0.0, -0.0, 1e-45, 100.0], &[-1e-3, 100.1]),
-        ("sampling.top_p", |r, v| r.sampling.top_p = v, &[f32::MIN_POSITIVE, 1.0], &[-1e-3, 0.0, 1.01]),
+        ("sampling.top_p", |r, v| r.sampling.top_p = v, &[0.0, f32::MIN_POSITIVE, 1.0], &[-1e-3, 1.01]),
         ("sampling.min_p", |r, v| r.sampling.min_p = v, &[0.0, 1.0], &[-1e-3, 1.01]),
         ("sampling.repetition_penalty", |r, v| r.sampling.repetition_penalty = v, &[0.01, 100.0], &[-1e-3, 0.0, 100.1]),
         ("sampling.logit_bias", |r, v| r.sampling.logit_bias = vec![(0, v)], &[-1000.0, 1000.0], &[-1000.1, 1000.1]),

@@ -114,7 +114,7 @@ impl Sampler {
         }
     }
 
-    /// Keeps the smallest set of most probable symbols that reaches `top_p`; equals by lowest id.
+    /// Keeps the smallest set of most probable symbols, at least one, that reaches `top_p`; equals by lowest id.
     fn cut_to_top_p(&mut self) {
         if self.sampling.top_p >= 1.0 {
             return;
@@ -128,7 +128,7 @@ impl Sampler {
         let mut reached = 0.0;
         for &symbol in ranking.iter() {
             let weight = &mut weights[symbol as usize];
-            if reached >= wanted {
+            if reached > 0.0 && reached >= wanted {
                 *weight = 0.0;
             } else {
                 reached += *weight;
@@ -537,7 +537,7 @@ mod tests {
         let numbers = (
             prop_oneof![Just(0.0f32), Just(1.0), 0.05f32..3.0],
             0usize..12,
-            prop_oneof![Just(1.0f32), 0.01f32..1.0],
+            prop_oneof![Just(0.0f32), Just(1.0), 0.01f32..1.0],
             prop_oneof![Just(0.0f32), 0.0f32..1.0],
             prop_oneof![Just(1.0f32), 0.5f32..2.0],
         );
@@ -574,6 +574,7 @@ mod tests {
             let expected = Sampler::new(greedy, 8).choose(&logits, 3).unwrap();
             for narrow in [
                 Sampling { top_k: 1, seed, ..Sampling::default() },
+                Sampling { top_p: 0.0, seed, ..Sampling::default() },
                 Sampling { top_p: f32::MIN_POSITIVE, seed, ..Sampling::default() },
                 Sampling { top_k: 1, temperature: 1e-40, seed, ..Sampling::default() },
             ] {

@@ -12,7 +12,7 @@ use serde::{
     },
 };
 use serde_json::{Map, Value};
-use std::fmt;
+use std::{borrow::Cow, fmt};
 use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
 use weir_kernels::error::{Error, Result, mismatch, quoted};
 use weir_models::contract::EarlyStopping;
@@ -113,13 +113,13 @@ fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::
 
 impl CompletionRequest {
     /// Parses the body of a request. Fails as [`parse_json`] does, and at a field that the path refuses.
-    pub(crate) fn parse(json: &[u8], path: Path) -> Result<Self> {
-        parse(json, "the body", Some(path))
+    pub(crate) fn parse<'a>(json: impl Into<Cow<'a, [u8]>>, path: Path) -> Result<Self> {
+        parse(json.into(), "the body", Some(path))
     }
 
     /// Converts the parsed fields of a completion. Fails as [`parse`](Self::parse) does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
-        read_fields(Value::Object(fields), input, Some(Path::Completions))
+        read_fields(Value::Object(fields), Some(Path::Completions)).map_err(|unread| unread.into_error(input))
     }
 
     /// Returns true if the response is a stream.
@@ -445,25 +445,116 @@ fn listed(name: &str, names: &'static str) -> Option<&'static str> {
     names.split(' ').find(|listed| *listed == name)
 }
 
-/// Parses a JSON object. Errors call it `input`. Fails with [`Error::Unreadable`], which names the malformed field.
-pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], input: &str) -> Result<T> {
-    parse(json, input, None)
+/// Parses a JSON object, in which a whole number may be written as `10.0`. Errors call it `input`. Fails with
+/// [`Error::Unreadable`], which names the malformed field.
+pub(crate) fn parse_json<'a, T: DeserializeOwned>(json: impl Into<Cow<'a, [u8]>>, input: &str) -> Result<T> {
+    parse(json.into(), input, None)
 }
 
-fn parse<T: DeserializeOwned>(json: &[u8], input: &str, path: Option<Path>) -> Result<T> {
+fn parse<T: DeserializeOwned>(mut json: Cow<'_, [u8]>, input: &str, path: Option<Path>) -> Result<T> {
     // serde would accept a list as the fields in their order.
     if json.trim_ascii_start().first() == Some(&b'[') {
         let why = format!("{input}: expected an object, found a list");
         return Err(Error::Unreadable { field: None, why });
     }
-    let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let parsed = read_fields(&mut deserializer, input, path)?;
+    let unpaired = scan(&mut json);
+    // What follows an unpaired surrogate is left out, so that the error is about its string.
+    let mut deserializer = serde_json::Deserializer::from_slice(&json[..unpaired.unwrap_or(json.len())]);
+    let read = read_fields(&mut deserializer, path);
+    if let (Err(Unread::Malformed(error)), Some(at)) = (&read, unpaired)
+        && error.inner().is_eof()
+    {
+        let escape = String::from_utf8_lossy(&json[at..(at + ESCAPE).min(json.len())]);
+        let (line, column) = (error.inner().line(), error.inner().column() + 1);
+        let field = key(&error.path().to_string()).to_owned();
+        let name = if field.is_empty() { input } else { &field };
+        let why = format!(
+            "{name}: expected Unicode text, found half of a surrogate pair, {escape} (line {line} column {column})"
+        );
+        return Err(Error::Unreadable { field: Some(field).filter(|field| !field.is_empty()), why });
+    }
+    let parsed = read.map_err(|unread| unread.into_error(input))?;
     deserializer.end().map_err(|error| unreadable(input, "", &error))?;
     Ok(parsed)
 }
 
+/// Parses a JSON value, in which a whole number may be written as `10.0`.
+pub(crate) fn parse_value(text: &str) -> serde_json::Result<Value> {
+    let mut json = Cow::from(text.as_bytes());
+    scan(&mut json);
+    serde_json::from_slice(&json)
+}
+
+/// Bytes of an escape such as `\u000a`.
+const ESCAPE: usize = 6;
+
+/// Replaces the fraction of each number such as `10.0` by spaces. Returns the place of the first escape of a surrogate without its
+/// other half: such a string has no UTF-8, and serde_json describes each kind in other words.
+fn scan(json: &mut Cow<'_, [u8]>) -> Option<usize> {
+    let mut at = 0;
+    while at < json.len() {
+        match json[at] {
+            b'"' => match string_end(json, at + 1) {
+                Ok(end) => at = end,
+                Err(unpaired) => return Some(unpaired),
+            },
+            b'0'..=b'9' => {
+                let is_part = |byte: &&u8| byte.is_ascii_digit() || b".eE+-".contains(byte);
+                let end = at + json[at..].iter().take_while(is_part).count();
+                let point = at + json[at..end].iter().take_while(|byte| byte.is_ascii_digit()).count();
+                if let [b'.', zeros @ ..] = &json[point..end]
+                    && !zeros.is_empty()
+                    && zeros.iter().all(|digit| *digit == b'0')
+                {
+                    json.to_mut()[point..end].fill(b' ');
+                }
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    None
+}
+
+/// Returns the place behind the string whose text begins at `at`. Fails with the place of its first unpaired surrogate.
+fn string_end(json: &[u8], mut at: usize) -> Result<usize, usize> {
+    let unit = |at: usize| {
+        let digits = json.get(at..at + ESCAPE)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    while let Some(byte) = json.get(at) {
+        at += match byte {
+            b'"' => return Ok(at + 1),
+            b'\\' => match (unit(at), unit(at + ESCAPE)) {
+                (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 2 * ESCAPE,
+                (Some(0xd800..=0xdfff), _) => return Err(at),
+                _ => 2,
+            },
+            _ => 1,
+        };
+    }
+    Ok(json.len())
+}
+
+/// Why the fields of a request cannot be read.
+enum Unread {
+    /// The path refuses a field.
+    Refused(Error),
+    /// A value is malformed, or the JSON is.
+    Malformed(serde_path_to_error::Error<serde_json::Error>),
+}
+
+impl Unread {
+    fn into_error(self, input: &str) -> Error {
+        match self {
+            Self::Refused(error) => error,
+            Self::Malformed(error) => unreadable(input, &error.path().to_string(), error.inner()),
+        }
+    }
+}
+
 /// Reads the fields of a request, and refuses those that `path` refuses.
-fn read_fields<'de, T, D>(deserializer: D, input: &str, path: Option<Path>) -> Result<T>
+fn read_fields<'de, T, D>(deserializer: D, path: Option<Path>) -> Result<T, Unread>
 where
     T: DeserializeOwned,
     D: Deserializer<'de, Error = serde_json::Error>,
@@ -471,10 +562,7 @@ where
     let mut refusal = None;
     let fields = Fields { inner: deserializer, known: &[], path, refused: None, refusal: &mut refusal };
     let read = serde_path_to_error::deserialize(fields);
-    match refusal {
-        Some(refusal) => Err(refusal),
-        None => read.map_err(|error| unreadable(input, &error.path().to_string(), error.inner())),
-    }
+    read.map_err(|error| refusal.map_or(Unread::Malformed(error), Unread::Refused))
 }
 
 /// The fields of a request while they are read: those of its type are passed on, and the others are checked.
@@ -632,13 +720,17 @@ impl<'de> Visitor<'de> for DescriptionVisitor {
 
 /// Returns the error of a value at `path`, as serde writes paths. The message begins with the path, or with `input` if it is empty.
 pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> Error {
-    // serde's path ends with `?` where the text ends within a key, and is `.` at the root
-    let path = path.trim_end_matches('?').trim_end_matches('.');
+    let path = key(path);
     let message = error.to_string();
     let mismatch = mismatch(&message, vec![path], error.is_data());
     let field = Some(&mismatch.key).filter(|key| !key.is_empty());
     let why = format!("{}: {mismatch}", field.map_or(input, String::as_str));
     Error::Unreadable { field: field.cloned(), why }
+}
+
+/// Returns a path of serde's as errors state it. It ends with `?` where the text ends within a key, and is `.` at the root.
+fn key(path: &str) -> &str {
+    path.trim_end_matches('?').trim_end_matches('.')
 }
 
 /// Builds the error of a field with a value of the wrong type.
@@ -682,7 +774,7 @@ impl<'de> Deserializer<'de> for &mut FieldNames {
 
 // Lists in a request's JSON, bounded while they are parsed: no element beyond the limit is stored.
 
-/// Null, a string, or a list of at most `MAX` strings.
+/// Null, a string, or a list of at most `MAX` strings. Empty strings and nulls count as absent.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Texts<const MAX: usize>(pub(crate) Vec<String>);
 
@@ -706,15 +798,15 @@ impl<'de, const MAX: usize> Visitor<'de> for TextsVisitor<MAX> {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Texts(vec![text.to_owned()]))
+        Ok(Texts(if text.is_empty() { Vec::new() } else { vec![text.to_owned()] }))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut texts = Vec::new();
         while texts.len() < MAX
-            && let Some(text) = list.next_element()?
+            && let Some(text) = list.next_element::<Option<String>>()?
         {
-            texts.push(text);
+            texts.extend(text.filter(|text| !text.is_empty()));
         }
         check_count(MAX, "strings", texts.len() + count_rest(&mut list)?)?;
         Ok(Texts(texts))
@@ -1037,6 +1129,22 @@ mod tests {
             assert!(known.contains(&name), "{name}");
         }
         assert!(!OTHER_FIELDS.iter().any(|(_, names)| names.split(' ').any(|name| known.contains(&name))));
+    }
+
+    #[test]
+    fn whole_numbers_may_have_a_fraction() {
+        for (json, scanned) in [
+            (r#"{"a": 10.0, "b": [1.00,-3.0]}"#, r#"{"a": 10  , "b": [1   ,-3  ]}"#),
+            (
+                r#"[1.05, 1.0e3, 1e3.0, 1.0.0, .0, 10., "1.0", "\\", "\"1.0"]"#,
+                r#"[1.05, 1.0e3, 1e3.0, 1.0.0, .0, 10., "1.0", "\\", "\"1.0"]"#,
+            ),
+            ("1.0", "1  "),
+            (r#""1.0"#, r#""1.0"#),
+        ] {
+            let mut found = Cow::from(json.as_bytes());
+            assert_eq!((scan(&mut found), std::str::from_utf8(&found).unwrap()), (None, scanned));
+        }
     }
 
     #[test]

@@ -236,7 +236,7 @@ fn sampling(keys: &GenerationKeys, file: &Path) -> Result<SamplingDefaults> {
     Ok(SamplingDefaults {
         temperature: bounded("temperature", keys.temperature, api.temperature, 0.0, 100.0)?,
         top_k: keys.top_k.unwrap_or(api.top_k),
-        top_p: bounded("top_p", keys.top_p, api.top_p, f32::MIN_POSITIVE, 1.0)?,
+        top_p: bounded("top_p", keys.top_p, api.top_p, 0.0, 1.0)?,
         min_p: bounded("min_p", keys.min_p, api.min_p, 0.0, 1.0)?,
         repetition_penalty: bounded(
             "repetition_penalty",

@@ -139,10 +139,13 @@ impl ApiState {
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
         body: ApiBody,
-        parse: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+        parse: impl FnOnce(Vec<u8>) -> Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let tenant = Arc::clone(&body.tenant);
-        let parsed = self.calls.jobs.workers.run(&tenant, body.bytes.len(), move || parse(&body.bytes));
+        let ApiBody { bytes, tenant, _reserved } = body;
+        let parsed = self.calls.jobs.workers.run(&tenant, bytes.len(), move || {
+            let _reserved = _reserved;
+            parse(bytes)
+        });
         Ok(parsed.await.flatten()?)
     }
 }

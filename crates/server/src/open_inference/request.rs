@@ -1,7 +1,7 @@
 //! Converts a `ModelInferRequest` to a request of `Generate`, and reads which outputs the client wants.
 
 use crate::{
-    completion_request::{CompletionRequest, unreadable, wrong_type},
+    completion_request::{CompletionRequest, parse_value, unreadable, wrong_type},
     open_inference::tensors::{
         EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor,
     },
@@ -186,7 +186,8 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> [bool; OUTPUTS.len()
 
 fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     check_size(SAMPLING_PARAMETERS, text.len())?;
-    serde_json::from_str(text).map_err(|error| unreadable(SAMPLING_PARAMETERS, SAMPLING_PARAMETERS, &error))
+    let unreadable = |error| unreadable(SAMPLING_PARAMETERS, SAMPLING_PARAMETERS, &error);
+    serde_json::from_value(parse_value(text).map_err(unreadable)?).map_err(unreadable)
 }
 
 /// Returns the parameters of a request that are for the model.
@@ -198,7 +199,8 @@ fn parameters(all: HashMap<String, InferParameter>) -> Map<String, Value> {
             ParameterChoice::Int64Param(value) => value.into(),
             ParameterChoice::Uint64Param(value) => value.into(),
             ParameterChoice::StringParam(value) => value.into(),
-            ParameterChoice::DoubleParam(value) => value.into(),
+            // A whole number has no fraction in this form.
+            ParameterChoice::DoubleParam(value) => parse_value(&value.to_string()).unwrap_or_default(),
         })
     };
     all.into_iter()
@@ -214,7 +216,7 @@ fn parse_texts(fields: &mut Map<String, Value>) {
             let parsed = match text.trim() {
                 "True" => Ok(Value::Bool(true)),
                 "False" => Ok(Value::Bool(false)),
-                text => serde_json::from_str(text),
+                text => parse_value(text),
             };
             if let Ok(parsed) = parsed {
                 *value = parsed;

@@ -12,17 +12,16 @@ const nameOf = ({ name }) => (typeof name === "function" ? name() : name);
 const exact = (text) => (/^-?\d+$/.test(text) ? BigInt(text) : Number(text));
 
 /** Returns true if a numeric input has a number within its bounds. */
-function isWithin({ value, min, max, step }, isAbove) {
+function isWithin({ value, min, max, step }) {
   if (value === "" || (step === "1" && !Number.isInteger(Number(value)))) return false;
   const number = exact(value);
-  if (min !== "" && (isAbove ? number <= exact(min) : number < exact(min))) return false;
+  if (min !== "" && number < exact(min)) return false;
   return max === "" || number <= exact(max);
 }
 
 /** Describes the numbers that an input takes. */
-function boundsWords({ min, max, step }, isAbove) {
+function boundsWords({ min, max, step }) {
   const kind = step === "1" ? "a whole number" : "a number";
-  if (isAbove) return `${kind} above ${min} and at most ${grouped(max)}`;
   return max === "" ? `${kind} of at least ${min}` : `${kind} from ${min} to ${grouped(max)}`;
 }
 
@@ -33,8 +32,8 @@ function problemOf(field) {
   // The server knows which models need a text.
   if (input.type !== "number") return "";
   const isEmpty = input.value === "" && !input.validity.badInput;
-  if ((isEmpty && field.empty) || isWithin(input, field.isAbove)) return "";
-  return `enter ${boundsWords(input, field.isAbove)}${field.empty ? `, or nothing for ${field.empty}` : ""}`;
+  if ((isEmpty && field.empty) || isWithin(input)) return "";
+  return `enter ${boundsWords(input)}${field.empty ? `, or nothing for ${field.empty}` : ""}`;
 }
 
 /** Describes stop strings that the server does not take. */

@@ -3,7 +3,7 @@ const GENERATION_FIELDS = {
   model: { id: "model-a", name: "Model" },
   max_tokens: { id: "max", name: () => at("unit").textContent },
   temperature: { id: "temperature", name: "Temperature", empty: "the model's default" },
-  top_p: { id: "top-p", name: "Top-p", empty: "the model's default", isAbove: true },
+  top_p: { id: "top-p", name: "Top-p", empty: "the model's default" },
   seed: { id: "seed", name: "Seed", empty: "a random one" },
   stop: { id: "stop-strings", name: "Stop strings", check: stopProblem },
 };

@@ -56,7 +56,7 @@ pub fn run(args: Args) -> Result<()> {
 
 impl Args {
     fn request(&self, model: Option<String>) -> GenerateRequest {
-        let Self { temperature, top_k, top_p, min_p, repetition_penalty, max_chars, max_segments, .. } = *self;
+        let Self { temperature, top_k, top_p, min_p, max_chars, max_segments, .. } = *self;
         GenerateRequest {
             model,
             prompt: self.prompt.clone().unwrap_or_default(),
@@ -66,7 +66,9 @@ impl Args {
                 top_k,
                 top_p,
                 min_p,
-                repetition_penalty,
+                repetition_penalty: self.repetition_penalty,
+                presence_penalty: self.presence_penalty,
+                frequency_penalty: self.frequency_penalty,
                 seed: Some(self.boundaries.seed),
                 logit_bias: Vec::new(),
             }),
@@ -96,8 +98,10 @@ impl Args {
 }
 
 /// Request fields that the server bounds, dotted as on the wire, and the flags of [`Args`] that set them.
-pub(crate) const FLAGS: [(&str, &str); 8] = [
+pub(crate) const FLAGS: [(&str, &str); 10] = [
+    ("sampling.frequency_penalty", "--frequency-penalty"),
     ("sampling.min_p", "--min-p"),
+    ("sampling.presence_penalty", "--presence-penalty"),
     ("sampling.repetition_penalty", "--repetition-penalty"),
     ("sampling.temperature", "--temperature"),
     ("sampling.top_p", "--top-p"),
@@ -147,6 +151,12 @@ pub struct Args {
     /// Penalize symbols that occurred before by this factor; 1 has no effect. Default: the checkpoint's, else 1.
     #[arg(long, value_name = "X", env = "WEIR_REPETITION_PENALTY")]
     repetition_penalty: Option<f32>,
+    /// Penalize symbols that were generated before by this number, -2 to 2. Default: 0.
+    #[arg(long, value_name = "X", env = "WEIR_PRESENCE_PENALTY")]
+    presence_penalty: Option<f32>,
+    /// Penalize a symbol by this number, -2 to 2, for each time that it was generated before. Default: 0.
+    #[arg(long, value_name = "X", env = "WEIR_FREQUENCY_PENALTY")]
+    frequency_penalty: Option<f32>,
     /// Guess characters that are checked in one step: `auto`, `off`, or the most characters to guess at a time, 1 to 16. The text
     /// does not depend on it. Default: the server's setting; without a server `off`.
     #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", value_parser = speculation)]

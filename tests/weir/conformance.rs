@@ -751,6 +751,8 @@ fn request(configuration: &Configuration, rng: &mut Random) -> Generate {
             temperature: [0.0, 0.1, 1.0][rng.below(3)],
             seed: rng.below(1000) as u64,
             repetition_penalty: [1.0, 1.1][rng.below(2)],
+            presence_penalty: [0.0, 0.3][rng.below(2)],
+            frequency_penalty: [0.0, 0.1][rng.below(2)],
             ..Sampling::default()
         },
         stopping: Stopping {

@@ -49,7 +49,7 @@ pub struct WindowOptions {
     pub stride: usize,
 }
 
-/// How symbols are chosen. In this order: bias, repetition penalty, temperature, then the three cuts, then a draw.
+/// How symbols are chosen. In this order: bias, the three penalties, temperature, then the three cuts, then a draw.
 ///
 /// The default draws from the model's own distribution, with seed 0. [`Card::sampling`] has the checkpoint's defaults.
 ///
@@ -71,6 +71,10 @@ pub struct Sampling {
     pub min_p: f32,
     /// Divide positive and multiply negative logits of the symbols seen so far by this; 1 does nothing.
     pub repetition_penalty: f32,
+    /// Subtracted from the logits of symbols that were generated; 0 does nothing.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a symbol for each time that it was generated; 0 does nothing.
+    pub frequency_penalty: f32,
     /// Every draw is a function of the seed and the position.
     pub seed: u64,
     /// Added to the logits of these symbols.
@@ -86,7 +90,17 @@ impl Default for Sampling {
 impl From<SamplingDefaults> for Sampling {
     fn from(defaults: SamplingDefaults) -> Self {
         let SamplingDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = defaults;
-        Self { temperature, top_k, top_p, min_p, repetition_penalty, seed: 0, logit_bias: Vec::new() }
+        Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            logit_bias: Vec::new(),
+        }
     }
 }
 
@@ -251,6 +265,8 @@ impl Sampling {
         within("sampling.top_p", self.top_p, 0.0..=1.0)?;
         within("sampling.min_p", self.min_p, 0.0..=1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
+        within("sampling.presence_penalty", self.presence_penalty, -2.0..=2.0)?;
+        within("sampling.frequency_penalty", self.frequency_penalty, -2.0..=2.0)?;
         bounded("sampling.logit_bias", self.logit_bias.len(), OptionLimits::LOGIT_BIAS)?;
         for &(symbol, bias) in &self.logit_bias {
             card.vocabulary.check_ids("sampling.logit_bias", &[symbol])?;
@@ -436,12 +452,14 @@ mod tests {
     /// A field, a function that sets it, the values at its bounds, and values beyond them.
     type Bounds<T> = (&'static str, fn(&mut Generate, T), &'static [T], &'static [T]);
 
-    const FRACTIONS: [Bounds<f32>; 5] = [
+    const FRACTIONS: [Bounds<f32>; 7] = [
         // with negative zero and the smallest subnormal number
         ("sampling.temperature", |r, v| r.sampling.temperature = v, &[0.0, -0.0, 1e-45, 100.0], &[-1e-3, 100.1]),
         ("sampling.top_p", |r, v| r.sampling.top_p = v, &[0.0, f32::MIN_POSITIVE, 1.0], &[-1e-3, 1.01]),
         ("sampling.min_p", |r, v| r.sampling.min_p = v, &[0.0, 1.0], &[-1e-3, 1.01]),
         ("sampling.repetition_penalty", |r, v| r.sampling.repetition_penalty = v, &[0.01, 100.0], &[-1e-3, 0.0, 100.1]),
+        ("sampling.presence_penalty", |r, v| r.sampling.presence_penalty = v, &[-2.0, 2.0], &[-2.1, 2.1]),
+        ("sampling.frequency_penalty", |r, v| r.sampling.frequency_penalty = v, &[-2.0, 2.0], &[-2.1, 2.1]),
         ("sampling.logit_bias", |r, v| r.sampling.logit_bias = vec![(0, v)], &[-1000.0, 1000.0], &[-1000.1, 1000.1]),
     ];
 

@@ -23,6 +23,8 @@ pub struct Sampler {
     banned: Vec<u32>,
     /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
     seen: Vec<bool>,
+    /// (vocab): how often each symbol was generated; empty without a penalty for that.
+    counts: Vec<u32>,
     /// (vocab): logits, then weights: probabilities up to a common factor, 0 if cut.
     weights: Vec<f64>,
     /// (vocab): ids by falling logit, for cuts that need them sorted.
@@ -33,7 +35,9 @@ impl Sampler {
     /// Creates a sampler for sequences over `vocabulary` symbols.
     pub fn new(sampling: Sampling, vocabulary: usize) -> Self {
         let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
-        Self { sampling, banned: Vec::new(), seen, weights: Vec::new(), ranking: Vec::new() }
+        let counts = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        let counts = vec![0; if counts { vocabulary } else { 0 }];
+        Self { sampling, banned: Vec::new(), seen, counts, weights: Vec::new(), ranking: Vec::new() }
     }
 
     /// Replaces the set of banned symbols, whose probability is 0 from now on.
@@ -42,10 +46,18 @@ impl Sampler {
         self.banned.extend(symbols);
     }
 
-    /// Records a symbol of the sequence for the repetition penalty.
-    pub fn see(&mut self, symbol: u32) {
+    /// Records a symbol of the prompt for the repetition penalty.
+    pub fn see_prompt(&mut self, symbol: u32) {
         if let Some(seen) = self.seen.get_mut(symbol as usize) {
             *seen = true;
+        }
+    }
+
+    /// Records a generated symbol for the penalties.
+    pub fn see(&mut self, symbol: u32) {
+        self.see_prompt(symbol);
+        if let Some(count) = self.counts.get_mut(symbol as usize) {
+            *count = count.saturating_add(1);
         }
     }
 
@@ -70,7 +82,7 @@ impl Sampler {
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
     }
 
-    /// Applies bans, bias, then penalty.
+    /// Applies bans, bias, then penalties.
     fn adjust(&mut self, logits: &[f32]) {
         self.weights.clear();
         self.weights.extend(logits.iter().map(|&logit| f64::from(logit)));
@@ -87,6 +99,11 @@ impl Sampler {
         let penalty = f64::from(self.sampling.repetition_penalty);
         for (logit, _) in self.weights.iter_mut().zip(&self.seen).filter(|(_, seen)| **seen) {
             *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        }
+        let presence = f64::from(self.sampling.presence_penalty);
+        let frequency = f64::from(self.sampling.frequency_penalty);
+        for (logit, count) in self.weights.iter_mut().zip(&self.counts).filter(|(_, count)| **count > 0) {
+            *logit -= presence + frequency * f64::from(*count);
         }
     }
 
@@ -489,16 +506,19 @@ mod tests {
     }
 
     /// Naive implementation: copies, sorts and filters lists, and normalises probabilities each time.
-    fn naive(sampling: &Sampling, seen: &[u32], logits: &[f32], position: usize) -> u32 {
+    fn naive(sampling: &Sampling, prompt: &[u32], generated: &[u32], logits: &[f32], position: usize) -> u32 {
         let mut logits: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
         for (symbol, bias) in &sampling.logit_bias {
             logits[*symbol as usize] += f64::from(*bias);
         }
         for (symbol, logit) in logits.iter_mut().enumerate() {
-            if seen.contains(&(symbol as u32)) {
+            if prompt.iter().chain(generated).any(|seen| *seen == symbol as u32) {
                 let penalty = f64::from(sampling.repetition_penalty);
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
+            let count = generated.iter().filter(|seen| **seen == symbol as u32).count() as f64;
+            let presence = if count > 0.0 { f64::from(sampling.presence_penalty) } else { 0.0 };
+            *logit -= presence + f64::from(sampling.frequency_penalty) * count;
         }
         let mut ranking: Vec<(usize, f64)> = logits.into_iter().enumerate().collect();
         ranking.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
@@ -540,10 +560,13 @@ mod tests {
             prop_oneof![Just(0.0f32), Just(1.0), 0.01f32..1.0],
             prop_oneof![Just(0.0f32), 0.0f32..1.0],
             prop_oneof![Just(1.0f32), 0.5f32..2.0],
+            prop_oneof![Just(0.0f32), -2.0f32..2.0],
+            prop_oneof![Just(0.0f32), -2.0f32..2.0],
         );
         (numbers, any::<u64>(), vec((0u32..8, -3.0f32..3.0), 0..3)).prop_map(|(numbers, seed, logit_bias)| {
-            let (temperature, top_k, top_p, min_p, repetition_penalty) = numbers;
-            Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, logit_bias }
+            let (temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty) = numbers;
+            let penalties = Sampling { repetition_penalty, presence_penalty, frequency_penalty, ..Sampling::default() };
+            Sampling { temperature, top_k, top_p, min_p, seed, logit_bias, ..penalties }
         })
     }
 
@@ -558,13 +581,16 @@ mod tests {
 
         #[test]
         fn chooses_as_the_naive_implementation(
-            sampling in sampling(), seen in vec(0u32..8, 0..5), rows in vec((logits(), 0usize..10_000), 1..4),
+            sampling in sampling(), prompt in vec(0u32..8, 0..5), rows in vec((logits(), 0usize..10_000), 1..9),
         ) {
             let mut sampler = Sampler::new(sampling.clone(), 8);
-            seen.iter().for_each(|&symbol| sampler.see(symbol));
+            prompt.iter().for_each(|&symbol| sampler.see_prompt(symbol));
+            let mut generated = Vec::new();
             for (logits, position) in rows {
-                let expected = naive(&sampling, &seen, &logits, position);
+                let expected = naive(&sampling, &prompt, &generated, &logits, position);
                 prop_assert_eq!(sampler.choose(&logits, position).unwrap(), expected);
+                sampler.see(expected);
+                generated.push(expected);
             }
         }
 

@@ -360,8 +360,7 @@ impl Session {
         let mut generation = Generator::new(sampling, stopping, &details, card, mode == Some(BoundaryMode::Nxt));
         generation.resumed = resumed;
         generation.ends_resumed = ends_text;
-        // for the repetition penalty
-        prompt.iter().for_each(|&symbol| generation.sampler.see(symbol));
+        prompt.iter().for_each(|&symbol| generation.sampler.see_prompt(symbol));
         let output = PromptOutput {
             symbols: echo,
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },

@@ -67,6 +67,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) top_k: Option<i64>,
     pub(crate) min_p: Option<f32>,
     pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
     pub(crate) seed: Option<Seed>,
     pub(crate) n: Option<usize>,
     pub(crate) best_of: Option<usize>,
@@ -229,6 +231,8 @@ impl CompletionRequest {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
             seed,
             logit_bias: self.logit_bias.0.iter().map(bias).collect(),
         }
@@ -322,6 +326,8 @@ impl CompletionRequest {
             ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),
             ("top_p", other_than(1.0, self.top_p).map(|p| p.to_string())),
             ("min_p", other_than(0.0, self.min_p).map(|p| p.to_string())),
+            ("presence_penalty", other_than(0.0, self.presence_penalty).map(|penalty| penalty.to_string())),
+            ("frequency_penalty", other_than(0.0, self.frequency_penalty).map(|penalty| penalty.to_string())),
         ] {
             if let Some(found) = found {
                 return Err(Error::bad_option(field, found, "no value without a temperature above 0"));

@@ -60,6 +60,8 @@ pub(super) fn varied(seed: u64) -> Job {
     request.sampling.seed = seed;
     request.sampling.temperature = number(104, 3) as f32 * 0.5;
     request.sampling.repetition_penalty = [1.0, 1.3][number(105, 2)];
+    request.sampling.presence_penalty = [0.0, 0.4, -0.3][number(112, 3)];
+    request.sampling.frequency_penalty = [0.0, 0.2][number(113, 2)];
     request.stopping.max_segments = [None, Some(4)][number(106, 2)];
     request.stopping.stop = [vec![], vec![vec![1, 2, 3], vec![2, 2]]][number(107, 2)].clone();
     request.details = Details {

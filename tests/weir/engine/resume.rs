@@ -225,7 +225,7 @@ fn losses_and_starts_keep_the_output_on_every_kind_of_model() {
     for (name, model, boundaries) in models().into_iter().filter(|(_, model, _)| model.card().dtype == "f32") {
         let prompt: Vec<u32> = (0..17).map(|i| if i % 5 == 4 { 0 } else { 1 + i % 7 }).collect();
         let mut request = Generate { boundaries, ..generate(&text_symbols(&*model, &prompt), 14) };
-        request.sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
+        request.sampling = Sampling { seed: 5, repetition_penalty: 1.2, frequency_penalty: 0.5, ..Sampling::default() };
         request.stopping.stop = vec![text_symbols(&*model, &[2, 3, 4])];
         request.details = Details { echo: false, logprobs: true, top_logprobs: 2, boundaries: true };
         let session = Session::generate(request, model.card()).unwrap();

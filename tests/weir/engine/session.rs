@@ -38,7 +38,8 @@ fn naive(request: &Generate, max_symbols: usize) -> (Vec<EmittedSymbol>, FinishR
             break (FinishReason::MaxContext, 0);
         }
         let mut sampler = Sampler::new(sampling.clone(), VOCABULARY);
-        text.iter().for_each(|&symbol| sampler.see(symbol));
+        prompt.iter().for_each(|&symbol| sampler.see_prompt(symbol));
+        text[prompt.len()..].iter().for_each(|&symbol| sampler.see(symbol));
         text.push(sampler.choose(&logits_after(&text), text.len()).unwrap());
     };
     let start = if details.echo { 0 } else { prompt.len() };
@@ -58,11 +59,13 @@ fn stopping() -> impl Strategy<Value = Stopping> {
 
 fn request() -> impl Strategy<Value = Generate> {
     let details = (any::<bool>(), any::<bool>(), 0usize..3, any::<bool>());
-    let sampling = (any::<u64>(), prop_oneof![Just(0.0f32), Just(1.0)], prop_oneof![Just(1.0f32), Just(1.2)]);
+    let penalties = (prop_oneof![Just(1.0f32), Just(1.2)], prop_oneof![Just(0.0f32), -2.0f32..2.0], 0.0f32..1.0);
+    let sampling = (any::<u64>(), prop_oneof![Just(0.0f32), Just(1.0)], penalties);
     (vec(0..SAMPLED, 1..25), sampling, stopping(), details).prop_map(|(prompt, sampling, stopping, details)| {
-        let (seed, temperature, repetition_penalty) = sampling;
+        let (seed, temperature, (repetition_penalty, presence_penalty, frequency_penalty)) = sampling;
         let (echo, logprobs, top_logprobs, boundaries) = details;
-        let sampling = Sampling { seed, temperature, repetition_penalty, ..Sampling::default() };
+        let penalties = Sampling { repetition_penalty, presence_penalty, frequency_penalty, ..Sampling::default() };
+        let sampling = Sampling { seed, temperature, ..penalties };
         let details = Details { echo, logprobs, top_logprobs, boundaries };
         Generate { prompt, sampling, stopping, details, ..Generate::default() }
     })

@@ -29,6 +29,8 @@ class SamplingOptions(TypedDict, total=False):
     top_p: Optional[float]
     min_p: Optional[float]
     repetition_penalty: Optional[float]
+    presence_penalty: Optional[float]
+    frequency_penalty: Optional[float]
     #: If absent, the server draws a seed and returns it.
     seed: Optional[int]
     #: Bias that the server adds to the logit of a symbol, by the symbol's text or id.

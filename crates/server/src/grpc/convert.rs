@@ -280,6 +280,8 @@ fn sampling(wire: v1::Sampling, seed: u64, card: &Card) -> Result<options::Sampl
         top_p: wire.top_p.unwrap_or(default.top_p),
         min_p: wire.min_p.unwrap_or(default.min_p),
         repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
+        presence_penalty: wire.presence_penalty(),
+        frequency_penalty: wire.frequency_penalty(),
         seed,
         logit_bias,
     })

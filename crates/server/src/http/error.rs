@@ -1,4 +1,4 @@
-//! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
+//! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form. Also the form of JSON in responses.
 
 use crate::{
     completion_request::own_name,
@@ -6,7 +6,6 @@ use crate::{
     status::{code, details, message, rule_and_field},
 };
 use axum::{
-    Json,
     extract::rejection::PathRejection,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
@@ -150,6 +149,25 @@ impl ApiError {
         }
         response
     }
+}
+
+/// The body of a response in JSON.
+pub(crate) struct Json(pub(crate) Value);
+
+impl IntoResponse for Json {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], json_text(&self.0)).into_response()
+    }
+}
+
+/// Returns a value as JSON, which has no line break. Some clients of server-sent events, such as Python's `splitlines`, also break
+/// lines at these characters.
+pub(crate) fn json_text(value: &Value) -> String {
+    let escaped = |json: String, character: char| match json.contains(character) {
+        true => json.replace(character, &format!("\\u{:04x}", u32::from(character))),
+        false => json,
+    };
+    ['\u{85}', '\u{2028}', '\u{2029}'].into_iter().fold(value.to_string(), escaped)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::{
         response::{TaskResponse, log_rejection},
     },
     http::{
-        error::ApiError,
+        error::{ApiError, Json},
         state::{ApiState, PathResult, Summarized},
     },
     middleware::{
@@ -39,7 +39,7 @@ use crate::{
     },
 };
 use axum::{
-    Extension, Json, Router,
+    Extension, Router,
     body::Body,
     extract::{Path, Request, State},
     http::{HeaderValue, Method, StatusCode, Uri, header::ALLOW},

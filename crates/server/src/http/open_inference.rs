@@ -7,14 +7,14 @@ use crate::{
     completion_request::parse_json,
     grpc::generation::Incoming,
     http::{
-        error::ApiError,
+        error::{ApiError, Json},
         state::{ApiState, PathResult},
     },
     middleware::limits::GuardedBody,
     open_inference::{self, response::own_name},
 };
 use axum::{
-    Extension, Json,
+    Extension,
     body::Body,
     extract::{Path, Request, State},
     http::StatusCode,
@@ -150,7 +150,7 @@ async fn handle(
 }
 
 /// Returns a status that probes read, with the same in JSON.
-fn flag(holds: bool, body: Value) -> (StatusCode, Json<Value>) {
+fn flag(holds: bool, body: Value) -> (StatusCode, Json) {
     // The protocol asks for a 4xx status.
     (if holds { StatusCode::OK } else { StatusCode::BAD_REQUEST }, Json(body))
 }

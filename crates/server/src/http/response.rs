@@ -3,14 +3,13 @@
 use crate::{
     completion_request::{CompletionRequest, StreamOptions, finish_reason},
     http::{
-        error::ApiError,
+        error::{ApiError, Json, json_text},
         state::{ApiState, unix_seconds},
     },
     middleware::limits::GuardedBody,
     transport::http1::NORMALIZED_CHARS,
 };
 use axum::{
-    Json,
     body::{Body, BodyDataStream, Bytes},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -531,7 +530,7 @@ impl Stream for UntilEnd {
 }
 
 fn event_line(event: &Value) -> Bytes {
-    Bytes::from(format!("data: {event}\n\n"))
+    Bytes::from(format!("data: {}\n\n", json_text(event)))
 }
 
 struct EventStream<S> {

@@ -6,7 +6,7 @@ use crate::{
     collected::CollectedSize,
     completion_request::{CompletionRequest, Path, own_name},
     http::{
-        error::ApiError,
+        error::{ApiError, Json},
         response::{self, Completion, CompletionHead, EventSource},
         state::{ApiState, Summarized},
     },
@@ -14,7 +14,7 @@ use crate::{
     registry::{Engines, Lease, continues_text, summarizes},
 };
 use axum::{
-    Extension, Json,
+    Extension,
     body::Body,
     extract::{Request, State},
     response::{IntoResponse, Response},

@@ -9,7 +9,7 @@
 //!
 //! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout. Variables may stand before it.
 //!   `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
-//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`. The answer is the status with the error's type, code and field; its
+//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip` or `--deflate`. The answer is the status with the error's type, code and field; its
 //!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
@@ -26,6 +26,10 @@ use crate::{
     process::{Program, outcome, program},
     wire::{CaseServers, errors::answer_of_call, exchange, framed},
     *,
+};
+use flate2::{
+    Compression,
+    read::{GzEncoder, ZlibEncoder},
 };
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
@@ -342,26 +346,38 @@ fn run(command: &mut Command, folder: &Path, variables: &[(&str, &str)]) -> Answ
 async fn curl(words: &[String]) -> Answer {
     let (url, options) = words.split_first().unwrap();
     let (address, path) = url.split_once('/').unwrap();
-    let (mut method, mut headers, mut body, mut printed) = (None, Vec::new(), "", None);
+    let (mut method, mut headers, mut body, mut printed, mut encoding) = (None, Vec::new(), Vec::new(), None, None);
     for option in options.chunks(2) {
         let value = option[1].as_str();
         match option[0].as_str() {
             "-X" => method = Some(value),
             "-H" => headers.push(value),
             "-d" => {
-                (headers, body) = ([&headers[..], &["content-type: application/x-www-form-urlencoded"]].concat(), value)
+                headers.push("content-type: application/x-www-form-urlencoded");
+                body = value.into();
             }
-            "--json" => body = value,
+            "--json" => body = value.into(),
+            "--gzip" => {
+                encoding = Some("content-encoding: gzip");
+                GzEncoder::new(value.as_bytes(), Compression::fast()).read_to_end(&mut body).unwrap();
+            }
+            "--deflate" => {
+                encoding = Some("content-encoding: deflate");
+                ZlibEncoder::new(value.as_bytes(), Compression::fast()).read_to_end(&mut body).unwrap();
+            }
             "-w" => printed = value.strip_prefix("%header{").and_then(|name| name.strip_suffix('}')),
             other => panic!("{other}"),
         }
     }
     let host = format!("host: {address}");
-    if !headers.iter().any(|header| header.to_ascii_lowercase().starts_with("host:")) {
-        headers.push(&host);
+    for default in [Some(host.as_str()), encoding].into_iter().flatten() {
+        let name = &default[..=default.find(':').unwrap()];
+        if !headers.iter().any(|header| header.to_ascii_lowercase().starts_with(name)) {
+            headers.push(default);
+        }
     }
     let method = method.unwrap_or(if body.is_empty() { "GET" } else { "POST" });
-    let reply = exchange(address.parse().unwrap(), method, &format!("/{path}"), &headers, body).await;
+    let reply = exchange(address.parse().unwrap(), method, &format!("/{path}"), &headers, &body).await;
     let json = serde_json::from_str(reply.body()).unwrap_or(Value::Null);
     let error = &json["error"];
     let names = ["type", "code", "param"].iter().filter_map(|name| error[name].as_str());

@@ -53,7 +53,7 @@ pub(super) async fn connect_and_send(
     method: &str,
     path: &str,
     headers: &[&str],
-    body: &str,
+    body: impl AsRef<[u8]>,
 ) -> TcpStream {
     send_request(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
 }
@@ -64,7 +64,7 @@ pub(super) async fn send_request(
     method: &str,
     path: &str,
     headers: &[&str],
-    body: &str,
+    body: impl AsRef<[u8]>,
 ) -> TcpStream {
     let mut headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     for (name, value) in [("host", "x"), ("content-type", "application/json")] {
@@ -72,15 +72,22 @@ pub(super) async fn send_request(
             headers.push_str(&format!("{name}: {value}\r\n"));
         }
     }
+    let body = body.as_ref();
     let length = body.len();
     let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     // The body is sent even if the server refuses the head.
-    stream.write_all(body.as_bytes()).await.unwrap();
+    stream.write_all(body).await.unwrap();
     stream
 }
 
-pub(crate) async fn exchange(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
+pub(crate) async fn exchange(
+    port: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: impl AsRef<[u8]>,
+) -> Reply {
     let mut stream = connect_and_send(port, method, path, headers, body).await;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();

@@ -8,6 +8,7 @@ use crate::{
     http::error::ApiError,
     middleware::{
         CallResponse,
+        compression::Encoding,
         limits::{Reservation, drained},
     },
     open_inference::service::InferenceService,
@@ -72,10 +73,12 @@ pub(crate) struct ApiState {
 /// A request's body, with the memory that it uses.
 pub(crate) struct ApiBody {
     bytes: Vec<u8>,
+    /// How the bytes are compressed.
+    encoding: Option<Encoding>,
     /// The tenant whose shares the request uses.
     pub(crate) tenant: Arc<str>,
     /// Released when the body is dropped.
-    _reserved: Reservation,
+    reserved: Reservation,
 }
 
 impl ApiState {
@@ -88,11 +91,7 @@ impl ApiState {
             let message = format!("Content-Type: expected application/json, found {found}");
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
         }
-        let encodings = request.headers().get_all(header::CONTENT_ENCODING);
-        if encodings.iter().any(|encoding| encoding != "identity") {
-            let message = "Content-Encoding: compressed bodies are not supported";
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", message));
-        }
+        encoding(request.headers())?;
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
         if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
@@ -108,6 +107,7 @@ impl ApiState {
     /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
     pub(crate) async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
         let tenant = self.check_head(client, &request)?;
+        let encoding = encoding(request.headers())?;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
         let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
         let read = async {
@@ -122,7 +122,7 @@ impl ApiState {
                 reserved.add(part.len())?;
                 body.extend_from_slice(&part);
             }
-            Ok(ApiBody { bytes: body, tenant, _reserved: reserved })
+            Ok(ApiBody { bytes: body, encoding, tenant, reserved })
         };
         tokio::select! {
             biased;
@@ -135,16 +135,18 @@ impl ApiState {
         }
     }
 
-    /// Parses a body, on a worker if it is long.
+    /// Decompresses and parses a body, on a worker if it is long.
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
         body: ApiBody,
         parse: impl FnOnce(Vec<u8>) -> Result<T> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let ApiBody { bytes, tenant, _reserved } = body;
-        let parsed = self.calls.jobs.workers.run(&tenant, bytes.len(), move || {
-            let _reserved = _reserved;
-            parse(bytes)
+        let ApiBody { bytes, encoding, tenant, reserved } = body;
+        let limit = self.max_body_bytes;
+        let most = encoding.map_or(bytes.len(), |_| Encoding::max_decompressed(bytes.len()).min(limit));
+        let parsed = self.calls.jobs.workers.run(&tenant, most, move || match encoding {
+            Some(encoding) => parse(encoding.decompress_body(&bytes, limit, |more| reserved.add(more).map(drop))?),
+            None => parse(bytes),
         });
         Ok(parsed.await.flatten()?)
     }
@@ -152,6 +154,22 @@ impl ApiState {
 
 /// The response to a `Summarize`.
 pub(super) type Summarized = CallResponse<SummaryResponses>;
+
+/// Returns how a body with these headers is compressed.
+fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, ApiError> {
+    let stated: Vec<_> = headers.get_all(header::CONTENT_ENCODING).iter().map(|name| name.as_bytes()).collect();
+    let stated = stated.join(&b", "[..]).to_ascii_lowercase();
+    let known = match &stated[..] {
+        b"" | b"identity" => Some(None),
+        b"x-gzip" => Some(Some(Encoding::Gzip)),
+        name => Encoding::named(name).map(Some),
+    };
+    known.ok_or_else(|| {
+        let found = quoted(&String::from_utf8_lossy(&stated));
+        let message = format!("Content-Encoding: expected gzip, deflate or identity, found {found}");
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", message)
+    })
+}
 
 /// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
 fn is_json(headers: &HeaderMap) -> bool {

@@ -10,7 +10,7 @@ use crate::{
     middleware::layer::{HttpRequest, MiddlewareFuture, Next},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
-use flate2::read::{GzDecoder, ZlibDecoder};
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use std::{
     io::{self, ErrorKind, Read},
     sync::Arc,
@@ -87,7 +87,7 @@ impl MessageScanner {
                 return max;
             }
             if self.header[0] != 0 {
-                max = max.max(self.message_len().saturating_mul(GROWTH));
+                max = max.max(Encoding::max_decompressed(self.message_len()));
             }
             self.header_len = 0;
             if bytes.is_empty() {
@@ -135,9 +135,59 @@ pub(super) fn mirror(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
 
 /// The encodings that the server reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
+pub(crate) enum Encoding {
     Gzip,
     Deflate,
+}
+
+/// Bytes that [`Encoding::decompress_body`] decompresses at a time.
+const PART_BYTES: usize = 16 << 10;
+
+impl Encoding {
+    /// Returns the encoding of this name in lower case.
+    pub(crate) fn named(name: &[u8]) -> Option<Self> {
+        match name {
+            b"gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            _ => None,
+        }
+    }
+
+    fn reader(self, compressed: &[u8]) -> Box<dyn Read + '_> {
+        match self {
+            Self::Gzip => Box::new(MultiGzDecoder::new(compressed)),
+            Self::Deflate => Box::new(ZlibDecoder::new(compressed)),
+        }
+    }
+
+    /// Decompresses the body of an HTTP request, and reserves its memory as it grows. Fails with [`Error::Oversized`] above `limit`
+    /// bytes.
+    pub(crate) fn decompress_body(
+        self,
+        compressed: &[u8],
+        limit: usize,
+        reserve: impl Fn(usize) -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        let mut reader = self.reader(compressed);
+        let mut body = Vec::new();
+        let mut part = vec![0; PART_BYTES];
+        loop {
+            let length = reader.read(&mut part).map_err(|error| unreadable("body", error))?;
+            if length == 0 {
+                return Ok(body);
+            }
+            if length > limit - body.len() {
+                return Err(Error::Oversized { what: "the decompressed body", limit });
+            }
+            reserve(length)?;
+            body.extend_from_slice(&part[..length]);
+        }
+    }
+
+    /// Returns the most bytes that `length` compressed ones may decompress to.
+    pub(crate) fn max_decompressed(length: usize) -> usize {
+        length.saturating_mul(GROWTH)
+    }
 }
 
 /// Decompresses the messages of one call.
@@ -159,11 +209,7 @@ impl Decompressor {
         workers: &TokenizationWorkers,
         caller: Arc<str>,
     ) -> Option<Self> {
-        let encoding = match headers.get(ENCODING)?.as_bytes() {
-            b"gzip" => Encoding::Gzip,
-            b"deflate" => Encoding::Deflate,
-            _ => return None,
-        };
+        let encoding = Encoding::named(headers.get(ENCODING)?.as_bytes())?;
         Some(Self { encoding, max_message, workers: workers.clone(), caller })
     }
 
@@ -189,12 +235,8 @@ impl Decompressor {
     /// Decompresses a message. Returns `None` if that gives more than `limit` bytes.
     fn read(&self, compressed: &[u8], limit: usize) -> Result<Option<Bytes>> {
         let mut message = vec![0; HEADER];
-        let most = limit as u64 + 1;
-        let read = match self.encoding {
-            Encoding::Gzip => GzDecoder::new(compressed).take(most).read_to_end(&mut message),
-            Encoding::Deflate => ZlibDecoder::new(compressed).take(most).read_to_end(&mut message),
-        };
-        let length = read.map_err(unreadable)?;
+        let read = self.encoding.reader(compressed).take(limit as u64 + 1).read_to_end(&mut message);
+        let length = read.map_err(|error| unreadable("message", error))?;
         if length > limit {
             return Ok(None);
         }
@@ -206,10 +248,11 @@ impl Decompressor {
     }
 }
 
-fn unreadable(error: io::Error) -> Error {
+/// Returns the error for a compressed message or body.
+fn unreadable(what: &str, error: io::Error) -> Error {
     let why = match error.kind() {
-        ErrorKind::UnexpectedEof => "the compressed message is incomplete".to_owned(),
-        _ => format!("the message cannot be decompressed: {error}"),
+        ErrorKind::UnexpectedEof => format!("the compressed {what} is incomplete"),
+        _ => format!("the {what} cannot be decompressed: {error}"),
     };
     Error::Unreadable { field: None, why }
 }

@@ -9,7 +9,8 @@
 //!
 //! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout. Variables may stand before it.
 //!   `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
-//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip` or `--deflate`. The answer is the status with the error's type, code and field; its
+//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip` or `--deflate`;
+//!   `--http 2` speaks HTTP/2. The answer is the status with the error's type, code and field; its
 //!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
@@ -24,7 +25,7 @@
 use crate::{
     hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
     process::{Program, outcome, program},
-    wire::{CaseServers, errors::answer_of_call, exchange, framed},
+    wire::{CaseServers, errors::answer_of_call, exchange, exchange_http2, framed},
     *,
 };
 use flate2::{
@@ -347,10 +348,12 @@ async fn curl(words: &[String]) -> Answer {
     let (url, options) = words.split_first().unwrap();
     let (address, path) = url.split_once('/').unwrap();
     let (mut method, mut headers, mut body, mut printed, mut encoding) = (None, Vec::new(), Vec::new(), None, None);
+    let mut version = "1.1";
     for option in options.chunks(2) {
         let value = option[1].as_str();
         match option[0].as_str() {
             "-X" => method = Some(value),
+            "--http" => version = value,
             "-H" => headers.push(value),
             "-d" => {
                 headers.push("content-type: application/x-www-form-urlencoded");
@@ -377,7 +380,11 @@ async fn curl(words: &[String]) -> Answer {
         }
     }
     let method = method.unwrap_or(if body.is_empty() { "GET" } else { "POST" });
-    let reply = exchange(address.parse().unwrap(), method, &format!("/{path}"), &headers, &body).await;
+    let (address, path) = (address.parse().unwrap(), format!("/{path}"));
+    let reply = match version {
+        "2" => exchange_http2(address, method, &path, &headers, body).await,
+        _ => exchange(address, method, &path, &headers, &body).await,
+    };
     let json = serde_json::from_str(reply.body()).unwrap_or(Value::Null);
     let error = &json["error"];
     let names = ["type", "code", "param"].iter().filter_map(|name| error[name].as_str());

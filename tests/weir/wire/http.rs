@@ -4,7 +4,7 @@ use super::*;
 use crate::wire::editing::Client;
 
 /// Status, head and body of a response.
-pub(crate) struct Reply(pub(crate) u16, pub(super) String, String);
+pub(crate) struct Reply(pub(crate) u16, pub(super) String, pub(super) String);
 
 impl Reply {
     pub(crate) fn body(&self) -> &str {

@@ -29,7 +29,7 @@ use crate::{
     },
     *,
 };
-pub(crate) use connections::framed;
+pub(crate) use connections::{exchange_http2, framed};
 use h2::{RecvStream, client::SendRequest};
 pub(crate) use http::exchange;
 use std::{

@@ -66,7 +66,7 @@ pub(crate) async fn serve(
 }
 
 /// Configures HTTP/2 connections.
-fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
+pub(crate) fn builder(config: &TransportConfig) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -94,11 +94,15 @@ struct CallService {
     limit: usize,
 }
 
+/// The content types of gRPC with protobuf, without parameters. gRPC-Web and other encodings of messages have types of their own.
+const GRPC_TYPES: [&[u8]; 2] = [b"application/grpc", b"application/grpc+proto"];
+
 /// Returns true for a request with the content type of gRPC. The path alone is not enough: the server also answers calls of unknown
 /// methods.
-fn is_grpc<B>(request: &Request<B>) -> bool {
-    let kind = request.headers().get(CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+pub(crate) fn is_grpc<B>(request: &Request<B>) -> bool {
+    let mut kinds = request.headers().get_all(CONTENT_TYPE).iter();
+    let kind = kinds.next().and_then(|kind| kind.as_bytes().split(|byte| *byte == b';').next()).unwrap_or_default();
+    kinds.next().is_none() && GRPC_TYPES.iter().any(|known| kind.trim_ascii().eq_ignore_ascii_case(known))
 }
 
 /// Returns the path for the metrics. Empty for a request that is not gRPC, which does not call the method in its path.

@@ -70,7 +70,7 @@ fn key_owner<B>(keys: &Keys, request: &Request<B>) -> Result<Principal, &'static
 /// Returns the secret in the value of an `authorization` header.
 pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, secret) = value.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(secret)
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| secret.trim_ascii_start())
 }
 
 /// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
@@ -122,6 +122,8 @@ mod tests {
         let path = "/weir.v1.Generation/Generate";
         let named = |name: &str| Some(name.to_owned());
         assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))), named("key:alice"));
+        assert_eq!(principal(true, path, Some(&format!("bearer   {KEY}")), peer(None)), named("key:alice"));
+        assert_eq!(principal(true, path, Some(&format!("Bearer{KEY}")), peer(None)), None);
         assert_eq!(principal(true, path, None, peer(Some("app"))), None, "a certificate is no key");
         assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))), named("certificate:app"));
         assert_eq!(principal(false, path, None, peer(None)), named("address:10.1.2.3"));

@@ -36,6 +36,7 @@ use crate::{
     transport::{
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
         http1::{BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext},
+        http2,
     },
 };
 use axum::{
@@ -56,6 +57,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio_io_timeout::TimeoutWriter;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tower::{ServiceExt, service_fn};
 use weir_kernels::error::{Result, clip, quoted};
 use weir_proto::v1;
@@ -94,7 +96,16 @@ pub(crate) async fn serve(
     let router = router.layer(from_fn(check_place));
     // Outside everything that may refuse a request.
     let router = router.layer(from_fn_with_state(Arc::clone(engines.metrics()), completions::count));
-    let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
+    let start = |connection: Connection| -> HyperConnection {
+        let is_http2 = connection.is_http2();
+        let Connection { stream, peer, open } = connection;
+        if is_http2 {
+            let refuse = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+                let response = needs_http1(&request).map(|body| GuardedBody::new(body, open.begin_keyless_call()));
+                std::future::ready(Ok::<_, Infallible>(response))
+            });
+            return Box::pin(http2::builder(config).serve_connection(TokioIo::new(stream), refuse));
+        }
         let unread = UnreadBody::default();
         let watched = unread.clone();
         let received = ReceivedBytes::default();
@@ -108,6 +119,7 @@ pub(crate) async fn serve(
         let calls = service_fn(move |request: hyper::Request<Incoming>| {
             arrived.record();
             let mut request = watched.watch(request.map(Body::new));
+            remove_empty_segments(request.uri_mut());
             request.extensions_mut().insert(peer.clone());
             request.extensions_mut().insert(UpgradeContext { open: open.clone(), received: counted.clone() });
             track_call(open.clone(), request, router.clone())
@@ -127,6 +139,39 @@ pub(crate) async fn serve(
         Box::pin(UpgradableConnection::new(server.with_upgrades(), connection))
     };
     serve_connections(incoming, config, closing, start).await;
+}
+
+/// Returns the answer to a request over HTTP/2, or to a gRPC call.
+fn needs_http1<B>(request: &hyper::Request<B>) -> Response {
+    let message = "this port speaks HTTP/1.1; only the gRPC port (--listen) speaks HTTP/2";
+    if http2::is_grpc(request) {
+        return Status::failed_precondition(message).into_http();
+    }
+    ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "http_version", message).into_response()
+}
+
+/// Removes empty segments from a path: clients add a slash to an address that ends with one, or at the end of a path.
+fn remove_empty_segments(uri: &mut Uri) {
+    if uri.path() == "/" || !(uri.path().contains("//") || uri.path().ends_with('/')) {
+        return;
+    }
+    let mut path = String::new();
+    for segment in uri.path().split('/').filter(|segment| !segment.is_empty()) {
+        path.push('/');
+        path.push_str(segment);
+    }
+    if path.is_empty() {
+        path.push('/');
+    }
+    if let Some(query) = uri.query() {
+        path.push('?');
+        path.push_str(query);
+    }
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = path.parse().ok();
+    if let Ok(shorter) = Uri::from_parts(parts) {
+        *uri = shorter;
+    }
 }
 
 /// Decides which web pages may send requests and read responses.

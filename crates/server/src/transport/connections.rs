@@ -251,8 +251,8 @@ impl Handshaker {
         }
     }
 
-    /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or the first byte of a request. Returns it with the
-    /// name in the client's certificate and what was read.
+    /// Encrypts the connection and reads its beginning: the preface of HTTP/2, or else the first bytes of a request. Returns it with
+    /// the name in the client's certificate and what was read.
     async fn prepare(&self, stream: Box<dyn Duplex>) -> io::Result<(Box<dyn Duplex>, Option<Arc<str>>, Bytes)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match self.tls() {
@@ -265,14 +265,20 @@ impl Handshaker {
             }
         };
         if self.protocol == Protocol::Http1 {
-            let first = stream.read_u8().await?;
-            return Ok((stream, certificate, Bytes::copy_from_slice(&[first])));
-        }
-        let mut received = PREFACE;
-        stream.read_exact(&mut received).await?;
-        if received != PREFACE {
-            answer_http1(&mut stream, &received).await;
-            return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
+            let mut begun = vec![stream.read_u8().await?];
+            while PREFACE.starts_with(&begun) && begun.len() < PREFACE.len() {
+                begun.push(stream.read_u8().await?);
+            }
+            if begun != PREFACE {
+                return Ok((stream, certificate, begun.into()));
+            }
+        } else {
+            let mut received = PREFACE;
+            stream.read_exact(&mut received).await?;
+            if received != PREFACE {
+                answer_http1(&mut stream, &received).await;
+                return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
+            }
         }
         let stream: Box<dyn Duplex> = Box::new(SettingsLimit::wrap(stream));
         let stream = if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream };
@@ -287,6 +293,13 @@ pub(crate) struct Connection {
     pub(crate) peer: Peer,
     /// Its place among the open connections.
     pub(crate) open: OpenConnection,
+}
+
+impl Connection {
+    /// Returns true if the connection begins with the preface of HTTP/2.
+    pub(crate) fn is_http2(&self) -> bool {
+        self.stream.adapter.unread == PREFACE[..]
+    }
 }
 
 /// Passes what the handshake has read to the server.

@@ -17,7 +17,7 @@
 use crate::{
     ngrams::NgramTable,
     random::{Purpose, uniform},
-    text::{StreamTokenizer, TokenSpan, Vocabulary},
+    text::{PlacedText, StreamTokenizer, TokenSpan, Vocabulary},
     usage::LevelCounts,
 };
 use serde::{Deserialize, Serialize};
@@ -323,6 +323,12 @@ impl Card {
     /// Encodes a text of at most `max_symbols` symbols; `field` names it in errors. Fails as [`Vocabulary::encode`] does.
     pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         let encoded = self.vocabulary.encode(field, text, self.max_symbols);
+        encoded.map_err(|error| error.because(self.max_symbols_why))
+    }
+
+    /// Encodes a text as [`encode`](Self::encode) does, and finds the places of its symbols.
+    pub fn encode_placed(&self, field: &'static str, text: &str) -> Result<(Vec<u32>, PlacedText)> {
+        let encoded = self.vocabulary.encode_placed(field, text, self.max_symbols);
         encoded.map_err(|error| error.because(self.max_symbols_why))
     }
 

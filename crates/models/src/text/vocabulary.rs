@@ -533,22 +533,40 @@ impl Vocabulary {
     /// Fails at the first character that is not in the vocabulary, with its offset, and above `limit`: a text that is too long
     /// costs no more than one of `limit` symbols, and never more than [`BYTES_PER_SYMBOL`] bytes of each are read.
     pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
-        let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
-        let oversized = || Error::LongerThan { field, limit: max_bytes, unit: "bytes", why: None };
         if self.is_subword() {
-            if text.len() > max_bytes {
-                return Err(oversized());
-            }
-            return self.encode_tokens(field, text, limit);
+            let tokens = self.encode_tokens(field, text, limit)?;
+            return Ok(tokens.into_iter().map(|token| token.id).collect());
         }
+        let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         encoded.extend(self.marks.map(|marks| marks.start));
         match self.encode_piece(beginning(text, max_bytes), &mut None, limit, &mut encoded) {
             Err(UnknownCharacter { character, offset }) => Err(unknown_symbol(field, text, character, offset)),
             Ok(()) if encoded.len() > limit => Err(self.too_long(field, text, limit)),
-            Ok(()) if text.len() > max_bytes => Err(oversized()),
+            Ok(()) if text.len() > max_bytes => {
+                Err(Error::LongerThan { field, limit: max_bytes, unit: "bytes", why: None })
+            }
             Ok(()) => Ok(encoded),
         }
+    }
+
+    /// Encodes a text as [`encode`](Self::encode) does, and finds the places of its symbols. Spaces that no symbol stands for belong
+    /// to the next one.
+    pub fn encode_placed(&self, field: &'static str, text: &str, limit: usize) -> Result<(Vec<u32>, PlacedText)> {
+        if !self.is_subword() {
+            let symbols = self.encode(field, text, limit)?;
+            let marks = std::iter::repeat_n(0, usize::from(self.marks.is_some()));
+            return Ok((symbols, PlacedText::new(text, marks.chain(self.start_bytes(text, 0)))));
+        }
+        let tokens = self.encode_tokens(field, text, limit)?;
+        let mut end = 0;
+        let starts = tokens.iter().map(|token| {
+            let start = token.start.min(end);
+            end = end.max(token.end);
+            start
+        });
+        let placed = PlacedText::new(text, starts);
+        Ok((tokens.into_iter().map(|token| token.id).collect(), placed))
     }
 
     /// Adds the symbols of a piece of a text to those before it, up to `limit` in all. `last` is the last character of the
@@ -786,11 +804,15 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Subwords { .. })
     }
 
-    /// Encodes a text to at most `limit` tokens, start marks included. Fails as [`encode`](Self::encode) does.
-    fn encode_tokens(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
-        let pieces = self.encode_subwords(field, text)?.into_iter().map(|piece| piece.id);
+    /// Encodes a text to at most `limit` tokens, start marks included, which have no bytes. Fails as [`encode`](Self::encode) does.
+    fn encode_tokens(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<Subword>> {
+        let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
+        if text.len() > max_bytes {
+            return Err(Error::LongerThan { field, limit: max_bytes, unit: "bytes", why: None });
+        }
         let start = self.token_marks().into_iter().flat_map(|marks| &marks.start);
-        let encoded: Vec<u32> = start.copied().chain(pieces).collect();
+        let mut encoded: Vec<_> = start.map(|&id| Subword { id, start: 0, end: 0 }).collect();
+        encoded.extend(self.encode_subwords(field, text)?);
         match encoded.len() <= limit {
             true => Ok(encoded),
             false => Err(Error::TooLong { field, length: encoded.len(), limit, unit: "tokens", why: None }),
@@ -838,19 +860,8 @@ pub struct PlacedText {
 }
 
 impl PlacedText {
-    /// Finds the places of a text's symbols. Spaces that no symbol stands for belong to the next one. Fails as encoding does.
-    pub fn new(field: &'static str, text: &str, vocabulary: &Vocabulary) -> Result<Self> {
-        let mut bytes = vec![0; usize::from(vocabulary.marks.is_some())];
-        if vocabulary.is_subword() {
-            bytes.resize(vocabulary.token_marks().map_or(0, |marks| marks.start.len()), 0);
-            let mut end = 0;
-            for subword in vocabulary.encode_subwords(field, text)? {
-                bytes.push(subword.start.min(end));
-                end = end.max(subword.end);
-            }
-        } else {
-            bytes.extend(vocabulary.start_bytes(text, 0));
-        }
+    /// Creates a text whose symbols begin at these bytes.
+    fn new(text: &str, bytes: impl IntoIterator<Item = usize>) -> Self {
         let mut edges = text.char_indices().map(|(edge, _)| edge).chain([text.len()]).peekable();
         let mut place = (0, 0);
         let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
@@ -862,7 +873,7 @@ impl PlacedText {
             }
             place
         });
-        Ok(Self { starts: starts.collect(), text: text.to_owned() })
+        Self { starts: starts.collect(), text: text.to_owned() }
     }
 
     /// Returns the text of the symbols from `from` to `to`, which may end within a character's bytes: its text is the last one's.

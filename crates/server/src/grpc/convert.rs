@@ -81,10 +81,8 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
     let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
     let seed = stated_seed.unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
-    let prompt = Prompt::new(&request.prompt, request.prompt_ids, card)?;
     let echoes = request.details.as_ref().is_some_and(v1::Details::echo) && resumed.symbols.is_empty();
-    let placed = || PlacedText::new("prompt", &request.prompt, &card.vocabulary).map(Arc::new);
-    let echoed = (echoes && !request.prompt.is_empty()).then(placed).transpose()?;
+    let prompt = Prompt::new(&request.prompt, request.prompt_ids, echoes, card)?;
     let split = piece_split(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let lists_ids = details.ids();
@@ -102,7 +100,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
         prompt_text_chars: prompt.text_chars,
         normalized_chars: prompt.normalized_chars,
         echo: details.echo,
-        echoed,
+        echoed: prompt.echoed,
         split,
         details: CharacterDetails {
             listed: details.logprobs || details.boundaries || details.top_logprobs > 0,
@@ -398,15 +396,23 @@ pub(super) struct Prompt {
     pub(super) text_chars: usize,
     /// Unicode characters of the text, as sent, that normalising replaced or dropped.
     pub(super) normalized_chars: usize,
+    /// The text with the places of its symbols, if the response begins with it.
+    pub(super) echoed: Option<Arc<PlacedText>>,
 }
 
 impl Prompt {
     /// Encodes a text, or takes ids as they are. Fails if a request has both, and if one is too long or has an unknown symbol.
-    pub(super) fn new(text: &str, ids: Vec<u32>, card: &Card) -> Result<Self> {
+    pub(super) fn new(text: &str, ids: Vec<u32>, echoes: bool, card: &Card) -> Result<Self> {
         let vocabulary = &card.vocabulary;
         if ids.is_empty() {
-            let symbols = card.encode("prompt", text)?;
+            let (symbols, echoed) = if echoes && !text.is_empty() {
+                let (symbols, placed) = card.encode_placed("prompt", text)?;
+                (symbols, Some(Arc::new(placed)))
+            } else {
+                (card.encode("prompt", text)?, None)
+            };
             return Ok(Self {
+                echoed,
                 text_chars: vocabulary.text_chars(text, &symbols),
                 normalized_chars: vocabulary.normaliser().changed_chars(text),
                 symbols,
@@ -419,7 +425,7 @@ impl Prompt {
         weir_engine::options::check_length("prompt_ids", ids.len(), card)?;
         vocabulary.check_text("prompt_ids", &ids)?;
         let text_chars = TextCounter::chars_of(&ids, Arc::clone(vocabulary));
-        Ok(Self { symbols: ids, text_chars, normalized_chars: 0 })
+        Ok(Self { symbols: ids, text_chars, normalized_chars: 0, echoed: None })
     }
 }
 

@@ -137,14 +137,15 @@ pub async fn run(
     let collected = CollectedLimits::new(Arc::clone(&memory), &config);
     let refusals = RefusalLog::default();
     let admission = Admission {
-        metrics: Arc::clone(engines.metrics()),
+        metrics: Some(Arc::clone(engines.metrics())),
         traces: traces.clone(),
         refusals: refusals.clone(),
         in_progress: CallTable::new("calls", config.calls),
     };
     let calls = Calls { jobs: jobs.clone(), admission: admission.clone() };
-    // A request of this protocol is in progress itself, and so is the call that it makes.
-    let own = Admission { in_progress: CallTable::new("calls", config.calls), ..admission.clone() };
+    // A request of this protocol is a call that is in progress and counted. The call that it makes is in progress, too, but is not
+    // counted again.
+    let own = Admission { metrics: None, in_progress: CallTable::new("calls", config.calls), ..admission.clone() };
     let inference = InferenceService {
         calls: Calls { jobs, admission: own },
         monitor: monitor.clone(),

@@ -1,5 +1,5 @@
 //! `/v1/completions`: one call of `Generate` for each choice, collected or streamed; a model that summarizes answers in [`summaries`].
-//! Also refuses chats, and counts HTTP requests.
+//! Also refuses chats.
 
 use crate::{
     call::ClientContext,
@@ -11,14 +11,12 @@ use crate::{
         state::ApiState,
         summaries,
     },
-    metrics::Metrics,
     registry::{Lease, continues_text},
 };
 use axum::{
     Extension,
-    extract::{MatchedPath, Request, State},
-    http::{Method, StatusCode},
-    middleware::Next,
+    extract::{Request, State},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
@@ -204,48 +202,4 @@ fn no_chat(model: Option<&Handle>) -> ApiError {
         None => "this server has no model".to_owned(),
     };
     ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", format!("messages: {call}")).with_param("messages")
-}
-
-// Counts every request when the head of its response is known, by path, method and status code.
-
-/// The methods that are counted by name. All others count as `other`; otherwise clients could create any number of series.
-const METHODS: [Method; 4] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST];
-
-/// The label of paths and methods that the API does not have.
-const OTHER: &str = "other";
-
-/// nginx's status code for a request whose connection closed before the response.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
-
-/// The status code of a request whose handler panics. Its connection ends without a response.
-const PANIC: u16 = 500;
-
-/// Counts a request. The router sets [`MatchedPath`] before it calls its layers.
-pub(crate) async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
-    let method = METHODS.iter().find(|known| *known == request.method()).map_or(OTHER, Method::as_str).to_owned();
-    let mut open = OpenRequest {
-        metrics,
-        handler: request.extensions().get::<MatchedPath>().cloned(),
-        method,
-        status: CLIENT_CLOSED_REQUEST,
-    };
-    let response = next.run(request).await;
-    open.status = response.status().as_u16();
-    response
-}
-
-/// A request that has no response yet. It is counted when this is dropped.
-struct OpenRequest {
-    metrics: Arc<Metrics>,
-    handler: Option<MatchedPath>,
-    method: String,
-    status: u16,
-}
-
-impl Drop for OpenRequest {
-    fn drop(&mut self) {
-        let handler = self.handler.as_ref().map_or(OTHER, MatchedPath::as_str);
-        let status = if std::thread::panicking() { PANIC } else { self.status };
-        self.metrics.count_http_request(handler, &self.method, status);
-    }
 }

@@ -31,7 +31,7 @@ use crate::{
         CallResponse,
         auth::principal,
         limits::{GuardedBody, RequestMemory},
-        observe::{PATH_BYTES, Refusal, RefusalLog},
+        observe::{PATH_BYTES, Refusal, RefusalLog, count_http},
     },
     transport::{
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
@@ -95,7 +95,7 @@ pub(crate) async fn serve(
     let router = router.layer(from_fn_with_state(pages, check_page));
     let router = router.layer(from_fn(check_place));
     // Outside everything that may refuse a request.
-    let router = router.layer(from_fn_with_state(Arc::clone(engines.metrics()), completions::count));
+    let router = router.layer(from_fn_with_state(Arc::clone(engines.metrics()), count_http));
     let start = |connection: Connection| -> HyperConnection {
         let is_http2 = connection.is_http2();
         let Connection { stream, peer, open } = connection;

@@ -47,7 +47,8 @@ use weir_kernels::error::{Error, Result};
 /// Admits calls: checks, counts and logs every call before its handler runs.
 #[derive(Clone)]
 pub(crate) struct Admission {
-    pub(crate) metrics: Arc<Metrics>,
+    /// `None` for calls that are part of another one, which is counted.
+    pub(crate) metrics: Option<Arc<Metrics>>,
     pub(crate) traces: Option<Traces>,
     pub(crate) refusals: RefusalLog,
     /// The calls in progress.
@@ -94,7 +95,7 @@ impl Admission {
         let id = &*client.request_id;
         let mut call = Call { deadline: client.deadline, ..Call::new(Arc::clone(&client.request_id), arrived) };
         // Outside everything that answers, so that every call is counted with the status that the client sees.
-        let mut open = OpenCall::begin(&self.metrics, self.traces.as_ref(), path, &client.headers, &mut call);
+        let mut open = OpenCall::begin(self.metrics.clone(), self.traces.as_ref(), path, &client.headers, &mut call);
         let admitted = async {
             // Inside the log span, in which it records the principal; outside everything that uses memory or time.
             match client.principal() {

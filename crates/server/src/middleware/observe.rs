@@ -1,5 +1,5 @@
 //! What operators see of each call: its id, log span, metrics and trace, lines about refusals, and failures of tonic and panics as
-//! errors of ours.
+//! errors of ours. HTTP requests are counted here, too.
 
 use crate::{
     call::Call,
@@ -14,6 +14,7 @@ use crate::{
     status::{rule_and_field, status},
     traces::{CallSpan, Method, Traces},
 };
+use axum::extract::{self, MatchedPath, State};
 use http_body::Body as _;
 use prost::Message;
 use std::{
@@ -27,7 +28,7 @@ use std::{
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderMap, Response},
+    codegen::http::{self, HeaderMap, Response},
 };
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_types::StatusExt;
@@ -85,7 +86,8 @@ pub(crate) fn count_refused(metrics: &Metrics, path: &str, code: Code) {
 
 /// A call that has not ended. It is counted when this is dropped.
 pub(crate) struct OpenCall {
-    metrics: Arc<Metrics>,
+    /// `None` if the call is part of another one, which is counted.
+    metrics: Option<Arc<Metrics>>,
     span: Option<CallSpan>,
     method: Method,
     /// The status of the call. Until it is known, the call counts as cancelled by the client.
@@ -95,7 +97,7 @@ pub(crate) struct OpenCall {
 impl OpenCall {
     /// Begins to count a call of the method at `path`, and its span if calls of the method are traced.
     pub(crate) fn begin(
-        metrics: &Arc<Metrics>,
+        metrics: Option<Arc<Metrics>>,
         traces: Option<&Traces>,
         path: &str,
         headers: &HeaderMap,
@@ -104,7 +106,7 @@ impl OpenCall {
         let method = method(path);
         let traces = traces.filter(|_| method.service.starts_with(OWN) || method.name == "ModelInfer");
         call.span = traces.map(|traces| traces.begin(method, headers, &call.id));
-        Self { metrics: Arc::clone(metrics), span: call.span.clone(), method, code: Code::Cancelled }
+        Self { metrics, span: call.span.clone(), method, code: Code::Cancelled }
     }
 
     /// Watches a gRPC response for its status, which a stream has in its trailers. A body that is dropped before its end means that
@@ -138,7 +140,9 @@ impl OpenCall {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.metrics.count_call(self.method.service, self.method.name, CODE_NAMES[self.code as usize]);
+        if let Some(metrics) = &self.metrics {
+            metrics.count_call(self.method.service, self.method.name, CODE_NAMES[self.code as usize]);
+        }
         if let Some(span) = &self.span {
             span.end(self.code);
         }
@@ -152,6 +156,56 @@ fn method(path: &str) -> Method {
         methods.iter().find(|known| **known == method).map(|name| Method { service, name })
     };
     METHODS.iter().find_map(known).unwrap_or(OTHER)
+}
+
+// Counts every HTTP request when the head of its response is known, by path, method and status code.
+
+/// The HTTP methods that are counted by name, as paths are that the API has.
+const HTTP_METHODS: [http::Method; 4] =
+    [http::Method::GET, http::Method::HEAD, http::Method::OPTIONS, http::Method::POST];
+
+/// nginx's status code for a request whose connection closed before the response.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// The status code of a request whose handler panics. Its connection ends without a response.
+const PANIC: u16 = 500;
+
+/// Counts a request. The router sets [`MatchedPath`] before it calls its layers.
+pub(crate) async fn count_http(
+    State(metrics): State<Arc<Metrics>>,
+    request: extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let method = HTTP_METHODS
+        .iter()
+        .find(|known| *known == request.method())
+        .map_or(OTHER.name, http::Method::as_str)
+        .to_owned();
+    let mut open = OpenRequest {
+        metrics,
+        handler: request.extensions().get::<MatchedPath>().cloned(),
+        method,
+        status: CLIENT_CLOSED_REQUEST,
+    };
+    let response = next.run(request).await;
+    open.status = response.status().as_u16();
+    response
+}
+
+/// A request that has no response yet. It is counted when this is dropped.
+struct OpenRequest {
+    metrics: Arc<Metrics>,
+    handler: Option<MatchedPath>,
+    method: String,
+    status: u16,
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        let handler = self.handler.as_ref().map_or(OTHER.name, MatchedPath::as_str);
+        let status = if std::thread::panicking() { PANIC } else { self.status };
+        self.metrics.count_http_request(handler, &self.method, status);
+    }
 }
 
 /// Waits for the beginning of a response. Fails with [`Error::Internal`] if a panic prevents it.

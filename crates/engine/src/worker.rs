@@ -324,7 +324,7 @@ impl Worker {
         let state = self.inner.lock_state();
         let requests = self.batch.requests.iter().chain(state.scheduler.queued());
         let next_poll = requests.filter_map(|request| request.next_poll(now, limits)).min();
-        let expiry = self.inner.document_cache.expire(now);
+        let expiry = self.inner.model.document_encoder().and_then(|_| self.inner.document_cache.expire(now));
         let next = next_poll.into_iter().chain(expiry).min().map(|next| next.saturating_duration_since(now));
         // no signal reports that the client of an unfinished upload is gone
         let idle = self.batch.requests.iter().any(Request::is_idle);

@@ -237,7 +237,7 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         ("gumbel", WindowOptions { length: 50, stride: 49 }),
     ] {
         let unlimited = fixture(case);
-        // The sum covers the model's own memory and that of one window; a companion's pool is as large.
+        // The sum covers the memory of the model and of one window; an entropy model's pool is as large.
         let memory_bytes = settings().memory_bytes - unlimited.memory().limit + unlimited.bytes_for(of.length);
         let model = load(&converted(case), &Settings { memory_bytes, ..settings() }).unwrap();
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();

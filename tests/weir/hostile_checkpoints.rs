@@ -1,6 +1,6 @@
 //! Malicious and damaged checkpoints. Each is rejected with file, key, expected and found value before memory is allocated.
 
-#[path = "../../fuzz/src/lib.rs"]
+#[path = "../fuzz/src/lib.rs"]
 #[allow(unreachable_pub, reason = "the fuzz targets use the file as a library")]
 pub(crate) mod entries;
 

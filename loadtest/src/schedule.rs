@@ -127,7 +127,7 @@ impl LoadPattern {
         if let Self::Closed { concurrency } = *self { Some(concurrency) } else { None }
     }
 
-    /// Describes the load for people.
+    /// Returns a human-readable summary of the load.
     pub fn describe(&self) -> String {
         match self {
             Self::Closed { concurrency } => format!("closed loop, {concurrency} at a time"),

@@ -43,7 +43,7 @@ pub(crate) struct MeasurementSession {
     command: String,
     pub(crate) stop: StopSignal,
     pub(crate) cancel_share: f64,
-    /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve those of the one before.
+    /// Measurements so far. Each sends different prompts; otherwise the server's cache would serve the previous measurement's.
     measured: Arc<AtomicU64>,
     pub(crate) abort: AbortLog,
     pub(crate) steps: Steps,

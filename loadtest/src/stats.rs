@@ -62,7 +62,7 @@ enum Figure {
     Recomputed,
 }
 
-/// Statistics so far. Times are those of requests that succeeded.
+/// Statistics so far. Times are of requests that succeeded.
 #[derive(Debug, Default)]
 pub struct RequestStats {
     /// True if boundary gaps are distinguished from plain ones.
@@ -120,7 +120,7 @@ impl OutcomeCounts {
         (2 * gone > self.measured).then(message)
     }
 
-    /// Describes the outcomes for people.
+    /// Returns a human-readable summary of the outcomes.
     pub fn describe(&self) -> String {
         let mut line = format!("{} requests: {} succeeded", self.measured, self.well);
         for (code, count) in &self.errors {

@@ -148,13 +148,13 @@ impl TesterFigures {
     }
 }
 
-/// Percentiles that are compared with those of the tester's lag, with their names.
+/// Percentiles that are compared with the tester's lag, with their names.
 const COMPARED: [(&str, PercentileOf); 3] =
     [("p50", |values| values.p50), ("p90", |values| values.p90), ("p99", |values| values.p99)];
 
 type PercentileOf = fn(&Percentiles) -> Option<f64>;
 
-/// Names of the figures that are compared, those of the time to first character and then those of gaps.
+/// Names of the figures that are compared: first the time to first character's, then the gaps'.
 const FIGURES: [&str; 6] = [
     "p50 time to first character",
     "p90 time to first character",
@@ -276,7 +276,7 @@ impl Lateness {
 }
 
 impl LimitEvidence {
-    /// Collects the evidence from the figures of each model. Times are those of the fastest one, which the tester distorts most.
+    /// Collects the evidence from the figures of each model. Times are the fastest model's, which the tester distorts most.
     pub(crate) fn of(requests: &[&RequestFigures]) -> Self {
         let times = std::array::from_fn(|index| {
             let (_, percentile) = COMPARED[index % COMPARED.len()];
@@ -288,7 +288,7 @@ impl LimitEvidence {
         Self { ended_by_tester: requests.iter().map(|figures| figures.requests.ended_by_tester()).sum(), times }
     }
 
-    /// Returns the evidence without that of gaps, which do not delay requests.
+    /// Returns the evidence except about gaps, which do not delay requests.
     pub(crate) fn without_gaps(mut self) -> Self {
         self.times[COMPARED.len()..].fill(None);
         self

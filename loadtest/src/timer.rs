@@ -235,7 +235,7 @@ impl ClientTimer {
         Some(self.first? - self.sent?)
     }
 
-    /// Returns the mean time of a character, without those of the first message and of messages that came together with it. `None`
+    /// Returns the mean time of a character, except in the first message and in messages that came together with it. `None`
     /// if there are no others.
     pub fn per_char(&self) -> Option<Duration> {
         let after = u32::try_from(self.characters.checked_sub(self.first_characters)?).ok()?;

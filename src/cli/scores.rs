@@ -25,7 +25,7 @@ pub(super) struct Scores {
     pub(super) levels: Vec<Vec<u8>>,
     /// Symbols per segment in windows.
     pub(super) shortening_factor: Option<f64>,
-    /// Bits by characters, bytes and tokens, without those of special symbols.
+    /// Bits by characters, bytes and tokens, special symbols excluded.
     pub(super) text_bits: TextBits,
     /// Bits of a model with special symbols.
     pub(super) marked: Option<MarkedTextBits>,
@@ -118,7 +118,7 @@ pub(super) struct MarkedTextBits {
     /// Bits of the end-of-segment symbols.
     nxt: f64,
     /// Bits of the text's symbols and its end, with probabilities renormalised over the symbols that a text can contain. `None` if
-    /// the distributions are unknown, as those of a server.
+    /// the distributions are unknown, as a server's are.
     renormalised: Option<f64>,
 }
 

@@ -55,7 +55,7 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }
 
-/// Records the flags on the command line whose values are secrets, also those of subcommands.
+/// Records the flags on the command line whose values are secrets, flags of subcommands included.
 fn record_secrets(sources: &mut SettingSources, command: &Command, matches: &ArgMatches) {
     let secrets = command.get_arguments().filter(|arg| arg.is_hide_env_values_set());
     let given = secrets.filter(|arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine));

@@ -328,7 +328,7 @@ fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: onesho
             }
             Ok(None) => return,
             Err(error) => {
-                // Before the parts end, so that their end is not taken for that of the document.
+                // Before the parts end, so that their end is not taken for the document's.
                 let _ = failed.send(error);
                 return;
             }

@@ -1,4 +1,4 @@
-//! `weir verify`: compares a checkpoint's outputs with those of a second implementation.
+//! `weir verify`: compares a checkpoint's outputs with a second implementation's.
 
 use crate::{
     cli::{

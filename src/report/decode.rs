@@ -205,7 +205,7 @@ pub struct DecodeMeasurement {
     pub step_ns_p90: f64,
     /// Timed rounds.
     pub steps: usize,
-    /// Letters of the sample that are not in the vocabulary. If there are any, boundaries are not those of English.
+    /// Letters of the sample that are not in the vocabulary. If there are any, boundaries are not as in English.
     pub foreign_letters: usize,
     /// Mean characters of a symbol: 1, unless symbols are tokens.
     pub chars_per_symbol: f64,

@@ -55,7 +55,7 @@ pub struct MeasuredModel {
     pub model: String,
     /// Family of the model.
     pub family: &'static str,
-    /// Type of its stored numbers.
+    /// Type of its stored elements.
     pub dtype: &'static str,
     /// Threads that share each step.
     pub threads: usize,

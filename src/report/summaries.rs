@@ -86,9 +86,9 @@ pub(crate) struct SummaryComparison {
     pub plan: SummaryBenchPlan,
     pub a: SummaryBenchResult,
     pub b: SummaryBenchResult,
-    /// Time of a decoder step of the second model divided by that of the first.
+    /// Time of a decoder step of the second model divided by the first model's.
     pub decode_ratio: Quantiles,
-    /// Time of a complete run of the second model divided by that of the first.
+    /// Time of a complete run of the second model divided by the first model's.
     pub request_ratio: Quantiles,
 }
 

@@ -47,7 +47,7 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
 /// Frequency base of a checkpoint that states none.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Keys of Llama, Qwen2, Qwen3 and Gemma 2. Each of them ignores those of the others.
+/// Keys of Llama, Qwen2, Qwen3 and Gemma 2. Each of them ignores the others' keys.
 #[derive(Deserialize)]
 struct TransformerKeys {
     vocab_size: usize,

@@ -331,7 +331,7 @@ const SCORE_EPSILON: f64 = 1e-5;
 /// Base of the weights in successive halving.
 const HALVING_BASE: f64 = 20.0;
 
-/// Scores that differ by at most this differ by rounding alone: those of padding.
+/// Scores that differ by at most this differ by rounding alone: padding has such scores.
 const TIE: f64 = 1e-12;
 
 /// Scores that differ by less may come in the other order in f32, whose scores differ by up to 4e-6 from those in f64.

@@ -67,7 +67,7 @@ impl Tensors {
     }
 }
 
-/// Reads all tensors of a checkpoint as numbers of `dtype`. Fails if a file cannot be read.
+/// Reads all tensors of a checkpoint as elements of `dtype`. Fails if a file cannot be read.
 pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
     if let Some(weights) = weights_in_place(source)? {
         let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);

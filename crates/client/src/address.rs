@@ -10,7 +10,7 @@ const FORM: &str = "host:port or a URL, such as 127.0.0.1:50051";
 const ENCRYPTED: &str = "https://";
 
 /// Reads an address: `host:port`, `:port` of this machine, or a URL that begins with `http://` or `https://`. Returns `host:port` or
-/// the URL. A URL without a port has that of its scheme.
+/// the URL. A URL without a port has its scheme's.
 ///
 /// # Errors
 /// States what was expected and what was found. HTTP libraries would use port 80 for an address whose port is missing or wrong, and
@@ -74,7 +74,7 @@ pub fn is_encrypted(address: &str) -> bool {
     address.starts_with(ENCRYPTED)
 }
 
-/// Returns host and port of an address. The port of a URL without one is that of its scheme.
+/// Returns host and port of an address. A URL without a port has its scheme's.
 pub(crate) fn host_and_port(address: &str) -> String {
     let (scheme, rest) = address.split_once("://").unwrap_or(("http", address));
     let host = rest.split('/').next().unwrap_or(rest);

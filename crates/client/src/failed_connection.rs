@@ -283,7 +283,7 @@ fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
             Some(rustls::Error::AlertReceived(alert)) if alert_hint(*alert).is_some() => return alert_hint(*alert),
             _ => {}
         }
-        // An I/O error's source is that of the error that it wraps.
+        // An I/O error has the source of the error that it wraps.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = wrapped.map(|wrapped| wrapped as &(dyn Error + 'static)).or_else(|| error.source());
     }

@@ -138,7 +138,7 @@ pub enum Event {
         /// Symbols of the prompt, or of the document, that came from a cache.
         cached_chars: usize,
     },
-    /// The next symbols: first those of the prompt if it is echoed or scored, then generated ones. They are final: the engine
+    /// The next symbols: first the prompt's if it is echoed or scored, then generated ones. They are final: the engine
     /// withholds a partial stop string, and symbols of a summary that another hypothesis may still replace.
     Characters(Vec<EmittedSymbol>),
     /// The block of a `Code` request.

@@ -423,7 +423,7 @@ impl Batch {
     }
 }
 
-/// Returns the rows in flight that have `status`, without those of requests that have ended.
+/// Returns the rows in flight that have `status`, except rows of requests that have ended.
 fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) -> impl Iterator<Item = usize> {
     let in_flight = |request: &Request| request.in_flight && request.outcome.is_none();
     (0..table.rows.len())

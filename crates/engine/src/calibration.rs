@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn a_spread_is_the_interquartile_range_of_whole_steps() {
         let even: Vec<u64> = (0..8).map(|step| 1000 + step * 10).collect();
-        // from the first value of the second quarter to that of the last quarter
+        // from the first value of the second quarter to the first value of the last
         assert_eq!(timing_of(&even, &[]).spread, 40.0 / 1040.0);
         // the wider of both kinds, in any order
         assert_eq!(timing_of(&even, &[300, 100, 400, 200]).spread, 200.0 / 300.0);

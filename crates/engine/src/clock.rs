@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Returns the current time: that of the operating system, or the virtual time of a simulation that paused its runtime's clock.
+/// Returns the current time: the operating system's, or the virtual time of a simulation that paused its runtime's clock.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

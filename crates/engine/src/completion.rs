@@ -1,7 +1,7 @@
 //! Ranked completions: the most probable distinct continuations of a text up to the end of a word, a line, a segment, or a
 //! number of characters, with exact probabilities. Pure: holds neither rows nor models.
 //!
-//! Best-first search. An open continuation's probability bounds those of all its extensions, so a complete one that is more
+//! Best-first search. An open continuation's probability bounds all its extensions', so a complete one that is more
 //! probable than every open one is the next result. The caller may compute the distributions of the next open continuations
 //! ahead: they wait for their turn, so their number changes no result. Words and lines end before the character that ends them,
 //! and their probability is the sum over all such characters.

@@ -104,7 +104,7 @@ impl EditedText {
         Ok(pieces.pieces)
     }
 
-    /// Returns the bytes that [`apply`](Self::apply) would copy or move, without those of the new texts.
+    /// Returns the bytes that [`apply`](Self::apply) would copy or move, not counting the new texts.
     pub fn moved_bytes(&self, splices: &[Splice]) -> usize {
         let start = first_changed(splices).filter(|_| !self.is_shared());
         self.text.len() - start.unwrap_or(0).min(self.text.len())

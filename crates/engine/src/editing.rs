@@ -1,5 +1,5 @@
 //! The session of one document that a client edits. Its completions and scores run as requests of the engine, from the longest
-//! prefix in the segment cache; what was evicted is computed again. Results equal those of a cold request bit for bit.
+//! prefix in the segment cache; what was evicted is computed again. Results equal a cold request's bit for bit.
 
 use crate::{
     api::{Event, Events, Job, Terms},
@@ -538,7 +538,7 @@ struct KeptSymbols {
 /// Symbols that a search has taken, which no other search can use until they are dropped.
 pub(crate) struct TakenSymbols {
     encoded: EncodedText,
-    /// Where the symbols are returned; `None` if they are not those of the text that is kept.
+    /// Where the symbols are returned; `None` if they do not belong to the kept text.
     owner: Option<Arc<Mutex<KeptSymbols>>>,
 }
 
@@ -572,7 +572,7 @@ impl SessionSymbols {
         }
     }
 
-    /// Takes the symbols, if they are those of the session's text and no other search has them.
+    /// Takes the symbols, if they belong to the session's text and no other search has them.
     pub(crate) fn take(&self) -> TakenSymbols {
         let mut kept = lock(&self.kept);
         if kept.version != self.version {

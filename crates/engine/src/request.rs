@@ -338,7 +338,7 @@ pub(crate) struct TextRequest {
 }
 
 impl TextRequest {
-    /// Returns the state to start from: that of the longest cached prefix of its text, or a new one.
+    /// Returns the state to start from: the longest cached prefix's, or a new one.
     pub(crate) fn begin(&mut self, model: &dyn Model, cache: &SegmentCacheHandle) -> Result<Box<dyn State>> {
         let session = &mut self.session;
         let Some(hit) = cache.find(self.cache_key.as_ref(), session) else {

@@ -934,7 +934,7 @@ impl Prompt {
         decompresses && self.fed >= self.range.emit_from && self.fed + 1 == self.symbols.len()
     }
 
-    /// Codes the symbols after those of a chunk, which begins at `start`; decompressed ones become part of the text.
+    /// Codes the symbols after a chunk, which begins at `start`; decompressed ones become part of the text.
     fn code(&mut self, start: usize, row: &SequenceRow) -> Result<()> {
         let Some(coder) = &mut self.coder else { return Ok(()) };
         let Some(vocabulary) = row.logits.len().checked_div(row.feed.len()).filter(|size| *size > 0) else {

@@ -167,7 +167,7 @@ impl Drafter {
         }
     }
 
-    /// Drafts at most `limit` symbols after `text`, which continues that of the last call, as far as they fit into `budget`.
+    /// Drafts at most `limit` symbols after `text`, which continues the last call's, as far as they fit into `budget`.
     /// None until it has seen all of a long text. Guesses are recorded in `shared`, too.
     pub fn draft(&mut self, text: TextView<'_>, limit: usize, budget: &mut DraftBudget, shared: &mut GuessRates) {
         if !self.see(text, shared) {
@@ -233,7 +233,7 @@ impl Drafter {
         self.seen == text.len()
     }
 
-    /// The guess that was right most often among those of its kind.
+    /// The guess of its kind that was right most often.
     fn best(&self, Guesses { from_match, from_ngrams }: Guesses) -> Option<Guess> {
         let rate = |guess: Option<Guess>| guess.map(|guess| self.rates.of(guess.kind));
         if rate(from_ngrams) > rate(from_match) { from_ngrams } else { from_match }

@@ -408,7 +408,7 @@ pub struct TextPart {
 }
 
 impl TextPart {
-    /// Returns true if the part is the whole text of its round. Its summary is that of the document.
+    /// Returns true if the part is the whole text of its round. Its summary is the document's.
     pub fn is_whole(&self) -> bool {
         self.is_last && self.number == 1
     }

@@ -192,7 +192,7 @@ impl PrefixDigests<'_> {
 /// Symbols that are digested at once.
 const DIGESTED_SYMBOLS: usize = 64;
 
-/// Maximum digests that a prefix keeps, not counting that of the whole prefix and those of shared symbols.
+/// Maximum digests that a prefix keeps, not counting the whole prefix's and the shared symbols'.
 pub(crate) const MAX_KNOWN_DIGESTS: usize = 64;
 
 /// Distance of the digests of shared symbols.
@@ -347,7 +347,7 @@ impl SharedPrefix {
         Some((len, digest.clone()))
     }
 
-    /// Keeps the digest of the first `len` symbols if few are kept, or if it is that of the whole prefix.
+    /// Keeps the digest of the first `len` symbols if few are kept, or if it is the whole prefix's.
     pub(crate) fn keep_digest(&self, len: usize, digest: &Sha256) {
         let mut digests = lock(&self.digests);
         if len == self.len() || digests.len() < MAX_KNOWN_DIGESTS {

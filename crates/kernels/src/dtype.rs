@@ -6,7 +6,7 @@ use crate::{
     memory::Pod,
 };
 
-/// Storage type of weights. [`cache_dtype`](Self::cache_dtype) is that of keys and values.
+/// Storage type of weights. [`cache_dtype`](Self::cache_dtype) returns the type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dtype {
     /// 32-bit floats.

@@ -251,7 +251,7 @@ pub enum Error {
         expected: String,
         found: String,
     },
-    /// A checkpoint whose outputs differ from those of the second implementation.
+    /// A checkpoint whose outputs differ from the second implementation's.
     #[error("{model} is not verified: {difference}")]
     Unverified {
         model: String,
@@ -577,7 +577,7 @@ pub fn clip(text: &str, limit: usize) -> String {
     format!("{beginning}…")
 }
 
-/// Returns true for the name of a field or a flag, such as `stopping.stop`, and false for that of a method or a command.
+/// Returns true for the name of a field or a flag, such as `stopping.stop`, and false for the name of a method or a command.
 pub fn is_field_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.-".contains(c))
 }

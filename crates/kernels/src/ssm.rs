@@ -39,7 +39,7 @@ pub struct ScanInput<'a> {
 pub struct ScanRun<'a> {
     /// State before the first position, and afterwards the state after the last: (H, N, 64).
     pub state: &'a mut [f32],
-    /// First of these positions among those of all sequences.
+    /// First of these positions among all sequences' positions.
     pub first: usize,
     /// Number of positions.
     pub count: usize,
@@ -119,7 +119,7 @@ fn scan_body<S: Simd>(
 
 /// Weights of a causal convolution of each channel. C = channels, W = taps.
 pub struct Taps {
-    /// (W, C); the last tap is that of the current position.
+    /// (W, C); the last tap is the current position's.
     pub weight: Vec<f32>,
     /// (C)
     pub bias: Vec<f32>,

@@ -240,7 +240,7 @@ pub struct Card {
     pub name: String,
     /// Its family, such as `hourglass`.
     pub family: &'static str,
-    /// One line for people: layers, width, boundaries.
+    /// Human-readable summary: layers, width, boundaries.
     pub shape: String,
     /// Number of trained parameters.
     pub parameters: usize,
@@ -960,7 +960,7 @@ pub struct GenerationDefaults {
     pub length_penalty: f32,
     /// Minimum symbols before the end mark.
     pub min_tokens: usize,
-    /// Maximum symbols: before the end mark by fairseq's rules, with it by those of transformers.
+    /// Maximum symbols: before the end mark by fairseq's rules, with it by transformers' rules.
     pub max_tokens: usize,
     /// No run of this many symbols is generated twice; 0 turns the rule off.
     #[serde(default)]
@@ -1158,7 +1158,7 @@ impl SummaryLimits {
 /// Symbols that are compared at once.
 const COMPARED_SYMBOLS: usize = 64;
 
-/// Consecutive symbols of a text: those of `head`, then those of `tail`. Either may be empty.
+/// Consecutive symbols of a text: `head`, then `tail`. Either may be empty.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SymbolSlices<'a> {
     head: &'a [u32],
@@ -1246,7 +1246,7 @@ impl<'a> SymbolSlices<'a> {
         if common < self.head.len() { common } else { common + common_len(self.tail, &other[common..]) }
     }
 
-    /// Returns true if these symbols begin with those of `other`.
+    /// Returns true if these symbols begin with the symbols of `other`.
     pub fn starts_with(self, other: &[u32]) -> bool {
         self.common_len(other) == other.len()
     }

@@ -119,7 +119,7 @@ fn address_space() -> Option<(usize, usize)> {
     Some((limit, used.saturating_mul(1 << 10)))
 }
 
-/// Reads a checkpoint's configuration, also that of a Hugging Face folder that needs no conversion.
+/// Reads the configuration of a checkpoint, or of a Hugging Face folder that needs no conversion.
 pub fn config(source: &CheckpointSource) -> Result<Config> {
     match in_place(source) {
         Some(folder) => folder.config(),
@@ -146,7 +146,7 @@ pub fn weights_in_place(source: &CheckpointSource) -> Result<Option<Weights>> {
     Ok(Some(weights))
 }
 
-/// Reads the n-grams of a checkpoint, if it has any. Fails if they are not those of its vocabulary.
+/// Reads the n-grams of a checkpoint, if it has any. Fails if they belong to another vocabulary.
 fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<NgramTable>>> {
     // an embedded checkpoint has none
     let Some(folder) = source.folder() else { return Ok(None) };
@@ -213,11 +213,11 @@ pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Resu
 pub struct RandomWeights {
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Type of the numbers of matrices in the file. Vectors are f32.
+    /// Element type of matrices in the file. Vectors are f32.
     pub matrices: FileDtype,
 }
 
-/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`.
+/// Writes a checkpoint as [`init`] does, and reports elements written and elements to write to `progress`.
 pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,
@@ -290,7 +290,7 @@ impl InitSource {
     }
 }
 
-/// Draws a tensor's numbers. Each tensor has its own random stream.
+/// Draws a tensor's elements. Each tensor has its own random stream.
 pub(super) fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
     match &spec.init {
         Init::Values(values) if values.len() == spec.numbers() => Ok(values.clone()),

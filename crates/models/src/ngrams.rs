@@ -68,7 +68,7 @@ impl NgramTable {
             let is_same = slot != 0 && slot >> (SYMBOL_BITS + CONFIDENCE_BITS) == u64::from(check(hash));
             is_same.then(|| unpack(slot))
         });
-        // of equals, that of the longest context
+        // of equals, the one with the longest context
         found.max_by_key(|successor| successor.confidence)
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct CollectedSize {
 }
 
 impl CollectedLimits {
-    /// Creates the limits of `config`. `memory` is that of the bodies on all ports.
+    /// Creates the limits of `config`. `memory` is shared with the bodies on all ports.
     pub(crate) fn new(memory: Arc<BodyMemory>, config: &TransportConfig) -> Self {
         Self { max_bytes: config.response_bytes, memory }
     }

@@ -148,7 +148,7 @@ impl CompletionRequest {
         self.n.unwrap_or(1)
     }
 
-    /// Returns the requests of `Generate`, one for each choice: those of the first prompt, then those of the next. Without a prompt,
+    /// Returns the requests of `Generate`, one for each choice: the first prompt's, then the next one's. Without a prompt,
     /// it is empty. Each is built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
         if let Some(size) = self.no_repeat_ngram.filter(|size| *size > 0) {

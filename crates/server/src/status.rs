@@ -62,7 +62,7 @@ struct Metadata {
 }
 
 impl Metadata {
-    /// Adds the metadata to the `ErrorInfo` of a status. The field numbers are those of `ErrorInfo`.
+    /// Adds the metadata to the `ErrorInfo` of a status. The field numbers are `ErrorInfo`'s.
     fn add_to(&self, status: Status) -> Status {
         let Ok(mut encoded) = pb::Status::decode(status.details()) else { return status };
         let infos = encoded.details.iter_mut().filter(|detail| detail.type_url.ends_with("/google.rpc.ErrorInfo"));

@@ -144,7 +144,7 @@ pub struct CalibrationSummary {
 }
 
 impl CalibrationSummary {
-    /// Describes the calibration for people.
+    /// Returns a human-readable summary of the calibration.
     pub fn describe(&self) -> String {
         let spread = weir_measure::format::digits(self.spread * 100.0);
         let table = format!(

@@ -185,7 +185,7 @@ pub(super) fn parse(body: &[u8]) -> Input {
     )
 }
 
-/// Returns false if a body that cannot be read names another method than that of a change. Its texts cannot name one: in a string
+/// Returns false if a body that cannot be read names another method than a change's. Its texts cannot name one: in a string
 /// of JSON, quotes are escaped.
 pub(super) fn may_change(body: &[u8]) -> bool {
     let body = String::from_utf8_lossy(body);

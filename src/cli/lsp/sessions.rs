@@ -556,7 +556,7 @@ impl Session {
         }
     }
 
-    /// Asks for the completions of a request at the end of `text`. If the text continues that of the requests in progress, they
+    /// Asks for the completions of a request at the end of `text`. If the text continues the text of the requests in progress, they
     /// become stale and can be sent again. If it is another text, the request is deferred until they have ended. Fails if the
     /// server is not reading; the request is in `waiting` even then.
     pub(super) fn complete(
@@ -630,14 +630,14 @@ impl Drop for Session {
 /// What a request needs of the session's text.
 #[derive(Debug, PartialEq)]
 enum Change {
-    /// The session's text begins with that of the request.
+    /// The session's text begins with the request's.
     None,
     /// The text of the request begins with the session's.
     Longer(TextSplice),
     Other(TextSplice),
 }
 
-/// Returns the change after which a session's text begins with that of a request.
+/// Returns the change after which a session's text begins with a request's.
 fn change(session: &str, request: &str) -> Change {
     let pairs = session.bytes().zip(request.bytes());
     let mut common = pairs.take_while(|(one, other)| one == other).count();

@@ -212,7 +212,7 @@ impl AccessArgs {
     }
 }
 
-/// Files besides those of open connections: handshakes, listeners, checkpoints, the log.
+/// Files besides open connections: handshakes, listeners, checkpoints, the log.
 const OTHER_FILES: usize = 1024;
 
 /// Raises the process's limit of open files to what this number of connections needs, up to the hard limit. Logs a warning if that

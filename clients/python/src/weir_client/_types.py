@@ -64,7 +64,7 @@ class Usage:
     #: Unicode characters of the prompt or text that the normaliser replaced or dropped. `generate`, `score` and
     #: `segment` set it.
     normalized_chars: Optional[int]
-    #: Generated characters that an earlier stream had sent: those of `resume_text` or `resume_ids`.
+    #: Generated characters that an earlier stream had sent: `resume_text` or `resume_ids`.
     resumed_chars: int
     #: Characters that the server guessed and fed to the model: see `speculate`.
     drafted_chars: int

@@ -97,7 +97,7 @@ class DocumentScores:
     """The scores of a part of the text."""
 
     revision: int
-    #: The characters that the model reads: those of the text, normalised.
+    #: The characters that the model reads: the normalised text.
     characters: Tuple[Character, ...]
     #: For each of them the index in the document's text of the character from which it comes.
     starts: Tuple[int, ...]

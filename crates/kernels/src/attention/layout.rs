@@ -40,7 +40,7 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
-    /// Returns the bytes of one head's keys, which equal those of its values.
+    /// Returns the bytes of one head's keys. Its values take as many.
     #[inline]
     pub fn keys_bytes(&self) -> usize {
         columns_bytes(self.dtype, self.head_dim)

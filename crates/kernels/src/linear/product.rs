@@ -55,7 +55,7 @@ pub enum Epilogue {
 pub(super) struct ProductJob<'a, C> {
     pub(super) matrix: &'a Linear,
     pub(super) x: &'a [C],
-    /// Cells from the start of a row to that of the next.
+    /// Cells from the start of a row to the start of the next.
     pub(super) stride: usize,
     /// Scale of each row for int8 and int4; empty if rows are floats.
     pub(super) scales: &'a [f32],

@@ -146,7 +146,7 @@ impl ShapedTiles {
 struct Part {
     /// First cell of the first row.
     x: *const [i8; CELL],
-    /// Cells from the start of a row to that of the next.
+    /// Cells from the start of a row to the start of the next.
     stride: usize,
     /// First step of the panel.
     weights: *const u8,

@@ -333,7 +333,7 @@ impl QuantizedBlock {
         Self { levels, multiplier, error }
     }
 
-    /// Returns the levels and the multiplier with the smallest error, among those whose range is close to that of the weights.
+    /// Returns the levels and the multiplier with the smallest error, among the multipliers whose range is close to the weights'.
     fn best(weights: &[f32; BLOCK]) -> Self {
         let max = weights.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         let least = (max / -MIN_LEVEL) as i8;
@@ -349,7 +349,7 @@ impl QuantizedBlock {
     }
 }
 
-/// Packs one output's weights. `scale` is that of the row. `block_at` returns the index of the first byte of a block's group in `packed`.
+/// Packs one output's weights. `scale` is the row's. `block_at` returns the index of the first byte of a block's group in `packed`.
 pub(super) fn pack_row(row: &[f32], scale: f32, lane: usize, packed: &mut [u8], block_at: impl Fn(usize) -> usize) {
     let inverse = inverse_of(scale);
     for (index, weights) in row.chunks(BLOCK).enumerate() {
@@ -685,7 +685,7 @@ impl QuantizedRows {
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_CELLS) }
     }
 
-    /// Returns the cells from the start of a row to that of the next, a multiple of sixteen. The first row starts at a cache line.
+    /// Returns the cells from one row's start to the next row's, a multiple of sixteen. The first row starts at a cache line.
     pub(crate) fn stride(&self) -> usize {
         self.cells.next_multiple_of(LINE_CELLS)
     }

@@ -62,7 +62,7 @@ pub enum VocabularyConfig {
     MarkedSymbols(Vec<String>, SpecialSymbols),
     /// Byte values from this id on; all other ids are special symbols.
     MarkedBytes(u32, SpecialSymbols),
-    /// Byte values from this id on, the number of ids, and added tokens. The other ids are those of ByT5.
+    /// Byte values from this id on, the number of ids, and added tokens. The other ids are ByT5's.
     SparseBytes(u32, usize, Vec<SpelledId>),
     /// Byte values, two of which mark the start and the end of a text.
     DelimitedBytes(TextMarks),

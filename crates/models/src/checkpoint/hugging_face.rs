@@ -30,7 +30,7 @@ pub const GENERATION_FILE: &str = "generation_config.json";
 
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
-/// Training window of a model without a maximum length: that of Mamba's official checkpoints.
+/// Training window of a model without a maximum length: as in Mamba's official checkpoints.
 const UNBOUNDED_TRAINING_LENGTH: usize = 2048;
 
 /// Values of `model_type` whose checkpoints `weir convert` reads, and the kind of source that they are for it.

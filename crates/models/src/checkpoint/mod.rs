@@ -29,7 +29,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// How `weir init` fills it.
     pub init: Init,
-    /// True if its numbers are trained, and so counted as parameters.
+    /// True if its elements are trained, and so counted as parameters.
     pub trained: bool,
     /// Name of the tensor that it is tied to: files have one of them, or copies of both.
     pub tied_to: Option<&'static str>,
@@ -57,7 +57,7 @@ impl TensorSpec {
 pub enum Init {
     /// Normally distributed, with this mean and standard deviation.
     Normal(f32, f32),
-    /// These numbers.
+    /// These elements.
     Values(Vec<f32>),
     /// Normally distributed around 0 with this standard deviation, except for these columns of the matrix.
     Columns(f32, Vec<Column>),
@@ -68,6 +68,6 @@ pub enum Init {
 pub struct Column {
     /// Its index.
     pub index: usize,
-    /// Its numbers, one for each row.
+    /// Its elements, one for each row.
     pub values: Vec<f32>,
 }

@@ -10,8 +10,6 @@ use crate::{
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result};
 
-// `ngrams.bin`: the n-grams of a checkpoint, from which generations draft. Optional; `weir ngrams` writes it.
-
 /// The name of the file.
 pub const NGRAMS_FILE: &str = "ngrams.bin";
 

@@ -93,7 +93,7 @@ impl CheckpointSource {
         self.path().join(CONFIG_FILE)
     }
 
-    /// Returns the default name of the model: the folder's name, or that of the embedded checkpoint.
+    /// Returns the default name of the model: the folder's name, or the embedded checkpoint's.
     pub fn name(&self) -> String {
         let folder = match self {
             Self::Folder(folder) => folder,
@@ -134,7 +134,7 @@ impl CheckpointSource {
         weights::require_digest(self.card()?, &self.path())
     }
 
-    /// Checks that the weights are exactly the tensors of `specs`, without reading their numbers.
+    /// Checks that the weights are exactly the tensors of `specs`, without reading their elements.
     pub fn check_headers(&self, specs: &[TensorSpec]) -> Result<()> {
         match self {
             Self::Folder(folder) => check_headers(folder, specs),

@@ -31,7 +31,7 @@ pub struct Tensor {
 #[derive(Debug, Clone, PartialEq)]
 enum Numbers {
     F32(Vec<f32>),
-    /// Little-endian numbers of the tensor's type.
+    /// Little-endian elements of the tensor's type.
     Bytes(Vec<u8>),
     /// The integers of an I8 matrix, and a scale for each row.
     Scaled {
@@ -41,12 +41,12 @@ enum Numbers {
 }
 
 impl Tensor {
-    /// Creates a tensor of `numbers`, row-major.
+    /// Creates a tensor of the elements `numbers`, row-major.
     pub fn f32(shape: Vec<usize>, numbers: Vec<f32>) -> Self {
         Self { dtype: FileDtype::F32, shape, numbers: Numbers::F32(numbers) }
     }
 
-    /// Returns a tensor of this type, for `count` numbers that [`push`](Self::push) adds.
+    /// Returns a tensor of this type, for `count` elements that [`push`](Self::push) adds.
     pub(crate) fn with_capacity(dtype: FileDtype, shape: Vec<usize>, count: usize) -> Self {
         let numbers = match dtype {
             FileDtype::F32 | FileDtype::F64 => Numbers::F32(Vec::with_capacity(count)),
@@ -57,7 +57,7 @@ impl Tensor {
         Self { dtype, shape, numbers }
     }
 
-    /// Adds numbers of the file, and the same numbers in f32.
+    /// Adds elements of the file, and the same elements in f32.
     pub(crate) fn push(&mut self, bytes: &[u8], widened: &[f32]) {
         match &mut self.numbers {
             Numbers::F32(numbers) => numbers.extend_from_slice(widened),
@@ -65,14 +65,14 @@ impl Tensor {
         }
     }
 
-    /// Sets the scales of the rows of an I8 matrix, after all its numbers were added. Without effect on other tensors.
+    /// Sets the scales of the rows of an I8 matrix, after all its elements were added. Without effect on other tensors.
     pub(crate) fn set_scales(&mut self, new: Vec<f32>) {
         if let Numbers::Scaled { scales, .. } = &mut self.numbers {
             *scales = new;
         }
     }
 
-    /// The type of its numbers: that of the file, or f32 for f64.
+    /// Element type: the file's, or f32 for f64.
     pub fn dtype(&self) -> FileDtype {
         self.dtype
     }
@@ -85,7 +85,7 @@ impl Tensor {
         }
     }
 
-    /// Bytes of its numbers in the file, the scales of an I8 matrix included.
+    /// Bytes of its elements in the file, the scales of an I8 matrix included.
     pub fn file_bytes(&self) -> usize {
         let scales = match &self.numbers {
             Numbers::Scaled { scales, .. } => size_of_val(scales.as_slice()),
@@ -94,12 +94,12 @@ impl Tensor {
         self.dtype.bytes() * self.len() + scales
     }
 
-    /// True if it has no numbers.
+    /// True if it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns its numbers in f32, row-major.
+    /// Returns its elements in f32, row-major.
     pub fn numbers(&self) -> Cow<'_, [f32]> {
         match &self.numbers {
             Numbers::F32(numbers) => Cow::Borrowed(numbers),
@@ -108,7 +108,7 @@ impl Tensor {
         }
     }
 
-    /// Returns true if the numbers of both are equal, in the same order.
+    /// Returns true if the elements of both are equal, in the same order.
     pub fn has_numbers_of(&self, other: &Self) -> bool {
         match (&self.numbers, &other.numbers) {
             (Numbers::Bytes(own), Numbers::Bytes(others)) if self.dtype == other.dtype => own == others,
@@ -117,7 +117,7 @@ impl Tensor {
         }
     }
 
-    /// Returns its numbers in f32, row-major.
+    /// Returns its elements in f32, row-major.
     pub fn into_numbers(self) -> Vec<f32> {
         match self.numbers {
             Numbers::F32(numbers) => numbers,
@@ -133,7 +133,7 @@ fn widened(dtype: FileDtype, bytes: &[u8]) -> Vec<f32> {
     numbers
 }
 
-// The header of a safetensors file: eight bytes of header length, then a JSON object; the numbers follow.
+// The header of a safetensors file: eight bytes of header length, then a JSON object; the elements follow.
 
 /// Name of the header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
@@ -141,7 +141,7 @@ const METADATA: &str = "__metadata__";
 /// Bytes of the field with the header's length.
 pub(crate) const PREFIX: usize = 8;
 
-/// A checked header: tensors in the order of their numbers, without gaps, up to the end of the file.
+/// A checked header: tensors in the order of their data, without gaps, up to the end of the file.
 #[derive(Debug)]
 pub struct Header {
     /// The tensors, in file order.
@@ -155,17 +155,17 @@ pub struct Header {
 pub struct TensorEntry {
     /// Its name.
     pub name: String,
-    /// Type of its numbers, as the header names it: also types that no model uses.
+    /// Element type, as the header names it: also types that no model uses.
     dtype: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Bytes of its numbers.
+    /// Bytes of its elements.
     bytes: u64,
     /// Name and type under which it is read; none for a tensor that the model does not use.
     read_as: Option<(String, FileDtype)>,
 }
 
-/// Readable types of numbers; short ones are widened without loss. The numbers of an I8 matrix are integers, which its scales
+/// Readable element types; short ones are widened without loss. The elements of an I8 matrix are integers, which its scales
 /// multiply ([`Tensor`] has both).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDtype {
@@ -181,7 +181,7 @@ pub enum FileDtype {
     I8,
 }
 
-/// Bytes of a number of each type of safetensors whose numbers take whole bytes.
+/// Bytes of an element of each type of safetensors whose elements take whole bytes.
 fn stored_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "F64" | "I64" | "U64" | "C64" => Some(8),
@@ -409,7 +409,7 @@ pub(crate) fn scale_name(matrix: &str) -> String {
     format!("{matrix}{SUFFIX}")
 }
 
-/// Returns the names of the scales that files may hold in addition to the tensors of `specs`: those of its matrices.
+/// Returns the names of the scales that files may hold in addition to the tensors of `specs`: one for each matrix.
 pub(crate) fn possible_scales(specs: &[TensorSpec]) -> BTreeSet<String> {
     let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
     let mut scales: BTreeSet<String> = matrices.map(|spec| scale_name(&spec.name)).collect();
@@ -777,7 +777,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Moves a tensor's numbers out, in f32 and row-major. Fails if the tensor was not read or was taken before.
+    /// Moves a tensor's elements out, in f32 and row-major. Fails if the tensor was not read or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
         self.take_tensor(name).map(Tensor::into_numbers)
     }
@@ -888,7 +888,7 @@ impl FilesDigest {
     }
 }
 
-/// Checks the headers of the weights in `dir`, but reads no numbers. Fails unless the files hold exactly these tensors.
+/// Checks the headers of the weights in `dir`, but reads no elements. Fails unless the files hold exactly these tensors.
 pub fn check_headers(dir: &Path, specs: &[TensorSpec]) -> Result<()> {
     open_shards(dir, specs).map(|_| ())
 }
@@ -1063,7 +1063,7 @@ impl<'a> WeightsReader<'a> {
         }
     }
 
-    /// Reads the numbers of a tensor that the model does not use: the digest covers them.
+    /// Reads the elements of a tensor that the model does not use: the digest covers them.
     fn skip(&mut self, file: &Path, from: &mut impl Read, entry: &TensorEntry, chunk: &mut [u8]) -> Result<()> {
         let mut left = entry.bytes;
         while left > 0 {
@@ -1120,7 +1120,7 @@ fn read_numbers(file: &Path, from: &mut impl Read, entry: &TensorEntry, bytes: &
     })
 }
 
-/// Checks that a tensor's numbers, from index `first` on, are finite. The error names the first that is not.
+/// Checks that a tensor's elements, from index `first` on, are finite. The error names the first that is not.
 pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
     match numbers.iter().position(|number| !number.is_finite()) {
         None => Ok(()),

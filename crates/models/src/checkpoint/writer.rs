@@ -20,7 +20,7 @@ use std::{
 };
 use weir_kernels::error::{Error, Result};
 
-/// Numbers start at a multiple of this, so that readers can map those of four bytes.
+/// Elements start at a multiple of this, so that readers can map elements of four bytes.
 const ALIGNMENT: usize = size_of::<f32>();
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct TensorSize {
     pub(crate) is_last: bool,
 }
 
-/// Returns the header of a file with f32 vectors and matrices of type `matrices` (in I8 only those of two axes).
+/// Returns the header of a file with f32 vectors and matrices of type `matrices` (in I8 only matrices of two axes).
 pub(crate) fn layout(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<TensorSize>)> {
     let sizes = specs.iter().map(|spec| size(spec, matrices)).collect::<Result<Vec<_>>>()?;
     let mut entries = Entries::default();
@@ -106,7 +106,7 @@ impl Entries {
 /// A checkpoint that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenCheckpoint {
-    /// One-line description for people.
+    /// Human-readable summary of the architecture.
     pub shape: String,
     /// Number of trained parameters.
     pub parameters: usize,
@@ -212,7 +212,7 @@ impl Writer {
             tokenizer.rename(&self.dest.join(TOKENIZER_FILE))?;
         }
         card.rename(&self.dest.join(CARD_FILE))?;
-        // The other names reach the disk before that of the configuration: a power cut leaves a whole checkpoint or none.
+        // The configuration's name reaches the disk last: a power cut leaves a whole checkpoint or none.
         sync_folder(&self.dest)?;
         self.config.rename(&config)?;
         sync_folder(&self.dest)?;

@@ -8,8 +8,6 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result};
 
-// Result of reading a source, and what several readers share: keys under official names, vocabularies.
-
 #[derive(Debug)]
 pub(super) struct Converted {
     /// Its configuration in weir's terms.

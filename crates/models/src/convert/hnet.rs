@@ -365,7 +365,7 @@ impl Arguments {
         Ok(json!({ "stages": list, "norm_eps": NORM_EPS, "tied": self.tie_embeddings }))
     }
 
-    /// Returns the configuration with that architecture. Fails unless the vocabulary is that of bytes.
+    /// Returns the configuration with that architecture. Fails unless the symbols are bytes.
     fn config(&self, architecture: &Value, file: &Path) -> Result<Config> {
         if self.vocab_size != 256 {
             return Err(Error::checkpoint(file, "vocab_size", "256, the byte values", self.vocab_size.to_string()));

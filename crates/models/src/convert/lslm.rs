@@ -78,7 +78,7 @@ fn official_tensor(spec: &TensorSpec) -> TensorSpec {
 /// The paper's training window in symbols (English; App. A), for which there is no key.
 const TRAINING_LENGTH: usize = 150;
 
-/// Keys of `config.json` that do not change the outputs: Hugging Face's own, those of training, and the file's origin.
+/// Keys of `config.json` that do not change the outputs: Hugging Face's own, settings of training, and the file's origin.
 const IGNORED: &str = "_name_or_path, architectures, auto_map, dropout_rate, dtype, golden_info, initializer_factor, \
     torch_dtype, transformers_version, use_cache";
 

@@ -457,7 +457,7 @@ impl<'a> PickleMachine<'a> {
         Ok(())
     }
 
-    /// Minimum height of the stack: that of the innermost open mark.
+    /// Minimum height of the stack: the innermost open mark's.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or_default()
     }

@@ -81,7 +81,7 @@ fn read_training_file(file: &Path, dir: &Path, progress: &mut dyn FnMut(u64, u64
     source.convert(&mut |specs| tensors.read(&mut torch, specs, progress))
 }
 
-/// Reads the arguments in a training checkpoint. The size of the vocabulary is that of the embedding.
+/// Reads the arguments in a training checkpoint. The embedding has the size of the vocabulary.
 fn training_arguments(torch: &TorchFile, tensors: &TorchTensors, file: &Path) -> Result<Arguments> {
     let pickle = &torch.pickle;
     let mut all = Map::new();
@@ -380,7 +380,7 @@ const MARKS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 
 const UNKNOWN: usize = 3;
 
-/// Score of a piece that only the dictionary contains, below that of the model's rarest piece.
+/// Score of a piece that only the dictionary contains, below the score of the model's rarest piece.
 const MISSING_PENALTY: f32 = 1e6;
 
 /// Reads the tokenizer of `size` ids from the files in `dir`, if any. Fails if a file is malformed or of another model.

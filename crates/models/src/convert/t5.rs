@@ -116,7 +116,7 @@ impl<'a> T5Folder<'a> {
         check_copy(tensors, HEAD, self.embedding(), "", &self.file).is_ok()
     }
 
-    /// The source's name of the embedding, which may be that of a tied head.
+    /// The source's name of the embedding, which may be the name of a tied head.
     fn embedding(&self) -> &'static str {
         let head = Some(HEAD).filter(|_| self.arguments.is_tied());
         EMBEDDINGS.into_iter().chain(head).find(|name| self.source.names.contains(*name)).unwrap_or(EMBEDDING)
@@ -233,7 +233,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Reads the keys of `config.json`. Fails for other types, special ids or positions than those of the `types`.
+    /// Reads the keys of `config.json`. Fails for other types, special ids or positions than the `types` have.
     fn read(config: &Json, types: &[&str], file: &Path) -> Result<Self> {
         let wrong_in = |file: &Path, key: &str, expected: String, found: &Json| {
             let found = if found.is_null() { "nothing".into() } else { found.to_string() };
@@ -593,7 +593,7 @@ fn sentinels(settings: &Json, size: usize, dir: &Path) -> Result<usize> {
     }
 }
 
-/// Points by which the score of a piece that is in no text is below those of all text pieces.
+/// Points by which the score of a piece that is in no text is below the scores of all text pieces.
 const NEVER_PENALTY: f32 = 1000.0;
 
 /// Returns a `tokenizer.json` with the ids of a SentencePiece model: its pieces by their kinds, sentinels after them in reverse order,

@@ -36,7 +36,7 @@ pub(super) struct TorchFile {
     allowance: u64,
 }
 
-/// A tensor in a [`TorchFile`], whose numbers are read later.
+/// A tensor in a [`TorchFile`], whose elements are read later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TorchTensor {
     pub shape: Vec<usize>,
@@ -161,7 +161,7 @@ impl TorchFile {
         elements.iter().map(natural).collect()
     }
 
-    /// Reads a tensor's numbers, row-major. Fails if its storage is missing or of another length, or a number is not finite.
+    /// Reads a tensor's elements, row-major. Fails if its storage is missing or of another length, or a number is not finite.
     pub(super) fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);
         let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));
@@ -202,7 +202,7 @@ impl TorchFile {
 }
 
 impl TorchTensor {
-    /// Checks that the numbers lie within the storage, and are not more than it has: a stride of 0 would repeat one.
+    /// Checks that the elements lie within the storage, and are not more than it has: a stride of 0 would repeat one.
     fn checked(self) -> Result<Self, (String, String)> {
         let numbers = self.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim as u64));
         let last = self.shape.iter().zip(&self.stride).try_fold(self.offset, |offset, (&dim, stride)| {
@@ -230,7 +230,7 @@ impl TorchTensor {
         if self.numbers() == 0 { 0 } else { steps.sum::<u64>() + 1 }
     }
 
-    /// Gathers row-major numbers from the tensor's span of the storage.
+    /// Gathers row-major elements from the tensor's span of the storage.
     fn gather(&self, span: Vec<f32>) -> Vec<f32> {
         let mut dense = 1;
         let contiguous = self.shape.iter().zip(&self.stride).rev().all(|(&dim, &stride)| {

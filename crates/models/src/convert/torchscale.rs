@@ -26,7 +26,7 @@ use weir_kernels::error::{Error, Result};
 /// Largest difference of a scale from the computed one: the official code computes it in f32.
 const SCALE_TOLERANCE: f32 = 1e-5;
 
-/// Keys of a training checkpoint's arguments: fairseq's configuration, and that of older versions.
+/// Keys of a training checkpoint's arguments: the configuration of fairseq, and of its older versions.
 const ARGUMENTS: &[&[&str]] = &[&["cfg", "model"], &["args"], &["cfg"], &["config"]];
 
 const TENSORS: &[&str] = &["model", "state_dict", "model_state_dict"];

@@ -122,7 +122,7 @@ impl DecoderBlueprint {
 
 /// One sequence of a decoder.
 pub struct DecoderState {
-    /// Keys and values: the start symbol's, if there is one, then those of the fed symbols.
+    /// Keys and values: the start symbol's, if there is one, then the fed symbols'.
     pub cache: KvCache,
     /// The cache of a sequence without symbols: empty, or with the start symbol.
     pub start: Arc<KvCache>,
@@ -459,7 +459,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Stores the vectors whose logits are wanted, those of the last symbols, in the rows.
+    /// Stores the vectors whose logits are wanted, the last symbols', in the rows.
     fn scatter(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = self.head.inputs();
         let mut rest = &work.batch.x[..];

@@ -9,8 +9,6 @@ use crate::{
 use std::path::Path;
 use weir_kernels::error::{Error, Result};
 
-// The table of families, and the reading of an architecture.
-
 /// The families: name in `config.json`, and reader of its architecture.
 pub const FAMILIES: &[(&str, Reader)] = &[
     ("hourglass", hourglass::read),

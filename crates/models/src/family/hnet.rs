@@ -71,7 +71,7 @@ pub struct Architecture {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageConfig {
-    /// Width D; at least that of the stage around it.
+    /// Width D; at least the width of the stage around it.
     pub dim: usize,
     /// Layers before the router, such as `T1m4`: letters with counts. `m` is a Mamba-2 mixer, `t` self-attention; an upper-case
     /// letter adds a feed-forward.
@@ -125,7 +125,7 @@ pub struct HnetBlueprint {
     pub stacks: Vec<StackConfig>,
     /// Vocabulary size V.
     pub symbols: usize,
-    /// For each level, the symbols with which its chunks begin if the weights are those of `weir init`.
+    /// For each level, the symbols with which its chunks begin if `weir init` drew the weights.
     pub beginnings: Vec<Vec<u32>>,
 }
 
@@ -345,7 +345,7 @@ impl StackSnapshot {
     }
 }
 
-/// A snapshot within a feed, which each stack takes when it has come so far; missing parts are those of the finished state.
+/// A snapshot within a feed, which each stack takes when it has come so far; the finished state has the missing parts.
 #[derive(Default)]
 pub struct SnapshotPlan {
     /// Number of symbols before it.
@@ -1416,7 +1416,7 @@ impl Builder<'_> {
     }
 }
 
-// Random weights whose chunks are as long as those of trained models, so that benchmarks run the inner stages as often: the two
+// Random weights whose chunks are as long as trained models', so that benchmarks run the inner stages as often: the two
 // outermost routers cut English at fixed letters. The embedding marks these letters in a column for each level, and has one
 // column that is the same for all symbols; the router's query reads the latter, its key the former.
 
@@ -1431,7 +1431,7 @@ const MARK: f32 = 16.0;
 /// Standard deviation of the embedding's other numbers.
 const EMBEDDING: f32 = 1.0;
 
-/// Norm of a router's column that reads a mark, well above that of its random product.
+/// Norm of a router's column that reads a mark, well above the norm of its random product.
 const PULL: f32 = 20.0;
 
 /// Standard deviation of a router's other numbers.

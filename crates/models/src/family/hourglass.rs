@@ -238,7 +238,7 @@ impl NgramConfig {
         self.sizes.iter().map(|size| format!("ngrams.{size}.weight"))
     }
 
-    /// Returns a short description for people.
+    /// Returns a human-readable summary.
     fn describe(&self) -> String {
         let sizes: Vec<_> = self.sizes.iter().map(usize::to_string).collect();
         format!("n-grams of {} × {} rows", sizes.join(", "), self.rows)
@@ -1246,7 +1246,7 @@ fn pool_closed(pooling: Option<Pooling>, rows: &mut [SequenceRow], which: &[usiz
         let row = &mut rows[sequence];
         let BoundaryDecision { closes: boundary, probability } = *decision;
         row.decisions.push(SymbolBoundary { boundary, probability, ..SymbolBoundary::default() });
-        // wanted logits are those of the last symbols
+        // logits are wanted of the last symbols
         let wanted = row.decisions.len() + row.wanted() > row.feed.len();
         let state: &mut HourglassState = state_mut(&mut *row.state)?;
         state.pre.advance(1);

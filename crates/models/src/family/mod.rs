@@ -32,7 +32,7 @@ pub trait Blueprint: Debug + Send + Sync {
     /// Every tensor that the checkpoint must hold, no more and no fewer.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// One-line description for people.
+    /// Returns a human-readable summary in one line.
     fn shape(&self) -> String;
 
     /// Subfolders of the entropy models that this model needs.

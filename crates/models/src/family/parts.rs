@@ -541,7 +541,7 @@ pub struct TokenLimits {
     pub padding: Option<u32>,
 }
 
-/// Appends `more` tokens to those of a document. Fails if it was closed, becomes too long, or a token is not allowed.
+/// Appends `more` tokens to a document. Fails if it was closed, becomes too long, or a token is not allowed.
 pub fn push_tokens(tokens: &mut Vec<u32>, more: &[u32], closed: bool, limits: &TokenLimits) -> Result<()> {
     let TokenLimits { tokens: limit, symbols, padding } = *limits;
     if closed {

@@ -264,7 +264,7 @@ impl DocumentPooling {
 }
 
 impl Architecture {
-    /// Checks every bound except those of the pooled lengths. The error names the first key that is out of bounds.
+    /// Checks every bound except the bounds of pooled lengths. The error names the first key that is out of bounds.
     fn validate(&self, check: Check<'_>) -> Result<()> {
         check.layers("encoder_layers", self.encoder_layers)?;
         check.layers("decoder_layers", self.decoder_layers)?;
@@ -597,7 +597,7 @@ pub struct PyramidionEncoding {
     group: usize,
     /// Next unit of work in the group.
     cursor: Cursor,
-    /// Distinct vectors of the group; in the first group those of the tokens embedded so far.
+    /// Distinct vectors of the group; in the first group, of the tokens embedded so far.
     vectors: PagedVectors,
     /// Index of each position's vector; in the first group filled when the group ends.
     vector_index: Vec<u32>,

@@ -10,8 +10,6 @@ use weir_kernels::{
     error::{Error, Result},
 };
 
-// Settings of a model: threads, memory, and the limits of its sequences.
-
 /// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
 pub const MAX_SYMBOLS: usize = 1 << 24;
 

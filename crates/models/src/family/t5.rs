@@ -506,7 +506,7 @@ impl T5Encoding {
         self.cursor.page + 1 == self.vectors.pages()
     }
 
-    /// Replaces the vectors by those of the `kept` tokens, before `layer`. `values` are the gate values of all tokens.
+    /// Keeps only the vectors of the `kept` tokens, before `layer`. `values` are the gate values of all tokens.
     fn keep(&mut self, layer: usize, kept: &[usize], values: &[f32], vectors: PagedVectors) {
         self.vectors = vectors;
         self.positions = Some(kept.iter().map(|&token| token as u32).collect());

@@ -60,7 +60,7 @@ impl BoundaryConfig {
         }
     }
 
-    /// Returns a short description for people.
+    /// Returns a human-readable summary.
     pub fn describe(&self) -> String {
         match self {
             Self::None {} => "no boundaries (vanilla)".into(),

@@ -45,7 +45,7 @@ pub struct Mamba2 {
 pub struct RecurrentRun<'a> {
     /// The states of all recurrent layers of the stack, in order.
     pub memory: &'a mut [f32],
-    /// First of these positions among those of all sequences.
+    /// First of these positions among all sequences' positions.
     pub first: usize,
     /// Number of positions.
     pub count: usize,
@@ -207,7 +207,7 @@ impl RecurrentMemory {
         self.page.as_ref().map_or(0, |page| page.bytes().len())
     }
 
-    /// Returns the bytes that the next write allocates: those of a first page, or of a copy of a shared one.
+    /// Returns the bytes that the next write allocates: for a first page, or for a copy of a shared one.
     pub fn growth(&self) -> usize {
         if self.page.as_ref().is_some_and(|page| !page.is_shared()) { 0 } else { self.bytes }
     }

@@ -76,7 +76,7 @@ impl ConfigError {
     }
 }
 
-/// Resizes a reused buffer to exactly `len` numbers of unspecified content.
+/// Resizes a reused buffer to exactly `len` elements of unspecified content.
 pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(len, 0.0);
     buffer

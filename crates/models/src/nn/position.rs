@@ -111,7 +111,7 @@ impl PositionKind {
         }
     }
 
-    /// Returns the scheme's name for people.
+    /// Returns the scheme's human-readable name.
     pub fn name(self) -> &'static str {
         match self {
             Self::TransformerXl => "transformer-xl",
@@ -236,7 +236,7 @@ pub struct Queries {
     variants: Vec<VariantRange>,
 }
 
-/// Range of one position's variants among those of all positions.
+/// Range of one position's variants among all positions' variants.
 #[derive(Clone, Copy)]
 struct VariantRange {
     first: usize,

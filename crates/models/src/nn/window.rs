@@ -112,7 +112,7 @@ impl Window {
         self.max_keys().map_or(positions, |keys| positions.min(keys + ROLLBACK + POSITIONS + CHUNK))
     }
 
-    /// Returns a short description for people.
+    /// Returns a human-readable summary.
     pub fn describe(self) -> String {
         match self {
             Self::Full => "full window".into(),

@@ -1,4 +1,4 @@
-//! Encodes a text that arrives in chunks to tokens, with the bytes of each token. The tokens are those of the complete text,
+//! Encodes a text that arrives in chunks to tokens, with the bytes of each token. The tokens are the complete text's,
 //! wherever the chunks end.
 //!
 //! Characters and bytes are encoded at once. Subwords are encoded word by word: the text is split only at *safe points*, before

@@ -33,7 +33,7 @@ pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
     /// Ids of special tokens, without `unknown`.
     specials: HashSet<u32>,
-    /// Finds special tokens in a document, if these become their ids. A word begins after each. The library finds those of prompts.
+    /// Finds special tokens in a document, if these become their ids. A word begins after each. The library finds those in prompts.
     spelled: Option<Regex>,
     /// True if text may have the ids of special tokens.
     reads_specials: bool,
@@ -763,7 +763,7 @@ pub(super) fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
     id.or_else(|| tokenizer.token_to_id(model["unk_token"].as_str()?))
 }
 
-/// Returns the ids of the special tokens without that of `unknown`, which text is encoded as.
+/// Returns the ids of the special tokens except `unknown`, which text is encoded as.
 pub(super) fn special_ids(tokenizer: &Tokenizer, unknown: Option<u32>) -> HashSet<u32> {
     let added = tokenizer.get_added_tokens_decoder();
     let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);

@@ -17,7 +17,7 @@ use tokio_rustls::rustls::{
 };
 use weir_client::tls::{no_authority, no_certificate, no_private_key, other_key};
 
-/// Maximum bytes of the revocation lists: those of a large authority have a hundred thousand entries.
+/// Maximum bytes of the revocation lists: a large authority's have a hundred thousand entries.
 const REVOCATION_LIST_BYTES: u64 = 16 << 20;
 
 /// Encryption of connections, and the client certificates that they require.

@@ -284,7 +284,7 @@ pub(super) fn find_baseline<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<
     engines.iter().find(is_baseline).filter(|_| !card.unpooled_baseline)
 }
 
-/// Compares a model's requests with those of its baseline, of the given name.
+/// Compares a model's requests with its baseline's. `name` is the baseline's.
 pub(super) fn twin_gain(own: &LatencySlice, baseline: &LatencySlice, name: &str) -> v1::TwinGain {
     v1::TwinGain {
         twin: name.to_owned(),
@@ -345,7 +345,7 @@ fn median_gain(own: &LatencySlice, baseline: &LatencySlice, kind: LatencyKind) -
 mod tests {
     use super::*;
 
-    /// The ranks are those of tables of the sign test.
+    /// The ranks are as in tables of the sign test.
     #[test]
     fn the_interval_of_a_median_is_exact() {
         for (count, first, last) in [(8, 1, 8), (9, 2, 8), (20, 6, 15), (100, 40, 61), (100_000, 49_690, 50_311)] {

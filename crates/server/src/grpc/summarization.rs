@@ -522,7 +522,7 @@ impl PartTotals {
         (&self.job_usage, &self.job_timing)
     }
 
-    /// Returns the last message of the call: that of the last job, with the parts and the sums. The job was submitted `submitted`
+    /// Returns the last message of the call: the last job's, with the parts and the sums. The job was submitted `submitted`
     /// after the call's arrival, which is `total` ago.
     fn finish(
         self,

@@ -160,7 +160,7 @@ struct ChatRequest {
     model: Option<String>,
 }
 
-/// Refuses a request. The error for an unknown model is that of `/v1/completions`.
+/// Refuses a request. The error for an unknown model is the same as from `/v1/completions`.
 pub(crate) async fn refuse_chat(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,

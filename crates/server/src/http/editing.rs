@@ -740,7 +740,7 @@ impl EditSocket {
             }
             Some(Broken::Utf8(_)) => End::Server(close_code::INVALID, "a text message is not UTF-8"),
             Some(Broken::Protocol(_)) => End::Server(close_code::PROTOCOL, "a frame breaks RFC 6455"),
-            // The only error of this crate is that of the memory of received messages.
+            // The only error of this crate is about the memory of received messages.
             Some(Broken::Io(error)) if error.get_ref().is_some_and(|source| source.is::<Error>()) => {
                 End::Server(close_code::AGAIN, "no memory for the message now; try again later")
             }

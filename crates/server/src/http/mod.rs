@@ -203,7 +203,7 @@ struct RefusedRequests {
     credentials: LiveCredentials,
 }
 
-/// Stores the [`ClientContext`] in a request. Logs the request if it is refused, in a span like that of a gRPC call.
+/// Stores the [`ClientContext`] in a request. Logs the request if it is refused, in a span like a gRPC call's.
 async fn identify(State(refused): State<RefusedRequests>, mut request: Request, next: Next) -> Response {
     let uri = request.uri().clone();
     let principal = principal(refused.credentials.current().keys.as_ref(), &request);

@@ -200,7 +200,7 @@ pub(crate) fn stack(routes: Routes, admission: Admission, parts: &Parts<'_>) -> 
         .layer(Around(deadlines::limit_unread_responses(Arc::clone(memory), stall)))
         // Outside the services, which read the bodies.
         .layer(Around(limits::limit_bodies(Arc::clone(memory), config, workers.clone(), draining.clone())))
-        // Inside the admission, which counts and logs failures, because it adds code and details to those of tonic.
+        // Inside the admission, which counts and logs failures, because it adds code and details to tonic's.
         .layer(Around(observe::add_details))
         // Inside the limits on bodies, which pass on whole messages; outside the services, which swallow the errors.
         .layer(Around(observe::report))

@@ -789,7 +789,7 @@ async fn aged(limit: Option<Duration>, number: u64) {
     }
 }
 
-/// Returns a number that is far from those of the connections before. Consecutive multiples of the golden ratio spread evenly over
+/// Returns a number far from earlier connections' numbers. Consecutive multiples of the golden ratio spread evenly over
 /// all values (a Weyl sequence), and repeat in a simulation.
 fn scattered(number: u64) -> u32 {
     (number as u32).wrapping_mul(0x9e37_79b9)

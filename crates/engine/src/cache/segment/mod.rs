@@ -73,7 +73,7 @@ pub struct SegmentCacheUsage {
     pub entries: usize,
     /// Keys of the entries held.
     pub keys: usize,
-    /// Bytes of distinct pages, and estimated bytes of the trees, including those of open states.
+    /// Bytes of distinct pages, and estimated bytes of the trees, open states included.
     pub bytes: usize,
     /// Bytes of distinct pages.
     pub page_bytes: usize,

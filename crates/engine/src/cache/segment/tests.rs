@@ -707,7 +707,7 @@ fn entries_of_a_full_cache_make_room() {
     texts.by_ref().take(20).for_each(|text| assert!(keep(&mut cache, &text, &alive)));
     assert!(cache.usage().bytes <= 100_000 && cache.evictions >= evictions + 20);
     assert_eq!(checked(&mut cache, &[1, 0, 5, 5, 5, 6], &alive), 5, "later entries replace entries");
-    // a row that needs pages gets those of open states first
+    // a row that needs pages first gets pages of open states
     let entries = cache.usage().entries;
     assert!(cache.evict().is_some());
     assert_eq!(cache.usage().entries, entries);

@@ -69,7 +69,7 @@ fn open(choice: DeviceChoice) -> Result<Device> {
 }
 
 // All work happens in the finish step, because a model without segments never waits. Each row runs by itself, because candle's
-// products of several rows round differently from those of one row.
+// products of several rows round differently from products of one row.
 
 /// A loaded Hugging Face model.
 pub struct TokenModel {

@@ -55,7 +55,7 @@ pub(super) trait Architecture: Debug + Send + Sync {
 }
 
 pub(super) trait Network: Send + Sync {
-    /// Computes `tokens`, which follow those of `memory`. Fails if candle fails.
+    /// Computes `tokens`, which follow the tokens of `memory`. Fails if candle fails.
     fn forward(&self, tokens: &Tensor, memory: &Memory, wanted: usize) -> candle_core::Result<Computed>;
 }
 
@@ -413,7 +413,7 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    /// Creates the masks of `len` queries, those of the last of `keys` keys.
+    /// Creates the masks of `len` queries, at the last of `keys` keys.
     pub(super) fn new(len: usize, keys: usize) -> Self {
         Self { len, keys, built: Vec::new() }
     }

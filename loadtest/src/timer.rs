@@ -22,7 +22,7 @@ use weir_proto::v1::{SummaryTiming, SummaryUsage, Timing, Usage};
 
 /// Maximum gaps, and segments, kept of one request: more than any request asks for.
 const MAX_GAPS: usize = 1 << 20;
-/// Messages that are read with less time between them came together: the times between them are those of the tester's own reading,
+/// Messages that are read with less time between them came together: the times between them are times of the tester's own reading,
 /// and speeds computed from them alone are not the server's.
 pub(crate) const TOGETHER: Duration = Duration::from_micros(20);
 

@@ -283,7 +283,7 @@ pub enum Length {
     Uniform(u64, u64),
     /// `normal:MEAN:DEVIATION`.
     Normal(f64, f64),
-    /// `lognormal:MEDIAN:SIGMA`; sigma is that of the logarithm.
+    /// `lognormal:MEDIAN:SIGMA`; sigma is the logarithm's.
     LogNormal(f64, f64),
     /// `exponential:MEAN`.
     Exponential(f64),

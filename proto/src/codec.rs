@@ -132,7 +132,7 @@ const MAP: usize = 48;
 const SPARE: usize = 2;
 /// A map has room for up to this many times its entries.
 const MAP_SPARE: usize = 4;
-/// Maximum fields of a message, those of nested messages and unknown ones included. Each takes time to decode, also if it is empty.
+/// Maximum fields of a message, nested messages' and unknown ones included. Each takes time to decode, also if it is empty.
 /// The numbers of a packed list count like fields: one byte becomes eight.
 const MAX_FIELDS: usize = 1 << 16;
 /// Maximum depth of nested messages, as in prost.

@@ -120,7 +120,7 @@ fn narrow(stack: &mut Value) {
     }
 }
 
-/// Creates a checkpoint of each model and returns their folders, with that of the shipped model.
+/// Creates a checkpoint of each model and returns their folders, with the shipped model's.
 fn folders(root: &Path) -> Vec<PathBuf> {
     let models_folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
     let mut folders = vec![models_folder.join("hourglass-english")];

@@ -252,7 +252,7 @@ impl Client {
         self.has_faults || self.scenario.plan.closes_idle_connections()
     }
 
-    /// Returns the keys with which this client calls: those that it has used on its connection, or those of the server.
+    /// Returns the keys with which this client calls: the keys used on its connection, or the server's.
     fn keys(&self) -> KeySet {
         self.used.lock().unwrap().unwrap_or(self.scenario.keys())
     }

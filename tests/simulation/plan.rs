@@ -44,7 +44,7 @@ pub(crate) struct ScenarioPlan {
     pub(crate) shutdown: Option<Duration>,
     /// When the server gets a second signal, which ends running requests at once: this long after the first one.
     pub(crate) second_signal: Option<Duration>,
-    /// When other API keys replace those of all tenants.
+    /// When other API keys replace all tenants' keys.
     pub(crate) reload: Option<Duration>,
     /// When a panic outside of a step hits the worker.
     pub(crate) breaks: Option<Duration>,

@@ -272,7 +272,7 @@ fn compare_prints_both_models_and_their_ratio() {
     for (key, case) in [("a", "whitespaces"), ("b", "vanilla")] {
         let mut entry = entries[0][key].clone();
         assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
-        // Every run feeds the same text, so bytes per symbol equal those of one run.
+        // Every run feeds the same text, so bytes per symbol are as in one run.
         entry["steps"] = STEPS.into();
         entry["middle_steps"] = (number(&entry, "middle_steps") as usize / 4).into();
         check_entry(&entry, &*fixture(case), 1, BOUNDARY_WAIT);

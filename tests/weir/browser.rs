@@ -31,7 +31,7 @@ const SERVED: &str = "at('model-a').options.length == 2";
 
 const IDLE: &str = "!generation.stopping";
 
-/// A browser with one page, which may be that of a server.
+/// A browser with one page, which may be a server's.
 struct Browser {
     port: SocketAddr,
     session: String,
@@ -143,7 +143,7 @@ impl Browser {
         self.evaluate(&format!("at('{id}').value"))
     }
 
-    /// Sets the value of an input to that of a script.
+    /// Sets the value of an input to the value of a script.
     fn set(&self, id: &str, script: &str) {
         self.evaluate(&format!("(at('{id}').value = {script}, null)"));
     }
@@ -197,7 +197,7 @@ impl Browser {
         }
     }
 
-    /// Asserts that the page's log has no severe entries (policy violations and failed scripts), or only those of this status.
+    /// Asserts that the page's log has no severe entries (policy violations and failed scripts), or only entries of this status.
     fn check_log(&self, status: &str) {
         let log = self.page_command("POST", "/se/log", &json!({ "type": "browser" }));
         let expected = |entry: &Value| !status.is_empty() && entry["message"].as_str().unwrap().contains(status);
@@ -296,7 +296,7 @@ fn the_playground_generates_and_shows_details() {
     browser.picture("playground-narrow");
 }
 
-/// Colours are chunks of the second level, shades those of the first.
+/// Colours are chunks of the second level, shades chunks of the first.
 #[test]
 fn the_playground_shades_nested_chunks() {
     for theme in ["light", "dark"] {

@@ -14,7 +14,7 @@
 //!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
-//!   field; the message; and the reason's metadata as JSON. Of a call that succeeds the JSON is the response, or a list of responses.
+//!   field; the message; and the reason's metadata as JSON. The JSON of a call that succeeds is the response, or a list of responses.
 //!
 //! Of the last two, the message and the JSON may be left out, and the JSON may lack members. `{grpc}` and its like stand for
 //! addresses, `%{a*3}` for `aaa`, and `…` for any text. Paragraphs that begin with `#` are comments.
@@ -331,7 +331,7 @@ fn split(line: &str) -> Vec<String> {
     words
 }
 
-/// Runs a command. Its message is that of its error, without the line that states where the model runs, or else its output.
+/// Runs a command. Its message is its error's, without the line that states where the model runs, or else its output.
 fn run(command: &mut Command, folder: &Path, variables: &[(&str, &str)]) -> Answer {
     let variables = variables.iter().copied().chain([("WEIR_DATA", "data")]);
     let message = match outcome(command.current_dir(folder).envs(variables)) {
@@ -533,7 +533,7 @@ fn only(folder: &Path, file: &str) {
     write(folder, &format!("model/{file}"), "x");
 }
 
-/// Replaces the configuration by that of a Llama, and writes its tokenizer, if there is one.
+/// Replaces the configuration by a Llama's, and writes its tokenizer, if there is one.
 fn llama(folder: &Path, tokenizer: Option<&str>) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hugging-face/llama/config.json");
     config(folder, fs::read(golden).unwrap());

@@ -485,7 +485,7 @@ fn the_portable_kernels_read_their_own_data_only() {
     assert!(matches!(error, Error::CompressedWith { what: "multiply-adds that round", .. }), "{error}");
 }
 
-/// Sends a text through a shipped model with these kernels. The data of a chunked batch on two threads are those of a stepped row on
+/// Sends a text through a shipped model with these kernels. The data of a chunked batch on two threads equal a stepped row's on
 /// one thread and the other instruction set.
 fn comes_back(name: &str, dtype: Dtype, [isa, other]: [Isa; 2], chars: usize) {
     let batched = model(name, dtype, 2, isa);

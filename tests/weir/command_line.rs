@@ -360,7 +360,7 @@ fn segments_are_those_of_this_process() {
     // Colours, if asked for, in either case.
     let [local, served] = both(&converted("whitespaces"), &[&args[..], &["--color", "always"]].concat());
     assert!(local == served && served.contains("\u{1b}[36m"), "{served}");
-    // Offsets are those of the text: a start mark has no place in it.
+    // Offsets are within the text: a start mark has no place in it.
     let text = "été: where chunks begin";
     for (folder, has_mark) in [(converted("whitespaces"), false), (checkpoint("hnet", "two_stage"), true)] {
         let text = if has_mark { text } else { &text["été: ".len()..] };

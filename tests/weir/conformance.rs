@@ -107,7 +107,7 @@ impl Configuration {
         Alone::from(&*self.model, SequenceRow::new(state))
     }
 
-    /// Checks that logits equal those of a run that is known to be right.
+    /// Checks that logits equal a run's that is known to be right.
     #[track_caller]
     fn check(&self, actual: &[f32], expected: &[f32], context: &str) {
         let max_error = difference(actual, expected);

@@ -35,7 +35,7 @@ pub(crate) fn write_valid(dir: &Path) {
         writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
     }
     writer.finish().unwrap();
-    // Most tests change the weights, and look for another error than that of the digest.
+    // Most tests change the weights, and look for another error than the digest's.
     remove_card(dir);
 }
 

@@ -218,7 +218,7 @@ fn a_folder_is_inspected_as_it_is() {
     assert_eq!(inspected["parameters"], json!(2 * 384 * 48 + 2 * layer + 48));
 }
 
-/// Keys of transformers 4 instead of those of transformers 5, and weights in two files.
+/// Keys of transformers 4 instead of transformers 5, and weights in two files.
 #[test]
 fn older_keys_and_shards_give_the_same_logits() {
     for model_type in ["llama", "qwen2", "gemma2"] {

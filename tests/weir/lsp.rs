@@ -741,7 +741,7 @@ fn long_and_many_documents_are_completed() {
     }
     // More documents than sessions ask at the same time. None loses its request.
     client.ask_at_once(uris.iter().map(|uri| (uri.as_str(), 1190)), Some(3));
-    // Requests whose texts begin at different places wait for one another, and those of longer texts overtake shorter ones.
+    // Requests whose texts begin at different places wait for one another, and requests of longer texts overtake shorter ones.
     client.ask_at_once([100, 600, 1199, 3, 104, 1195].map(|cursor| (uris[2].as_str(), cursor)), None);
     assert_eq!(client.others(), [json!(null); 0]);
     client.shut_down();

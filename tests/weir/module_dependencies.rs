@@ -125,7 +125,7 @@ fn package_of(path: &str) -> &str {
 /// Other modules that a file uses. A name that another module re-exports counts as a use of the module that defines it.
 fn uses(sources: &Sources, file: &File) -> BTreeSet<String> {
     let is_imported = |name: &str| sources.imports.contains_key(&format!("{}::{name}", file.module));
-    // a single name may be that of a variable
+    // a single name may be a variable's
     let paths = mentions(file.items).into_iter().filter(|path| path.contains("::") || is_imported(path));
     let modules = paths.map(|path| sources.module_of(&sources.resolve(&file.module, &path)).to_owned());
     modules.filter(|module| *module != file.module).collect()

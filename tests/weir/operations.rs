@@ -303,7 +303,7 @@ fn problems(metric: &Description) -> Vec<String> {
     problems
 }
 
-/// Records values of all metrics of `model` that appear with their first value: its histograms, and those of levels of chunking.
+/// Records values of all metrics of `model` that appear with their first value: its histograms, and the metrics of levels of chunking.
 pub(crate) fn record_all(metrics: &Metrics, model: &str) {
     let meter = metrics.meter(model);
     // A meter records nothing before it begins.

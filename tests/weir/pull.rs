@@ -53,7 +53,7 @@ impl User {
         self.data.path().join("models")
     }
 
-    /// Names in the models folder, those of hidden folders included.
+    /// Names in the models folder, hidden folders included.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.models()).into_iter().flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -222,7 +222,7 @@ fn tokens(rng: &mut Random, count: usize) -> Vec<u32> {
     (0..count).map(|_| 4 + rng.below(SYMBOLS - 4) as u32).collect()
 }
 
-/// Outputs of the encoder for one document: the vectors of each stage in order, and those of padding.
+/// Outputs of the encoder for one document: the vectors of each stage in order, and of padding.
 type Recorded = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
 
 fn watch(scratch: &mut Scratch) -> Recorded {
@@ -347,7 +347,7 @@ fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
     assert_eq!(converted(&source.join("arguments"), &path_of("arguments")), folder);
     assert_eq!(converted(&source.join("settings"), &path_of("settings")), folder);
     assert_eq!(converted(&source.join("settings/last.pt"), &path_of("file")), folder);
-    // The settings are those of the fixture with the most hypotheses.
+    // The settings are as in the fixture with the most hypotheses.
     let config = Config::read(&path_of("folder")).unwrap();
     let generation = config.generation.clone().unwrap();
     assert_eq!((generation.beam, generation.min_tokens, generation.max_tokens), (2, 4, 14));

@@ -254,7 +254,7 @@ struct Walk<'a> {
     reached: HashSet<String>,
     /// Types of which the path has values.
     types: Types,
-    /// Of the function that is evaluated: its place, the functions that it calls, and its variables.
+    /// The function that is evaluated: its place, the functions that it calls, and its variables.
     scope: &'a Scope<'a>,
     calls: Vec<String>,
     variables: HashMap<String, Types>,
@@ -362,7 +362,7 @@ impl<'a> Walk<'a> {
         value
     }
 
-    /// Evaluates the arguments of a call on `on`; closures get these values and those of earlier arguments. Returns the types of all.
+    /// Evaluates the arguments of a call on `on`; closures get these values and earlier arguments'. Returns the types of all.
     fn arguments<'e>(&mut self, arguments: impl IntoIterator<Item = &'e Expr>, on: &Types) -> Types {
         let mut all = on.clone();
         for argument in arguments {
@@ -423,7 +423,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The types of a field of a value; those of the value if the field is not the workspace's.
+    /// The types of a field of a value; the value's types if the field is not the workspace's.
     fn part(&self, owner: &str, field: &str, whole: &Types) -> Types {
         let field = self.program.fields.get(&format!("{owner}::{field}"));
         field.map_or_else(|| whole.clone(), |(scope, ty)| self.mentioned(scope, ty))

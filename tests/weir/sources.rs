@@ -56,7 +56,7 @@ impl Sources {
         sources
     }
 
-    /// Reads a module from those of its possible files that exist, and then the modules that it declares. Their files are in `folder`.
+    /// Reads a module from its possible files that exist, and then the modules that it declares. Their files are in `folder`.
     fn read_module(&mut self, module: &str, folder: &str, files: &[String]) {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
         for path in files.iter().filter(|path| repository.join(path).exists()) {

@@ -108,7 +108,7 @@ fn check_deletion(case: &Case, source: &str, choices: &[PoolingChoice]) {
     }
 }
 
-/// Compares logits with the golden ones, which may be those of some rows only.
+/// Compares logits with the golden ones, which may be of some rows only.
 fn check_logits(case: &Case, source: &str, logits: &[f32]) {
     let name = |part: &str| format!("{source}.{part}");
     if case.golden.has(&name("logits")) {
@@ -223,7 +223,7 @@ fn a_model_without_a_gate_has_no_unpooled_baseline() {
     }
 }
 
-/// The documents' kept shares are those of the golden data.
+/// The documents' kept shares are as in the golden data.
 #[test]
 fn documents_are_benchmarked_against_the_unpooled_baseline() {
     let dir = TempDir::new().unwrap();

@@ -231,7 +231,7 @@ fn documents_of_extreme_lengths_are_verified() {
     }
 }
 
-/// The segments of generated text need not be those of the predictor: weir replays a trace, and the reference gets its ends.
+/// The segments of generated text need not be the predictor's: weir replays a trace, and the reference gets its ends.
 #[test]
 fn segments_of_a_trace_are_verified() {
     for (name, folder) in lslm::shapes() {
@@ -398,7 +398,7 @@ fn scaled_tensors_are_noticed(folders: impl IntoIterator<Item = PathBuf>) {
             }
             noticed += 1;
         }
-        // The norms after Gemma's layers, and those of Qwen's heads, remove the scale of many tensors.
+        // The norms after Gemma's layers, and of Qwen's heads, remove the scale of many tensors.
         let most = if both.model.card().family == "hugging-face" { tensors.len() / 3 } else { tensors.len() * 8 / 10 };
         assert!(noticed > most, "{}: {noticed} of {} tensors", folder.display(), tensors.len());
     }

@@ -29,7 +29,7 @@ impl Client {
         Ok(self.models().list_models(request).await?.into_inner().models)
     }
 
-    /// Returns the description of a model. Without a name, returns that of the model that continues and scores texts if exactly
+    /// Returns the description of a model. Without a name, describes the model that continues and scores texts if exactly
     /// one model can answer the call, otherwise `None`.
     pub async fn text_model(&self, name: Option<String>) -> Result<Option<Model>> {
         if name.is_some() {
@@ -158,7 +158,7 @@ impl Client {
 }
 
 impl SummaryEvents {
-    /// Waits for the next event; `None` at the end. Fails with the server's error, or with that of reading the document.
+    /// Waits for the next event; `None` at the end. Fails with the server's error, or with the document reader's.
     pub async fn next(&mut self) -> Result<Option<SummarizeEvent>> {
         loop {
             let message = match &mut self.failure {

@@ -54,7 +54,7 @@ impl FailedConnection {
         self.tls_hint.is_some()
     }
 
-    /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there. `tls` is that of the failed
+    /// Connects to `address`, which is `host:port` or a URL, and returns the error with what answers there. `tls` belongs to the failed
     /// connection.
     pub async fn explain(self, address: &str, tls: &ClientTls) -> String {
         use DetectedProtocol::{Closed, Http1, Other, Silent, Tls, UnknownHost, Unreachable};

@@ -776,7 +776,7 @@ mod tests {
                     (0..256).map(|id: u32| (own.wrapping_mul(id + 1) % 97) as f32 / 1000.0).collect();
                 let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
                 let before = search.nodes[node].logprob;
-                // only those of ASCII are compared
+                // only ASCII ones are compared
                 if text.len() == 2 && text.iter().all(|&byte| byte < 128) {
                     complete.extend(logits[..128].iter().map(|&logit| before + f64::from(logit) - sum.ln()));
                 }

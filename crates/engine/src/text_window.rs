@@ -300,7 +300,7 @@ impl SharedPrefix {
         Self::of(Arc::new(SharedSymbols::new(symbols)), shared_len, Vec::new())
     }
 
-    /// Creates a prefix of the first `shared_len` symbols of `shared` and those of `rest`.
+    /// Creates a prefix of the first `shared_len` symbols of `shared`, and of `rest`.
     pub(crate) fn of(shared: Arc<SharedSymbols>, shared_len: usize, rest: Vec<u32>) -> Arc<Self> {
         let shared_len = shared_len.min(shared.symbols.len());
         Arc::new(Self { shared, shared_len, rest, digests: Mutex::default() })

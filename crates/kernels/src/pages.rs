@@ -1,7 +1,7 @@
 //! Pool of fixed-size pages: reference-counted, copied on write, recycled, limited in total size.
 //!
 //! A fork clones references, and writing to a shared page first replaces it with a copy. Released pages are kept for reuse, so
-//! that steady decoding allocates nothing. At the limit, which includes kept pages, the pool frees those of other sizes, and
+//! that steady decoding allocates nothing. At the limit, which includes kept pages, the pool frees pages of other sizes, and
 //! blocks without pages return to the system. Each size has one partly used block that the limit does not include, so the pool
 //! keeps the 16 sizes that became idle last.
 

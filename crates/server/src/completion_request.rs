@@ -1,8 +1,8 @@
 //! Requests in JSON for text, converted to requests of `Generate` and `Summarize`: completions of OpenAI's API, summaries, and the
 //! parameters of the Open Inference Protocol.
 //!
-//! Field names are OpenAI's, else vLLM's, else those of the gRPC API. [`CompletionRequest`] has the fields that the server supports,
-//! and [`OTHER_FIELDS`] those of other servers: one that would change the text is refused by name. A null counts as absent.
+//! Field names are OpenAI's, else vLLM's, else the gRPC API's. [`CompletionRequest`] has the fields that the server supports,
+//! and [`OTHER_FIELDS`] other servers' fields: one that would change the text is refused by name. A null counts as absent.
 
 use serde::{
     Deserialize, Deserializer,
@@ -571,7 +571,7 @@ where
     read.map_err(|error| refusal.map_or(Unread::Malformed(error), Unread::Refused))
 }
 
-/// The fields of a request while they are read: those of its type are passed on, and the others are checked.
+/// The fields of a request while they are read: its type's are passed on, and the others are checked.
 struct Fields<'a, I> {
     /// The deserializer of the request, the visitor of its type, or the fields.
     inner: I,

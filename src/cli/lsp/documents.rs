@@ -112,7 +112,7 @@ impl Documents {
         self.texts.insert(uri, text);
     }
 
-    /// Checks a document's new length; the bytes of all documents are those of the others.
+    /// Checks a document's new length; the bytes of all documents exclude this one.
     fn check_bytes(&self, uri: &str, length: usize) -> Result<(), String> {
         let DocumentLimits { document_bytes, total_bytes, .. } = self.limits;
         let all = self.bytes + length;

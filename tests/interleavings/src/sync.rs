@@ -24,7 +24,7 @@ pub(crate) const fn limit_polls(_: usize) -> usize {
     2
 }
 
-/// `Arc`, whose operations other threads may precede. shuttle's own is that of the standard library.
+/// `Arc`, whose operations other threads may precede. shuttle's own is the standard library's.
 pub struct Shared<T>(Arc<Counted<T>>);
 
 struct Counted<T> {

@@ -198,7 +198,7 @@ fn failed_rows_are_not_cached() {
 }
 
 /// The pool hands out pages filled with NaN in builds with debug assertions, such as this one. So an answer that depends on what a
-/// page held before is an error, and differs from that of a model with pages that no other request used.
+/// page held before is an error, and differs from a model's with pages that no other request used.
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "pages keep their contents without debug assertions")]
 fn pages_of_another_tenant_leave_no_trace() {

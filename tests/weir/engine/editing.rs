@@ -34,7 +34,7 @@ fn score(session: &EditSession, range: std::ops::Range<usize>) -> Scores {
     block_on(session.score(range).unwrap().run()).unwrap()
 }
 
-/// Returns the completions of a session, and those of a session on an engine that has read nothing, after comparing them.
+/// Returns the completions of a session, and of a session on an engine that has read nothing, after comparing them.
 fn compared(
     session: &EditSession,
     cold: &EditSession,

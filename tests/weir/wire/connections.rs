@@ -651,7 +651,7 @@ async fn an_early_failure_over_http_is_the_status_of_the_request() {
     server.ended().await;
 }
 
-/// The header of the tenant alice, and that of bob.
+/// The header of the tenant alice, and of bob.
 pub(super) const ALICE: &str = "Bearer a-key-that-alice-has";
 
 pub(super) const BOB: &str = "Bearer another-key-that-bob-has";

@@ -29,7 +29,7 @@ impl Served {
         Self::hosting(Arc::clone(&model), model, Limits::default(), TransportConfig::default()).await
     }
 
-    /// Starts a server of a Hugging Face model whose segment cache is empty, so that all memory is that of requests.
+    /// Starts a server of a Hugging Face model whose segment cache is empty, so that requests have all memory.
     async fn hugging_face(model_type: &str) -> Self {
         Self::hugging_face_with(model_type, settings(), Limits { cache_bytes: 0, ..Limits::default() }).await
     }

@@ -74,7 +74,7 @@ async fn two_models(limits: Limits) -> Server {
     Server::of(&[("fake", Kind::Pooled), ("other", Kind::Pooled)], limits, TransportConfig::default()).await
 }
 
-/// A panic ends the requests that take part in its step. Requests in the queue and those of other models are served.
+/// A panic ends the requests that take part in its step. Requests in the queue, and of other models, are served.
 #[tokio::test]
 async fn a_panic_fails_the_requests_of_its_step_only() {
     let server = two_models(Limits { rows: 2, ..Limits::default() }).await;

@@ -440,7 +440,7 @@ async fn symbols_count_until_the_response_ends() {
     assert_refused(&refused, Code::ResourceExhausted, "QUEUE_FULL");
     assert!(refused.message().contains("one caller's requests"), "{refused:?}");
     assert!(details(&refused).retry_info().is_some());
-    // Small requests of this caller, and those of others, have room.
+    // Small requests of this caller, and of others, have room.
     let small = server.generate(prompt("a")).await.unwrap();
     let other = channel_from(2, server.address).await;
     let of_other = GenerationClient::new(other).generate(prompt(&"a".repeat(1900))).await.unwrap();

@@ -618,7 +618,7 @@ impl Fixture {
         found["text"].as_str().unwrap().to_owned()
     }
 
-    /// Compares the hypotheses of one setting with those of transformers.
+    /// Compares the hypotheses of one setting with transformers'.
     fn check(&self, source: &str, setting: &str, answer: &SummaryResponse) {
         let key = |part: &str| format!("{source}.{setting}.{part}");
         let lengths = self.golden.ids(&key("lengths"));

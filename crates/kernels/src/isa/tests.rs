@@ -3,7 +3,7 @@
 use crate::{isa::*, testing::words};
 
 multiversion! {
-    /// Returns the sums of `dot_bytes` without the offset, and those of `dot_words` for the even and the odd bytes.
+    /// Returns the sums of `dot_bytes` without the offset, and of `dot_words` for the even and the odd bytes.
     fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] = dots_body
 }
 

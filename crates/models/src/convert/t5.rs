@@ -545,7 +545,7 @@ fn read_tokenizer(
     let has_no_file = !tokenizer.exists() && !model.exists();
     if is_byt5(config) || is_byt5(&settings) || (has_no_file && size == BYTE_IDS) {
         let added = added_tokens::read(dir, &settings, size)?.into_iter().map(|(id, token)| token.spelled(id));
-        // those of every ByT5 have no flags
+        // ByT5's have no flags
         let is_own = |own: &SpelledId| own.id >= FIRST_BYTE && !own.text.starts_with("<extra_id_");
         return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size, added.filter(is_own).collect()), None));
     }
@@ -752,7 +752,7 @@ impl<'a> SourceWeights<'a> {
                 let tensor = read.take_tensor(&name)?;
                 tensors.insert(name, tensor);
             }
-            // Of the file that was read, even if another has its name by now.
+            // the file that was read, even if another has its name by now
             digest.add(torch.into_file(), file)?;
             done += own_bytes;
         }

@@ -1,6 +1,6 @@
 //! Checkpoints of torchscale's decoder (microsoft/torchscale at commit 4d1e0e8, and its fork with blockwise causal attention,
 //! sunyt32/torchscale at 4ad9dfd): the `.pt` that training writes, or a folder with arguments and `model.safetensors`. Arguments
-//! have the code's own names (`decoder_embed_dim` …) or those of `arguments`. xPos's scales are compared, not stored.
+//! have the code's own names (`decoder_embed_dim` …) or the names in `arguments`. xPos's scales are compared, not stored.
 
 use crate::{
     checkpoint::{

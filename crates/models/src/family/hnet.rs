@@ -570,7 +570,7 @@ impl HnetState {
         self.can_rewind_feed = true;
     }
 
-    /// Returns the position of a stack from which its keys must be kept: that of the oldest state to return to.
+    /// Returns the position of a stack from which its keys must be kept: where the oldest state to return to is.
     pub fn kept_from(&self, index: usize) -> usize {
         let oldest = self.snapshots.front().filter(|oldest| oldest.position == self.start);
         oldest.map_or(0, |oldest| oldest.stacks[index].len)
@@ -733,7 +733,7 @@ impl Caches for StackCaches<'_> {
 }
 
 // The weights and the steps. Hot path: no locks, no logging. Symbols that a rollback kept but whose states it dropped are fed
-// again, before those of the row's feed.
+// again, before the row's feed.
 
 /// A loaded H-Net. D = width of the outermost stage, V = vocabulary size.
 pub struct Hnet {

@@ -189,8 +189,8 @@ impl SubwordTokenizer {
         let pieces = self.byte_pieces.as_ref()?;
         let bytes = pieces.get(id)?;
         let is_other = |piece: &str| self.id_of(piece).is_some_and(|other| other != id);
-        let has_twin = |text| is_other(text) || (text == " " && is_other(SPACE_MARK.encode_utf8(&mut [0; 4])));
-        std::str::from_utf8(bytes).map_or(true, |text| !pieces.all && has_twin(text)).then_some(bytes)
+        let has_duplicate = |text| is_other(text) || (text == " " && is_other(SPACE_MARK.encode_utf8(&mut [0; 4])));
+        std::str::from_utf8(bytes).map_or(true, |text| !pieces.all && has_duplicate(text)).then_some(bytes)
     }
 
     /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.

@@ -63,7 +63,7 @@ fn model_report(engine: &Lease, baseline: Option<&Lease>, window: ReportWindow) 
         ReportWindow::LastMinute => LatencyPeriod::LastMinute,
     };
     let (slice, length) = engine.meter().report(period);
-    let gain_over = |baseline: &Lease| twin_gain(&slice, &baseline.meter().report(period).0, &baseline.card().name);
+    let gain_over = |baseline: &Lease| baseline_gain(&slice, &baseline.meter().report(period).0, &baseline.card().name);
     let card = engine.card();
     let calibration = engine.calibration();
     let summarizes = engine.document_limits().is_some();
@@ -285,7 +285,7 @@ pub(super) fn find_baseline<'a>(engine: &Lease, engines: &'a [Lease]) -> Option<
 }
 
 /// Compares a model's requests with its baseline's. `name` is the baseline's.
-pub(super) fn twin_gain(own: &LatencySlice, baseline: &LatencySlice, name: &str) -> v1::TwinGain {
+pub(super) fn baseline_gain(own: &LatencySlice, baseline: &LatencySlice, name: &str) -> v1::TwinGain {
     v1::TwinGain {
         twin: name.to_owned(),
         encode: median_gain(own, baseline, LatencyKind::Encode),

@@ -438,7 +438,7 @@ fn level(level: &v1::LevelUsage) -> Value {
 }
 
 // Responses as server-sent events (`text/event-stream`): each event is a line of JSON. The last one of a complete response is
-// `[DONE]`, and that of any other an error.
+// `[DONE]`, and any other stream's an error.
 
 /// The content type of streams of events.
 const EVENT_STREAM: &str = "text/event-stream";

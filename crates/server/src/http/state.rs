@@ -104,7 +104,7 @@ impl ApiState {
         Error::Oversized { what: "the body", limit: self.max_body_bytes }.into()
     }
 
-    /// Reads a request's body within the limits on one body, on those of one caller, and on all together. Checks the key first.
+    /// Reads a request's body within the limits on one body, on one caller's, and on all together. Checks the key first.
     pub(crate) async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
         let tenant = self.check_head(client, &request)?;
         let encoding = encoding(request.headers())?;

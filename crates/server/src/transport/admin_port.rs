@@ -139,7 +139,7 @@ async fn version() -> Response {
 }
 
 /// Converts OpenMetrics to Prometheus' older text format, for clients that do not accept OpenMetrics. There the description of a
-/// counter names it with `_total` and that of an info with `_info`, and the text has no end mark.
+/// counter names it with `_total` and an info's with `_info`, and the text has no end mark.
 fn prometheus_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut lines = text.lines().peekable();

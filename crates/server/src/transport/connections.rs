@@ -578,7 +578,7 @@ fn idle(entries: &HashMap<u64, Entry>) -> impl Iterator<Item = Candidate> {
     idle.map(|(id, entry)| Candidate::new(*id, entry))
 }
 
-/// Returns the number of the oldest connection among those of the network that has the most.
+/// Returns the number of the oldest connection of the network that has the most.
 fn oldest_of_largest(candidates: impl Iterator<Item = Candidate>) -> Option<u64> {
     let mut networks: HashMap<IpAddr, (usize, Candidate)> = HashMap::new();
     for candidate in candidates {

@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_secs(20);
 /// Longest time of a shutdown after its drain limit.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// Maximum steps of a tenant's turn. A turn is 512 units of work, and a step takes at least one.
+/// Maximum steps of a tenant's turn: far more than have begun within its time, 5 ms, and until a request may lose its row.
 const TURN_STEPS: usize = 512;
 
 /// Messages on the way before a call's first and after its last symbol, each of which takes up to the latency.

@@ -13,7 +13,7 @@ use crate::{
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
     request::{Request, RequestKind},
-    scheduler::{Feed, PromptLimits, RowActivity, RowStatus, Rules},
+    scheduler::{Feed, RowActivity, RowStatus, Rules, StepLimits},
     session::SessionProgress,
     speculation::{DraftBudget, GuessRates},
     state::{EngineState, Heartbeat, SharedState},
@@ -88,6 +88,10 @@ pub(crate) struct Batch {
     due: Vec<usize>,
     /// Rows that the current finish step takes.
     unfinished: Vec<usize>,
+    /// True if tenants are ahead of others, whose rows then wait for no segment step.
+    pub(crate) hurries: bool,
+    /// Duration of the next step on a simulated clock.
+    pub(crate) simulated_step: Option<Duration>,
     /// Measurement of the latest step, until the worker takes it.
     pub(crate) latest_step: Option<EngineStep>,
     /// Requests that were in flight before the step: they wait for a segment step.
@@ -109,6 +113,8 @@ impl Batch {
             fed: Vec::new(),
             due: Vec::new(),
             unfinished: Vec::new(),
+            hurries: false,
+            simulated_step: None,
             latest_step: None,
             waiting: Vec::new(),
             guess_rates: GuessRates::default(),
@@ -260,7 +266,8 @@ impl Batch {
         step.only_decodes = self.only_decodes();
         self.estimate_unpooled(&step, clock::since(model_began), began);
         self.absorb();
-        self.count_step(EngineStep { took: clock::since(began), ..step });
+        let took = self.simulated_step.unwrap_or_else(|| clock::since(began));
+        self.count_step(EngineStep { took, ..step });
         // waiting rows are always due when no row is fed, so the worker never sleeps while rows wait
         !(self.fed.is_empty() && self.due.is_empty() && self.encode_feeds.is_empty())
     }
@@ -268,6 +275,10 @@ impl Batch {
     /// Describes the step before its rows are fed.
     fn describe_step(&mut self, encoded: usize) -> EngineStep {
         let Self { requests, row_table, fed, waiting, .. } = self;
+        for &row in fed.iter() {
+            let request = &mut requests[row_table.owners[row]];
+            request.step_symbols += if request.repeats_work() { 0 } else { row_table.rows[row].positions() };
+        }
         waiting.clear();
         waiting.extend((0..requests.len()).filter(|&index| requests[index].in_flight));
         let total =
@@ -347,7 +358,7 @@ impl Batch {
             |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_) | RowActivity::Searching(_));
         let unfed = (0..statuses.len()).filter(prefilling);
         let mut unfed = unfed.flat_map(|index| requests.get(index).map_or(&[][..], |request| &request.row_indices));
-        let others = !chunks && (self.fed.iter().any(continues) || unfed.any(continues));
+        let others = !chunks && !self.hurries && (self.fed.iter().any(continues) || unfed.any(continues));
         if !contract::is_due(self.due.iter().map(|&row| &rows[row]), others, self.inner.limits.boundary_wait) {
             self.due.clear();
         }
@@ -504,7 +515,7 @@ impl RowTable {
 impl Batch {
     /// Adds drafts to the planned feeds of rows that decode, as far as they pay and the step has room. `fixed` is the fixed time
     /// of a step in multiples of a symbol's time.
-    pub(crate) fn plan_drafts(&mut self, limits: PromptLimits, fixed: f64) {
+    pub(crate) fn plan_drafts(&mut self, limits: StepLimits, fixed: f64) {
         let Self { requests, statuses, feeds, inner, guess_rates, .. } = self;
         let decoding = |request: usize| match statuses.get(request).map(|status| status.activity) {
             Some(RowActivity::Decoding(rows)) => rows,
@@ -514,6 +525,7 @@ impl Batch {
         let rows: usize = feeds.iter().map(|feed| decoding(feed.request)).sum();
         let searches = statuses.iter().any(|status| matches!(status.activity, RowActivity::Searching(_)));
         let limit = if searches { limits.searching.min(limits.decoding) } else { limits.decoding };
+        let limit = if self.hurries { limit.min(limits.ahead) } else { limit };
         let mut budget = DraftBudget {
             free: inner.limits.chunk.min(limit).saturating_sub(symbols),
             fixed,
@@ -640,7 +652,7 @@ impl Batch {
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
         let state = summary.document.as_ref().map(|cached| reader.begin(&*cached.document)).transpose()?;
         let rows = summary.search.rows();
-        request.count_encoded(first_layer_symbols);
+        request.count_encoded(ran * block_symbols, first_layer_symbols);
         if let Some(encoded) = encoded {
             if !again {
                 let fed = FedSymbols { prompt: encoded.tokens, ..FedSymbols::default() };
@@ -767,7 +779,12 @@ impl Batch {
     }
 
     fn count_step(&mut self, step: EngineStep) {
-        let EngineStep { fed, encoded, .. } = step;
+        let EngineStep { fed, encoded, took, .. } = step;
+        let nanoseconds = clock::nanoseconds(took);
+        for request in &mut self.requests {
+            let symbols = std::mem::take(&mut request.step_symbols) as u64;
+            request.fed.time += nanoseconds.saturating_mul(symbols) / (fed + encoded).max(1) as u64;
+        }
         if !(self.fed.is_empty() && encoded == 0) {
             self.latest_step = Some(step);
         }

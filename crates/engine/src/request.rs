@@ -58,6 +58,8 @@ pub(crate) struct Request {
     unread_for: Option<Duration>,
     /// Symbols fed since the scheduler last counted them.
     pub(crate) fed: WorkDone,
+    /// Symbols of the present step that are new work: its part of the step's time.
+    pub(crate) step_symbols: usize,
     /// True if it was last preempted because of its own client or upload. Symbols fed again then count as its work.
     caused_preemption: bool,
     /// True if it was preempted because its client or upload was behind, and still waits for it.
@@ -78,6 +80,7 @@ impl Request {
             outcome: None,
             unread_for: None,
             fed: WorkDone::default(),
+            step_symbols: 0,
             caused_preemption: false,
             waits_for_client: false,
         }
@@ -222,15 +225,10 @@ impl Request {
 
     /// Counts a feed whose outcome is about to be taken. `drafted` of its symbols count as symbols of a prompt.
     pub(crate) fn count_fed(&mut self, symbols: usize, drafted: usize) {
-        let (prefilling, refeeding) = match &self.kind {
-            RequestKind::Text(text) => {
-                let prefilling = text.session.is_prefilling();
-                (prefilling, prefilling && text.session.is_repeating())
-            }
-            RequestKind::Document(summary) => (false, summary.refeeding),
-        };
-        let WorkDone { prompt, sampled, recomputed } = &mut self.fed;
-        let count = match (refeeding && !self.caused_preemption, prefilling) {
+        let repeats_work = self.repeats_work();
+        let prefilling = matches!(&self.kind, RequestKind::Text(text) if text.session.is_prefilling());
+        let WorkDone { prompt, sampled, recomputed, .. } = &mut self.fed;
+        let count = match (repeats_work, prefilling) {
             (true, _) => recomputed,
             (false, true) => prompt,
             (false, false) => sampled,
@@ -239,7 +237,17 @@ impl Request {
         self.fed.prompt += drafted;
     }
 
-    pub(crate) fn count_encoded(&mut self, symbols: usize) {
+    /// Returns true if the next feed repeats work that the request lost to others.
+    pub(crate) fn repeats_work(&self) -> bool {
+        let repeats = match &self.kind {
+            RequestKind::Text(text) => text.session.is_repeating(),
+            RequestKind::Document(summary) => summary.refeeding,
+        };
+        repeats && !self.caused_preemption
+    }
+
+    /// Counts encoded blocks of `ran` symbols in total. `symbols` of them were read for the first time.
+    pub(crate) fn count_encoded(&mut self, ran: usize, symbols: usize) {
         let repeated = match &mut self.kind {
             RequestKind::Document(summary) => summary.count_encoded(symbols),
             RequestKind::Text(_) => 0,
@@ -247,6 +255,7 @@ impl Request {
         let recomputed = if self.caused_preemption { 0 } else { repeated };
         self.fed.recomputed += recomputed;
         self.fed.prompt += symbols - recomputed;
+        self.step_symbols += if recomputed > 0 { 0 } else { ran };
     }
 
     /// Prepares it to resume later on other rows: its rows are taken away.

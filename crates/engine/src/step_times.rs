@@ -35,6 +35,9 @@ const ASSUMED_FIXED: f64 = 4.0;
 
 const MAX_FIXED: f64 = 64.0;
 
+/// Maximum prompt symbols that a decoded symbol counts as, and their number before a measurement.
+const MAX_DECODED_COST: usize = 4;
+
 /// Part of its weight that a measurement keeps with each later one.
 const DECAY: f64 = 0.99;
 
@@ -152,6 +155,32 @@ impl StepTimes {
         (symbols as usize).max(MIN_SYMBOLS)
     }
 
+    /// Returns the duration of a step that decodes one symbol; `None` without a measurement.
+    pub(crate) fn single_step(&self) -> Option<Duration> {
+        if let Some(Line { fixed, slope }) = self.decoding() {
+            return Some(Duration::from_nanos((fixed + slope).max(0.0) as u64));
+        }
+        self.symbol_cost.map(|cost| Duration::from_secs_f64(cost * (1.0 + ASSUMED_FIXED)))
+    }
+
+    /// Returns the number of prompt symbols that take as long as a decoded symbol, without the fixed time of its step.
+    pub(crate) fn decoded_cost(&self) -> usize {
+        match (self.decoding(), self.symbol_cost) {
+            (Some(line), Some(cost)) => ((line.slope / (cost * 1e9)).round() as usize).clamp(1, MAX_DECODED_COST),
+            _ => MAX_DECODED_COST,
+        }
+    }
+
+    /// Returns the nanoseconds of a step that decodes; `None` without a measurement.
+    fn decoding(&self) -> Option<Line> {
+        if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
+            return None;
+        }
+        let symbol = self.symbol_steps.fit();
+        let finish = self.finish_steps.fit();
+        Some(Line { fixed: symbol.fixed + finish.fixed, slope: symbol.slope + finish.slope })
+    }
+
     /// Returns the estimated time until the next row becomes free.
     pub(crate) fn retry_after(&self) -> Duration {
         let Some(mean_held) = self.mean_held else { return DEFAULT_RETRY };
@@ -168,13 +197,7 @@ impl StepTimes {
 
     /// Returns the fixed time of a step that decodes, in symbols; close to `ASSUMED_FIXED` while steps hardly differ.
     pub(crate) fn fixed_symbols(&self) -> f64 {
-        if self.symbol_steps.nanoseconds + self.finish_steps.nanoseconds <= 0.0 {
-            return ASSUMED_FIXED;
-        }
-        let symbol = self.symbol_steps.fit();
-        let finish = self.finish_steps.fit();
-        let slope = symbol.slope + finish.slope;
-        let fixed = symbol.fixed + finish.fixed;
+        let Some(Line { fixed, slope }) = self.decoding() else { return ASSUMED_FIXED };
         if slope <= 0.0 {
             return MAX_FIXED;
         }

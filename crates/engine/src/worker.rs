@@ -8,7 +8,7 @@ use crate::{
     clock,
     observer::EngineEvent,
     request::{Request, RequestKind},
-    scheduler::{PreemptionCause, PromptLimits, RunPermit},
+    scheduler::{PreemptionCause, RunPermit, StepLimits},
     state::Phase,
 };
 use std::{
@@ -29,6 +29,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum target duration of a step that feeds prompts while a search for completions runs: a search takes several steps.
 const SEARCH_STEP: Duration = Duration::from_millis(5);
+
+/// Maximum duration of a step's prompts while several tenants share the engine, in steps that decode one symbol: a request that
+/// comes in the middle of a step waits for its end.
+const SHARED_STEPS: u32 = 16;
+
+/// Duration that the tenants which are ahead add to a step of another tenant, in steps that decode one symbol.
+const AHEAD_STEPS: u32 = 3;
 
 /// Sleep of a [`WorkerTask`] that has no limit.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 30);
@@ -87,14 +94,13 @@ impl WorkerTask {
     pub async fn run(self, mut step_time: impl FnMut() -> Duration) {
         // the worker is dropped before the guard, as on a thread
         let Self { _guard, mut worker } = self;
+        let mut took = step_time();
         loop {
+            worker.batch.simulated_step = Some(took);
             match worker.round() {
                 Round::Stepped => {
-                    let took = step_time();
-                    if let Some(step) = &mut worker.batch.latest_step {
-                        step.took = took;
-                    }
                     sleep(took).await;
+                    took = step_time();
                 }
                 Round::Idle(limit) => {
                     let woken = poll_fn(|cx| worker.inner.state.wake_signal.poll_wait(cx));
@@ -251,8 +257,16 @@ impl Worker {
             let within = |target: Duration| {
                 if target.is_zero() { usize::MAX } else { state.step_times.symbols_within(target) }
             };
-            let limits = PromptLimits { decoding: within(target), searching: within(target.min(SEARCH_STEP)) };
-            state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
+            let single = state.step_times.single_step();
+            let single_steps = |count| within(single.map_or(target, |single| target.min(single * count)));
+            let limits = StepLimits {
+                decoding: within(target),
+                searching: within(target.min(SEARCH_STEP)),
+                shared: single_steps(SHARED_STEPS),
+                ahead: single_steps(AHEAD_STEPS),
+                decoded: state.step_times.decoded_cost(),
+            };
+            self.batch.hurries = state.scheduler.plan(&self.batch.statuses, limits, &mut self.batch.feeds);
             let fixed = state.step_times.fixed_symbols();
             drop(state);
             self.batch.plan_drafts(limits, fixed);

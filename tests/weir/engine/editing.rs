@@ -371,7 +371,7 @@ fn small_models() -> [Arc<dyn Model>; 6] {
 }
 
 /// Returns a request that looks ahead by `ahead` symbols of texts.
-fn next(model: &dyn Model, symbols: &[u32], ahead: usize) -> NextSymbol {
+pub(super) fn next(model: &dyn Model, symbols: &[u32], ahead: usize) -> NextSymbol {
     let vocabulary = &model.card().vocabulary;
     let mut allowed = vec![false; vocabulary.len()];
     vocabulary.text_ids().for_each(|id| allowed[id as usize] = true);

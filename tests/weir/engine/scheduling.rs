@@ -1,8 +1,9 @@
 //! The scheduler with a real engine: order, batches, preemption and shared segment steps.
 
 use super::*;
-use crate::engine::{harness::run, resume::tight};
+use crate::engine::{editing::next, harness::run, resume::tight};
 use proptest::prelude::*;
+use weir::engine::codec;
 use weir::models::contract::{count_step, is_due};
 
 fn plain(prompt: usize, max_chars: usize) -> Job {
@@ -570,5 +571,56 @@ proptest! {
             prop_assert!(rows.iter().filter(waiting).all(|row| row.waited < wait), "a row will wait longer than allowed");
             prop_assert!(rows.len() > 1 || rows[0].status == StepStatus::Ready, "a single row waits");
         }
+    }
+}
+
+/// A request that shares its steps with a flood of another tenant's takes few steps more than alone, and these are short: whatever
+/// the flood consists of, each counts with its time, and gets a small part of a step.
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_one_tenant_leaves_short_steps_to_another() {
+    const STEP: Duration = Duration::from_millis(1);
+    let text = |length: usize| vec![2; length];
+    let windows = WindowOptions { length: 64, stride: 48 };
+    let floods: [(&str, &dyn Fn() -> Job); 4] = [
+        ("generate", &|| plain(1, 4000)),
+        ("score", &|| Job::Score(Score { symbols: text(4000), ..Score::default() })),
+        ("compress", &|| Job::Code(codec::Code { input: codec::CodeInput::Compress(text(1000)), windows })),
+        ("search", &|| Job::Next(next(&*Toy::new(), &text(14), 4))),
+    ];
+    for (kind, job) in floods {
+        let toy = Toy::new();
+        let model = Arc::clone(&toy) as Arc<dyn Model>;
+        let (engine, worker) = Handle::with_task(model, Limits::default(), Arc::new(()));
+        let worker = tokio::spawn(worker.run(|| STEP));
+        let mut flood = JoinSet::new();
+        let mut longest = (0, 0);
+        for turn in 0..12 {
+            while flood.len() < 160
+                && let Ok(mut events) = engine.submit(job(), terms("flood", 7))
+            {
+                flood.spawn(async move { while events.recv().await.is_some() {} });
+            }
+            tokio::time::sleep(20 * STEP).await;
+            let before = toy.steps.lock().unwrap().len();
+            let mut events = engine.submit(plain(4, 8), terms("other", -8)).unwrap();
+            while events.recv().await.is_some() {
+                while flood.len() < 160
+                    && let Ok(mut events) = engine.submit(job(), terms("flood", 7))
+                {
+                    flood.spawn(async move { while events.recv().await.is_some() {} });
+                }
+                while flood.try_join_next().is_some() {}
+            }
+            // the first ones come while steps are unlimited
+            if turn > 1 {
+                let steps = toy.steps.lock().unwrap()[before..].to_vec();
+                longest = (longest.0.max(steps.len()), longest.1.max(steps.iter().flatten().sum()));
+            }
+        }
+        // two turns of the flood, whose steps have at most 80 symbols, and ten steps of which it has 16
+        assert!(longest.0 <= 25 && longest.1 <= 2 * 5 * 80 + 10 * 20, "{kind}: {longest:?}");
+        flood.shutdown().await;
+        drop(engine);
+        worker.await.unwrap();
     }
 }

@@ -7,9 +7,13 @@
 //!   one of a tenant that holds more than an equal part of the bytes. None is admitted until another has ended, to avoid
 //!   thrashing. The last running request can always finish.
 //!
-//! - *Preemption for a queued request*: of one whose client is behind; or of one whose tenant has done more than its share of
-//!   work and holds more than its part, if the tenant whose turn it is holds less. It must have done at least as much new work as
-//!   it repeats, so at least half of all work is new.
+//! - *Preemption for a queued request*: of one whose client is behind; or of one whose tenant has had more than its share of
+//!   the worker's time and holds more than its part, if the tenant whose turn it is holds less. It must have done at least as much
+//!   new work as it repeats, so at least half of all work is new.
+//!
+//! - *Steps*: a tenant is ahead if it has had at least a turn's time more than another one that has a request to feed. Together, the
+//!   tenants that are ahead get a small part of each step, so a flood of any kind of request makes the steps of others at most a
+//!   few times longer. Their requests take turns.
 //!
 //! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and the measured step times.
 
@@ -31,8 +35,11 @@ use std::collections::VecDeque;
 /// Work that one priority level is worth: about a second of one busy core.
 const AGE: u64 = 1 << 14;
 
-/// Work of one turn of a tenant.
-const QUANTUM: u64 = 512;
+/// Nanoseconds on the worker of one turn of a tenant.
+const QUANTUM: u64 = 5_000_000;
+
+/// New work that a request does before it is preempted for another tenant.
+const MIN_NEW_WORK: u64 = 128;
 
 /// Steps for which prompts are limited once a search is fed, including that step: its next request is expected soon.
 pub(super) const SEARCH_STEPS: usize = 4;
@@ -56,11 +63,21 @@ pub(crate) struct Rules {
     pub(crate) chunk: usize,
     pub(crate) age: u64,
     pub(crate) quantum: u64,
+    pub(crate) min_new_work: u64,
 }
 
 impl Rules {
     pub(crate) fn new(rows: usize, queue: usize, queued_symbols: usize, bytes: usize, chunk: usize) -> Self {
-        Self { rows: rows.max(1), queue, queued_symbols, bytes, chunk: chunk.max(1), age: AGE, quantum: QUANTUM }
+        Self {
+            rows: rows.max(1),
+            queue,
+            queued_symbols,
+            bytes,
+            chunk: chunk.max(1),
+            age: AGE,
+            quantum: QUANTUM,
+            min_new_work: MIN_NEW_WORK,
+        }
     }
 }
 
@@ -137,6 +154,8 @@ pub(crate) struct Scheduler<T> {
     encode_credit: i64,
     prompts: Vec<PromptShare>,
     encodings: Vec<EncodeShare>,
+    /// Turns and indices of the requests of tenants that are ahead.
+    ahead: Vec<(u64, usize)>,
     /// Steps planned since one fed a search.
     steps_since_search: usize,
 }
@@ -160,6 +179,7 @@ impl<T> Scheduler<T> {
             encode_credit: 0,
             prompts: Vec::new(),
             encodings: Vec::new(),
+            ahead: Vec::new(),
             steps_since_search: SEARCH_STEPS,
         }
     }
@@ -240,11 +260,7 @@ impl<T> Scheduler<T> {
             slot.encoding = matches!(status.activity, RowActivity::Encoding { .. });
             slot.demand.bytes = status.held;
             slot.soon = status.soon;
-            slot.demand.uncached = match status.activity {
-                RowActivity::Prefilling(left) | RowActivity::Searching(left) => left,
-                RowActivity::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
-                _ => 1,
-            };
+            slot.demand.uncached = status.activity.known_symbols();
         }
         self.shared_bytes = sum.saturating_sub(distinct);
         self.admit();
@@ -256,8 +272,8 @@ impl<T> Scheduler<T> {
         let Some(Some(slot)) = self.slots.get_mut(slot) else { return };
         slot.new_work = slot.new_work.saturating_add(work);
         slot.repeated_work = slot.repeated_work.saturating_add(fed.recomputed as u64);
-        if work > 0 {
-            self.tenants.charge(&slot.demand.tenant, work);
+        if fed.time > 0 {
+            self.tenants.charge(&slot.demand.tenant, fed.time);
         }
     }
 
@@ -398,6 +414,17 @@ pub(crate) enum RowActivity {
     },
 }
 
+impl RowActivity {
+    /// Returns the symbols of a prompt or document that can be fed; 1 if there are none.
+    fn known_symbols(self) -> usize {
+        match self {
+            Self::Prefilling(left) | Self::Searching(left) => left,
+            Self::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
+            Self::Busy | Self::Paused { .. } | Self::Decoding(_) => 1,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowStatus {
     slot: usize,
@@ -416,6 +443,8 @@ pub(crate) struct WorkDone {
     pub(crate) sampled: usize,
     /// Symbols of either kind that were fed again after a preemption.
     pub(crate) recomputed: usize,
+    /// Nanoseconds of the worker: its part of the steps that did new work.
+    pub(crate) time: u64,
 }
 
 impl RowStatus {
@@ -423,9 +452,6 @@ impl RowStatus {
         Self { slot: permit.0, activity, held, soon, fed }
     }
 }
-
-/// A request is not preempted for another tenant before it did this part of a quantum of new work.
-const MIN_WORK_PART: u64 = 4;
 
 impl<T> Scheduler<T> {
     /// Discounts symbols that an earlier request of this tenant will have cached, for `demand` and for the requests it
@@ -476,44 +502,59 @@ pub(super) const SEARCHING_SHARE: usize = 4;
 
 /// Maximum prompt symbols of a step, so that it does not delay other rows for long.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PromptLimits {
+pub(crate) struct StepLimits {
     /// Limit while other rows decode.
     pub(crate) decoding: usize,
     /// Limit while a search for completions runs.
     pub(crate) searching: usize,
+    /// Limit while several tenants have requests, and for a while afterwards.
+    pub(crate) shared: usize,
+    /// Limit for all requests of tenants that are ahead, while another tenant has a request to feed.
+    pub(crate) ahead: usize,
+    /// Prompt symbols that take as long as a decoded one.
+    pub(crate) decoded: usize,
 }
 
 impl<T> Scheduler<T> {
     /// Plans a step of the requests that [`update_rows`](Self::update_rows) was last called with. Searches are fed before prompts,
-    /// with at most half of the step's budget.
-    pub(crate) fn plan(&mut self, statuses: &[RowStatus], limits: PromptLimits, feeds: &mut Vec<Feed>) {
+    /// with at most half of the step's budget. Returns true if some tenants are ahead, so that the others are in a hurry.
+    pub(crate) fn plan(&mut self, statuses: &[RowStatus], limits: StepLimits, feeds: &mut Vec<Feed>) -> bool {
         feeds.clear();
         self.prompts.clear();
+        self.encodings.clear();
+        self.ahead.clear();
+        let most_ahead = self.most_ahead(statuses);
+        let mut chunk = self.rules.chunk;
+        if self.tenants.were_competing() {
+            chunk = chunk.min(limits.shared.max(1));
+        }
         let mut decoding = 0;
         let mut searching = 0;
         for (request, status) in statuses.iter().enumerate() {
             let Some(Some(slot)) = self.slots.get(status.slot) else { continue };
             let left = match status.activity {
                 RowActivity::Busy | RowActivity::Paused { .. } => continue,
+                _ if self.tenants.share_of(&slot.demand.tenant).balance <= most_ahead => {
+                    self.ahead.push((slot.turn, request));
+                    continue;
+                }
                 RowActivity::Decoding(symbols) => {
                     decoding += symbols;
                     feeds.push(Feed { request, symbols });
                     continue;
                 }
-                RowActivity::Searching(left) if searching + left <= self.rules.chunk / 2 => {
+                RowActivity::Searching(left) if searching + left <= chunk / 2 => {
                     searching += left;
                     feeds.push(Feed { request, symbols: left });
                     continue;
                 }
-                RowActivity::Prefilling(left) | RowActivity::Searching(left) => left,
-                RowActivity::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
+                activity => activity.known_symbols(),
             };
             self.prompts.push(PromptShare { request, rank: slot.rank, turn: slot.turn, left, fed: 0 });
         }
         let decodes = |status: &RowStatus| matches!(status.activity, RowActivity::Decoding(_) | RowActivity::Busy);
         let mixed = statuses.iter().any(decodes);
         self.steps_since_search = if searching > 0 { 0 } else { self.steps_since_search.saturating_add(1) };
-        let mut chunk = self.rules.chunk;
         if mixed {
             chunk = chunk.min(limits.decoding.max(1));
         }
@@ -522,28 +563,66 @@ impl<T> Scheduler<T> {
             chunk = chunk.min(limits.searching.max(self.rules.chunk / SEARCHING_SHARE).max(1));
         }
         budget::share_prompts(chunk, decoding + searching, &mut self.prompts, &mut self.turns);
-        self.encodings.clear();
-        for prompt in &self.prompts {
-            let Some(status) = statuses.get(prompt.request) else { continue };
-            let Some(Some(slot)) = self.slots.get_mut(status.slot) else { continue };
-            slot.turn = prompt.turn;
-            if let RowActivity::Encoding { blocks, block_symbols } = status.activity {
-                let fed = i64::try_from(prompt.fed).unwrap_or(i64::MAX);
-                slot.credit = slot.credit.saturating_add(fed);
-                self.encode_credit = self.encode_credit.saturating_add(fed);
-                self.encodings.push(EncodeShare {
-                    request: prompt.request,
-                    rank: slot.rank,
-                    credit: slot.credit,
-                    block_symbols,
-                    left: blocks,
-                    blocks: 0,
-                });
-            } else if prompt.fed > 0 {
-                feeds.push(Feed { request: prompt.request, symbols: prompt.fed });
+        for index in 0..self.prompts.len() {
+            let PromptShare { request, turn, fed, .. } = self.prompts[index];
+            if let Some(status) = statuses.get(request) {
+                self.feed_prompt(request, status, turn, fed, feeds);
             }
         }
-        self.plan_encoding(statuses, mixed, feeds);
+        self.plan_ahead(statuses, limits, feeds);
+        let hurries = !self.ahead.is_empty();
+        self.plan_encoding(statuses, mixed || hurries, feeds);
+        hurries
+    }
+
+    /// Returns the largest balance of a tenant that is ahead: a quantum less than that of the tenant which has had least of all
+    /// that have a request to feed.
+    fn most_ahead(&self, statuses: &[RowStatus]) -> i64 {
+        if self.tenants.competing < 2 {
+            return i64::MIN;
+        }
+        let fed = statuses.iter().filter(|status| !matches!(status.activity, RowActivity::Paused { .. }));
+        let slots = fed.filter_map(|status| self.slots.get(status.slot)?.as_ref());
+        let largest = slots.map(|slot| self.tenants.share_of(&slot.demand.tenant).balance).max();
+        largest.map_or(i64::MIN, |balance| balance.saturating_sub_unsigned(self.rules.quantum))
+    }
+
+    /// Feeds `symbols` symbols to a prompt, or credits them to a document.
+    fn feed_prompt(&mut self, request: usize, status: &RowStatus, turn: u64, symbols: usize, feeds: &mut Vec<Feed>) {
+        let Some(Some(slot)) = self.slots.get_mut(status.slot) else { return };
+        slot.turn = turn;
+        if let RowActivity::Encoding { blocks, block_symbols } = status.activity {
+            let credit = i64::try_from(symbols).unwrap_or(i64::MAX);
+            slot.credit = slot.credit.saturating_add(credit);
+            self.encode_credit = self.encode_credit.saturating_add(credit);
+            let RunSlot { rank, credit, .. } = *slot;
+            self.encodings.push(EncodeShare { request, rank, credit, block_symbols, left: blocks, blocks: 0 });
+        } else if symbols > 0 {
+            feeds.push(Feed { request, symbols });
+        }
+    }
+
+    /// Feeds the requests of tenants that are ahead, in the order of their turns, until their part of the step is used up.
+    fn plan_ahead(&mut self, statuses: &[RowStatus], limits: StepLimits, feeds: &mut Vec<Feed>) {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        ahead.sort_unstable();
+        let mut budget = limits.ahead.max(1);
+        for &(turn, request) in &ahead {
+            let Some(status) = statuses.get(request) else { continue };
+            if budget == 0 {
+                // a document runs the blocks that were credited before
+                self.feed_prompt(request, status, turn, 0, feeds);
+                continue;
+            }
+            let (symbols, cost) = match status.activity {
+                RowActivity::Decoding(rows) => (rows, rows.saturating_mul(limits.decoded)),
+                activity => (activity.known_symbols().min(budget), activity.known_symbols()),
+            };
+            self.turns += 1;
+            self.feed_prompt(request, status, self.turns, symbols, feeds);
+            budget = budget.saturating_sub(cost);
+        }
+        self.ahead = ahead;
     }
 
     fn plan_encoding(&mut self, statuses: &[RowStatus], mixed: bool, feeds: &mut Vec<Feed>) {
@@ -627,7 +706,7 @@ impl<T> Scheduler<T> {
 
     /// Returns true if a request has done enough new work to be preempted for another tenant.
     fn may_yield(&self, slot: &RunSlot) -> bool {
-        slot.new_work >= slot.repeated_work.max(slot.min_new_work).max(self.rules.quantum / MIN_WORK_PART)
+        slot.new_work >= slot.repeated_work.max(slot.min_new_work).max(self.rules.min_new_work)
     }
 
     /// Returns true if a request's tenant holds more than an equal part of all rows.
@@ -658,6 +737,8 @@ mod tests {
 
     const CHUNK: usize = 256;
 
+    const LIMITS: StepLimits = StepLimits { decoding: 100, searching: 80, shared: 60, ahead: 20, decoded: 3 };
+
     fn demand(bytes: usize) -> Demand {
         Demand { tenant: "t".into(), symbols: 9, uncached: 9, beginning: Beginning::default(), bytes, rows: 1 }
     }
@@ -681,14 +762,14 @@ mod tests {
 
     /// Plans a step. Returns the symbols that each request is fed.
     fn plan(scheduler: &mut Scheduler<()>, permits: &[RunPermit], activities: &[RowActivity]) -> Vec<usize> {
-        plan_within(scheduler, permits, activities, PromptLimits { decoding: 100, searching: 80 })
+        plan_within(scheduler, permits, activities, LIMITS)
     }
 
     fn plan_within(
         scheduler: &mut Scheduler<()>,
         permits: &[RunPermit],
         activities: &[RowActivity],
-        limits: PromptLimits,
+        limits: StepLimits,
     ) -> Vec<usize> {
         let pairs = permits.iter().zip(activities);
         let statuses: Vec<RowStatus> =
@@ -727,7 +808,7 @@ mod tests {
     fn prompts_keep_a_quarter_of_the_chunk_next_to_searches() {
         let (mut scheduler, permits) = running(2);
         let activities = [RowActivity::Prefilling(1000), RowActivity::Searching(2)];
-        let fed = plan_within(&mut scheduler, &permits, &activities, PromptLimits { decoding: 100, searching: 16 });
+        let fed = plan_within(&mut scheduler, &permits, &activities, StepLimits { searching: 16, ..LIMITS });
         assert_eq!(fed.iter().sum::<usize>(), CHUNK / SEARCHING_SHARE);
     }
 
@@ -745,6 +826,61 @@ mod tests {
         activities.fill(RowActivity::Searching(16));
         activities[0] = RowActivity::Prefilling(1000);
         assert!(plan(&mut scheduler, &permits, &activities)[0] >= 10, "the most senior prompt");
+    }
+
+    /// Returns what requests of two tenants are fed after the first has used `time` more than the second.
+    fn plan_of_two_tenants(time: u64, first: &[RowActivity], second: &[RowActivity]) -> Vec<usize> {
+        let activities = [first, second].concat();
+        let mut scheduler = Scheduler::new(Rules::new(activities.len(), 1, 1, 1 << 20, CHUNK));
+        let of_tenant = |(index, _)| if index < first.len() { "first" } else { "second" };
+        for tenant in activities.iter().enumerate().map(of_tenant) {
+            scheduler.submit((), Demand { tenant: tenant.into(), ..demand(0) }, 0).unwrap();
+        }
+        scheduler.tenants.charge("first", time);
+        let permits: Vec<_> = scheduler.admitted.drain(..).map(|(_, permit)| permit).collect();
+        plan(&mut scheduler, &permits, &activities)
+    }
+
+    #[test]
+    fn a_tenant_that_is_ahead_gets_a_small_part_of_a_step() {
+        let one = [RowActivity::Decoding(1)];
+        let prompt = [RowActivity::Prefilling(1000)];
+        let fed = |first: &[_], second: &[_]| {
+            let fed = plan_of_two_tenants(QUANTUM, first, second);
+            (fed[..first.len()].iter().sum::<usize>(), fed[first.len()..].to_vec())
+        };
+        // seven decoded symbols take as long as 21 of a prompt
+        assert_eq!(fed(&[RowActivity::Decoding(1); 31], &one), (7, vec![1]));
+        assert_eq!(fed(&[RowActivity::Prefilling(1000); 31], &one), (20, vec![1]));
+        assert_eq!(fed(&[RowActivity::Searching(16); 31], &one), (20, vec![1]));
+        let document = RowActivity::Encoding { blocks: 9, block_symbols: 20 };
+        assert_eq!(fed(&[document; 31], &one), (1, vec![1]));
+        // the other tenant's prompt does not wait behind 31 others
+        assert_eq!(fed(&[RowActivity::Prefilling(1000); 31], &[RowActivity::Prefilling(9)]), (20, vec![9]));
+        assert_eq!(fed(&[RowActivity::Decoding(1); 31], &prompt), (7, vec![60]));
+        // a client that does not read is in no hurry
+        assert_eq!(fed(&[RowActivity::Decoding(1); 31], &[RowActivity::Paused { preemptible: false }]), (31, vec![0]));
+        let equal = plan_of_two_tenants(QUANTUM - 1, &[RowActivity::Decoding(1); 31], &one);
+        assert_eq!(equal, [1; 32]);
+        let alone = plan_of_two_tenants(QUANTUM, &prompt, &[]);
+        assert_eq!(alone, [CHUNK]);
+    }
+
+    #[test]
+    fn steps_stay_short_for_a_while_after_another_tenant_has_left() {
+        let (mut scheduler, permits) = running(1);
+        let other = Demand { tenant: "other".into(), ..demand(0) };
+        let fed = |scheduler: &mut Scheduler<()>| plan(scheduler, &permits, &[RowActivity::Prefilling(1000)]);
+        assert_eq!(fed(&mut scheduler), [CHUNK]);
+        scheduler.rules.rows += 1;
+        scheduler.submit((), other, 0).unwrap();
+        assert_eq!(fed(&mut scheduler), [60]);
+        scheduler.tenants.charge("t", 1);
+        let (_, permit) = scheduler.admitted.pop_back().unwrap();
+        scheduler.finish(permit, WorkDone::default());
+        assert_eq!(fed(&mut scheduler), [60]);
+        scheduler.tenants.charge("t", 20_000_000_000);
+        assert_eq!(fed(&mut scheduler), [CHUNK]);
     }
 
     /// A request that is preempted because its client reads slowly leaves its memory to a request that was preempted for memory.

@@ -63,7 +63,7 @@ impl Simulation {
         }
         // a summary: a document, then a start mark, then several texts in parallel
         let blocks = 1 + self.random.below(MAX_BLOCKS);
-        SimRequest { prompt: 1, blocks, rows: 1 + self.random.below(3), ..request }
+        SimRequest { prompt: 1, blocks, rows: 1 + self.random.below(MAX_ROWS), ..request }
     }
 
     fn request(&mut self, tenant: &str, priority: i32, prompt: usize, answer: usize) -> SimRequest {
@@ -141,9 +141,15 @@ impl Simulation {
         loop {
             statuses = self.update_rows();
             // the limit depends on measured time, which the guarantees do not
-            let decoding = 1 + self.random.below(2 * self.rules.chunk);
-            let searching = 1 + self.random.below(2 * self.rules.chunk);
-            self.scheduler.plan(&statuses, PromptLimits { decoding, searching }, &mut feeds);
+            let mut limit = || 1 + self.random.below(2 * self.rules.chunk);
+            let limits = StepLimits {
+                decoding: limit(),
+                searching: limit(),
+                shared: limit(),
+                ahead: AHEAD,
+                decoded: DECODE_WORK as usize,
+            };
+            self.scheduler.plan(&statuses, limits, &mut feeds);
             let needed: usize = feeds.iter().map(|feed| self.runs[feed.request].growth(feed.symbols)).sum();
             if self.held() + needed <= self.rules.bytes {
                 break;
@@ -248,6 +254,13 @@ impl Simulation {
     }
 
     fn check_plan(&self, statuses: &[RowStatus], feeds: &[Feed]) {
+        let balance = |request: usize| self.scheduler.tenants.share_of(&self.runs[request].request.tenant).balance;
+        let in_step =
+            (0..statuses.len()).filter(|&request| !matches!(statuses[request].activity, RowActivity::Paused { .. }));
+        let largest = in_step.map(balance).max().unwrap_or(0);
+        let is_ahead =
+            |request| self.scheduler.tenants.competing > 1 && balance(request) <= largest - self.rules.quantum as i64;
+        let mut ahead = 0;
         let mut decoding = 0;
         let mut searching = 0;
         let mut prompts = 0;
@@ -259,13 +272,17 @@ impl Simulation {
             let at_most = |max: usize| fed.is_empty() || fed.len() == 1 && (1..=max).contains(&fed[0]);
             match status.activity {
                 RowActivity::Busy | RowActivity::Paused { .. } => assert!(fed.is_empty()),
-                RowActivity::Decoding(rows) => {
-                    assert_eq!(fed, [rows], "a stream is fed in every step");
-                    decoding += rows;
-                }
                 RowActivity::Encoding { blocks: left, .. } => {
                     assert!(at_most(left));
                     blocks += fed.iter().sum::<usize>();
+                }
+                activity if is_ahead(request) => {
+                    let is_decoding = matches!(activity, RowActivity::Decoding(_));
+                    ahead += fed.iter().sum::<usize>() * if is_decoding { DECODE_WORK as usize } else { 1 };
+                }
+                RowActivity::Decoding(rows) => {
+                    assert_eq!(fed, [rows], "a stream is fed in every step");
+                    decoding += rows;
                 }
                 RowActivity::Searching(left) if fed == [left] && searching + left <= chunk / 2 => searching += left,
                 RowActivity::Prefilling(left) | RowActivity::Searching(left) => {
@@ -276,8 +293,9 @@ impl Simulation {
         }
         let budget = chunk.saturating_sub(decoding + searching).max(chunk.div_ceil(2));
         assert!(prompts <= budget);
+        assert!(ahead < AHEAD + MAX_ROWS * DECODE_WORK as usize, "{ahead}: more than the part of all that are ahead");
         // the unused credit of earlier steps is less than a step
-        assert!(blocks * BLOCK_SYMBOLS < budget + chunk + BLOCK_SYMBOLS, "{blocks} blocks");
+        assert!(blocks * BLOCK_SYMBOLS < budget + chunk + AHEAD + BLOCK_SYMBOLS, "{blocks} blocks");
     }
 
     fn step(&mut self, feeds: &[Feed]) {
@@ -306,8 +324,9 @@ impl Simulation {
         self.scheduler.finish(run.permit, run.work);
     }
 
+    /// Counts new work, which takes as much time.
     fn count(&mut self, fed: WorkDone, tenant: &Arc<str>) {
-        let work = fed.prompt as u64 + DECODE_WORK * fed.sampled as u64;
+        let work = fed.time;
         self.clock += work;
         *self.done.entry(Arc::clone(tenant)).or_default() += work;
     }
@@ -388,7 +407,7 @@ fn is_empty<T>(Tenants { all, ring, waiting, new, .. }: &Tenants<T>) -> bool {
 }
 
 fn rules(rows: usize, queue: usize, bytes: usize, chunk: usize) -> Rules {
-    Rules { age: 40, quantum: 32, ..Rules::new(rows, queue, 200, bytes, chunk) }
+    Rules { age: 40, quantum: 32, min_new_work: 8, ..Rules::new(rows, queue, 200, bytes, chunk) }
 }
 
 /// Symbols of a page.
@@ -410,6 +429,12 @@ const MAX_BLOCKS: usize = 5;
 
 /// Symbols that a block counts as: more than the chunk of some simulations.
 const BLOCK_SYMBOLS: usize = 12;
+
+/// Maximum rows of a request.
+const MAX_ROWS: usize = 3;
+
+/// Part of a step for the requests of tenants that are ahead.
+const AHEAD: usize = 16;
 
 fn bytes_for(symbols: usize) -> usize {
     symbols.div_ceil(PAGE_SYMBOLS) * PAGE_BYTES
@@ -540,6 +565,7 @@ impl SimRun {
         if matches!(self.activity(), RowActivity::Encoding { .. }) {
             self.encoded += symbols;
             self.work.prompt += symbols;
+            self.work.time += symbols as u64;
             return false;
         }
         let symbols = if decoding { 1 } else { symbols };
@@ -547,8 +573,10 @@ impl SimRun {
         self.fed += symbols;
         self.request.reached = self.request.reached.max(self.fed);
         self.work.recomputed += recomputed;
-        let count = if decoding { &mut self.work.sampled } else { &mut self.work.prompt };
-        *count += (symbols - recomputed) * self.request.rows;
+        let new = (symbols - recomputed) * self.request.rows;
+        let (count, time) = if decoding { (&mut self.work.sampled, DECODE_WORK) } else { (&mut self.work.prompt, 1) };
+        *count += new;
+        self.work.time += time * new as u64;
         assert!(self.fed <= self.request.symbols());
         if self.fed < self.request.symbols() {
             return false;
@@ -565,7 +593,7 @@ impl SimRun {
 #[test]
 fn guarantees_hold_for_random_requests() {
     let mut totals = [0; 5];
-    for seed in 0..30 {
+    for seed in 0..40 {
         let mut random = Random(seed);
         // from one request at a time to memory for little more than the longest request
         let rows = 1 + random.below(8);
@@ -851,22 +879,44 @@ fn long_rules(rows: usize, chunk: usize) -> Rules {
     Rules { queued_symbols: usize::MAX, ..rules(rows, 128, usize::MAX, chunk) }
 }
 
+/// A request of 9 steps is done after few steps, which others make a few times longer at most, whatever a flood consists of.
 #[test]
-fn endless_requests_of_one_tenant_do_not_delay_another() {
+fn a_flood_of_one_tenant_makes_the_requests_of_another_a_few_times_longer() {
+    let floods =
+        [("mixed", 0, 0, 0), ("prompts", ENDLESS, 0, 0), ("answers", 1, ENDLESS, 0), ("documents", 1, 24, 100)];
     for rows in [1, 2, 4, 32] {
-        let mut sim = flooded(long_rules(rows, 16), rows as u64);
-        for _ in 0..20 {
-            let number = sim.accept("other", -8, 8, 8);
-            let mut rounds = 0;
-            while !sim.finished.contains(&number) {
+        for (kind, prompt, answer, blocks) in floods {
+            let rules = long_rules(rows, 64);
+            let mut sim = if kind == "mixed" { flooded(rules, rows as u64) } else { Simulation::new(rules, 1) };
+            let refill = |sim: &mut Simulation| {
+                while kind != "mixed" && sim.scheduler.waiting() < 16 {
+                    let request =
+                        SimRequest { blocks, window: Some(MAX_SYMBOLS), ..sim.request("flood", 7, prompt, answer) };
+                    assert!(sim.submit(request).is_ok());
+                }
                 sim.round();
                 sim.check();
-                rounds += 1;
-                assert!(rounds < 400, "{rows} rows: a request of 9 steps waits");
+            };
+            let mut longest = (0, 0);
+            // during the first one, the flood is not ahead yet
+            for turn in 0..20 {
+                (0..20).for_each(|_| refill(&mut sim));
+                let number = sim.accept("other", -8, 8, 8);
+                let began = sim.clock;
+                let mut rounds = 0;
+                while !sim.finished.contains(&number) {
+                    refill(&mut sim);
+                    rounds += 1;
+                    assert!(rounds < 200, "{kind}, {rows} rows: a request of 9 steps waits");
+                }
+                if turn > 0 {
+                    longest = (longest.0.max(rounds), longest.1.max(sim.clock - began));
+                }
             }
+            // if any request of the flood could fill a step, a request would wait for five times as much work
+            assert!(longest.0 <= 80 && longest.1 <= 600, "{kind}, {rows} rows: {longest:?}");
+            end(sim);
         }
-        assert!(sim.yielded > 0);
-        end(sim);
     }
 }
 

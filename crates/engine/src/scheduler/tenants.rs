@@ -1,9 +1,9 @@
-//! The queue: waiting requests by tenant, and whose turn it is, by deficit round robin on work done.
+//! The queue: waiting requests by tenant, and whose turn it is, by deficit round robin on time of the worker.
 //!
-//! Each tenant has a balance of work, from which the work of its requests is subtracted. Every tenant gets a quantum back
-//! whenever each competing tenant could have done a quantum of work; and at once if no waiting tenant has a positive balance. A
-//! turn admits one request of a tenant with a positive balance. So over time tenants do the same work, for any number and length
-//! of requests.
+//! Each tenant has a balance of time, from which the time of its requests is subtracted. Every tenant gets a quantum back
+//! whenever each competing tenant could have had a quantum of time; and at once if no waiting tenant has a positive balance. A
+//! turn admits one request of a tenant with a positive balance. So tenants have the same time, for any number and length of
+//! requests.
 
 use crate::accounting;
 use std::hash::Hasher as _;
@@ -14,8 +14,14 @@ use std::{
     sync::Arc,
 };
 
-/// Maximum tenants without requests whose debt of work is kept.
+/// Maximum tenants without requests whose debt is kept.
 const MAX_DEBTORS: usize = 256;
+
+/// Maximum debt or credit of a tenant in quanta: time that others did not use is not paid back for longer.
+const MAX_BALANCE: i64 = 256;
+
+/// Quanta after which a tenant that was alone all the time counts as alone: about ten seconds.
+const ALONE_AFTER: u64 = 2048;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueuedStatus {
@@ -52,17 +58,19 @@ impl NewRequests {
 
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
-    /// Tenants with requests, and tenants that owe work.
+    /// Tenants with requests, and tenants that owe time.
     pub(super) all: BTreeMap<Arc<str>, Tenant<T>>,
     /// Tenants with waiting requests, in the order of their turns.
     pub(super) ring: VecDeque<Arc<str>>,
     /// The tenant whose turn it is. It keeps the turn until its request is admitted, so no other request overtakes; or until
     /// its running requests have overdrawn its balance and another waiting tenant has not.
     pub(super) turn: Option<Arc<str>>,
-    /// Initial balance of a tenant, and the work that it gets back at a time.
+    /// Initial balance of a tenant, and the time that it gets back at once.
     quantum: i64,
-    /// Work done in competition for which no quantum was given back yet.
+    /// Time used in competition for which no quantum was given back yet.
     unpaid: i64,
+    /// Time used since tenants competed.
+    alone: u64,
     /// Tenants with requests.
     pub(super) present: usize,
     /// Tenants with a request that runs or can be admitted.
@@ -84,7 +92,7 @@ pub(super) struct Tenant<T> {
 pub(super) struct TenantShare {
     pub(super) rows: usize,
     pub(super) bytes: usize,
-    /// Work that it may do before others; negative if it has done more.
+    /// Time that it may use before others; negative if it has used more.
     pub(super) balance: i64,
 }
 
@@ -96,6 +104,7 @@ impl<T> Tenants<T> {
             turn: None,
             quantum: i64::try_from(quantum.max(1)).unwrap_or(i64::MAX),
             unpaid: 0,
+            alone: u64::MAX,
             present: 0,
             competing: 0,
             waiting: 0,
@@ -196,21 +205,29 @@ impl<T> Tenants<T> {
         Some((rank, waiting))
     }
 
-    /// Subtracts work that a running request did from its tenant's balance. Work is free while no other tenant competes.
-    pub(super) fn charge(&mut self, tenant: &str, work: u64) {
+    /// Subtracts time that a running request used from its tenant's balance. Time is free while no other tenant competes.
+    pub(super) fn charge(&mut self, tenant: &str, time: u64) {
         if self.competing < 2 {
+            self.alone = self.alone.saturating_add(time);
             return;
         }
-        let work = i64::try_from(work).unwrap_or(i64::MAX);
+        self.alone = 0;
+        let time = i64::try_from(time).unwrap_or(i64::MAX);
+        let max_debt = self.quantum.saturating_mul(MAX_BALANCE);
         if let Some(tenant) = self.all.get_mut(tenant) {
-            tenant.share.balance = tenant.share.balance.saturating_sub(work);
+            tenant.share.balance = tenant.share.balance.saturating_sub(time).max(-max_debt);
         }
-        self.unpaid = self.unpaid.saturating_add(work);
+        self.unpaid = self.unpaid.saturating_add(time);
         let round = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
         if self.unpaid >= round {
             self.pay(self.unpaid / round);
             self.unpaid %= round;
         }
+    }
+
+    /// Returns true if tenants compete or did so lately: another one may come in the middle of a step.
+    pub(super) fn were_competing(&self) -> bool {
+        self.competing > 1 || self.alone < self.quantum.unsigned_abs().saturating_mul(ALONE_AFTER)
     }
 
     /// Records that a running request of the tenant runs no longer, and what it held.
@@ -267,12 +284,14 @@ impl<T> Tenants<T> {
         self.ring.iter().find(can_run).cloned()
     }
 
-    /// Gives every tenant `quanta` quanta. Forgets tenants without requests that owe nothing any more.
+    /// Gives every tenant `quanta` quanta, so that the differences between tenants with requests stay. Forgets tenants without
+    /// requests that owe nothing any more.
     fn pay(&mut self, quanta: i64) {
         let quantum = self.quantum;
+        let max_credit = quantum.saturating_mul(MAX_BALANCE);
         let pay = quantum.saturating_mul(quanta);
         self.all.retain(|_, tenant| {
-            let max = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.share.balance) };
+            let max = if tenant.is_present() { max_credit } else { quantum.max(tenant.share.balance) };
             tenant.share.balance = tenant.share.balance.saturating_add(pay).min(max);
             tenant.share.balance < quantum || tenant.is_present()
         });

@@ -291,6 +291,13 @@ pub fn return_large_blocks() {
     }
 }
 
+/// Gives the free memory of small blocks back to the system, which glibc keeps otherwise. Takes some milliseconds.
+pub fn return_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `malloc_trim` takes the allocator's locks and moves no block that is in use.
+    let _returned = unsafe { libc::malloc_trim(0) };
+}
+
 // Peak rates of the machine, with which reports compare: bytes read and multiply-adds per second, at the kernels' vector width.
 
 /// Independent sums of vectors: enough for memory, not arithmetic latency, to be the bottleneck.

@@ -139,6 +139,17 @@ pub(crate) struct Peer {
     pub(crate) close: CancellationToken,
 }
 
+impl Peer {
+    /// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
+    pub(crate) fn principal(&self) -> Principal {
+        match (&self.certificate, self.address) {
+            (Some(name), _) => Principal::Certificate(Arc::clone(name)),
+            (None, Some(address)) => Principal::Address(address.ip().to_canonical()),
+            (None, None) => Principal::Unknown,
+        }
+    }
+}
+
 /// The client of a call. Kinds never collide: an API key may be named like an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {

@@ -5,6 +5,7 @@ use crate::wire::{
     codec::compress,
     connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed},
 };
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir_proto::v1::ScoreResponse;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -243,6 +244,33 @@ async fn a_caller_leaves_half_of_the_calls_to_others() {
     segment(server.channel.clone()).await.unwrap();
 }
 
+/// Streams that need no key are counted before they have tasks. Beyond its share, a caller may still check health.
+#[tokio::test]
+async fn a_caller_leaves_half_of_the_streams_without_a_key_to_others() {
+    let server = Server::within(TransportConfig { connections: 32, ..TransportConfig::default() }).await;
+    let mut health = HealthClient::new(server.channel.clone());
+    let mut held = Vec::new();
+    for _ in 0..12 {
+        held.push(health.watch(HealthCheckRequest::default()).await.unwrap().into_inner());
+    }
+    for _ in 0..3 {
+        let status = health.watch(HealthCheckRequest::default()).await.map(drop).unwrap_err();
+        assert_refused(&status, Code::ResourceExhausted, "TOO_MANY");
+    }
+    let mut reflection = ServerReflectionClient::new(server.channel.clone());
+    let status = reflection.server_reflection_info(tokio_stream::pending()).await.map(drop).unwrap_err();
+    assert_refused(&status, Code::ResourceExhausted, "TOO_MANY");
+    let mut other = HealthClient::new(channel_from(2, server.address).await);
+    other.watch(HealthCheckRequest::default()).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    health.check(HealthCheckRequest::default()).await.unwrap();
+    held[0].message().await.unwrap().unwrap();
+    let ended = held[0].message().await.unwrap_err();
+    assert_refused(&ended, Code::ResourceExhausted, "TOO_MANY");
+    drop(held);
+    let has_place = async || health.clone().watch(HealthCheckRequest::default()).await.is_ok();
+    eventually_async("the streams end", has_place).await;
+}
+
 /// Each of these calls announces a message, or not even that, and waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_without_a_message_leave_calls_to_others() {
@@ -292,7 +320,8 @@ async fn watches_of_many_callers_leave_room_for_checks() {
         held.push(stream);
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
-    for host in 20..25 {
+    // a check of a caller with streams ends the oldest of these
+    for host in [3, 20, 21, 22, 23, 24] {
         let mut health = HealthClient::new(channel_from(host, address).await);
         health.check(HealthCheckRequest::default()).await.unwrap();
     }

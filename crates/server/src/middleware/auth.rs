@@ -6,7 +6,6 @@ use crate::{
     config::{Credentials, Keys},
     middleware::layer::HttpRequest,
 };
-use std::sync::Arc;
 use tonic::codegen::http::{Request, header::AUTHORIZATION};
 
 /// Services that need no key.
@@ -73,14 +72,9 @@ pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| secret.trim_ascii_start())
 }
 
-/// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
+/// Returns the principal of a call without a key.
 fn unauthenticated<B>(request: &Request<B>) -> Principal {
-    let Some(Peer { address, certificate, .. }) = request.extensions().get() else { return Principal::Unknown };
-    match (certificate, address) {
-        (Some(name), _) => Principal::Certificate(Arc::clone(name)),
-        (None, Some(address)) => Principal::Address(address.ip().to_canonical()),
-        (None, None) => Principal::Unknown,
-    }
+    request.extensions().get().map_or(Principal::Unknown, Peer::principal)
 }
 
 #[cfg(test)]

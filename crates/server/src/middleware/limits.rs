@@ -4,7 +4,7 @@
 //! covers all bodies, one tenant gets only a part of it, and a body that does not arrive in time loses its memory.
 
 use crate::{
-    call::{CODEC, Call, EDIT, Peer, STREAM_INFER, SUMMARIZE},
+    call::{CODEC, Call, EDIT, STREAM_INFER, SUMMARIZE},
     config::TransportConfig,
     middleware::{
         auth::{KEYLESS_MESSAGE_BYTES, needs_no_key},
@@ -378,18 +378,21 @@ impl HttpBody for LimitedBody {
 /// Limits on the calls of health and reflection, which include the streams that watch health.
 const KEYLESS_CALLS: RangeInclusive<usize> = 16..=1024;
 
-/// Limits the calls of health and reflection.
-pub(super) fn limit_keyless_calls(config: &TransportConfig) -> impl Middleware {
-    // A connection with a call is busy, so these calls must leave connections that a new one may replace.
-    let max_keyless = config.connections.saturating_mul(3) / 4;
-    let max_keyless = max_keyless.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end());
-    let keyless_calls = KeylessCalls::new(max_keyless);
-    move |request: HttpRequest, next: Next| {
-        if needs_no_key(request.uri().path()) {
-            return keyless_calls.run(Call::of_http(&request), request, next);
-        }
-        Box::pin(next.oneshot(request))
-    }
+/// Runs a call of health or reflection, whose connection has given it a place, until it ends or another call needs the place.
+pub(super) fn end_keyless_calls(mut request: HttpRequest, next: Next) -> MiddlewareFuture {
+    let Some(place) = request.extensions_mut().remove::<Arc<KeylessCall>>() else {
+        return Box::pin(next.oneshot(request));
+    };
+    let id = Call::of_http(&request).id;
+    Box::pin(async move {
+        let response = tokio::select! {
+            biased;
+            () = place.ended.cancelled() => return Ok(place.status(&id).into_http()),
+            response = next.oneshot(request) => response?,
+        };
+        let ended = Box::pin(place.ended.clone().cancelled_owned());
+        Ok(response.map(|body| Body::new(EndableBody { body, place, id, ended, is_over: false })))
+    })
 }
 
 /// The calls in progress of one kind.
@@ -578,10 +581,14 @@ impl SharedLimit {
 /// How long a client may take to receive the end of a call that was ended.
 const END_TIME: Duration = Duration::from_secs(1);
 
-/// The calls of health and reflection in progress, which need no key. A new call is always accepted: if all places are taken, it ends
-/// the oldest call of the caller that holds the most. So streams that watch health never keep others from checking it. The server
-/// closes the connection of a client that does not read the end of its call.
-struct KeylessCalls {
+/// Maximum calls of a caller that were ended for its health checks and that its client has not read.
+const MAX_UNREAD: usize = 64;
+
+/// The calls of health and reflection in progress, which need no key. They are counted before any task of theirs is made. A caller may
+/// hold half of what the others leave. Beyond that, a stream is refused, and a health check ends the caller's oldest call, or that
+/// of the largest caller if it has none. So streams that watch health never keep others from checking it. The server closes the
+/// connection of a client that does not read the end of its call.
+pub(crate) struct KeylessCalls {
     max: usize,
     calls: Mutex<CallsInProgress>,
 }
@@ -592,8 +599,15 @@ struct CallsInProgress {
     begun: u64,
     /// Calls that were not ended.
     total: usize,
-    /// These calls of each caller by their numbers, oldest first.
-    by_caller: HashMap<Arc<str>, BTreeMap<u64, CallEnd>>,
+    by_caller: HashMap<Arc<str>, CallerCalls>,
+}
+
+#[derive(Default)]
+struct CallerCalls {
+    /// Calls that were not dropped, also those that were ended.
+    held: usize,
+    /// Calls that were not ended by their numbers, oldest first.
+    running: BTreeMap<u64, CallEnd>,
 }
 
 struct CallEnd {
@@ -606,51 +620,56 @@ struct CallEnd {
 }
 
 /// A call in progress. Dropping it gives its place back.
-struct KeylessCall {
+pub(crate) struct KeylessCall {
     table: Arc<KeylessCalls>,
     caller: Arc<str>,
     number: u64,
     /// Cancelled when another call takes the place.
     ended: CancellationToken,
-    request_id: Arc<str>,
     /// Tells [`CallEnd`] that the call exists.
     _exists: Arc<()>,
 }
 
 impl KeylessCalls {
-    fn new(max: usize) -> Arc<Self> {
+    /// Creates an empty table for a server's connections.
+    pub(crate) fn new(config: &TransportConfig) -> Arc<Self> {
+        // A connection with a call is busy, so these calls must leave connections that a new one may replace.
+        let max = config.connections.saturating_mul(3) / 4;
+        Self::with_places(max.clamp(*KEYLESS_CALLS.start(), *KEYLESS_CALLS.end()))
+    }
+
+    fn with_places(max: usize) -> Arc<Self> {
         Arc::new(Self { max, calls: Mutex::default() })
     }
 
-    /// Runs a call until it ends, or until another call needs its place.
-    fn run(self: &Arc<Self>, call: Call, request: HttpRequest, next: Next) -> MiddlewareFuture {
-        let close = request.extensions().get().map(|peer: &Peer| peer.close.clone()).unwrap_or_default();
-        let place = self.begin(call.tenant(), call.id, close);
-        Box::pin(async move {
-            let response = tokio::select! {
-                biased;
-                () = place.ended.cancelled() => return Ok(place.status().into_http()),
-                response = next.oneshot(request) => response?,
-            };
-            let ended = Box::pin(place.ended.clone().cancelled_owned());
-            Ok(response.map(|body| Body::new(EndableBody { body, place, ended, is_over: false })))
-        })
-    }
-
-    fn begin(self: &Arc<Self>, caller: Arc<str>, request_id: Arc<str>, close: CancellationToken) -> KeylessCall {
+    /// Counts a call on the connection that `close` closes, until the returned value is dropped.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        caller: Arc<str>,
+        is_check: bool,
+        close: CancellationToken,
+    ) -> Result<Arc<KeylessCall>> {
         let ended = CancellationToken::new();
         let exists = Arc::default();
         let end = CallEnd { ended: ended.clone(), close, call: Arc::downgrade(&exists) };
         let mut calls = self.calls();
-        if calls.total >= self.max {
-            calls.end_one();
+        let (held, running) = calls.by_caller.get(&caller).map_or((0, 0), |own| (own.held, own.running.len()));
+        let share = accounting::share(self.max, calls.total.saturating_sub(running), 0);
+        let may_end_one = is_check && held.saturating_sub(running) < MAX_UNREAD;
+        if held >= share && !may_end_one {
+            return Err(Error::TooMany { what: KEYLESS, limit: share, retry: RETRY });
+        }
+        if running >= share {
+            calls.end_one(&caller);
         }
         calls.begun = calls.begun.wrapping_add(1);
         calls.total = calls.total.saturating_add(1);
         let number = calls.begun;
-        calls.by_caller.entry(Arc::clone(&caller)).or_default().insert(number, end);
+        let own = calls.by_caller.entry(Arc::clone(&caller)).or_default();
+        own.held = own.held.saturating_add(1);
+        own.running.insert(number, end);
         drop(calls);
-        KeylessCall { table: Arc::clone(self), caller, number, ended, request_id, _exists: exists }
+        Ok(Arc::new(KeylessCall { table: Arc::clone(self), caller, number, ended, _exists: exists }))
     }
 
     fn calls(&self) -> MutexGuard<'_, CallsInProgress> {
@@ -659,27 +678,30 @@ impl KeylessCalls {
 }
 
 impl CallsInProgress {
-    /// Ends the oldest call of the caller that holds the most.
-    fn end_one(&mut self) {
-        let largest = self.by_caller.iter().max_by_key(|(_, calls)| calls.len());
-        let Some((caller, number)) =
-            largest.and_then(|(caller, calls)| Some((Arc::clone(caller), *calls.keys().next()?)))
-        else {
-            return;
+    /// Ends the oldest call of a caller, or of the caller that holds the most if it has none.
+    fn end_one(&mut self, caller: &Arc<str>) {
+        let has_calls = self.by_caller.get(caller).is_some_and(|own| !own.running.is_empty());
+        let largest = if has_calls {
+            self.by_caller.get_mut(caller)
+        } else {
+            self.by_caller.values_mut().max_by_key(|own| own.running.len())
         };
-        if let Some(end) = self.remove(&caller, number) {
+        if let Some((_, end)) = largest.and_then(|own| own.running.pop_first()) {
+            self.total = self.total.saturating_sub(1);
             tokio::spawn(end.run());
         }
     }
 
-    fn remove(&mut self, caller: &Arc<str>, number: u64) -> Option<CallEnd> {
-        let calls = self.by_caller.get_mut(caller)?;
-        let removed = calls.remove(&number)?;
-        if calls.is_empty() {
+    /// Removes a call that was dropped.
+    fn remove(&mut self, caller: &Arc<str>, number: u64) {
+        let Some(own) = self.by_caller.get_mut(caller) else { return };
+        own.held = own.held.saturating_sub(1);
+        if own.running.remove(&number).is_some() {
+            self.total = self.total.saturating_sub(1);
+        }
+        if own.held == 0 {
             self.by_caller.remove(caller);
         }
-        self.total = self.total.saturating_sub(1);
-        Some(removed)
     }
 }
 
@@ -695,12 +717,14 @@ impl CallEnd {
     }
 }
 
+/// The name of these calls in errors.
+const KEYLESS: &str = "calls of health and reflection";
+
 impl KeylessCall {
     /// Returns the status of a call that another one has ended.
-    fn status(&self) -> Status {
-        let what = "calls of health and reflection";
+    fn status(&self, request_id: &str) -> Status {
         tracing::debug!(caller = %self.caller, "a call of health or reflection made room for another");
-        status(&Error::TooMany { what, limit: self.table.max, retry: RETRY }, &self.request_id)
+        status(&Error::TooMany { what: KEYLESS, limit: self.table.max, retry: RETRY }, request_id)
     }
 }
 
@@ -720,7 +744,8 @@ impl Drop for KeylessCall {
 /// The body of a response, which ends early if another call needs the place.
 struct EndableBody {
     body: Body,
-    place: KeylessCall,
+    place: Arc<KeylessCall>,
+    id: Arc<str>,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
     /// True after the trailers of a call that was ended.
     is_over: bool,
@@ -739,7 +764,7 @@ impl HttpBody for EndableBody {
         }
         ready!(self.ended.as_mut().poll(cx));
         self.is_over = true;
-        Poll::Ready(Some(trailers(&self.place.status())))
+        Poll::Ready(Some(trailers(&self.place.status(&self.id))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -894,33 +919,42 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_call_ends_the_oldest_of_the_largest_caller() {
-        let table = KeylessCalls::new(3);
+    async fn a_caller_has_half_of_the_places_that_others_leave() {
+        let table = KeylessCalls::with_places(7);
         let close = CancellationToken::new();
-        let begin = |caller: &str| table.begin(caller.into(), "id".into(), close.clone());
-        let calls = [begin("a"), begin("b"), begin("b")];
-        let ended = || calls.each_ref().map(|call| call.ended.is_cancelled());
-        assert_eq!(ended(), [false; 3]);
-        let fourth = begin("c");
+        let begin = |caller: &str, is_check| table.begin(caller.into(), is_check, close.clone());
+        let streams = |caller, count| (0..count).map(|_| begin(caller, false).unwrap()).collect::<Vec<_>>();
+        let calls = [streams("a", 4), streams("b", 2), streams("c", 1)].concat();
+        assert!(["a", "b", "c", "d"].iter().all(|caller| begin(caller, false).is_err()));
+        let ended = || calls.iter().map(|call| usize::from(call.ended.is_cancelled())).collect::<Vec<_>>();
+        // a check ends the oldest call of its caller, or else of the largest one
+        let second = begin("b", true).unwrap();
         tokio::task::yield_now().await;
-        assert_eq!(ended(), [false, true, false]);
+        assert_eq!(ended(), [0, 0, 0, 0, 1, 0, 0]);
+        let fourth = begin("d", true).unwrap();
+        tokio::task::yield_now().await;
+        assert_eq!(ended(), [1, 0, 0, 0, 1, 0, 0]);
         assert!(!close.is_cancelled());
         sleep(2 * END_TIME).await;
         assert!(close.is_cancelled(), "the client keeps the call");
-        assert_eq!(held_by_keyless(&table), (3, 3));
-        drop((calls, fourth));
+        assert_eq!(held_by_keyless(&table), (7, 4));
+        drop((calls, second, fourth));
         assert_eq!(held_by_keyless(&table), (0, 0));
+        // checks that are not read are refused at last
+        let unread: Vec<_> = (0..1000).map_while(|_| begin("a", true).ok()).collect();
+        assert_eq!((unread.len(), held_by_keyless(&table).0), (4 + MAX_UNREAD, 4));
+        assert!(begin("b", true).is_ok());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_was_ended_has_a_status() {
-        let table = KeylessCalls::new(1);
+        let table = KeylessCalls::with_places(1);
         let close = CancellationToken::new();
-        let place = table.begin("a".into(), "id".into(), close.clone());
+        let place = table.begin("a".into(), false, close.clone()).unwrap();
         let ended = Box::pin(place.ended.clone().cancelled_owned());
         let body = Body::new(axum::body::Body::from_stream(tokio_stream::pending::<Result<Bytes, Status>>()));
-        let mut body = EndableBody { body, place, ended, is_over: false };
-        let _other = table.begin("b".into(), "id".into(), CancellationToken::new());
+        let mut body = EndableBody { body, place, id: "id".into(), ended, is_over: false };
+        let _other = table.begin("b".into(), true, CancellationToken::new()).unwrap();
         let mut next = async || poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
         let trailers = next().await.unwrap().unwrap().into_trailers().unwrap();
         let status = Status::from_header_map(&trailers).unwrap();

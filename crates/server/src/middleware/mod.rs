@@ -106,8 +106,8 @@ impl Admission {
                 Err(_) if needs_no_key(path) => {}
                 Err(refused) => return Err(refused),
             }
-            // Inside authentication, which sets the tenant. The limit that costs neither memory nor time. Health and reflection have
-            // one of their own.
+            // Inside authentication, which sets the tenant. The limit that costs neither memory nor time. The connections count the
+            // calls of health and reflection.
             let place = if needs_no_key(path) { None } else { Some(self.in_progress.begin(call.tenant())?) };
             // Outside the handler, because it may stop waiting for the response. Inside everything else, which should see a panic of
             // the handler as an ordinary failure.
@@ -193,8 +193,8 @@ pub(crate) fn stack(routes: Routes, admission: Admission, parts: &Parts<'_>) -> 
         .layer(Around(http_status(config.late_headers)))
         // Outside everything that uses memory or time.
         .layer(Around(admit(admission, config.access.credentials.clone())))
-        // From here on inside authentication, which sets the tenant. First the limit that costs neither memory nor time.
-        .layer(Around(limits::limit_keyless_calls(config)))
+        // From here on inside authentication, which sets the tenant; and inside the admission, which counts calls that are ended.
+        .layer(Around(limits::end_keyless_calls))
         // Outside the services, which encode the responses.
         .layer(Around(deadlines::limit_unread_streams(stall.clone())))
         .layer(Around(deadlines::limit_unread_responses(Arc::clone(memory), stall)))

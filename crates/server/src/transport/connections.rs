@@ -34,8 +34,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, copy, duplex, sink},
     net::{TcpListener, TcpStream},
+    runtime::Handle,
     sync::{Semaphore, mpsc, watch},
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{
@@ -52,6 +53,7 @@ use tonic::{
 use tower::service_fn;
 use webpki::EndEntityCert;
 use weir_engine::clock;
+use weir_kernels::memory::return_free_memory;
 
 /// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -332,6 +334,12 @@ const CONNECTIONS_PER_HANDSHAKE: usize = 8;
 
 const MIN_HANDSHAKES: usize = 16;
 
+/// Connections whose end leaves enough free memory to return it to the system: each has taken up to half a MiB.
+const MANY_CONNECTIONS: usize = 32;
+
+/// Delay after which it is returned.
+const RETURN_DELAY: Duration = Duration::from_secs(1);
+
 /// Maximum numbers of connections.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionLimits {
@@ -363,6 +371,8 @@ struct Places {
     health: HashMap<u64, Entry>,
     /// Open connections of each network that has any.
     by_network: HashMap<IpAddr, usize>,
+    /// Maximum open connections since memory was last returned.
+    peak: usize,
 }
 
 #[derive(Debug)]
@@ -458,7 +468,17 @@ impl Places {
         }
         *self.by_network.entry(entry.network).or_default() += 1;
         self.open.insert(id, entry);
+        self.peak = self.peak.max(self.open.len());
         Ok(())
+    }
+
+    /// Returns true, once, if most of many connections have closed.
+    fn have_left(&mut self) -> bool {
+        let have_left = self.peak >= MANY_CONNECTIONS && self.open.len() <= self.peak / 4;
+        if have_left {
+            self.peak = self.open.len();
+        }
+        have_left
     }
 
     /// Accepts a connection for health checks only. If no place is left, the oldest of the network with the most is evicted.
@@ -543,6 +563,15 @@ impl Drop for ConnectionPlace {
         places.handshakes.remove(&self.id);
         places.health.remove(&self.id);
         places.remove_open(self.id);
+        if places.have_left()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async {
+                // the last ones are being dropped
+                sleep(RETURN_DELAY).await;
+                spawn_blocking(return_free_memory).await
+            });
+        }
     }
 }
 

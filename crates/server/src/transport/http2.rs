@@ -7,7 +7,7 @@ use crate::{
     middleware::{
         auth::{is_health_check, needs_no_key},
         layer::Next,
-        limits::GuardedBody,
+        limits::{GuardedBody, KeylessCall, KeylessCalls},
         observe::count_refused,
     },
     status::status,
@@ -29,7 +29,7 @@ use tonic::{
     },
 };
 use tower::ServiceExt;
-use weir_kernels::error::Error;
+use weir_kernels::error::{Error, Result};
 
 /// Maximum bytes of a response that wait for a client that does not read.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
@@ -58,8 +58,12 @@ pub(crate) async fn serve(
 ) {
     let builder = builder(config);
     let limit = config.connections;
+    let keyless = KeylessCalls::new(config);
     let start = |Connection { stream, peer, open }: Connection| -> HyperConnection {
-        let service = CallService { calls: calls.clone(), metrics: Arc::clone(metrics), peer, open, limit };
+        let calls = calls.clone();
+        let metrics = Arc::clone(metrics);
+        let caller = peer.principal().tenant();
+        let service = CallService { calls, metrics, peer, caller, keyless: Arc::clone(&keyless), open, limit };
         Box::pin(builder.serve_connection(TokioIo::new(stream), service))
     };
     serve_connections(incoming, config, closing, start).await;
@@ -89,6 +93,9 @@ struct CallService {
     calls: Next,
     metrics: Arc<Metrics>,
     peer: Peer,
+    /// Tenant of its calls that need no key.
+    caller: Arc<str>,
+    keyless: Arc<KeylessCalls>,
     open: OpenConnection,
     /// Maximum connections, for the error.
     limit: usize,
@@ -111,13 +118,18 @@ fn called_path<B>(request: &Request<B>) -> &str {
 }
 
 impl CallService {
-    /// Returns the error of a call that its connection does not take.
-    fn refusal(&self, request: &Request<Incoming>) -> Option<Error> {
-        if self.open.is_health_only() && !is_health_check(request.uri().path()) {
-            return Some(Error::TooMany { what: "connections", limit: self.limit, retry: RETRY });
+    /// Admits a call to its connection. Returns its place if it is a call of health or reflection.
+    fn admit(&self, request: &Request<Incoming>) -> Result<Option<Arc<KeylessCall>>> {
+        let path = request.uri().path();
+        let is_check = is_health_check(path);
+        if self.open.is_health_only() && !is_check {
+            return Err(Error::TooMany { what: "connections", limit: self.limit, retry: RETRY });
         }
-        let too_many = request.headers().len() > MAX_HEADERS;
-        too_many.then_some(Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None })
+        if request.headers().len() > MAX_HEADERS {
+            return Err(Error::LongerThan { field: "headers", limit: MAX_HEADERS, unit: "headers", why: None });
+        }
+        let begin = || self.keyless.begin(Arc::clone(&self.caller), is_check, self.peer.close.clone());
+        needs_no_key(path).then(begin).transpose()
     }
 }
 
@@ -129,12 +141,15 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let keyless = needs_no_key(request.uri().path());
         let call = if keyless { self.open.begin_keyless_call() } else { self.open.begin_call() };
-        if let Some(refusal) = self.refusal(&request) {
-            let refusal = status(&refusal, &request_id(request.headers()));
-            count_refused(&self.metrics, called_path(&request), refusal.code());
-            let response = refusal.into_http();
-            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
-        }
+        let place = match self.admit(&request) {
+            Ok(place) => place,
+            Err(refusal) => {
+                let refusal = status(&refusal, &request_id(request.headers()));
+                count_refused(&self.metrics, called_path(&request), refusal.code());
+                let response = refusal.into_http();
+                return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+            }
+        };
         if !is_grpc(&request) {
             tracing::debug!(id = &*request_id(request.headers()), "refused a request that is not a gRPC call");
             // A request that is not a call has no method.
@@ -148,6 +163,9 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
         }
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.peer.clone());
+        if let Some(place) = place {
+            request.extensions_mut().insert(place);
+        }
         let response = self.calls.clone().oneshot(request);
         Box::pin(async move { Ok(response.await?.map(|body| GuardedBody::new(body, call))) })
     }

@@ -334,8 +334,8 @@ pub(crate) fn max_symbols(bytes: usize, card: &Card) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::floor_boundary;
     use proptest::prelude::*;
+    use weir_kernels::error::floor_boundary;
     use weir_models::{
         random::{Purpose, uniform},
         text::{TextMarks, TextNormaliser, Vocabulary},

@@ -6,7 +6,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, floor_boundary};
 use weir_models::{
     contract::{
         Card, Document, DocumentLimits, EarlyStopping, EncodingStage, KeptVector, LayerTime, PoolingChoice,
@@ -559,15 +559,6 @@ fn next_start(text: &str, read: usize) -> usize {
 /// Returns true if the bytes from `start` to `end` are one character of several bytes, and not the first of the text.
 fn is_one_character(text: &str, start: usize, end: usize) -> bool {
     start > 0 && end > start + 1 && text.get(start..end).is_some_and(|piece| piece.chars().count() == 1)
-}
-
-/// Returns the last character boundary at or before `byte`.
-pub fn floor_boundary(text: &str, byte: usize) -> usize {
-    let mut byte = byte.min(text.len());
-    while !text.is_char_boundary(byte) {
-        byte -= 1;
-    }
-    byte
 }
 
 #[cfg(test)]

@@ -569,12 +569,17 @@ pub fn clip(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
-    let mut end = limit;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let (beginning, _) = text.split_at(end);
+    let (beginning, _) = text.split_at(floor_boundary(text, limit));
     format!("{beginning}…")
+}
+
+/// Returns the last character boundary at or before `byte`.
+pub fn floor_boundary(text: &str, byte: usize) -> usize {
+    let mut byte = byte.min(text.len());
+    while !text.is_char_boundary(byte) {
+        byte -= 1;
+    }
+    byte
 }
 
 /// Returns true for the name of a field or a flag, such as `stopping.stop`, and false for the name of a method or a command.

@@ -9,8 +9,9 @@ use weir::engine::{
     completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
     edited_text::Splice,
     editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores},
-    summary::floor_boundary,
 };
+
+use weir::kernels::error::floor_boundary;
 
 const TEXT_BYTES: usize = 2000;
 

@@ -6,6 +6,7 @@ use crate::text::{
     subwords::DecodeState,
 };
 use std::sync::Arc;
+use weir_kernels::error::floor_boundary;
 
 /// Decodes one symbol at a time.
 ///
@@ -84,8 +85,7 @@ impl StreamDetokenizer {
         }
         self.push(id);
         if let Some(cut) = cut {
-            let end = (0..=cut.min(self.piece.len())).rev().find(|&end| self.piece.is_char_boundary(end));
-            self.piece.truncate(end.unwrap_or(0));
+            self.piece.truncate(floor_boundary(&self.piece, cut));
             self.pending.clear();
             self.subword_state = DecodeState::default();
         }

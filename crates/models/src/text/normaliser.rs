@@ -141,15 +141,6 @@ fn is_text8(text: &str) -> bool {
 
 // Code points of a text whose bytes are cut anywhere.
 
-/// Returns the longest beginning of `text` that has at most `bytes` bytes.
-pub(super) fn beginning(text: &str, bytes: usize) -> &str {
-    let mut end = bytes.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.split_at(end).0
-}
-
 /// Moves complete code points from `pending` to `text`. With `replaces`, U+FFFD stands for invalid bytes.
 pub(super) fn take_complete(pending: &mut Vec<u8>, text: &mut String, replaces: bool) {
     loop {

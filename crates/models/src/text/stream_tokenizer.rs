@@ -5,9 +5,9 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, Vocabulary, normaliser::beginning};
+use crate::text::{StreamDetokenizer, Subword, Vocabulary};
 use std::{ops::ControlFlow, sync::Arc};
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, floor_boundary};
 
 /// Maximum bytes between two safe points.
 pub const WORD_BYTES: usize = 1 << 16;
@@ -125,7 +125,8 @@ impl StreamTokenizer {
         // a long chunk is split into pieces, so that the word limit does not depend on where chunks end
         while self.status == LimitStatus::Within && !rest.is_empty() {
             let free = WORD_BYTES.saturating_sub(self.held.len()) + 1;
-            let (piece, after) = rest.split_at(floor_boundary(rest, free));
+            let first = rest.chars().next().map_or(0, char::len_utf8);
+            let (piece, after) = rest.split_at(floor_boundary(rest, free.max(first)));
             rest = after;
             // the held text contains no safe point; the first possible one is before the new piece
             let from = self.held.char_indices().next_back().map_or(0, |(offset, _)| offset);
@@ -199,7 +200,7 @@ impl StreamTokenizer {
             // a longer one may begin behind it
             let known = if ends { held.len() } else { (held.len() + 1).saturating_sub(spelled.longest()) };
             let Some((start, own)) = spelled.find(&held, known) else {
-                let known = if ends { &held[..] } else { beginning(&held, known) };
+                let known = if ends { &held[..] } else { &held[..floor_boundary(&held, known)] };
                 let kept = if ends || known.len() > WORD_BYTES { known } else { known.trim_end() };
                 let end = kept.len();
                 self.encode_characters(&held[..end], tokens)?;
@@ -294,12 +295,6 @@ fn last_safe_point(text: &str, from: usize, is_safe: impl Fn(&str) -> bool) -> O
         let last = before.chars().next_back();
         last.is_some_and(|last| last.is_alphanumeric() || last.is_ascii_graphic()) && is_safe(before)
     })
-}
-
-/// Returns the last character boundary at or before `bytes`, but at least the end of the first character.
-fn floor_boundary(text: &str, bytes: usize) -> usize {
-    let boundary = (0..=bytes.min(text.len())).rev().find(|&offset| text.is_char_boundary(offset));
-    boundary.filter(|&offset| offset > 0).unwrap_or(text.len())
 }
 
 // Counts the characters and bytes of the text of symbols.

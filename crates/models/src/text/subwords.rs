@@ -4,7 +4,7 @@
 
 use crate::text::{
     VocabularyError,
-    normaliser::{beginning, replace_unfinished, take_complete},
+    normaliser::{replace_unfinished, take_complete},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
 };
 use regex::{Regex, RegexBuilder};
@@ -12,9 +12,10 @@ use serde_json::Value;
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::OnceLock,
 };
 use tokenizers::{NormalizedString, Normalizer, PostProcessorWrapper, Tokenizer, step_decode_stream};
-use weir_kernels::error::quoted;
+use weir_kernels::error::{floor_boundary, quoted};
 
 /// Name of the tokenizer's file in a checkpoint.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -27,6 +28,9 @@ pub(crate) const USER_DEFINED_KEY: &str = "user_defined";
 
 /// Bytes of a text that are normalised at a time to measure their growth.
 const MEASURED_BYTES: usize = 4096;
+
+/// Growth of a text, in bytes made of one byte, up to which a tokenizer takes the usual time.
+const USUAL_GROWTH: usize = 16;
 
 /// A subword tokenizer.
 pub struct SubwordTokenizer {
@@ -42,6 +46,8 @@ pub struct SubwordTokenizer {
     /// Ends of a text, before a space, where it must not be split: an added token may reach over the space.
     unsafe_ends: Vec<String>,
     growth: Growth,
+    /// The maximum bytes of a piece's text in JSON, once they are wanted.
+    longest_piece: OnceLock<usize>,
     /// Time for each byte, relative to most tokenizers.
     work: usize,
     /// Id that replaces text for which the tokenizer has no piece.
@@ -152,7 +158,8 @@ impl SubwordTokenizer {
             reads_specials: false,
             user_defined,
             growth,
-            work: work.max(growth.encoding() / 16),
+            longest_piece: OnceLock::new(),
+            work: work.max(growth.encoding() / USUAL_GROWTH),
             unknown,
             json,
             byte_pieces,
@@ -196,6 +203,16 @@ impl SubwordTokenizer {
     /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.
     pub(super) fn continuation(&self) -> DecodeState {
         self.continuation.clone()
+    }
+
+    /// Returns the maximum bytes of a piece's text in JSON.
+    pub(super) fn longest_piece(&self) -> usize {
+        let longest = || {
+            let pieces = self.tokenizer.get_vocab(true);
+            let bytes = |piece: &String| serde_json::to_string(piece).map_or(0, |json| json.len());
+            pieces.keys().map(bytes).max().unwrap_or(0).saturating_mul(self.growth.decoder)
+        };
+        *self.longest_piece.get_or_init(longest)
     }
 
     /// Returns the number of ids: one more than the largest.
@@ -291,7 +308,7 @@ impl SubwordTokenizer {
         let mut bytes = 0;
         let mut rest = text;
         while !rest.is_empty() {
-            let (part, after) = rest.split_at(beginning(rest, MEASURED_BYTES).len());
+            let (part, after) = rest.split_at(floor_boundary(rest, MEASURED_BYTES));
             rest = after;
             let mut normal = NormalizedString::from(part);
             if let Some(normaliser) = self.tokenizer.get_normalizer() {

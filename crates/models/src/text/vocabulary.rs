@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError, normaliser::beginning};
+use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -10,7 +10,7 @@ use std::{
     ops::ControlFlow,
     sync::Arc,
 };
-use weir_kernels::error::{Error, Result, clip};
+use weir_kernels::error::{Error, Result, clip, floor_boundary};
 
 /// Maximum symbols of a vocabulary: the number of Unicode code points.
 pub const MAX_SYMBOLS: usize = 1_114_112;
@@ -540,7 +540,7 @@ impl Vocabulary {
         let max_bytes = limit.saturating_mul(BYTES_PER_SYMBOL);
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         encoded.extend(self.marks.map(|marks| marks.start));
-        match self.encode_piece(beginning(text, max_bytes), &mut None, limit, &mut encoded) {
+        match self.encode_piece(&text[..floor_boundary(text, max_bytes)], &mut None, limit, &mut encoded) {
             Err(UnknownCharacter { character, offset }) => Err(unknown_symbol(field, text, character, offset)),
             Ok(()) if encoded.len() > limit => Err(self.too_long(field, text, limit)),
             Ok(()) if text.len() > max_bytes => {
@@ -789,6 +789,13 @@ impl Vocabulary {
     /// Returns the bytes of text that take most vocabularies as long to encode as this one takes for `bytes` bytes.
     pub fn work(&self, bytes: usize) -> usize {
         self.tokenizer().map_or(bytes, |tokenizer| tokenizer.work(bytes))
+    }
+
+    /// Returns the maximum bytes of a symbol's text in JSON.
+    pub fn longest_symbol(&self) -> usize {
+        // an escaped control character, or a byte that is shown as one
+        const LONGEST_CHARACTER: usize = 6;
+        self.tokenizer().map_or(LONGEST_CHARACTER, |tokenizer| tokenizer.longest_piece())
     }
 
     /// Returns the subword tokenizer, if symbols are its pieces.

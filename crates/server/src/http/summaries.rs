@@ -28,7 +28,7 @@ use std::{
 };
 use tokio_stream::{Stream, StreamExt, StreamMap};
 use weir_engine::sampling::{StopMatcher, StopStrings};
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, floor_boundary};
 use weir_models::{
     contract::{Card, DocumentLimits},
     text::{StreamDetokenizer, Vocabulary},
@@ -283,8 +283,7 @@ impl PromptSummary {
             self.matcher = None;
             return;
         }
-        let free = self.held.len().saturating_sub(matcher.withheld());
-        let free = (0..=free).rev().find(|&end| self.held.is_char_boundary(end)).unwrap_or(0);
+        let free = floor_boundary(&self.held, self.held.len().saturating_sub(matcher.withheld()));
         self.text.extend(self.held.drain(..free));
         self.released += free;
     }

@@ -7,6 +7,29 @@ use crate::{
 use std::sync::Arc;
 use weir_kernels::error::{Error, Result};
 
+/// Maximum bytes of a gRPC response of one message: clients read no longer one unless they raise their limit.
+pub(crate) const UNARY_BYTES: usize = 4 << 20;
+
+/// Bytes that a response of one message needs besides what grows with the request: usage, timing, names.
+const UNARY_REST: usize = 4 << 10;
+
+/// Checks that a response of one message, with at most `fixed` bytes and `each` bytes for each of `length` `unit`s of `field`, is not
+/// too long. The error says `why`.
+pub(crate) fn check_unary(
+    field: &'static str,
+    length: usize,
+    unit: &'static str,
+    fixed: usize,
+    each: usize,
+    why: &'static str,
+) -> Result<()> {
+    let limit = UNARY_BYTES.saturating_sub(UNARY_REST).saturating_sub(fixed) / each.max(1);
+    if length > limit {
+        return Err(Error::TooLong { field, length, limit, unit, why: Some(why) });
+    }
+    Ok(())
+}
+
 /// Limits the memory of collected responses: of each, and of all together with arriving requests.
 #[derive(Clone)]
 pub(crate) struct CollectedLimits {

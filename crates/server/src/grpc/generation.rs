@@ -7,7 +7,7 @@ use crate::{
     grpc::{
         convert::{self, ResponseFormat},
         response::{GrpcStream, JobEvents, MessageEncoder, Pieces, ResponseStream, reject, reply},
-        score::{ScoreEncoder, boundary_levels, segments},
+        score::{ScoreEncoder, boundary_levels, check_segments, segments},
     },
     middleware::limits::{BodyMemory, CallTable, RequestMemory, Reservation},
     registry::{Engines, Gate, Lease, RequestPermit, continues_text, segments_text},
@@ -123,6 +123,7 @@ impl JobService {
             let (job, seed) = convert::segment_job(&message, engine.card())?;
             let vocabulary = &engine.card().vocabulary;
             let text = vocabulary.decode(&job.symbols);
+            check_segments(job.symbols.len(), text.len(), engine.card())?;
             let normalized_chars = Some(vocabulary.normaliser().changed_chars(&message.text) as u64);
             // The engine counts the rest.
             let usage = Some(v1::Usage { normalized_chars, ..Default::default() });

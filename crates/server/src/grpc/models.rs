@@ -2,6 +2,7 @@
 
 use crate::{
     call::{Call, Reply},
+    collected::UNARY_BYTES,
     config::TransportConfig,
     grpc::{
         convert::{MAX_COALESCE, count, nanoseconds},
@@ -10,11 +11,15 @@ use crate::{
     registry::Engines,
     status::status,
 };
+use prost::Message as _;
 use tonic::{Request, Response};
 use weir_engine::{Handle, PRIORITIES, options::OptionLimits};
 use weir_kernels::error::Result;
 use weir_models::{contract, text::Vocabulary};
 use weir_proto::v1::{self, models_server};
+
+/// Bytes that the description of a model takes without its symbols, at most.
+const MODEL_BYTES: usize = 4 << 10;
 
 pub(crate) struct ModelsService {
     pub(crate) engines: Engines,
@@ -22,15 +27,30 @@ pub(crate) struct ModelsService {
 }
 
 impl ModelsService {
-    /// Describes all models. The symbols of vocabularies, of which there may be hundreds of thousands, can be left out.
+    /// Describes all models. The symbols of vocabularies, of which there may be hundreds of thousands, can be left out; those that
+    /// would make a message longer than clients read are.
     pub(crate) fn list(&self, with_symbols: bool) -> v1::ListModelsResponse {
-        let models = self.engines.all().iter().map(|engine| self.describe(engine, with_symbols)).collect();
+        let mut left = if with_symbols { UNARY_BYTES } else { 0 };
+        let models = self.engines.all().iter().map(|engine| self.describe_within(engine, &mut left)).collect();
         v1::ListModelsResponse { models }
     }
 
-    /// Describes the model of that name, or the only one.
+    /// Describes the model of that name, or the only one, as [`list`](Self::list) does.
     pub(crate) fn get(&self, name: Option<&str>, with_symbols: bool) -> Result<v1::Model> {
-        self.engines.find("name", name).map(|engine| self.describe(&engine, with_symbols))
+        let mut left = if with_symbols { UNARY_BYTES } else { 0 };
+        self.engines.find("name", name).map(|engine| self.describe_within(&engine, &mut left))
+    }
+
+    /// Describes a model, with its symbols if they fit into the `left` bytes of the message, which this lowers.
+    fn describe_within(&self, engine: &Handle, left: &mut usize) -> v1::Model {
+        let mut model = self.describe(engine, *left > 0);
+        if let Some(vocabulary) = &mut model.vocabulary
+            && vocabulary.encoded_len() > left.saturating_sub(MODEL_BYTES)
+        {
+            vocabulary.symbols.clear();
+        }
+        *left = left.saturating_sub(model.encoded_len().max(MODEL_BYTES));
+        model
     }
 
     fn describe(&self, engine: &Handle, with_symbols: bool) -> v1::Model {

@@ -1,14 +1,19 @@
 //! The messages of a `Score` response: chunks of characters, then the summary. The encoder keeps only the next chunk.
 
-use crate::grpc::{
-    convert,
-    response::{MessageEncoder, character, ends_segment, is_cut},
+use crate::{
+    collected::check_unary,
+    grpc::{
+        convert,
+        response::{MessageEncoder, character, ends_segment, is_cut},
+    },
 };
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_engine::{Event, options::EmittedSymbol};
+use weir_kernels::error::Result;
 use weir_models::{
-    contract::levels,
+    contract::{Card, levels},
     text::{TextCounter, Vocabulary},
+    usage::MAX_LEVELS,
 };
 use weir_proto::v1::{self, score_response::Event as Payload};
 
@@ -132,6 +137,30 @@ impl MessageEncoder for ScoreEncoder {
     }
 }
 
+/// Bytes of the message of a segment of one symbol without its text: the headers of the message and its text, four offsets of
+/// `offset` bytes, a probability and a depth.
+fn segment_bytes(offset: usize) -> usize {
+    const HEADERS: usize = 2 + 2;
+    const PROBABILITY_AND_DEPTH: usize = 5 + 2;
+    HEADERS + 4 * (1 + offset) + PROBABILITY_AND_DEPTH
+}
+
+/// Returns the maximum bytes of a response with the segments of a text of `symbols` symbols and `bytes` bytes, for each symbol: even if
+/// each is a segment.
+fn bytes_per_symbol(symbols: usize, bytes: usize, card: &Card) -> usize {
+    // the bytes of code points that are cut are shown as U+FFFD
+    let shown = if card.vocabulary.is_bytes() { 1 + char::REPLACEMENT_CHARACTER.len_utf8() } else { 2 };
+    let text = bytes.saturating_mul(shown).div_ceil(symbols.max(1));
+    let levels = if card.begins_chunks { MAX_LEVELS } else { 0 };
+    text.saturating_add(segment_bytes(prost::length_delimiter_len(bytes)) + levels)
+}
+
+/// Checks that a response with the segments of a text is not too long.
+pub(super) fn check_segments(symbols: usize, bytes: usize, card: &Card) -> Result<()> {
+    const WHY: &str = "so that the response has at most 4 MiB; Score streams the boundaries of longer texts";
+    check_unary("text", symbols, "characters", 0, bytes_per_symbol(symbols, bytes, card), WHY)
+}
+
 /// Returns the segments of a text, in order. Together they cover all of it.
 pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
     let mut all = Vec::new();
@@ -176,6 +205,7 @@ pub fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message as _;
     use weir_engine::options::FinishReason;
     use weir_models::{
         contract::SymbolBoundary,
@@ -224,6 +254,24 @@ mod tests {
         };
         let character = |(index, &symbol)| EmittedSymbol { decision: decision(index), ..EmittedSymbol::plain(symbol) };
         symbols.iter().enumerate().map(character).collect()
+    }
+
+    #[test]
+    fn responses_are_as_long_as_their_bound_at_most() {
+        let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+        let texts = [
+            (Vocabulary::byte_level(TextNormaliser::None), "é".repeat(10_000)),
+            (Vocabulary::byte_level(TextNormaliser::None), "a".repeat(20_000)),
+            (Vocabulary::from_symbols(&letters, TextNormaliser::None).unwrap(), "z".repeat(20_000)),
+        ];
+        for (vocabulary, text) in texts {
+            let symbols = vocabulary.encode("text", &text, 20_000).unwrap();
+            let every: Vec<usize> = (0..symbols.len()).collect();
+            let segments = segments(&emitted(&symbols, &every), &vocabulary);
+            let bytes = v1::SegmentResponse { text: text.clone(), segments, ..Default::default() }.encoded_len();
+            let bound = symbols.len() * bytes_per_symbol(symbols.len(), text.len(), &Card::for_tests(vocabulary));
+            assert!(bytes <= bound && bytes > bound / 2, "{bytes}, {bound}");
+        }
     }
 
     #[test]

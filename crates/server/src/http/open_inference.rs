@@ -134,7 +134,7 @@ async fn handle(
     let message = request.into_message(path.model(), path.version);
     let inference = &state.inference;
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
-        inference.infer(Incoming { message, call, memory: Some(memory) }).await
+        inference.infer(Incoming { message, call, memory: Some(memory) }, false).await
     });
     let answer = answer.await.map_err(|error| ApiError::named(error, http_name))?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);

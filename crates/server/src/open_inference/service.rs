@@ -3,12 +3,12 @@
 use crate::{
     call::{Call, Reply},
     calls::Calls,
-    collected::CollectedLimits,
+    collected::{CollectedLimits, check_unary},
     grpc::generation::Incoming,
     metrics::{CountAndTime, RequestTotals},
     middleware::{deadlines::begin_by, limits::RequestMemory},
     open_inference::{
-        request::{DEFAULT_LEVEL, InferRequest, PRIORITY_LEVELS, VERSION, check_version},
+        request::{DEFAULT_LEVEL, InferRequest, OutputOptions, PRIORITY_LEVELS, VERSION, check_version},
         response::{ResponseBuilder, for_client},
         tensors::{ElementType, INPUTS, OUTPUTS, TEXT_INPUT},
     },
@@ -20,6 +20,7 @@ use tokio_stream::StreamExt as _;
 use tonic::{Request, Response, Status, Streaming};
 use weir_engine::Phase;
 use weir_kernels::error::{Error, Result};
+use weir_models::contract::Card;
 use weir_proto::{
     inference as oip,
     inference::{
@@ -28,6 +29,7 @@ use weir_proto::{
         StatisticDuration, grpc_inference_service_server::GrpcInferenceService,
         model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
+    v1,
 };
 
 /// The platform and backend of all models.
@@ -195,13 +197,21 @@ pub(crate) struct InferenceService {
 }
 
 impl InferenceService {
-    /// Answers a request in one message.
-    pub(crate) async fn infer(&self, request: Incoming<oip::ModelInferRequest>) -> Result<oip::ModelInferResponse> {
+    /// Answers a request in one message, which is short enough for any client if it `is_unary`.
+    pub(crate) async fn infer(
+        &self,
+        request: Incoming<oip::ModelInferRequest>,
+        is_unary: bool,
+    ) -> Result<oip::ModelInferResponse> {
         let Incoming { message, call, memory } = request;
         let tenant = call.tenant();
         let InferRequest { generate, mut output, deadline } = self.parse(&tenant, message, memory).await?;
         if output.stream {
             return Err(Error::bad_option("stream", "true", "false (ModelStreamInfer streams)"));
+        }
+        if is_unary {
+            let engine = self.monitor.engines().find_able("model_name", generate.model.as_deref(), continues_text)?;
+            check_answer(&generate, &output, engine.card())?;
         }
         output.empty_final = false;
         let mut response = ResponseBuilder::new(output);
@@ -247,6 +257,24 @@ impl InferenceService {
         let model = find(self.monitor.engines(), name, version);
         model.is_ok_and(|engine| unready_reason(&engine).is_none()) && self.monitor.ready().is_ok()
     }
+}
+
+/// Bytes of an alternative in the output `logprobs` without its text, at most: its id, log-probability and rank, and their names.
+const ALTERNATIVE_BYTES: usize = 96;
+
+/// Checks that the response to a request is not too long for clients of gRPC.
+fn check_answer(generate: &v1::GenerateRequest, output: &OutputOptions, card: &Card) -> Result<()> {
+    const WHY: &str = "so that the response has at most 4 MiB; ModelStreamInfer streams longer ones";
+    let details = generate.details.clone().unwrap_or_default();
+    let echoed = if details.echo() && output.has("text_output") { generate.prompt.len() } else { 0 };
+    check_unary("text_input", echoed, "bytes with exclude_input_in_output false", 0, 1, WHY)?;
+    let symbol = card.vocabulary.longest_symbol();
+    let text = if output.has("text_output") { symbol } else { 0 };
+    let alternatives = usize::try_from(details.top_logprobs()).unwrap_or(usize::MAX).saturating_add(1);
+    let logprobs = if output.has("logprobs") { alternatives.saturating_mul(ALTERNATIVE_BYTES + symbol) } else { 0 };
+    let tokens = generate.stopping.as_ref().and_then(|stopping| stopping.max_chars).unwrap_or_default();
+    let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(card.max_symbols);
+    check_unary("max_tokens", tokens, "tokens", echoed, text.saturating_add(logprobs), WHY)
 }
 
 /// Returns a function that converts errors of this call to statuses.
@@ -307,7 +335,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
         let call = Call::of(&request);
-        self.infer(Incoming::of(request)).await.map(Response::new).map_err(status_of(&call))
+        self.infer(Incoming::of(request), true).await.map(Response::new).map_err(status_of(&call))
     }
 
     /// Never called: `InferenceServer` handles this method with its own codec.

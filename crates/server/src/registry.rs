@@ -12,7 +12,6 @@ use std::{
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic_health::{ServingStatus, server::HealthReporter};
 use weir_engine::{
     DocumentEvent, DocumentSource, Event, Events, Handle, Job, Limits, Phase, Terms,
     calibration::{Calibrated, NotCalibrated},
@@ -603,6 +602,8 @@ struct MonitorState {
     /// Maximum duration of one round of a worker's loop.
     hang: Duration,
     stage: watch::Sender<ServerStage>,
+    /// What the health service reports; `None` once its calls end.
+    health: watch::Sender<Option<HealthState>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -613,18 +614,22 @@ enum ServerStage {
 }
 
 /// The states that the health service reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct HealthState {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HealthState {
     /// Reported for `""`, the server as a whole.
-    alive: bool,
-    /// Reported for each service.
-    ready: bool,
+    pub(crate) alive: bool,
+    /// Reported for each service and each model.
+    pub(crate) ready: bool,
+    /// The names of the models in service.
+    pub(crate) models: Vec<String>,
 }
 
 impl Monitor {
     /// Watches these engines. An engine hangs if a round of its worker's loop lasts longer than `hang`.
     pub fn new(engines: Engines, hang: Duration) -> Self {
-        Self(Arc::new(MonitorState { engines, hang, stage: watch::Sender::new(ServerStage::Starting) }))
+        let stage = watch::Sender::new(ServerStage::Starting);
+        let health = watch::Sender::new(Some(HealthState::default()));
+        Self(Arc::new(MonitorState { engines, hang, stage, health }))
     }
 
     pub(crate) fn engines(&self) -> &Engines {
@@ -634,11 +639,23 @@ impl Monitor {
     /// Records that every model has been loaded.
     pub(crate) fn set_serving(&self) {
         self.0.stage.send_replace(ServerStage::Serving);
+        self.publish();
     }
 
     /// Records that the server is shutting down.
     pub(crate) fn set_draining(&self) {
         self.0.stage.send_replace(ServerStage::Draining);
+        self.publish();
+    }
+
+    /// Ends the streams that watch health.
+    pub(crate) fn end_health(&self) {
+        self.0.health.send_replace(None);
+    }
+
+    /// Returns what the health service reports; `None` once its calls end.
+    pub(crate) fn published(&self) -> watch::Receiver<Option<HealthState>> {
+        self.0.health.subscribe()
     }
 
     /// Checks that no worker is broken or hangs. The error is the reason, as text.
@@ -681,52 +698,48 @@ impl Monitor {
     }
 
     /// Publishes every change to the health service; never returns.
-    pub(crate) async fn publish_changes(&self, health: &HealthReporter, services: &[&str]) {
+    pub(crate) async fn publish_changes(&self) {
         let mut changes = self.0.engines.changes();
         let mut before = None;
         loop {
             changes.mark_unchanged();
-            let now = self.state();
-            if before != Some(now) {
-                self.log(before, now);
-                self.publish(health, services).await;
-                before = Some(now);
+            let HealthState { alive, ready, .. } = self.publish();
+            if before.is_none_or(|before| before != (alive, ready)) {
+                match (before, self.alive().and_then(|()| self.ready())) {
+                    (_, Err(why)) => tracing::error!(live = alive, ready, why, "health"),
+                    (Some(_), Ok(())) => tracing::info!("ready again"),
+                    (None, Ok(())) => {}
+                }
+                before = Some((alive, ready));
             }
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}
-                () = self.wait_for_broken_worker(now) => {}
+                () = self.wait_for_broken_worker(ready) => {}
                 () = tokio::time::sleep(HEALTH_INTERVAL) => {}
             }
         }
     }
 
-    /// Publishes the current state to the health service.
-    pub(crate) async fn publish(&self, health: &HealthReporter, services: &[&str]) {
-        let state = self.state();
-        let status = |serving| if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-        health.set_service_status("", status(state.alive)).await;
-        for service in services {
-            health.set_service_status(service, status(state.ready)).await;
-        }
-    }
-
-    fn state(&self) -> HealthState {
+    /// Publishes the current state to the health service, if it has changed. Returns it.
+    fn publish(&self) -> HealthState {
         let draining = *self.0.stage.borrow() == ServerStage::Draining;
-        HealthState { alive: !draining && self.alive().is_ok(), ready: self.ready().is_ok() }
-    }
-
-    fn log(&self, before: Option<HealthState>, now: HealthState) {
-        match (before, self.alive().and_then(|()| self.ready())) {
-            (_, Err(why)) => tracing::error!(live = now.alive, ready = now.ready, why, "health"),
-            (Some(_), Ok(())) => tracing::info!("ready again"),
-            (None, Ok(())) => {}
-        }
+        let now = HealthState {
+            alive: !draining && self.alive().is_ok(),
+            ready: self.ready().is_ok(),
+            models: self.0.engines.names(),
+        };
+        self.0.health.send_if_modified(|published| {
+            let has_changed = published.as_ref() != Some(&now);
+            *published = Some(now.clone());
+            has_changed
+        });
+        now
     }
 
     /// Waits until a worker breaks. Never returns if the server is not ready anyway.
-    async fn wait_for_broken_worker(&self, now: HealthState) {
-        if !now.ready {
+    async fn wait_for_broken_worker(&self, ready: bool) {
+        if !ready {
             return std::future::pending().await;
         }
         let engines = self.0.engines.all();

@@ -11,6 +11,7 @@ use crate::{
     grpc::{
         admin::{self, AdminConfig},
         generation::{EditingLimits, JobService},
+        health::HealthService,
         latency::LatencyService,
         models::ModelsService,
     },
@@ -34,10 +35,7 @@ use crate::{
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use tonic::{server::NamedService, service::Routes};
-use tonic_health::{
-    pb::health_server::HealthServer,
-    server::{HealthReporter, HealthService},
-};
+use tonic_health::pb::health_server::HealthServer;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
@@ -105,9 +103,7 @@ pub async fn run(
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
-    let (health, health_service) = tonic_health::server::health_reporter();
     monitor.set_serving();
-    monitor.publish(&health, &services).await;
     let workers = TokenizationWorkers::new(config.tokenization_workers);
     let memory = BodyMemory::new(&config);
     let jobs = JobService {
@@ -120,7 +116,8 @@ pub async fn run(
     };
     let models = Arc::new(ModelsService { engines: engines.clone(), config: config.clone() });
     let max_bytes = config.message_bytes;
-    let mut routes = Routes::new(compressing!(health_service, KEYLESS_MESSAGE_BYTES))
+    let health = HealthService::new(&monitor, &services);
+    let mut routes = Routes::new(compressing!(HealthServer::new(health), KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, KEYLESS_MESSAGE_BYTES))
         .add_service(compressing!(GenerationServer::new(jobs.clone()), max_bytes))
@@ -181,8 +178,6 @@ pub async fn run(
         }
     };
     let shutdown = Shutdown {
-        health: &health,
-        services: &services,
         monitor: &monitor,
         gate: &gate,
         draining: &draining,
@@ -204,8 +199,6 @@ pub async fn run(
 
 /// The parts of the server that take part in its shutdown.
 struct Shutdown<'a> {
-    health: &'a HealthReporter,
-    services: &'a [&'a str],
     monitor: &'a Monitor,
     gate: &'a Gate,
     /// Cancelled when the drain begins. Bodies that are still arriving watch it.
@@ -222,7 +215,7 @@ impl Shutdown<'_> {
         tokio::select! {
             biased;
             () = signal => {}
-            () = self.monitor.publish_changes(self.health, self.services) => {}
+            () = self.monitor.publish_changes() => {}
         }
         self.drain(limit).await;
     }
@@ -233,7 +226,6 @@ impl Shutdown<'_> {
         tracing::info!(?limit, "draining");
         // Before anything is rejected, so that load balancers look elsewhere.
         self.monitor.set_draining();
-        self.monitor.publish(self.health, self.services).await;
         let engines = self.monitor.engines();
         engines.all().iter().chain(&engines.draining()).for_each(|engine| engine.drain());
         self.draining.cancel();
@@ -248,10 +240,7 @@ impl Shutdown<'_> {
         }
         self.gate.end();
         // Streams that watch health would keep their connections open.
-        let mut health = self.health.clone();
-        for service in [&[""], self.services].concat() {
-            health.clear_service_status(service).await;
-        }
+        self.monitor.end_health();
         self.closing.cancel();
         // A call counts as finished when the connection has its response, of which a slow client may have read little.
         // The server ends by itself when the last connection has sent everything.

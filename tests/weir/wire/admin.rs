@@ -180,6 +180,45 @@ fn with_token<T>(message: T, token: &str) -> Request<T> {
     request
 }
 
+/// grpc/grpc-swift#1987, grpc/grpc-rust#304: a client that watches an unknown service learns when it appears.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_of_an_unknown_service_follows_later_loads() {
+    use tonic_health::pb::health_check_response::ServingStatus::{NotServing, ServiceUnknown, Serving};
+    let mut server = Exchange::new().await;
+    let mut health = HealthClient::new(server.running.channel.clone());
+    let request = |service: &str| HealthCheckRequest { service: service.into() };
+    let mut watched = Vec::new();
+    for (service, status) in [
+        ("foo.Bar", ServiceUnknown),
+        ("org/other", ServiceUnknown),
+        ("first", Serving),
+        ("weir.v1.Generation", Serving),
+        ("", Serving),
+    ] {
+        let mut stream = health.watch(request(service)).await.unwrap().into_inner();
+        assert_eq!(stream.next().await.unwrap().unwrap().status(), status, "{service}");
+        watched.push(stream);
+    }
+    let [unknown, other, first, generation, all] = &mut watched[..] else { unreachable!() };
+    assert_eq!(health.check(request("org/other")).await.unwrap_err().code(), Code::NotFound);
+    server.load(Some("second"), Some("org/other")).await.unwrap();
+    assert_eq!(other.next().await.unwrap().unwrap().status(), Serving);
+    assert_eq!(health.check(request("org/other")).await.unwrap().into_inner().status(), Serving);
+    server.unload("org/other").await.unwrap();
+    assert_eq!(other.next().await.unwrap().unwrap().status(), ServiceUnknown);
+    // without models, the server is alive and not ready
+    server.unload("first").await.unwrap();
+    assert_eq!(first.next().await.unwrap().unwrap().status(), ServiceUnknown);
+    assert_eq!(generation.next().await.unwrap().unwrap().status(), NotServing);
+    for silent in [unknown, all] {
+        assert!(timeout(Duration::from_millis(50), silent.next()).await.is_err());
+    }
+    server.running.shut_down();
+    for mut stream in watched {
+        while timeout(Duration::from_secs(10), stream.next()).await.unwrap().is_some() {}
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_is_loaded_while_another_streams() {
     let server = Exchange::new().await;

@@ -7,6 +7,7 @@ pub(crate) mod editing;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod generation;
+pub(crate) mod health;
 pub(crate) mod latency;
 pub(crate) mod models;
 pub(crate) mod request_parts;

@@ -102,6 +102,15 @@ pub(super) const CHANGE: &str = "textDocument/didChange";
 /// Maximum queued messages in each direction.
 const WAITING: usize = 16;
 
+/// The documents that a message which cannot be read may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum MayChange {
+    Nothing,
+    /// The document with this URI.
+    One(String),
+    Any,
+}
+
 /// An input from the client.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -112,8 +121,7 @@ pub(super) enum Input {
         id: Option<RequestId>,
         code: ErrorCode,
         why: String,
-        /// True if it may have been a change of a document.
-        may_change: bool,
+        changes: MayChange,
     },
     /// The input cannot be read further.
     Broken(Error),
@@ -139,7 +147,7 @@ pub(super) fn read_next(input: &mut impl BufRead) -> Option<Input> {
         Ok(Some(Frame::Body(body))) => Some(parse(&body)),
         Ok(Some(Frame::TooLong { length, start })) => {
             let why = format!("expected a message of at most {MAX_BODY_BYTES} bytes, found {length}");
-            Some(Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, may_change: may_change(&start) })
+            Some(Input::Wrong { id: None, code: ErrorCode::InvalidRequest, why, changes: MayChange::by(&start) })
         }
         Ok(None) => None,
         Err(error) => Some(Input::Broken(error)),
@@ -166,17 +174,17 @@ fn start<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'stati
 }
 
 pub(super) fn parse(body: &[u8]) -> Input {
-    let message: Value = match serde_json::from_slice(body) {
+    let message: Value = match from_utf16(body) {
         Ok(message) => message,
         Err(error) => {
             let why = format!("expected JSON: {error}");
-            return Input::Wrong { id: None, code: ErrorCode::ParseError, why, may_change: may_change(body) };
+            return Input::Wrong { id: None, code: ErrorCode::ParseError, why, changes: MayChange::by(body) };
         }
     };
     let id = RequestId::deserialize(&message["id"]).ok();
     serde_json::from_value(message).map_or_else(
         |error| Input::Wrong {
-            may_change: id.is_none() && may_change(body),
+            changes: if id.is_none() { MayChange::by(body) } else { MayChange::Nothing },
             id,
             code: ErrorCode::InvalidRequest,
             why: format!("expected a JSON-RPC message: {error}"),
@@ -185,14 +193,60 @@ pub(super) fn parse(body: &[u8]) -> Input {
     )
 }
 
-/// Returns false if a body that cannot be read names another method than a change's. Its texts cannot name one: in a string
-/// of JSON, quotes are escaped.
-pub(super) fn may_change(body: &[u8]) -> bool {
-    let body = String::from_utf8_lossy(body);
-    let Some((_, rest)) = body.split_once("\"method\"") else { return true };
-    let value = rest.trim_start().strip_prefix(':').map(str::trim_start);
-    let name = value.and_then(|value| value.strip_prefix('"')?.split_once('"'));
-    name.is_none_or(|(name, _)| name == CHANGE)
+/// Parses JSON whose strings are those of an editor: any UTF-16. U+FFFD stands for surrogates without their other half, one for each,
+/// so positions stay the same.
+fn from_utf16(body: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(body).or_else(|error| match without_lone_surrogates(body) {
+        Some(body) => serde_json::from_slice(&body),
+        None => Err(error),
+    })
+}
+
+/// Replaces lone surrogates, which are escaped or encoded like other characters; `None` if there are none.
+fn without_lone_surrogates(body: &[u8]) -> Option<Vec<u8>> {
+    const REPLACEMENT: &str = "\\ufffd";
+    let escaped = |at: usize| {
+        let digits = body.get(at..)?.strip_prefix(b"\\u")?.get(..4)?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut replaced = body.to_vec();
+    let mut at = 0;
+    while at < body.len() {
+        let is_encoded = matches!(body[at..], [0xed, 0xa0..=0xbf, 0x80..=0xbf, ..]);
+        let length = match (body[at], escaped(at), escaped(at + REPLACEMENT.len())) {
+            (_, Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 2 * REPLACEMENT.len(),
+            (_, Some(0xd800..=0xdfff), _) => {
+                replaced[at..at + REPLACEMENT.len()].copy_from_slice(REPLACEMENT.as_bytes());
+                REPLACEMENT.len()
+            }
+            (b'\\', ..) => 2,
+            _ if is_encoded => {
+                replaced[at..at + 3].copy_from_slice("\u{fffd}".as_bytes());
+                3
+            }
+            _ => 1,
+        };
+        at += length;
+    }
+    (replaced != body).then_some(replaced)
+}
+
+impl MayChange {
+    /// Returns what a body that cannot be read may change: nothing if it names another method than a change's. Its texts name
+    /// neither method nor URI: in a string of JSON, quotes are escaped.
+    pub(super) fn by(body: &[u8]) -> Self {
+        let body = String::from_utf8_lossy(body);
+        let value = |name: &str| {
+            let (_, rest) = body.split_once(name)?;
+            let value = rest.trim_start().strip_prefix(':')?.trim_start();
+            serde_json::Deserializer::from_str(value).into_iter::<String>().next()?.ok()
+        };
+        match (value("\"method\""), value("\"uri\"")) {
+            (Some(method), _) if method != CHANGE => Self::Nothing,
+            (_, Some(uri)) => Self::One(uri),
+            (_, None) => Self::Any,
+        }
+    }
 }
 
 /// Maximum bytes of a body. JSON may need six bytes for a byte of text.
@@ -303,12 +357,44 @@ mod tests {
         assert_eq!(wrong("\u{0}"), (None, -32700));
         assert_eq!(wrong("[]"), (None, -32600));
         assert_eq!(wrong("{\"id\": 7, \"method\": 8}"), (Some(7.into()), -32600));
-        let changes = |body: &str| matches!(parse(body.as_bytes()), Input::Wrong { may_change: true, .. });
-        assert!(changes("{") && changes("[]") && changes(r#"{"method" : "textDocument/didChange", "#));
-        assert!(!changes(r#"{"method":"textDocument/didOpen", "#) && !changes(r#"{"id": 7, "method": 8}"#));
-        assert!(changes(r#"{"params": "a \"method\": \"exit\""#), "a method within a text");
+        let changes = |body: &str| match parse(body.as_bytes()) {
+            Input::Wrong { changes, .. } => changes,
+            other => panic!("{body}: {other:?}"),
+        };
+        for (body, expected) in [
+            ("{", MayChange::Any),
+            ("[]", MayChange::Any),
+            (r#"{"method" : "textDocument/didChange", "#, MayChange::Any),
+            (r#"{"method":"textDocument/didOpen", "#, MayChange::Nothing),
+            (r#"{"id": 7, "method": 8}"#, MayChange::Nothing),
+            (r#"{"params": "a \"method\": \"exit\", \"uri\": \"b\""#, MayChange::Any),
+            (
+                r#"{"method":"textDocument/didChange","params":{"textDocument":{"uri" : "a\/\"b"}, "#,
+                MayChange::One("a/\"b".into()),
+            ),
+        ] {
+            assert_eq!(changes(body), expected, "{body}");
+        }
         assert!(matches!(parse(b"{\"method\": \"exit\"}"), Input::Message(Message::Notification(_))));
         assert!(matches!(parse(b"{\"method\": \"x\", \"id\": \"a\"}"), Input::Message(Message::Request(_))));
+    }
+
+    #[test]
+    fn lone_surrogates_are_replaced() {
+        for (body, expected) in [
+            (
+                &br#"["\ud83d", "\uDE00x", "\ud83d\ude00\ud83d"]"#[..],
+                json!(["\u{fffd}", "\u{fffd}x", "\u{1f600}\u{fffd}"]),
+            ),
+            (br#"{"\udfff": "\\ud83d\\\ud83d"}"#, json!({ "\u{fffd}": "\\ud83d\\\u{fffd}" })),
+            (br#"["\ud83d\u0041", "\ud83d\ud83d\ude00"]"#, json!(["\u{fffd}A", "\u{fffd}\u{1f600}"])),
+            (b"[\"a\xed\xa0\xbdb\"]", json!(["a\u{fffd}b"])),
+        ] {
+            assert_eq!(from_utf16(body).unwrap(), expected);
+        }
+        let error = from_utf16(br#"["\ud83d", "\u12"#).unwrap_err();
+        assert!(error.is_eof() || error.is_syntax(), "{error}");
+        assert!(without_lone_surrogates(br#"["\ud83d\ude00", "\\ud83d"]"#).is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::cli::lsp::{
     documents::{Documents, PositionEncoding},
     protocol::{
-        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, OpenParams,
+        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, MayChange, OpenParams,
         POSITION_ENCODINGS, Severity,
     },
     sessions::{CompletionKind, Outbox, Place, SessionEvent, Sessions, WaitingRequest},
@@ -92,11 +92,13 @@ impl LanguageServer {
     fn take(&mut self, input: Input) -> Result<Next> {
         match input {
             Input::Message(message) => return Ok(self.take_message(message)),
-            Input::Wrong { id, code, why, may_change } => {
+            Input::Wrong { id, code, why, changes } => {
                 self.out.fail(id.as_ref(), code, &why);
                 self.out.report(Place::Log, Severity::Error, &why);
-                if may_change {
-                    self.leave_out(None);
+                match changes {
+                    MayChange::Nothing => {}
+                    MayChange::One(uri) => self.leave_out(Some(&uri)),
+                    MayChange::Any => self.leave_out(None),
                 }
             }
             Input::Broken(error) => return Err(error),

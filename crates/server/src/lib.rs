@@ -34,7 +34,7 @@ mod transport;
 
 pub use crate::{
     call::REQUEST_ID,
-    grpc::admin::{AdminConfig, ModelLoader},
+    grpc::admin::{AdminConfig, MODEL_NAME, ModelLoader, is_model_name},
     registry::{Engines, LaunchedEngine, Lease, Monitor},
     status::{DOMAIN, WRONG_KIND_OF_MODEL, status},
     traces::Traces,

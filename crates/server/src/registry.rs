@@ -227,6 +227,11 @@ impl RequestPermit {
         self.ended.cancelled().await;
         draining_error()
     }
+
+    /// Is cancelled when the request must end.
+    pub(crate) fn ending(&self) -> &CancellationToken {
+        &self.ended
+    }
 }
 
 /// Returns the error for requests that arrive during the shutdown.

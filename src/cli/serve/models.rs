@@ -18,8 +18,9 @@ use weir_models::{
     load,
 };
 use weir_server::{
-    AdminConfig, Engines, ModelLoader,
+    AdminConfig, Engines, MODEL_NAME, ModelLoader,
     config::{AdminToken, Checks, ServeConfig, ServedCheckpoint},
+    is_model_name,
 };
 
 /// The folder of checkpoints that is served if no flag names a model.
@@ -111,7 +112,12 @@ impl ModelsArgs {
                     let name = name.unwrap_or_else(|| source.name());
                     checkpoints.push(ServedCheckpoint { name, source, named: true });
                 }
-                Err(why) => checks.reject_with("--model", why),
+                Err(why) => {
+                    let given = argument.to_str().and_then(|text| Some(text.split_once('=')?.0));
+                    let given = given.filter(|given| name.is_none() && !given.contains('/'));
+                    let no_name = |given| format!("expected {MODEL_NAME}, before `=`, found {}", quoted(given));
+                    checks.reject_with("--model", given.map_or(why, no_name));
+                }
             }
         }
         for (index, checkpoint) in checkpoints.iter().enumerate().filter(|(_, checkpoint)| checkpoint.named) {
@@ -157,10 +163,8 @@ impl ModelsArgs {
 /// Splits `NAME=DIR`, where NAME may be one of the Hugging Face Hub, `ORG/NAME`. A folder alone, whose path may contain `=`, has no
 /// name of its own.
 fn name_and_folder(argument: &Path) -> (Option<String>, PathBuf) {
-    let is_name =
-        |name: &str| name.split('/').count() <= 2 && !name.split('/').any(|part| matches!(part, "" | "." | ".."));
     let pair = argument.to_str().and_then(|text| text.split_once('='));
-    match pair.filter(|(name, _)| !argument.is_dir() && is_name(name)) {
+    match pair.filter(|(name, _)| !argument.is_dir() && is_model_name(name)) {
         Some((name, folder)) => (Some(name.to_owned()), PathBuf::from(folder)),
         None => (None, argument.to_owned()),
     }
@@ -383,7 +387,7 @@ mod tests {
         let parse = |argument: &str| name_and_folder(Path::new(argument));
         assert_eq!(parse("english=/mnt/models"), (Some("english".into()), "/mnt/models".into()));
         assert_eq!(parse("google/flan-t5=model"), (Some("google/flan-t5".into()), "model".into()));
-        for alone in ["/mnt/english", "/mnt/a=b", "./a=b", "../a=b", "a/b/c=d", "=x"] {
+        for alone in ["/mnt/english", "/mnt/a=b", "./a=b", "../a=b", "a/b/c=d", "=x", "a b=c"] {
             assert_eq!(parse(alone), (None, alone.into()));
         }
     }

@@ -74,19 +74,24 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(Error::io(path))
 }
 
-/// Returns the requested name, or the folder's if none is requested. Fails if the requested name is too long, or neither `NAME` nor
-/// `ORG/NAME`, whose parts begin with a letter or digit and have no characters other than letters, digits, `-`, `_` and `.`.
+/// What a name that is given to a model must be.
+pub const MODEL_NAME: &str =
+    "NAME or ORG/NAME of 1 to 128 letters, digits, or any of \"-_.\", the first a letter or digit";
+
+/// Returns true for a name that can be given to a model, as [`MODEL_NAME`] says.
+pub fn is_model_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
+    name.len() <= NAME_BYTES && name.split('/').count() <= 2 && name.split('/').all(is_part)
+}
+
+/// Returns the requested name, or the folder's if none is requested. Fails if no model can have the requested name.
 fn model_name(requested: Option<&str>, folder: &Path) -> Result<String> {
     let Some(name) = requested.filter(|name| !name.is_empty()) else {
         return Ok(folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()));
     };
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
-    if name.len() > NAME_BYTES || name.split('/').count() > 2 || !name.split('/').all(is_part) {
-        let bound = format!(
-            "NAME or ORG/NAME of 1 to {NAME_BYTES} letters, digits, or any of \"-_.\", the first a letter or digit"
-        );
-        return Err(Error::bad_option("name", format!("{:?}", clip(name, NAME_BYTES)), bound));
+    if !is_model_name(name) {
+        return Err(Error::bad_option("name", format!("{:?}", clip(name, NAME_BYTES)), MODEL_NAME));
     }
     Ok(name.to_owned())
 }

@@ -4,7 +4,7 @@ use crate::{
     call::{Call, Reply},
     grpc::convert::{CharacterDetails, PieceSplit, ResponseFormat},
     middleware::{limits::Reservation, observe::caught},
-    registry::{Lease, RequestPermit},
+    registry::{Lease, RequestPermit, draining_error},
     status::status,
     traces::CallSpan,
 };
@@ -21,6 +21,7 @@ use tokio::{
     time::{sleep_until, timeout},
 };
 use tokio_stream::{Stream, StreamExt as _};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Response, Status};
 use tracing::{Instrument as _, Span};
 use weir_engine::{DocumentEvent, Event, Events, options::EmittedSymbol};
@@ -228,8 +229,9 @@ pub(super) struct JobEvents {
     _reserved: Option<Reservation>,
     /// The span of the call, if it is traced.
     span: Option<CallSpan>,
-    /// Completes with the error that ends the job if the server shuts down.
-    ended: Pin<Box<dyn Future<Output = Error> + Send>>,
+    permit: RequestPermit,
+    /// Completes once the server shuts down.
+    ended: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl JobEvents {
@@ -241,14 +243,15 @@ impl JobEvents {
         span: Option<CallSpan>,
         reserved: Option<Reservation>,
     ) -> Self {
-        Self { events, engine, _reserved: reserved, span, ended: Box::pin(async move { permit.ended().await }) }
+        let ended = Box::pin(permit.ending().clone().cancelled_owned());
+        Self { events, engine, _reserved: reserved, span, permit, ended }
     }
 
-    /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.
+    /// Polls for the next event, or the error that ends the job. After the end there is only an error.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
         // Polled first, so that the shutdown also ends a job that always has an event ready.
-        if let Poll::Ready(error) = self.ended.as_mut().poll(cx) {
-            return Poll::Ready(Err(error));
+        if self.permit.ending().is_cancelled() || self.ended.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(draining_error()));
         }
         let broken = || Err(Error::Internal("the engine dropped a job without a final event".into()));
         let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);

@@ -327,7 +327,7 @@ const OTHER_JSON_FIELDS: [&str; 8] = [
 /// The state of the lines. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RefusalLog {
-    kinds: Arc<Mutex<BTreeMap<Kind, Refusals>>>,
+    kinds: Arc<Mutex<BTreeMap<Kind, LogLine>>>,
 }
 
 /// Group of refusals that share log lines.
@@ -338,11 +338,12 @@ struct Kind {
     cause: Option<(String, Option<String>)>,
 }
 
+/// A log line about events that may come at any rate: at most one in an interval, with the number of events before it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Refusals {
+pub(crate) struct LogLine {
     /// When the last line was logged.
-    last_line: Option<Instant>,
-    /// Refusals since then.
+    latest: Option<Instant>,
+    /// Events since then.
     unlogged: u64,
 }
 
@@ -432,29 +433,33 @@ impl RefusalLog {
                 kind.cause = None;
             }
         }
-        let refusals = kinds.entry(kind).or_default();
-        if refusals.is_recent(now) {
-            refusals.unlogged += 1;
-            return None;
-        }
-        refusals.last_line = Some(now);
-        Some(std::mem::take(&mut refusals.unlogged))
+        kinds.entry(kind).or_default().count(INTERVAL, now)
     }
 }
 
-impl Refusals {
-    /// Returns true if a line was logged less than [`INTERVAL`] ago.
-    fn is_recent(&self, now: Instant) -> bool {
-        self.last_line.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL)
+impl LogLine {
+    /// Counts an event. Returns the number of earlier ones without a line if this one gets a line.
+    pub(crate) fn count(&mut self, interval: Duration, now: Instant) -> Option<u64> {
+        if self.is_recent(interval, now) {
+            self.unlogged += 1;
+            return None;
+        }
+        self.latest = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
+    }
+
+    /// Returns true if a line was logged less than `interval` ago.
+    fn is_recent(&self, interval: Duration, now: Instant) -> bool {
+        self.latest.is_some_and(|latest| now.saturating_duration_since(latest) < interval)
     }
 }
 
 /// Removes the kinds without a line in the last [`INTERVAL`]. Adds their counts of unlogged refusals to the shared kind of their
 /// code.
-fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, Refusals>, now: Instant) {
+fn forget_quiet_kinds(kinds: &mut BTreeMap<Kind, LogLine>, now: Instant) {
     let mut unlogged = BTreeMap::<i32, u64>::new();
     kinds.retain(|kind, refusals| {
-        let is_kept = kind.cause.is_none() || refusals.is_recent(now);
+        let is_kept = kind.cause.is_none() || refusals.is_recent(INTERVAL, now);
         if !is_kept && refusals.unlogged > 0 {
             *unlogged.entry(kind.code).or_default() += refusals.unlogged;
         }

@@ -6,6 +6,7 @@
 use crate::{
     call::Peer,
     config::{LiveCredentials, TransportConfig, UsedKeys},
+    middleware::observe::LogLine,
     transport::filters::{Adapted, DuplicateAckFilter, SettingsLimit, StreamAdapter},
 };
 use axum::{
@@ -28,7 +29,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::io::AsyncWriteExt as _;
 use tokio::{
@@ -150,30 +151,15 @@ async fn accept(
 
 /// Connections that a listener could not accept: while the process is out of file descriptors, every attempt fails.
 #[derive(Default)]
-pub(super) struct AcceptFailures {
-    /// When the last line was logged.
-    last_line: Option<Instant>,
-    /// Failures since then.
-    unlogged: u64,
-}
+pub(super) struct AcceptFailures(LogLine);
 
 impl AcceptFailures {
     /// Waits before the next attempt. Logs the error and the number of earlier ones without a line, at most once in [`LOG_INTERVAL`].
     pub(super) async fn wait(&mut self, error: &io::Error) {
-        if let Some(unlogged) = self.count(clock::now()) {
+        if let Some(unlogged) = self.0.count(LOG_INTERVAL, clock::now()) {
             tracing::warn!(%error, unlogged, "connections are not accepted");
         }
         sleep(RETRY_DELAY).await;
-    }
-
-    /// Counts a failure. Returns the number of earlier ones without a line if this one gets a line.
-    fn count(&mut self, now: Instant) -> Option<u64> {
-        if self.last_line.is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL) {
-            self.unlogged += 1;
-            return None;
-        }
-        self.last_line = Some(now);
-        Some(std::mem::take(&mut self.unlogged))
     }
 }
 
@@ -1142,9 +1128,9 @@ mod tests {
 
     #[test]
     fn failures_to_accept_have_one_line_a_minute() {
-        let began = Instant::now();
+        let began = clock::now();
         let mut failures = AcceptFailures::default();
-        let mut after = |seconds| failures.count(began + Duration::from_secs(seconds));
+        let mut after = |seconds| failures.0.count(LOG_INTERVAL, began + Duration::from_secs(seconds));
         assert_eq!([after(0), after(1), after(59), after(61), after(62)], [Some(0), None, None, Some(2), None]);
     }
 

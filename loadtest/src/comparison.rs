@@ -166,7 +166,7 @@ pub struct ComparisonSetup {
 /// Figures of a model in a round in which it succeeded.
 #[derive(Debug, Clone, Copy)]
 struct RoundFigures {
-    /// In total, to the first character, per character, encoding, per token, from keystroke to completions.
+    /// Times in total, to the first character, per character, encoding, per token, from keystroke to completions.
     times: [Option<Duration>; 6],
     /// Estimates of the server: see [`ServerReport::estimates`].
     estimates: Option<[(f64, f64); 3]>,

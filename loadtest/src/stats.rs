@@ -53,7 +53,7 @@ enum Figure {
     PerToken,
     /// Thousandths of tokens per second.
     TokenSpeed,
-    /// In units of [`SHARE`].
+    /// Share in units of [`SHARE`].
     KeptShare,
     Keystroke,
     KeystrokeLag,

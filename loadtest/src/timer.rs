@@ -47,7 +47,7 @@ pub enum ServerReport {
     Summary {
         timing: SummaryTiming,
         usage: SummaryUsage,
-        /// From sending until the last of the document was handed to the client library.
+        /// Time from sending until the client library had the whole document.
         upload: Duration,
     },
 }

@@ -215,7 +215,7 @@ impl Tokens {
         };
         let is_longer = status == LimitStatus::Exceeded;
         if is_longer && !cut {
-            // The end-of-text token counts, too.
+            // The end-of-text token also counts.
             let limit = limits.tokens.saturating_sub(1);
             return Err(Error::LongerThan { field: "--file", limit, unit: "tokens", why: None });
         }

@@ -463,9 +463,9 @@ struct ServerArgs {
 }
 
 pub(super) enum ModelSource {
-    /// Loaded into this process.
+    /// A model in this process.
     Process(Arc<dyn Model>),
-    /// On another server.
+    /// A model on a server.
     Server(ServedModel),
 }
 

@@ -267,7 +267,7 @@ impl Download<'_> {
 
     /// Fetches the files of weights in their order, and adds them to the hash.
     fn weights(&mut self, part: &Part, needs_conversion: bool, hash: &mut Sha256) -> Result<()> {
-        // The converter reads pickles, too. As the converter does, this prefers safetensors.
+        // The converter also reads pickles. As the converter does, this prefers safetensors.
         let kinds = if needs_conversion {
             &[(INDEX_FILE, WEIGHTS_FILE), (PICKLE_INDEX_FILE, PICKLE_FILE)][..]
         } else {

@@ -333,7 +333,7 @@ type Step = Box<dyn FnMut(&Tensor, usize) -> CandleResult<Tensor>>;
 type Build = Box<dyn Fn(VarBuilder<'_>) -> CandleResult<Step>>;
 
 struct Transformer {
-    /// In f32.
+    /// Weights, in f32.
     tensors: HashMap<String, Tensor>,
     build: Build,
     limit: LengthLimit,

@@ -1,7 +1,7 @@
 //! Checks that a steady decode step does not allocate, in the model and in the engine.
 //!
 //! This is a separate binary because the counting allocator is global, and a single test because concurrent tests would be
-//! counted, too.
+//! also counted.
 #![allow(unsafe_code, clippy::unwrap_used, reason = "an allocator is unsafe by nature; tests may unwrap")]
 
 use serde_json::{Value, json};

@@ -1129,7 +1129,7 @@ fn a_link_to_a_model_that_is_not_served_is_reported() {
     let problem = "This server does not have the model gone: the page uses whitespaces.";
     assert_eq!(browser.text("#link-problem"), problem);
     assert_eq!(browser.value("edit-model"), "whitespaces");
-    // A model that replaces none has a sentence, too.
+    // A model that replaces none also has a sentence.
     browser.evaluate("location.hash = 'tab=generate&compare=other&model=whitespaces', null");
     browser.until("at('link-problem').textContent.includes('other')");
     assert_eq!(browser.text("#link-problem"), "This server does not have the model other.");

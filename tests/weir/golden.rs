@@ -100,7 +100,7 @@ const TEXTS: [(&str, &[&str], &[&str], f32, bool); 6] = [
     ("hugging-face", &hugging_face::MODEL_TYPES, &[""], 1e-4, true),
 ];
 
-/// Symbols of a text that is fed in steps, too: [`a_long_text_is_equal_in_steps_and_chunks`] feeds longer ones.
+/// Symbols of a text that is also fed in steps: [`a_long_text_is_equal_in_steps_and_chunks`] feeds longer ones.
 const STEPPED: usize = 160;
 
 /// Compares a text with its golden data, which `text` returns by their names: logits at all or some positions, boundaries of the

@@ -114,7 +114,7 @@ impl Client {
         Self { child, stdin, stderr, messages, pending: Vec::new(), last_id: 0, version: 0 }
     }
 
-    /// Starts and initializes the server. Returns its answer, too.
+    /// Starts and initializes the server. Also returns its answer.
     fn start(options: &Options) -> (Self, Value) {
         let mut client = Self::silent(options);
         let capabilities = options.capabilities.clone();

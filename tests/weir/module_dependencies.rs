@@ -141,7 +141,7 @@ fn mentions(items: &[Item]) -> BTreeSet<String> {
             }
         }
 
-        /// A re-export passes a name on; the module depends on it only if its own code names it, too.
+        /// A re-export passes a name on; the module depends on it only if its own code also names it.
         fn visit_item_use(&mut self, item: &'ast ItemUse) {
             if matches!(item.vis, Visibility::Inherited) {
                 leaves(&item.tree, "", &mut |_, path| _ = self.0.insert(path.to_owned()));

@@ -119,7 +119,7 @@ fn changed(case: &str, change: impl FnOnce(&mut Value)) -> TempDir {
     configured(&golden_data("t5").join(case), change)
 }
 
-/// Returns the error of converting a folder. Loading it gives the same one, with advice if a file is missing, too.
+/// Returns the error of converting a folder. Loading it gives the same one, with advice if a file is missing.
 fn error(source: Source, from: &Path) -> String {
     let dest = TempDir::new().unwrap();
     let shortened = |message: String| message.replace(&format!("{}/", from.display()), "");

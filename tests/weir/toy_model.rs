@@ -1,5 +1,5 @@
 //! A model without arithmetic, on real key-value pages: its logits are a hash of all symbols before them. It counts live sequences,
-//! records its steps, can be paused, and fails on demand. The simulation compiles this file, too.
+//! records its steps, can be paused, and fails on demand. The simulation also compiles this file.
 
 use std::{
     sync::{

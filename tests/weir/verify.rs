@@ -516,7 +516,7 @@ fn a_deleted_token_in_one_implementation_is_noticed() {
     }
 }
 
-/// A row of the head overflows on both sides, as candle-transformers computes in f32, too.
+/// A row of the head overflows on both sides, because candle-transformers also computes in f32.
 #[test]
 fn infinite_logits_are_not_verified() {
     let folder = hugging_face::folder("llama");

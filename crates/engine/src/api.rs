@@ -110,7 +110,7 @@ impl Job {
 /// Conditions under which a request runs. A deadline, or `None`, becomes terms without anything else.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// When the client stops waiting for the outcome.
+    /// Time at which the client stops waiting for the outcome.
     pub deadline: Option<Instant>,
     /// Tenant that the request belongs to: tenants get equal shares of the engine. Empty: the anonymous tenant.
     pub tenant: Arc<str>,

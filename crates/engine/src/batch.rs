@@ -454,7 +454,7 @@ fn copy_error(error: &Error) -> Error {
 #[derive(Default)]
 struct RowTable {
     rows: Vec<SequenceRow>,
-    /// For each row: the index of its request.
+    /// Index of each row's request.
     owners: Vec<usize>,
 }
 

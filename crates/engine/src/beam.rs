@@ -38,7 +38,7 @@ pub struct SearchOptions {
     pub no_repeat_ngram: usize,
     /// The library whose search is followed.
     pub rules: SearchRules,
-    /// When the search stops, by the rules of transformers.
+    /// Rule by which the search stops, if it follows transformers.
     pub early_stopping: EarlyStopping,
     /// Penalty on tokens that a path has already, the start included, by the rules of transformers; 1 is none.
     pub repetition_penalty: f32,
@@ -107,7 +107,7 @@ pub struct BeamSearch {
     options: SearchOptions,
     specials: SpecialIds,
     vocabulary: usize,
-    /// In the order of the rows.
+    /// Running paths, in the order of their rows.
     paths: Vec<Path>,
     finished: Vec<Hypothesis>,
     /// Number of tokens of each path.

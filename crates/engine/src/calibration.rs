@@ -64,7 +64,7 @@ pub enum NotCalibrated {
     Stopped,
     /// Its time limit is zero.
     NoTime,
-    /// Not enough key-value memory.
+    /// There is not enough key-value memory.
     NoMemory,
     /// A step failed.
     Failed,

@@ -65,7 +65,7 @@ pub(crate) struct DocumentRequest {
     /// How the document was encoded the first time.
     pub(crate) encoded: Option<Arc<EncodedDocument>>,
     began: Option<Instant>,
-    /// When the last token arrived.
+    /// Time at which the last token arrived.
     arrived: Option<Instant>,
     waits: DocumentWaits,
     pub(crate) output: Vec<EmittedSymbol>,

@@ -12,7 +12,7 @@ pub struct Generate {
     pub prompt: Vec<u32>,
     /// How symbols are chosen.
     pub sampling: Sampling,
-    /// When to stop.
+    /// Conditions under which the generation stops.
     pub stopping: Stopping,
     /// Details emitted in addition to the symbols.
     pub details: Details,
@@ -104,7 +104,7 @@ impl From<SamplingDefaults> for Sampling {
     }
 }
 
-/// When to stop. The default stops after 256 symbols, or when the model ends the text.
+/// Conditions under which the generation stops. The default stops after 256 symbols, or when the model ends the text.
 ///
 /// ```
 /// use weir_engine::options::Stopping;

@@ -379,7 +379,7 @@ impl TextRequest {
         }
     }
 
-    /// Caches the state of an ended request. The state after a text whose distribution was wanted serves its continuations, too.
+    /// Caches the state of an ended request. The state after a text whose distribution was wanted also serves its continuations.
     pub(crate) fn cache_last_state(&self, cache: &SegmentCacheHandle, state: Box<dyn State>) {
         if self.session.wants_distribution() && state.len() == self.session.text_symbols() {
             cache.keep_open(self.cache_key.as_ref(), &self.session, state);
@@ -415,18 +415,18 @@ struct ResponseTimes {
 /// Additional nanoseconds that the steps would have taken without pooling.
 #[derive(Debug, Clone, Copy, Default)]
 struct UnpooledExtra {
-    /// Up to the answer's first symbol.
+    /// Nanoseconds up to the answer's first symbol.
     prefill_ns: i64,
-    /// From the first symbol on.
+    /// Nanoseconds from the first symbol on.
     decode_ns: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestTimer {
     pub(crate) arrived: Instant,
-    /// When it got its first row.
+    /// Time at which it got its first row.
     admitted: Option<Instant>,
-    /// When the logits after the prompt were computed.
+    /// Time at which the logits after the prompt were computed.
     prefilled: Option<Instant>,
     answer: Option<ResponseTimes>,
     /// Symbols of the answer when last recorded.
@@ -439,7 +439,7 @@ pub(crate) struct RequestTimer {
     /// Segment steps that ran the layers inside a level, by level of chunking.
     level_steps: LevelCounts,
     middle: Duration,
-    /// When the latest segment of the answer got its first symbol.
+    /// Time at which the latest segment of the answer got its first symbol.
     segment_started: Option<Instant>,
     /// `None` if a step without an estimate took part.
     unpooled_extra: Option<UnpooledExtra>,

@@ -64,7 +64,7 @@ impl Sampler {
     /// Chooses the symbol at `position` from the logits (vocab) before it. Fails if one is NaN or +∞, or all are impossible.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
         self.adjust(logits);
-        // banned logits must be valid, too
+        // banned logits must also be valid
         let is_valid = logits.iter().all(|logit| *logit < f32::INFINITY);
         let best = argmax(&self.weights).filter(|_| is_valid);
         let Some(best) = best else {
@@ -310,7 +310,7 @@ pub struct StopMatch {
 #[derive(Debug, Clone)]
 struct Pattern {
     symbols: Vec<u32>,
-    /// For each prefix length: the length of the longest shorter prefix that ends it.
+    /// Length of the longest shorter prefix that ends each prefix, by the prefix's length.
     borders: Vec<usize>,
     /// Length of the longest prefix that ends the text.
     matched: usize,
@@ -440,7 +440,7 @@ impl TokenText {
         let mut covered = 0;
         let mut count = 0;
         for &length in self.lengths.iter().rev() {
-            // an unfinished code point may become part of a stop string, too
+            // an unfinished code point may also become part of a stop string
             if covered >= bytes && length > 0 {
                 break;
             }

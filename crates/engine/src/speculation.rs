@@ -168,7 +168,7 @@ impl Drafter {
     }
 
     /// Drafts at most `limit` symbols after `text`, which continues the last call's, as far as they fit into `budget`.
-    /// None until it has seen all of a long text. Guesses are recorded in `shared`, too.
+    /// None until it has seen all of a long text. Guesses are also recorded in `shared`.
     pub fn draft(&mut self, text: TextView<'_>, limit: usize, budget: &mut DraftBudget, shared: &mut GuessRates) {
         if !self.see(text, shared) {
             return;

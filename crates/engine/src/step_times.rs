@@ -1,7 +1,7 @@
 //! How long steps take: one model of step time, which every step of an engine updates. The scheduler asks how many symbols fit a
 //! target duration and when a row becomes free; speculation asks for a step's fixed time; the estimate of the time without
 //! pooling takes the [`TimingTable`] of the [calibration](super::calibration) and corrects it by recent steps. Pure: durations
-//! are arguments. `tests/interleavings/` compiles this file, too.
+//! are arguments. `tests/interleavings/` also compiles this file.
 
 use std::{
     sync::Arc,
@@ -396,7 +396,7 @@ pub struct PlainTiming {
 pub struct TimingTable {
     /// The measurements.
     pub timings: Vec<StepTiming>,
-    /// When it was measured.
+    /// Time of the measurement.
     pub created_at: SystemTime,
     /// How long the measurement took.
     pub took: Duration,
@@ -408,7 +408,7 @@ pub struct TimingTable {
 /// Estimated nanoseconds of a step.
 #[derive(Debug, Clone, Copy)]
 struct StepEstimate {
-    /// Without pooling: the middle stack runs for each symbol and attends to all symbols, and no row waits at a boundary.
+    /// Estimate without pooling: the middle stack runs for each symbol and attends to all symbols, and no row waits at a boundary.
     unpooled: f64,
     /// Estimate with pooling, as the step ran.
     pooled: f64,
@@ -490,9 +490,9 @@ impl TimingTable {
 /// Bytes of keys and values that a position attends to.
 #[derive(Debug, Clone, PartialEq)]
 struct KeyValueBytes {
-    /// At full resolution, by the number of symbols.
+    /// Bytes at full resolution, by the number of symbols.
     symbols: PiecewiseLinear,
-    /// In the middle stack, by the number of segments.
+    /// Bytes in the middle stack, by the number of segments.
     segments: PiecewiseLinear,
 }
 

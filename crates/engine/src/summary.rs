@@ -58,7 +58,7 @@ pub struct Summarize {
     pub max_tokens: Option<usize>,
     /// No run of this many tokens is generated twice; 0 turns the rule off.
     pub no_repeat_ngram: Option<usize>,
-    /// When a beam search by the rules of transformers stops.
+    /// Rule by which a beam search stops, if it follows transformers.
     pub early_stopping: Option<EarlyStopping>,
     /// Penalty of a beam search on tokens that a text has already, by the rules of transformers. Sampling has its own.
     pub repetition_penalty: Option<f32>,
@@ -269,9 +269,9 @@ pub struct SummaryResult {
 /// Time that a summary spent waiting for its document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DocumentWaits {
-    /// From the request's admission to the end of the document's upload, in nanoseconds; 0 for a cached document.
+    /// Nanoseconds from the request's admission to the end of the document's upload; 0 for a cached document.
     pub arrival_ns: u64,
-    /// From the end of the upload to the end of the encoding, in nanoseconds.
+    /// Nanoseconds from the end of the upload to the end of the encoding.
     pub rest_ns: u64,
     /// Blocks completed at the end of the upload.
     pub blocks_at_end: usize,

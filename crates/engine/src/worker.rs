@@ -377,7 +377,7 @@ const RESTART_PERIOD: Duration = Duration::from_secs(60);
 /// Counts a worker's latest restarts.
 #[derive(Debug, Default)]
 pub(crate) struct RestartLimit {
-    /// When it restarted, within the last period.
+    /// Times of the restarts within the last period.
     recent: Vec<Instant>,
 }
 

@@ -175,7 +175,7 @@ pub enum Error {
         /// Time after which a retry may succeed.
         retry: Duration,
     },
-    /// A request that cannot run even alone. A retry fails, too; a smaller request may succeed.
+    /// A request that cannot run even alone. A retry also fails; a smaller request may succeed.
     #[error(
         "{field}: expected a request that needs at most {limit} bytes of key-value memory, found one that can need {needed}"
     )]
@@ -185,7 +185,7 @@ pub enum Error {
         needed: usize,
         limit: usize,
     },
-    /// A request that would feed more symbols than one request may. A retry fails, too; a smaller request may succeed.
+    /// A request that would feed more symbols than one request may. A retry also fails; a smaller request may succeed.
     #[error(
         "{field}: expected a request that feeds at most {limit} symbols to the model, found one that can feed {work}"
     )]

@@ -1,7 +1,7 @@
 //! Thread pool that shares the work of one step: cheap to wake while decoding, asleep when idle.
 //!
 //! The caller posts a job with one atomic store of one word, the job's number and its open tasks, which threads decrement to
-//! take a task. The caller takes tasks, too. An idle worker spins for some dozens of microseconds, because the next product of a
+//! take a task. The caller also takes tasks. An idle worker spins for some dozens of microseconds, because the next product of a
 //! step usually comes sooner, and then sleeps.
 
 use crate::sync::{

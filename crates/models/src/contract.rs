@@ -965,7 +965,7 @@ pub struct GenerationDefaults {
     /// No run of this many symbols is generated twice; 0 turns the rule off.
     #[serde(default)]
     pub no_repeat_ngram: usize,
-    /// When a beam search by the rules of transformers stops.
+    /// Rule by which a beam search stops, if it follows transformers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub early_stopping: EarlyStopping,
     /// Penalty on symbols that the text has already, by the rules of transformers; 1 is none.
@@ -1053,12 +1053,12 @@ impl SearchRules {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub enum EarlyStopping {
-    /// At once.
+    /// Stops at once.
     True,
-    /// When no running path has a better score at its present length than the worst of them.
+    /// Stops when no running path has a better score at its present length than the worst of them.
     #[default]
     False,
-    /// When no running path can reach a better score at any length up to the limit.
+    /// Stops when no running path can reach a better score at any length up to the limit.
     Never,
 }
 

@@ -64,7 +64,7 @@ pub struct Usage {
     pub resumed_chars: usize,
     /// Drafted symbols that were fed, see `speculation` of weir-engine.
     pub drafted_chars: usize,
-    /// Drafted symbols that were accepted. They count as generated, too.
+    /// Drafted symbols that were accepted. They also count as generated.
     pub accepted_chars: usize,
     /// Segments closed within the prompt.
     pub prompt_segments: usize,
@@ -120,15 +120,15 @@ pub fn by_level(symbols: usize, chunks: &LevelCounts, steps: &LevelCounts) -> Ve
 /// Time spent, in nanoseconds. Rows share steps; a step's time counts in full for each of its rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// From arrival to admission.
+    /// Time from arrival to admission.
     pub queue_ns: u64,
-    /// From admission to the first logits after the prompt.
+    /// Time from admission to the first logits after the prompt.
     pub prefill_ns: u64,
-    /// From arrival to the first symbol.
+    /// Time from arrival to the first symbol.
     pub time_to_first_char_ns: u64,
-    /// From the first symbol to the last.
+    /// Time from the first symbol to the last.
     pub decode_ns: u64,
-    /// From arrival to the end.
+    /// Time from arrival to the end.
     pub total_ns: u64,
     /// Symbol steps taken.
     pub steps: u64,
@@ -147,9 +147,9 @@ pub struct Timing {
 /// Estimated time, in nanoseconds, of a request if the middle layers ran at each symbol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnpooledTiming {
-    /// From admission to the first logits after the prompt.
+    /// Time from admission to the first logits after the prompt.
     pub prefill_ns: u64,
-    /// From the first symbol to the last.
+    /// Time from the first symbol to the last.
     pub decode_ns: u64,
 }
 

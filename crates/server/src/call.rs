@@ -43,9 +43,9 @@ const ID_BYTES: usize = 64;
 pub(crate) struct Call {
     /// The request's id in the log and in errors.
     pub(crate) id: Arc<str>,
-    /// When the call arrived: its deadline counts from here.
+    /// Time of arrival: the deadline counts from here.
     pub(crate) arrived: Instant,
-    /// When the client stops waiting.
+    /// Time at which the client stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// The client that the call belongs to.
     pub(crate) principal: Principal,
@@ -87,7 +87,7 @@ pub(crate) struct ClientContext {
     principal: Result<Principal, &'static str>,
     /// The headers of the request, which may name its trace.
     pub(crate) headers: Arc<HeaderMap>,
-    /// When the client stops waiting.
+    /// Time at which the client stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// True if refused calls are logged. False if the client's request fails with its call, because the log then has the request.
     pub(crate) logs_calls: bool,

@@ -33,21 +33,21 @@ pub(crate) const SHARE_UNITS: f64 = 1e6;
 /// A time with a histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatencyKind {
-    /// From arrival to the first character, or token.
+    /// Time from arrival to the first character, or token.
     First,
-    /// From a character that ends no segment to the next.
+    /// Time from a character that ends no segment to the next.
     PlainGap,
-    /// From a character that ends a segment to the next.
+    /// Time from a character that ends a segment to the next.
     BoundaryGap,
     Segment,
-    /// From arrival to admission.
+    /// Time from arrival to admission.
     Queue,
-    /// From admission to the first logits after the prompt.
+    /// Time from admission to the first logits after the prompt.
     Prefill,
-    /// From the first character, or token, to the last.
+    /// Time from the first character, or token, to the last.
     Decode,
     TokenDecode,
-    /// From arrival to the end.
+    /// Time from arrival to the end.
     Total,
     Upload,
     Encode,
@@ -365,7 +365,7 @@ impl LatencyWindows {
             LatencyPeriod::LastMinute => {
                 slices.extend(self.closed.iter().map(|slice| Arc::clone(&slice.data)));
                 let first = self.closed.front().map_or(self.opened, |slice| slice.start);
-                // a minute without events counts, too
+                // a minute without events also counts
                 let minute = now.checked_sub(SLICE_LENGTH * KEPT_SLICES as u32).unwrap_or(first);
                 first.min(minute).max(self.loaded)
             }

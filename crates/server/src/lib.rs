@@ -9,6 +9,7 @@
 //! - `registry`: the models that are served, their engines and health
 //! - `calls`: the handlers that all surfaces share
 //! - `grpc`: the services of `weir.v1`; `open_inference`: the Open Inference Protocol; `http`: OpenAI's API and the playground
+//! - `completion_request`: requests in JSON, as requests of `weir.v1`; `collected`: the size of responses that are not streamed
 //! - `status`: errors as gRPC statuses; `tokenization`: converts large requests off the threads that serve connections
 //! - [`metrics`]: every metric, declared once; `latency_windows`: the data of latency reports; `traces`: spans
 

@@ -140,7 +140,7 @@ pub async fn run(
         in_progress: CallTable::new("calls", config.calls),
     };
     let calls = Calls { jobs: jobs.clone(), admission: admission.clone() };
-    // A request of this protocol is a call that is in progress and counted. The call that it makes is in progress, too, but is not
+    // A request of this protocol is a call that is in progress and counted. The call that it makes is also in progress, but is not
     // counted again.
     let own = Admission { metrics: None, in_progress: CallTable::new("calls", config.calls), ..admission.clone() };
     let inference = InferenceService {

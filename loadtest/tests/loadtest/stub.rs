@@ -44,11 +44,11 @@ const WAITING: usize = 64;
 pub(crate) struct Script {
     /// Name.
     pub(crate) name: String,
-    /// From a request's turn to its first character.
+    /// Time from a request's turn to its first character.
     pub(crate) first: Duration,
-    /// From one character to the next.
+    /// Time from one character to the next.
     pub(crate) plain: Duration,
-    /// From one character to the next if that ends a segment.
+    /// Time from one character to the next if that ends a segment.
     pub(crate) boundary: Duration,
     /// Characters per segment; 0: the model does not pool.
     pub(crate) segment: u64,

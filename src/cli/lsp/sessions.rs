@@ -1011,7 +1011,7 @@ mod tests {
         editor.complete_in("j", 22);
         editor.complete_in("c", 23);
         assert_eq!(editor.sessions.overtake("j").len(), 1);
-        // A session that is given up leaves room, too.
+        // A session that is given up also leaves room.
         editor.take_of("b", SessionNews::Ended(Some(Error::Internal("broken".into()))));
         assert_eq!(editor.open(), "adefghi");
         assert_eq!(editor.answers(), [(Some(4), 1), (Some(3), 1), (None, 0), (Some(2), 0), (Some(23), 0)]);

@@ -7,7 +7,7 @@
 #![allow(dead_code, unused_imports, reason = "the tests use a part of each file")]
 #![allow(missing_docs, reason = "the files are documented in weir")]
 
-// The files of weir-engine name weir-kernels, whose modules are in this package, too.
+// The files of weir-engine name weir-kernels, whose modules are also in this package.
 extern crate self as weir_kernels;
 
 #[path = "../../../crates/engine/src/accounting.rs"]

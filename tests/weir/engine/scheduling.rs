@@ -74,7 +74,7 @@ fn the_total_length_of_queued_prompts_is_limited() {
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
     let score = |symbols| Job::Score(Score { symbols: vec![2; symbols], ..Score::default() });
     let full = |job, tenant| engine.submit(job, terms(tenant, 0)).unwrap_err();
-    // The share holds for the first request of a tenant, too.
+    // The share also holds for the first request of a tenant.
     let refused = full(score(51), "a");
     assert!(
         matches!(refused, Error::QueueFull { what: "prompt characters of one tenant", limit: 50, .. }),

@@ -19,7 +19,7 @@ const SLICES: usize = 4;
 pub(super) struct PromptShare {
     pub(super) request: usize,
     pub(super) rank: Rank,
-    /// When it last got a slice. The prompt that has waited longest is next.
+    /// Turn at which it last got a slice. The prompt that has waited longest is next.
     pub(super) turn: u64,
     /// Symbols left to feed.
     pub(super) left: usize,

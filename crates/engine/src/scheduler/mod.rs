@@ -98,7 +98,7 @@ struct RunSlot {
     /// What it needs: its bytes are those that it holds, and its uncached symbols the minimum that it feeds before it can end.
     demand: Demand,
     rank: Rank,
-    /// When it last got a slice of a step's budget.
+    /// Turn at which it last got a slice of a step's budget.
     turn: u64,
     /// Symbols credited for the encoding of its document and not used.
     credit: i64,
@@ -797,7 +797,7 @@ mod tests {
             assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), 80);
         }
         assert_eq!(sum(&plan(&mut scheduler, &permits, &prompts)), CHUNK);
-        // next to a stream, too
+        // also next to a stream
         let streams = [&prompts[..], &[RowActivity::Decoding(1)]].concat();
         assert_eq!(sum(&plan(&mut scheduler, &permits, &streams)), 100);
         let both = [&streams[..], &[RowActivity::Searching(5)]].concat();

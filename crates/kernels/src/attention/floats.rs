@@ -413,9 +413,9 @@ pub(super) struct Job<'a, T> {
     pub(super) rows: &'a [usize],
     /// One query for each of `rows`.
     pub(super) queries: &'a [Query<'a>],
-    /// At most [`MAX_COLUMNS`].
+    /// Columns, at most [`MAX_COLUMNS`].
     pub(super) columns: &'a [Columns<'a, T>],
-    /// For each row of the call, the index of its product with the first column.
+    /// Index of the product with the first column, by row of the call.
     pub(super) first: &'a [usize; ROW_TILE],
     /// True if the columns may have to be fetched from memory.
     pub(super) prefetch: bool,

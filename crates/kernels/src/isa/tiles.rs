@@ -82,7 +82,7 @@ struct TileConfig {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileShape {
-    /// At most [`TILE_ROWS`].
+    /// Rows, at most [`TILE_ROWS`].
     pub(crate) rows: u8,
     /// Bytes of a row, a multiple of four, at most [`TILE_BYTES`].
     pub(crate) bytes: u16,

@@ -47,9 +47,9 @@ impl fmt::Debug for EmbeddedCheckpoint {
 /// ```
 #[derive(Debug, Clone)]
 pub enum CheckpointSource {
-    /// In a folder.
+    /// A folder.
     Folder(PathBuf),
-    /// In the program.
+    /// A checkpoint that the program contains.
     Embedded(&'static EmbeddedCheckpoint),
 }
 

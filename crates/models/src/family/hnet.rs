@@ -755,7 +755,7 @@ pub struct Hnet {
 /// Weights of a stage that chunks, in addition to its stacks. D = width.
 struct ChunkingStage {
     router: Router,
-    /// From the encoder's output to the decoder's input: (D, D), in f32.
+    /// Projects the encoder's output to the decoder's input: (D, D), in f32.
     residual: Linear,
 }
 

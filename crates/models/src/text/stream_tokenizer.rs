@@ -2,7 +2,7 @@
 //! wherever the chunks end.
 //!
 //! Characters and bytes are encoded at once. Subwords are encoded word by word: the text is split only at *safe points*, before
-//! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer splits, too
+//! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer also splits
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
 use crate::text::{StreamDetokenizer, Subword, Vocabulary};

@@ -761,7 +761,7 @@ impl Vocabulary {
     }
 
     /// Returns the bytes of a symbol that is no text on its own: a byte of a longer character, a piece with a part of one, or a byte
-    /// piece whose text is another piece's, too.
+    /// piece whose text another piece has as well.
     pub fn raw_bytes(&self, id: u32) -> Option<Vec<u8>> {
         if let Some(byte) = self.byte_of(id) {
             return (!byte.is_ascii()).then(|| vec![byte]);

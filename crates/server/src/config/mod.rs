@@ -60,7 +60,7 @@ pub struct ServeConfig {
 pub struct ServedCheckpoint {
     /// The model's name.
     pub name: String,
-    /// Where its files are.
+    /// Its files.
     pub source: CheckpointSource,
     /// True if the operator named this checkpoint, and false if it was found in the models folder. The server does not start
     /// without a named checkpoint.

@@ -267,7 +267,7 @@ struct CodecBlocks {
     running: VecDeque<RunningBlock>,
     /// The next block, if the queue or the memory of requests was full.
     waiting: Option<Code>,
-    /// When the last block was submitted, or ended.
+    /// Time at which the last block was submitted, or ended.
     progress_at: Instant,
 }
 

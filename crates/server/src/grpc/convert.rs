@@ -38,7 +38,7 @@ pub(super) struct ResponseFormat {
     pub(super) echo: bool,
     /// The prompt as it was sent, if the response begins with it and it was a text.
     pub(super) echoed: Option<Arc<PlacedText>>,
-    /// When a piece is complete.
+    /// Condition under which a piece is complete.
     pub(super) split: PieceSplit,
     /// Which details of each character are sent.
     pub(super) details: CharacterDetails,
@@ -52,12 +52,12 @@ pub(super) struct ResponseFormat {
     pub(super) resumed_text_chars: usize,
 }
 
-/// When a piece is complete.
+/// Condition under which a piece is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PieceSplit {
-    /// When it has at least this many characters.
+    /// A piece has at least this many characters.
     Characters(usize),
-    /// When a segment ends.
+    /// A piece ends with a segment.
     Segment,
 }
 

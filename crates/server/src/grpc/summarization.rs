@@ -189,7 +189,7 @@ struct DocumentReceiver {
 impl DocumentReceiver {
     fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: TokenizationWorkers, tenant: Arc<str>) -> Self {
         let limits = engine.document_limits();
-        // The end symbol counts as a token, too.
+        // The end symbol also counts as a token.
         let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let tokenizer = match limits {

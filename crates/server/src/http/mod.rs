@@ -280,7 +280,7 @@ fn router(state: ApiState) -> Router {
         .with_state(state)
 }
 
-/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path. The error of any other method lists them, too.
+/// Adds the method `OPTIONS`, which needs no key and lists the methods of the path. The error of any other method also lists them.
 fn with_options(methods: MethodRouter<ApiState>, allowed: &'static str) -> MethodRouter<ApiState> {
     let methods = methods.options(move || std::future::ready((StatusCode::NO_CONTENT, [(ALLOW, allowed)])));
     methods.fallback(move |method: Method| {

@@ -66,7 +66,7 @@ pub(crate) struct ApiState {
     pub(crate) upload_timeout: Duration,
     /// Cancelled when the server begins to shut down.
     pub(crate) draining: CancellationToken,
-    /// When the server started, in seconds since 1970.
+    /// Start of the server, in seconds since 1970.
     pub(crate) started_at: u64,
 }
 

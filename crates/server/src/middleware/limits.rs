@@ -236,7 +236,7 @@ impl Drop for Reservation {
 }
 
 /// The memory of a call's requests. It counts until this value and the body are dropped, so that a request that waits to be
-/// converted counts, too. A stream's reader releases it after each request.
+/// converted also counts. A stream's reader releases it after each request.
 #[derive(Clone)]
 pub(crate) struct RequestMemory(Arc<Reservation>);
 
@@ -278,11 +278,11 @@ struct LimitedBody {
     decompressing: Option<Pin<Box<dyn Future<Output = Result<Bytes>> + Send>>>,
     /// True for a stream of separate requests.
     is_stream: bool,
-    /// For a call that runs while its request arrives: whether it has begun.
+    /// True once a call that runs while its request arrives has begun; `None` for other calls.
     started: Option<bool>,
     /// How long a request may take to arrive.
     timeout: Duration,
-    /// When the current request must have arrived.
+    /// Deadline for the current request's arrival.
     late: Pin<Box<Sleep>>,
     /// Ready soon after the server begins to shut down.
     drained: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,

@@ -1,5 +1,5 @@
 //! What operators see of each call: its id, log span, metrics and trace, lines about refusals, and failures of tonic and panics as
-//! errors of ours. HTTP requests are counted here, too.
+//! errors of ours. HTTP requests are also counted here.
 
 use crate::{
     call::Call,
@@ -341,7 +341,7 @@ struct Kind {
 /// A log line about events that may come at any rate: at most one in an interval, with the number of events before it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LogLine {
-    /// When the last line was logged.
+    /// Time of the last logged line.
     latest: Option<Instant>,
     /// Events since then.
     unlogged: u64,

@@ -50,7 +50,7 @@ const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
 pub(crate) struct InferRequest {
     pub(crate) generate: v1::GenerateRequest,
     pub(super) output: OutputOptions,
-    /// When the client stops waiting.
+    /// Time at which the client stops waiting.
     pub(super) deadline: Option<Instant>,
 }
 

@@ -242,7 +242,7 @@ pub(crate) struct HeadLimit {
     limit: Duration,
     open: OpenConnection,
     arrived: HeadArrived,
-    /// When the head must have arrived; `None` while no part of one has arrived.
+    /// Deadline for the head's arrival; `None` while no part of one has arrived.
     late: Option<Pin<Box<Sleep>>>,
 }
 

@@ -83,7 +83,7 @@ pub struct SegmentCacheUsage {
 pub struct Hit {
     /// It has been fed the first `len` of the symbols that were looked up.
     pub state: Box<dyn State>,
-    /// At least 1.
+    /// Number of symbols that the state has been fed, at least 1.
     pub len: usize,
 }
 

@@ -182,11 +182,11 @@ impl<C: Copy> WeightPanel<'_, C> {
         // unpacking 16-bit weights leaves no time to hide the latency of the second level
         let prefetch = Prefetch { ahead, near: F::GROUPS > 2, tile: 0, tiles: 1 };
         let all = PanelSlice { row: 0, group: 0, start: 0, end: self.steps, prefetch };
-        // each number of rows and groups is compiled separately
+        // each number of rows and groups is compiled separately, if its constant condition holds
         macro_rules! tile {
             ($($rows:literal: $($groups:literal)*;)*) => {
                 match (sums.len(), self.groups) {
-                    $($(($rows, $groups) if $groups <= F::GROUPS && $rows <= const { stream_rows::<S, F>() } => {
+                    $($(($rows, $groups) if const { $groups <= F::GROUPS && $rows <= stream_rows::<S, F>() } => {
                         self.tile::<S, F, $rows, $groups>(simd, all, sums);
                     })*)*
                     (rows, groups) => unreachable!("a stream of {rows} rows and {groups} groups"),
@@ -235,8 +235,8 @@ impl<C: Copy> WeightPanel<'_, C> {
         macro_rules! tile {
             ($($rows:literal)*) => {
                 match (rows, both_groups) {
-                    $(($rows, false) if $rows <= F::TILE => self.tile::<S, F, $rows, 1>(simd, slice, sums),
-                    ($rows, true) if $rows <= F::TILE && (S::ACROSS == 2 || $rows == 2) => {
+                    $(($rows, false) if const { $rows <= F::TILE } => self.tile::<S, F, $rows, 1>(simd, slice, sums),
+                    ($rows, true) if const { $rows <= F::TILE && (S::ACROSS == 2 || $rows == 2) } => {
                         self.tile::<S, F, $rows, 2>(simd, slice, sums);
                     })*
                     (rows, _) => unreachable!("a tile of {rows} rows"),

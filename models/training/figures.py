@@ -2,7 +2,7 @@
 
 | data | page |
 |---|---|
-| `docs/latency-report.json`, from `weir-loadtest report`: `hourglass-english` and its unpooled baseline | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
+| times in `docs/latency-report.json`, from `weir-loadtest report`, and bits in the `card.json` of `hourglass-english` and its unpooled baseline | block `pooling` of `README.md` and `docs/benchmarks.md`; `docs/pooling-light.svg`, `docs/pooling-dark.svg` |
 | `docs/llama-cpp.json`, from `benches/against_llama_cpp.py` | block `kernels` of the same pages |
 | `card.json` of each shipped model | block `shipped` of `docs/models.md` |
 | `models/results.json`, from `training.report` | block `comparison` of `models/training/README.md`; `models/pareto.svg` |
@@ -105,9 +105,7 @@ def compared(reports):
                 return {
                     "times": [model["medians"]["total_ns"] / 1e6 for model in (plain, pooled)],
                     "gain": pooled["gains"]["total"],
-                    "bits": [bits(model) for model in (plain, pooled)],
-                    "difference": pooled.get("bits_difference"),
-                    "scored": comparison["scored"],
+                    **quality(),
                     "prompt": workload["prompt_chars"],
                     "answer": workload["output_chars"],
                     "rounds": comparison["complete"],
@@ -115,10 +113,10 @@ def compared(reports):
     raise ValueError(f"no comparison of {MODEL} with {BASELINE}")
 
 
-def bits(model):
-    if model["unit"] != "bytes":
-        raise ValueError(f"{model['model']}: expected a model of bytes, found one of {model['unit']}")
-    return model["bits_per_char"]
+def quality():
+    """Returns the bits per byte of the pair on the whole test text, as their cards have them, and how much text that is."""
+    cards = [read(f"models/{folder}/card.json")["bpc"][0] for folder in (f"compared/{BASELINE}", MODEL)]
+    return {"bits": [card["bpc"] for card in cards], "scored": f"{cards[0]['scored']:,} bytes of held-out text"}
 
 
 def gain(pair):
@@ -127,29 +125,19 @@ def gain(pair):
 
 
 def difference(pair):
-    """Returns the difference in bits, and its interval; "" if the report has none."""
-    interval = pair["difference"]
-    if not interval:
-        return signed(round(pair["bits"][1], 3) - round(pair["bits"][0], 3)), ""
-    return signed(interval["difference"]), f"{signed(interval['low'])} to {signed(interval['high'])}"
-
-
-def signed(value):
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def bracketed(value, interval):
-    return f"{value} ({interval})" if interval else value
+    plain, pooled = (round(bits, 3) for bits in pair["bits"])
+    return f"{pooled - plain:+.3f}".replace("-", "−")
 
 
 def pooling(pair):
     """Returns the figures as a Markdown table."""
-    time, quality = pair["times"], pair["bits"]
+    time, bits = pair["times"], pair["bits"]
+    ratio, interval = gain(pair)
     lines = [
         "| same training text, same size | without pooling | with pooling | ratio or difference (95 %) |",
         "|---|---|---|---|",
-        f"| time of an answer | {time[0]:.0f} ms | **{time[1]:.0f} ms** | {bracketed(*gain(pair))} |",
-        f"| bits per byte | {quality[0]:.3f} | **{quality[1]:.3f}** | {bracketed(*difference(pair))} |",
+        f"| time of an answer | {time[0]:.0f} ms | **{time[1]:.0f} ms** | {ratio} ({interval}) |",
+        f"| bits per byte | {bits[0]:.3f} | **{bits[1]:.3f}** | {difference(pair)} |",
     ]
     return "\n".join(lines)
 
@@ -175,10 +163,9 @@ def counted(count, noun):
 def drawn(pair, colours):
     """Returns the picture: a panel of times and a panel of bits, each with a bar without and one with pooling."""
     ratio, interval = gain(pair)
-    less, bounds = difference(pair)
     panels = [
         panel(12, "Time of an answer, ms", [f"{value:.0f}" for value in pair["times"]], pair["times"], f"{ratio} faster", interval),
-        panel(12 + PANEL + 20, "Bits per byte of text (fewer is better)", [f"{value:.3f}" for value in pair["bits"]], pair["bits"], less, bounds),
+        panel(12 + PANEL + 20, "Bits per byte of text (fewer is better)", [f"{value:.3f}" for value in pair["bits"]], pair["bits"], difference(pair), ""),
     ]
     foot = f"{pair['prompt']} bytes read and {pair['answer']} written, over gRPC; medians of {pair['rounds']} rounds. Bits: {pair['scored']}."
     style = "".join(f".{name}{{fill:{colour}}}" for name, colour in colours.items())

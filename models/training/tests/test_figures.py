@@ -27,14 +27,6 @@ class Figures(unittest.TestCase):
         self.assertEqual(figures.filled(page, {"x": "new"}, "p"), "a\n<!-- x -->\n\nnew\n\n<!-- /x -->\nb\n")
         self.assertRaises(ValueError, figures.filled, page, {"y": "new"}, "p")
 
-    def test_a_report_with_an_interval_of_bits(self):
-        pair = {
-            "times": [100, 50], "gain": {"ratio": 2.0, "low": 1.9, "high": 2.1}, "bits": [1.5, 1.48], "scored": "a text", "rounds": 8,
-            "difference": {"difference": -0.0204, "low": -0.03, "high": 0.001}, "prompt": "256", "answer": "256",
-        }  # fmt: skip
-        self.assertIn("| 1.500 | **1.480** | −0.020 (−0.030 to +0.001) |", figures.pooling(pair))
-        self.assertIn("−0.020 (95 %: −0.030 to +0.001)", figures.drawn(pair, figures.THEMES["light"]))
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -265,7 +265,7 @@ const ALTERNATIVE_BYTES: usize = 96;
 /// Checks that the response to a request is not too long for clients of gRPC.
 fn check_answer(generate: &v1::GenerateRequest, output: &OutputOptions, card: &Card) -> Result<()> {
     const WHY: &str = "so that the response has at most 4 MiB; ModelStreamInfer streams longer ones";
-    let details = generate.details.clone().unwrap_or_default();
+    let details = generate.details.unwrap_or_default();
     let echoed = if details.echo() && output.has("text_output") { generate.prompt.len() } else { 0 };
     check_unary("text_input", echoed, "bytes with exclude_input_in_output false", 0, 1, WHY)?;
     let symbol = card.vocabulary.longest_symbol();

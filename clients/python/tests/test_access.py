@@ -100,7 +100,7 @@ def plain(weir_installed: None) -> Iterator[local.Server]:
         ("guarded", "HTTP", "http", "the port expects TLS: use https:// in the address"),
         ("guarded", "HTTP", "https", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
         ("plain", "gRPC", "https", "the port does not use TLS: use http:// in the address"),
-        ("plain", "HTTP", "http", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
+        ("plain", "HTTP", "http", "this port speaks HTTP/1.1; only the gRPC port (--listen) speaks HTTP/2"),
         ("plain", "HTTP", "https", "the port serves HTTP/1, like that of --http-listen: give the gRPC address"),
     ],
 )
@@ -115,7 +115,9 @@ def test_mixups_are_named(
     retry = Retry(attempts=1)
 
     def check(error: WeirError) -> None:
-        assert error.code is grpc.StatusCode.UNAVAILABLE
+        # without TLS, the HTTP port itself answers gRPC
+        answered = (server, port, scheme) == ("plain", "HTTP", "http")
+        assert error.code is (grpc.StatusCode.FAILED_PRECONDITION if answered else grpc.StatusCode.UNAVAILABLE)
         assert error.message.startswith(f"{remedy}") and remedy in str(error)
 
     with Client(url, tls=tls, timeout=local.TIMEOUT, retry=retry) as client:

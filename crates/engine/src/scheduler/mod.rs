@@ -606,7 +606,7 @@ impl<T> Scheduler<T> {
     fn plan_ahead(&mut self, statuses: &[RowStatus], limits: StepLimits, feeds: &mut Vec<Feed>) {
         let mut ahead = std::mem::take(&mut self.ahead);
         ahead.sort_unstable();
-        let mut budget = limits.ahead.max(1);
+        let mut budget = limits.ahead.min(self.rules.chunk).max(1);
         for &(turn, request) in &ahead {
             let Some(status) = statuses.get(request) else { continue };
             if budget == 0 {
@@ -829,7 +829,7 @@ mod tests {
     }
 
     /// Returns what requests of two tenants are fed after the first has used `time` more than the second.
-    fn plan_of_two_tenants(time: u64, first: &[RowActivity], second: &[RowActivity]) -> Vec<usize> {
+    fn plan_of_two_tenants(time: u64, first: &[RowActivity], second: &[RowActivity], limits: StepLimits) -> Vec<usize> {
         let activities = [first, second].concat();
         let mut scheduler = Scheduler::new(Rules::new(activities.len(), 1, 1, 1 << 20, CHUNK));
         let of_tenant = |(index, _)| if index < first.len() { "first" } else { "second" };
@@ -838,7 +838,7 @@ mod tests {
         }
         scheduler.tenants.charge("first", time);
         let permits: Vec<_> = scheduler.admitted.drain(..).map(|(_, permit)| permit).collect();
-        plan(&mut scheduler, &permits, &activities)
+        plan_within(&mut scheduler, &permits, &activities, limits)
     }
 
     #[test]
@@ -846,7 +846,7 @@ mod tests {
         let one = [RowActivity::Decoding(1)];
         let prompt = [RowActivity::Prefilling(1000)];
         let fed = |first: &[_], second: &[_]| {
-            let fed = plan_of_two_tenants(QUANTUM, first, second);
+            let fed = plan_of_two_tenants(QUANTUM, first, second, LIMITS);
             (fed[..first.len()].iter().sum::<usize>(), fed[first.len()..].to_vec())
         };
         // seven decoded symbols take as long as 21 of a prompt
@@ -860,10 +860,12 @@ mod tests {
         assert_eq!(fed(&[RowActivity::Decoding(1); 31], &prompt), (7, vec![60]));
         // a client that does not read is in no hurry
         assert_eq!(fed(&[RowActivity::Decoding(1); 31], &[RowActivity::Paused { preemptible: false }]), (31, vec![0]));
-        let equal = plan_of_two_tenants(QUANTUM - 1, &[RowActivity::Decoding(1); 31], &one);
+        let equal = plan_of_two_tenants(QUANTUM - 1, &[RowActivity::Decoding(1); 31], &one, LIMITS);
         assert_eq!(equal, [1; 32]);
-        let alone = plan_of_two_tenants(QUANTUM, &prompt, &[]);
+        let alone = plan_of_two_tenants(QUANTUM, &prompt, &[], LIMITS);
         assert_eq!(alone, [CHUNK]);
+        let unlimited = plan_of_two_tenants(QUANTUM, &[prompt[0]; 2], &one, StepLimits { ahead: usize::MAX, ..LIMITS });
+        assert_eq!(unlimited, [CHUNK, 0, 1], "--step-milliseconds 0");
     }
 
     #[test]

@@ -347,7 +347,11 @@ fn run(command: &mut Command, folder: &Path, variables: &[(&str, &str)]) -> Answ
 async fn curl(words: &[String]) -> Answer {
     let (url, options) = words.split_first().unwrap();
     let (address, path) = url.split_once('/').unwrap();
-    let (mut method, mut headers, mut body, mut printed, mut encoding) = (None, Vec::new(), Vec::new(), None, None);
+    let mut method = None;
+    let mut headers = Vec::new();
+    let mut body = Vec::new();
+    let mut printed = None;
+    let mut encoding = None;
     let mut version = "1.1";
     for option in options.chunks(2) {
         let value = option[1].as_str();
@@ -380,7 +384,8 @@ async fn curl(words: &[String]) -> Answer {
         }
     }
     let method = method.unwrap_or(if body.is_empty() { "GET" } else { "POST" });
-    let (address, path) = (address.parse().unwrap(), format!("/{path}"));
+    let address = address.parse().unwrap();
+    let path = format!("/{path}");
     let reply = match version {
         "2" => exchange_http2(address, method, &path, &headers, body).await,
         _ => exchange(address, method, &path, &headers, &body).await,

@@ -23,7 +23,7 @@ pub struct Sampler {
     banned: Vec<u32>,
     /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
     seen: Vec<bool>,
-    /// (vocab): how often each symbol was generated; empty without a penalty for that.
+    /// (vocab): how often each symbol was generated; empty without a presence or frequency penalty.
     counts: Vec<u32>,
     /// (vocab): logits, then weights: probabilities up to a common factor, 0 if cut.
     weights: Vec<f64>,
@@ -35,8 +35,8 @@ impl Sampler {
     /// Creates a sampler for sequences over `vocabulary` symbols.
     pub fn new(sampling: Sampling, vocabulary: usize) -> Self {
         let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
-        let counts = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
-        let counts = vec![0; if counts { vocabulary } else { 0 }];
+        let has_penalty = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        let counts = vec![0; if has_penalty { vocabulary } else { 0 }];
         Self { sampling, banned: Vec::new(), seen, counts, weights: Vec::new(), ranking: Vec::new() }
     }
 

@@ -367,14 +367,26 @@ impl Error {
 
     /// Creates the error for a call of a model that only summarizes. `shape` describes the model.
     pub fn only_summarizes(call: &'static str, model: &str, wanted: &'static str, shape: &str) -> Self {
-        let (does, instead) = ("summarizes", "Summarize");
-        Self::OtherMethod { call, model: model.into(), wanted, does, instead, shape: shape.into() }
+        Self::OtherMethod {
+            call,
+            model: model.into(),
+            wanted,
+            does: "summarizes",
+            instead: "Summarize",
+            shape: shape.into(),
+        }
     }
 
     /// Creates the error for a document of a model that only continues text. `shape` describes the model.
     pub fn only_continues_text(model: &str, shape: &str) -> Self {
-        let (call, wanted, does, instead) = ("Summarize", "reads documents", "continues text", "Generate");
-        Self::OtherMethod { call, model: model.into(), wanted, does, instead, shape: shape.into() }
+        Self::OtherMethod {
+            call: "Summarize",
+            model: model.into(),
+            wanted: "reads documents",
+            does: "continues text",
+            instead: "Generate",
+            shape: shape.into(),
+        }
     }
 
     /// Returns the error with the names that a surface has, by `name`, for fields and methods of the gRPC API.

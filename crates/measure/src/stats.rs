@@ -72,26 +72,11 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Computes the gain over pairs of (baseline, other), with Efron's bootstrap over pairs (percentile interval). Returns `None`
-    /// without pairs, or if the other median is 0.
+    /// Computes the gain over pairs of (baseline, other). Returns `None` without pairs, or if the other median is 0.
     pub fn from_pairs(pairs: &[(f64, f64)], seed: u64) -> Option<Self> {
         let ratio = ratio_of_medians(pairs)?;
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut resample = Vec::with_capacity(pairs.len());
-        let mut ratios: Vec<f64> = Vec::with_capacity(RESAMPLES);
-        if pairs.len() >= MIN_PAIRS {
-            for _ in 0..RESAMPLES {
-                resample.clear();
-                resample.extend((0..pairs.len()).map(|_| pairs[rng.random_range(0..pairs.len())]));
-                ratios.extend(ratio_of_medians(&resample));
-            }
-        }
-        Some(Self {
-            ratio,
-            low: nearest_index(&mut ratios, TAIL),
-            high: nearest_index(&mut ratios, 1.0 - TAIL),
-            pairs: pairs.len(),
-        })
+        let (low, high) = interval(pairs, seed, ratio_of_medians);
+        Some(Self { ratio, low, high, pairs: pairs.len() })
     }
 }
 
@@ -110,28 +95,36 @@ pub struct MeanDifference {
 }
 
 impl MeanDifference {
-    /// Computes the mean over blocks of (difference, weight), with Efron's bootstrap over blocks (percentile interval). Returns
-    /// `None` if the weights sum to 0.
+    /// Computes the mean over blocks of (difference, weight). Returns `None` if the weights sum to 0.
     pub fn from_blocks(blocks: &[(f64, f64)], seed: u64) -> Option<Self> {
-        let difference = mean(blocks.iter())?;
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut means = Vec::with_capacity(RESAMPLES);
-        if blocks.len() >= MIN_PAIRS {
-            for _ in 0..RESAMPLES {
-                means.extend(mean((0..blocks.len()).map(|_| &blocks[rng.random_range(0..blocks.len())])));
-            }
-        }
-        Some(Self {
-            difference,
-            low: nearest_index(&mut means, TAIL),
-            high: nearest_index(&mut means, 1.0 - TAIL),
-            blocks: blocks.len(),
-        })
+        let difference = weighted_mean(blocks)?;
+        let (low, high) = interval(blocks, seed, weighted_mean);
+        Some(Self { difference, low, high, blocks: blocks.len() })
     }
 }
 
-fn mean<'a>(blocks: impl Iterator<Item = &'a (f64, f64)>) -> Option<f64> {
-    let (sum, weight) = blocks.fold((0.0, 0.0), |(sum, total), (value, weight)| (sum + value, total + weight));
+/// Returns the ends of the 95 % interval of a statistic: Efron's bootstrap over samples, percentiles. `None` if there are too few.
+fn interval(
+    samples: &[(f64, f64)],
+    seed: u64,
+    statistic: impl Fn(&[(f64, f64)]) -> Option<f64>,
+) -> (Option<f64>, Option<f64>) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut resample = Vec::with_capacity(samples.len());
+    let mut values = Vec::with_capacity(RESAMPLES);
+    if samples.len() >= MIN_PAIRS {
+        for _ in 0..RESAMPLES {
+            resample.clear();
+            resample.extend((0..samples.len()).map(|_| samples[rng.random_range(0..samples.len())]));
+            values.extend(statistic(&resample));
+        }
+    }
+    (nearest_index(&mut values, TAIL), nearest_index(&mut values, 1.0 - TAIL))
+}
+
+/// Returns the sum of the values divided by the sum of the weights.
+fn weighted_mean(blocks: &[(f64, f64)]) -> Option<f64> {
+    let (sum, weight) = blocks.iter().fold((0.0, 0.0), |(sum, total), (value, weight)| (sum + value, total + weight));
     (weight > 0.0).then(|| sum / weight)
 }
 

@@ -14,7 +14,7 @@ use serde::{
 use serde_json::{Map, Value};
 use std::{borrow::Cow, fmt};
 use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
-use weir_kernels::error::{Error, Result, mismatch, quoted};
+use weir_kernels::error::{Error, Result, floor_boundary, mismatch, quoted};
 use weir_models::contract::EarlyStopping;
 use weir_proto::v1::{self, SummarizeRequest, summarize_request::Part};
 
@@ -361,11 +361,7 @@ impl CompletionRequest {
 fn call_messages(options: v1::SummarizeOptions, mut document: &str) -> Vec<SummarizeRequest> {
     let mut messages = vec![SummarizeRequest { part: Some(Part::Options(options)) }];
     while !document.is_empty() {
-        let mut end = document.len().min(CHUNK_BYTES);
-        while !document.is_char_boundary(end) {
-            end -= 1;
-        }
-        let (chunk, rest) = document.split_at(end);
+        let (chunk, rest) = document.split_at(floor_boundary(document, CHUNK_BYTES));
         messages.push(SummarizeRequest { part: Some(Part::Chunk(v1::DocumentChunk { text: chunk.to_owned() })) });
         document = rest;
     }

@@ -290,3 +290,29 @@ def test_broken_details_hide_no_error() -> None:
     error = WeirError(UNAVAILABLE, "message")
     error._read(b"\xff\xff\xff")
     assert (str(error), error.reason) == ("UNAVAILABLE: message", None)
+
+
+def test_a_status_is_kept_if_a_message_can_no_longer_be_sent() -> None:
+    async def refuse(messages: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "refused")
+        yield b""
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def ask() -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Refusing(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with AsyncClient(f"http://127.0.0.1:{port}", retry=Retry(attempts=1)) as client:
+            for _ in range(50):
+                with pytest.raises(WeirError, match="refused"):
+                    async with client.edit("a"):
+                        pass
+                with pytest.raises(WeirError, match="refused"):
+                    await client.summarize("a" * 100_000)
+        await server.stop(None)
+
+    asyncio.run(ask())

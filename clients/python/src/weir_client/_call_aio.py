@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Dict, Generic, Optional, Type
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Coroutine, Dict, Generic, Optional, Type, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,6 +18,8 @@ from ._settings import CallOptions, Metadata, Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Result = TypeVar("Result")
 
 
 async def pause_after(attempts: Attempts, error: WeirError, begun: bool, settings: Settings) -> float:
@@ -37,6 +40,50 @@ def is_cancelled() -> bool:
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0
+
+
+# What gRPC's asyncio API reports instead of the server's status if a message could not be sent because the call had ended.
+_FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+# Maximum seconds to wait for the server's status after that.
+_STATUS_TIMEOUT = 2.0
+
+
+class SentStatus:
+    """The status with which the server ended a call. A failed write replaces it in the call (grpc/grpc#36066)."""
+
+    def __init__(self, call: Any) -> None:
+        self._error: Optional[grpc.aio.AioRpcError] = None
+        self._received = asyncio.Event()
+        call.add_done_callback(self._record)
+
+    def _record(self, call: Any) -> None:
+        """Keeps the status that the call has now, unless it is that of a failed write."""
+        code, details = _result(call.code()), _result(call.details())
+        if code is None or (code, details) == _FAILED_WRITE:
+            return
+        initial, trailing = _result(call.initial_metadata()), _result(call.trailing_metadata())
+        self._error = grpc.aio.AioRpcError(code, initial, trailing, details)
+        self._received.set()
+
+    async def replace(self, error: grpc.RpcError) -> grpc.RpcError:
+        """Returns the server's status for an error that a failed write caused, and other errors as they are."""
+        call: Any = error
+        if (call.code(), call.details()) != _FAILED_WRITE:
+            return error
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._received.wait(), _STATUS_TIMEOUT)
+        return self._error or error
+
+
+def _result(coroutine: Coroutine[Any, Any, Result]) -> Optional[Result]:
+    """Returns the result of a coroutine that need not wait; None if it would."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    coroutine.close()
+    return None
 
 
 class AsyncCaller:
@@ -154,6 +201,7 @@ class AsyncResponseStream(Generic[Response]):
         self._state = state
         self._upload = upload
         self._call: Optional[Any] = None
+        self._status: Optional[SentStatus] = None
         self._closed = False
 
     async def next(self, begun: bool) -> Optional[Response]:
@@ -168,6 +216,7 @@ class AsyncResponseStream(Generic[Response]):
                     self._call = self._stub(
                         self._request(), timeout=self._attempts.remaining(), metadata=self._metadata
                     )
+                    self._status = SentStatus(self._call)
                 response = await self._call.read()
                 if response is not grpc.aio.EOF:
                     message: Response = response
@@ -181,7 +230,8 @@ class AsyncResponseStream(Generic[Response]):
                     self._closed = True
                     raise self._upload.failure from None
                 self._state.check()
-                await asyncio.sleep(await self._pause_after(WeirError.of(error), begun))
+                sent = error if self._status is None else await self._status.replace(error)
+                await asyncio.sleep(await self._pause_after(WeirError.of(sent), begun))
             except asyncio.CancelledError:
                 # Another task closed the stream or the client, or this task was cancelled: the call is over in all cases.
                 closed_elsewhere = self._closed

@@ -14,7 +14,7 @@ import grpc.aio
 from typing_extensions import Literal, Unpack
 
 from ._call import Caller, ClientState, Method, incomplete_response
-from ._call_aio import AsyncCaller, is_cancelled
+from ._call_aio import AsyncCaller, SentStatus, is_cancelled
 from ._convert import convert
 from ._errors import FieldViolation, WeirError
 from ._mixups import add_remedy
@@ -447,7 +447,7 @@ class AsyncEditSession(_Document):
                 raise
         return answer
 
-    async def _read(self, call: Any) -> None:
+    async def _read(self, call: Any, status: SentStatus) -> None:
         """Delivers answers to the waiting calls until the stream ends."""
         failure = incomplete_response()
         try:
@@ -466,6 +466,7 @@ class AsyncEditSession(_Document):
         except grpc.RpcError as error:
             failure = WeirError.of(error)
             with contextlib.suppress(asyncio.CancelledError):
+                failure = WeirError.of(await status.replace(error))
                 await asyncio.get_running_loop().run_in_executor(None, add_remedy, failure, self._settings)
         except asyncio.CancelledError:
             failure = WeirError(grpc.StatusCode.CANCELLED, "the session was closed")
@@ -482,7 +483,7 @@ class AsyncEditSession(_Document):
         self._state.check()
         self._changes = asyncio.Lock()
         self._call = self._stub(timeout=self._options.get("timeout"), metadata=self._metadata)
-        reader = self._reader = asyncio.ensure_future(self._read(self._call))
+        reader = self._reader = asyncio.ensure_future(self._read(self._call, SentStatus(self._call)))
         opening = asyncio.ensure_future(self._send(None, self._opening))
         opening.add_done_callback(_retrieve)
         try:

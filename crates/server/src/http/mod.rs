@@ -101,8 +101,11 @@ pub(crate) async fn serve(
         let Connection { stream, peer, open } = connection;
         if is_http2 {
             let refuse = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
-                let response = needs_http1(&request).map(|body| GuardedBody::new(body, open.begin_keyless_call()));
-                std::future::ready(Ok::<_, Infallible>(response))
+                let call = open.begin_keyless_call();
+                async move {
+                    let response = needs_http1(request).await;
+                    Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, call)))
+                }
             });
             return Box::pin(http2::builder(config).serve_connection(TokioIo::new(stream), refuse));
         }
@@ -142,12 +145,16 @@ pub(crate) async fn serve(
 }
 
 /// Returns the answer to a request over HTTP/2, or to a gRPC call.
-fn needs_http1<B>(request: &hyper::Request<B>) -> Response {
+async fn needs_http1(request: hyper::Request<Incoming>) -> Response {
     let message = "this port speaks HTTP/1.1; only the gRPC port (--listen) speaks HTTP/2";
-    if http2::is_grpc(request) {
+    // A call may send its next message only after a response.
+    if http2::is_grpc(&request) {
         return Status::failed_precondition(message).into_http();
     }
-    ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "http_version", message).into_response()
+    let is_head = request.method() == Method::HEAD;
+    http2::discard(request.into_body()).await;
+    let response = ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "http_version", message).into_response();
+    if is_head { response.map(|_| Body::empty()) } else { response }
 }
 
 /// Removes empty segments from a path: clients add a slash to an address that ends with one, or at the end of a path.

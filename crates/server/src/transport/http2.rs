@@ -15,9 +15,11 @@ use crate::{
         CallInProgress, Connection, HyperConnection, NEEDS_GRPC, OpenConnection, serve_connections,
     },
 };
+use http_body::Body as _;
 use hyper::{body::Incoming, server::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
+use tokio::time::timeout;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -43,6 +45,13 @@ const CONNECTION_WINDOW: u32 = 512 << 10;
 
 /// Maximum headers of a call. Each takes more memory than its bytes; hyper has the same limit for HTTP/1.1.
 const MAX_HEADERS: usize = 100;
+
+/// Maximum bytes of a refused request's body that are read before its response: many clients lose a response whose stream is reset
+/// while they send.
+const DISCARDED_BYTES: usize = 1 << 20;
+
+/// Maximum time for which a refused request's body is read.
+const DISCARD_TIME: Duration = Duration::from_secs(1);
 
 /// Delay after which a client without a place should connect again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -117,6 +126,20 @@ fn called_path<B>(request: &Request<B>) -> &str {
     if is_grpc(request) { request.uri().path() } else { "" }
 }
 
+/// Reads and drops the body of a refused request, up to [`DISCARDED_BYTES`] and [`DISCARD_TIME`].
+pub(crate) async fn discard(mut body: Incoming) {
+    let read = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await
+            && bytes < DISCARDED_BYTES
+        {
+            bytes += frame.data_ref().map_or(0, |data| data.len());
+        }
+    };
+    // A client that sends more, or sends slowly, may lose the response.
+    drop(timeout(DISCARD_TIME, read).await);
+}
+
 impl CallService {
     /// Admits a call to its connection. Returns its place if it is a call of health or reflection.
     fn admit(&self, request: &Request<Incoming>) -> Result<Option<Arc<KeylessCall>>> {
@@ -159,7 +182,10 @@ impl hyper::service::Service<Request<Incoming>> for CallService {
             // The status that the protocol of gRPC requires for other content types.
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-            return Box::pin(std::future::ready(Ok(response.map(|body| GuardedBody::new(body, call)))));
+            return Box::pin(async move {
+                discard(request.into_body()).await;
+                Ok(response.map(|body| GuardedBody::new(body, call)))
+            });
         }
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(self.peer.clone());

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
+from types import SimpleNamespace
 from typing import Any, List, Optional
 
 import grpc
@@ -284,6 +286,15 @@ def test_unary_call_is_retried() -> None:
     with Scripted([Fail(UNAVAILABLE)], [pb.SegmentResponse(text="a")]) as fake:
         with Client(fake.address, retry=FAST_RETRY) as client:
             assert client.segment("a").text == "a"
+
+
+@both
+def test_a_missing_server_is_one_error_in_the_traceback(kind: str) -> None:
+    fake: Any = SimpleNamespace(address="127.0.0.1:1")
+    with pytest.raises(WeirError, match="^UNAVAILABLE: [^\n]+$") as raised:
+        generate(fake, kind, retry=Retry(attempts=1))
+    shown = "".join(traceback.format_exception(raised.type, raised.value, raised.tb))
+    assert (shown.count("Traceback ("), shown.splitlines()[-1]) == (1, f"weir_client._errors.WeirError: {raised.value}")
 
 
 def test_broken_details_hide_no_error() -> None:

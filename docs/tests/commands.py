@@ -103,7 +103,7 @@ PAGES: Dict[str, List[Step]] = {
         Serves("$ weir serve"),
         Runs(
             "$ curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
-            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1, "temperature": 0.7}'""",
+            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
             r'\{.*"text":".{60,80}".*"completion_tokens":80,.*\}',
         ),
         Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book-summary", PULL),

@@ -19,6 +19,9 @@ from .command_line import one_line_errors
 # Files of a replaced checkpoint that would contradict the new weights.
 STALE_FILES = ("card.json", "README.md", "ngrams.bin", "tokenizer.json", "learning-curve.svg")
 
+# Sampling defaults of checkpoints that continue texts: at temperature 1, small models write many words that do not exist.
+SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+
 
 def export(run, out, matrices="f32"):
     """Writes the checkpoint, in place of an older one, and returns the facts."""
@@ -36,7 +39,10 @@ def export(run, out, matrices="f32"):
     stale = STALE_FILES if (out / "model.safetensors").exists() else ()
     if stale:
         (out / "card.json").unlink(missing_ok=True)  # states the digest of the old weights
-    checkpoint.save(out, state["config"]["model"], state["model"], matrices)
+    config = state["config"]["model"]
+    if "generation" not in config:
+        config = {**config, "sampling": SAMPLING}
+    checkpoint.save(out, config, state["model"], matrices)
     for name in stale:
         (out / name).unlink(missing_ok=True)
     for name in ("learning-curve.svg", "tokenizer.json"):

@@ -26,6 +26,7 @@ use std::{
     any::Any,
     fmt::{self, Display, Formatter},
     ops::{AddAssign, Range, RangeInclusive},
+    path::Path,
     sync::Arc,
 };
 use weir_kernels::{
@@ -1105,8 +1106,9 @@ impl From<EarlyStopping> for Value {
 /// Temperature of requests and checkpoints that state none, over gRPC, over HTTP and on the command line. OpenAI's default.
 pub const DEFAULT_TEMPERATURE: f32 = 1.0;
 
-/// Defaults of a request's sampling options.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Defaults of a request's sampling options. A checkpoint may state some of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "an object")]
 pub struct SamplingDefaults {
     /// Default of `temperature`.
     pub temperature: f32,
@@ -1123,6 +1125,24 @@ pub struct SamplingDefaults {
 impl Default for SamplingDefaults {
     fn default() -> Self {
         Self { temperature: DEFAULT_TEMPERATURE, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+impl SamplingDefaults {
+    /// Checks the bounds of the options. The error names the key in `file`, which begins with `parent`.
+    pub(crate) fn check(&self, file: &Path, parent: &str) -> Result<()> {
+        let bounds = [
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+        ];
+        match bounds.into_iter().find(|(_, value, min, max)| !(min..=max).contains(&value)) {
+            Some((key, value, min, max)) => {
+                Err(Error::checkpoint(file, format!("{parent}{key}"), format!("{min} to {max}"), value.to_string()))
+            }
+            None => Ok(()),
+        }
     }
 }
 

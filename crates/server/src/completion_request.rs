@@ -15,11 +15,14 @@ use serde_json::{Map, Value};
 use std::{borrow::Cow, fmt};
 use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
 use weir_kernels::error::{Error, Result, floor_boundary, mismatch, quoted};
-use weir_models::contract::EarlyStopping;
+use weir_models::contract::{Card, EarlyStopping};
 use weir_proto::v1::{self, SummarizeRequest, summarize_request::Part};
 
-/// Default of `max_tokens`, as in OpenAI's API.
+/// Default of `max_tokens` for a model of tokens, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Default of `max_tokens` for a model of characters or bytes: about as much text.
+const DEFAULT_MAX_CHARACTERS: u32 = 128;
 
 /// Returns this API's name of a field or a method of the gRPC API. An element of a list has the name of the list.
 pub(crate) fn own_name(name: &str) -> &str {
@@ -194,7 +197,7 @@ impl CompletionRequest {
             prompt_ids,
             sampling: Some(self.sampling(top_k, seed)),
             stopping: Some(v1::Stopping {
-                max_chars: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+                max_chars: self.max_tokens,
                 min_chars: self.min_tokens,
                 max_segments: self.max_segments,
                 stop: self.stop.0.clone(),
@@ -215,6 +218,14 @@ impl CompletionRequest {
             resume_ids: Vec::new(),
             speculate: self.speculate.clone().map(|Speculate(setting)| setting),
         }
+    }
+
+    /// Prepares a completion by the model of `card`: sets the default of `max_tokens`, and drops biases without effect.
+    pub(crate) fn adapt_to(&mut self, card: &Card) {
+        let most = if card.vocabulary.is_subword() { DEFAULT_MAX_TOKENS } else { DEFAULT_MAX_CHARACTERS };
+        let longest = u32::try_from(card.max_symbols).unwrap_or(u32::MAX);
+        self.max_tokens.get_or_insert(most.min(longest));
+        self.drop_biases_without_symbol(card.vocabulary.len());
     }
 
     /// Removes the biases of ids outside a vocabulary of `symbols` symbols: the model never generates these.
@@ -1092,6 +1103,7 @@ impl Visitor<'_> for SpeculateVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_models::text::{TextNormaliser, Vocabulary};
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
         Ok(CompletionRequest::parse(body.as_bytes(), Path::Completions)?.generate_requests()?.collect())
@@ -1102,7 +1114,23 @@ mod tests {
         let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
             "user": "me", "stream_options": {"include_usage": null, "x": 1}, "new": {"a": [1]}, "suffix": null}"#;
         let [request] = &requests(body).unwrap()[..] else { panic!() };
-        assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", Some(16)));
+        assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", None));
+    }
+
+    #[test]
+    fn the_default_length_depends_on_the_vocabulary() {
+        let length = |body: &str, card: &Card| {
+            let mut request = CompletionRequest::parse(body.as_bytes(), Path::Completions).unwrap();
+            request.adapt_to(card);
+            request.max_tokens
+        };
+        let short = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+        let bytes = Card { max_symbols: 1000, ..short.clone() };
+        let tokens = Card::for_tests(Vocabulary::from_tokenizer(9, None, TextNormaliser::None).unwrap());
+        for (card, expected) in [(&bytes, 128), (&tokens, 16), (&short, 100)] {
+            assert_eq!(length(r#"{"max_tokens": null}"#, card), Some(expected));
+            assert_eq!(length(r#"{"max_tokens": 7}"#, card), Some(7));
+        }
     }
 
     /// Every value that changes nothing is accepted on both paths, and another one is refused by name.

@@ -51,7 +51,8 @@ pub fn inference_request(data: &[u8]) {
     let json = parse_json::<InferenceRequest>(data, "the body").ok();
     let json = json.map(|request| request.into_message(String::new(), String::new()));
     let messages = decode_bounded(&mut &data[..]).into_iter().chain(json);
-    let requests = messages.filter_map(|message| InferRequest::parse(message, INFERRED_SYMBOLS).ok());
+    let Some(card) = grpc::fuzzing::CARDS.last() else { return };
+    let requests = messages.filter_map(|message| InferRequest::parse(message, card).ok());
     requests.for_each(|request| grpc::fuzzing::generate(request.generate));
 }
 
@@ -60,9 +61,6 @@ pub fn edit_messages(data: &[u8]) {
     let messages = data.split(|byte| *byte == b'\n').filter_map(editing::check_request);
     grpc::fuzzing::edit(messages).iter().for_each(editing::check_response);
 }
-
-/// Symbols of the model in [`inference_request`].
-const INFERRED_SYMBOLS: usize = 256;
 
 /// Maximum bytes of a message in [`message_framing`]. Longer ones pass at once.
 const MAX_FRAMED: usize = 1 << 10;

@@ -46,7 +46,7 @@ pub struct Config {
     #[serde(skip)]
     subwords: Option<Arc<SubwordTokenizer>>,
     /// Sampling options of requests that state none.
-    #[serde(skip)]
+    #[serde(default)]
     pub sampling: SamplingDefaults,
 }
 
@@ -257,6 +257,7 @@ impl Config {
             let expected = format!("1 to {MAX_TRAINING_LENGTH}");
             return Err(Error::checkpoint(file, "training_length", expected, self.training_length.to_string()));
         }
+        self.sampling.check(file, "sampling.")?;
         self.vocabulary(file).map(|_| ())
     }
 
@@ -341,6 +342,9 @@ impl Config {
         if let Some(generation) = &self.generation {
             lines.push(("generation", serde_json::to_string(generation).map_err(internal)?));
         }
+        if self.sampling != SamplingDefaults::default() {
+            lines.push(("sampling", serde_json::to_string(&self.sampling).map_err(internal)?));
+        }
         let lines: Vec<_> = lines.iter().map(|(key, value)| format!("  \"{key}\": {value}")).collect();
         Ok(format!("{{\n{}\n}}\n", lines.join(",\n")))
     }
@@ -357,7 +361,8 @@ mod tests {
     use super::*;
 
     const GOOD: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": [" ", "é", "\""]},
-    "normaliser": "none", "training_length": 512, "architecture": {"layers": {"pre": 2}, "dim": 4, "x": "\u0001"}}"#;
+    "normaliser": "none", "training_length": 512, "architecture": {"layers": {"pre": 2}, "dim": 4, "x": "\u0001"},
+    "sampling": {"temperature": 0.7}}"#;
 
     fn parse(text: &str) -> Result<Config> {
         Config::parse(text.as_bytes(), Path::new("config.json"))
@@ -373,6 +378,8 @@ mod tests {
         let config = parse(GOOD).unwrap();
         let again = parse(&config.to_json().unwrap()).unwrap();
         assert_eq!(config.vocabulary, again.vocabulary);
+        assert_eq!(again.sampling, SamplingDefaults { temperature: 0.7, ..SamplingDefaults::default() });
+        assert_eq!(again.sampling, config.sampling);
         let value = |config: &Config| serde_json::from_str::<serde_json::Value>(config.architecture()).unwrap();
         assert_eq!(value(&config), value(&again));
         assert_eq!(again.to_json().unwrap(), config.to_json().unwrap());
@@ -428,6 +435,8 @@ mod tests {
                 "vocabulary: expected either `symbols` or `bytes`, found both",
             ),
             ("{", r#"{"family": "x", "#, "family: expected one value, found two"),
+            ("0.7", "-0.5", "sampling.temperature: expected 0 to 100, found -0.5"),
+            (r#"{"temperature""#, r#"{"top_p": 1.5, "temperature""#, "sampling.top_p: expected 0 to 1, found 1.5"),
         ];
         for (from, to, expected) in cases {
             assert_eq!(message(from, to), format!("config.json: {expected}"));

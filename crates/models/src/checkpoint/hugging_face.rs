@@ -227,25 +227,14 @@ pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
 /// Returns the stated sampling options, and the API's defaults of the others. `do_sample` does not count.
 fn sampling(keys: &GenerationKeys, file: &Path) -> Result<SamplingDefaults> {
     let api = SamplingDefaults::default();
-    let bounded = |key: &str, value: Option<f32>, default: f32, min: f32, max: f32| match value {
-        Some(value) if !(min..=max).contains(&value) => {
-            Err(Error::checkpoint(file, key, format!("{min} to {max}"), value.to_string()))
-        }
-        value => Ok(value.unwrap_or(default)),
-    };
-    Ok(SamplingDefaults {
-        temperature: bounded("temperature", keys.temperature, api.temperature, 0.0, 100.0)?,
+    let stated = SamplingDefaults {
+        temperature: keys.temperature.unwrap_or(api.temperature),
         top_k: keys.top_k.unwrap_or(api.top_k),
-        top_p: bounded("top_p", keys.top_p, api.top_p, 0.0, 1.0)?,
-        min_p: bounded("min_p", keys.min_p, api.min_p, 0.0, 1.0)?,
-        repetition_penalty: bounded(
-            "repetition_penalty",
-            keys.repetition_penalty,
-            api.repetition_penalty,
-            0.01,
-            100.0,
-        )?,
-    })
+        top_p: keys.top_p.unwrap_or(api.top_p),
+        min_p: keys.min_p.unwrap_or(api.min_p),
+        repetition_penalty: keys.repetition_penalty.unwrap_or(api.repetition_penalty),
+    };
+    stated.check(file, "").map(|()| stated)
 }
 
 #[cfg(test)]

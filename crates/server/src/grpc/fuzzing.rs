@@ -18,7 +18,7 @@ use weir_proto::{
 };
 
 /// Models of characters and of bytes.
-static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
+pub(crate) static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
     let letters = Vocabulary::from_symbols(&[" ", "a", "b", "c"], TextNormaliser::Text8).ok();
     let ended = Vocabulary::byte_level_with_end(3, TextNormaliser::None).ok();
     let bytes = Vocabulary::byte_level(TextNormaliser::None);

@@ -52,7 +52,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     }
     // `Generate` refuses an unknown model.
     if let Ok(engine) = engines.find_able("model", model, continues_text) {
-        request.drop_biases_without_symbol(engine.card().vocabulary.len());
+        request.adapt_to(engine.card());
         // Only a model with a start mark continues an empty text.
         if engine.card().first_logits.is_none() {
             request.prompt.list()?;

@@ -14,6 +14,7 @@ use std::{
 };
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, clip, quoted};
+use weir_models::contract::Card;
 use weir_proto::{
     inference::{InferParameter, ModelInferRequest, infer_parameter::ParameterChoice},
     v1::{self},
@@ -88,9 +89,9 @@ pub(super) fn check_version(version: &str) -> Result<()> {
 }
 
 impl InferRequest {
-    /// Checks and converts a request to a model of `symbols` symbols. Fails at the first invalid input, output or parameter, before
+    /// Checks and converts a request to the model of `card`. Fails at the first invalid input, output or parameter, before
     /// any is copied.
-    pub(crate) fn parse(mut request: ModelInferRequest, symbols: usize) -> Result<Self> {
+    pub(crate) fn parse(mut request: ModelInferRequest, card: &Card) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
             return Err(Error::bad_option("id", request.id.len().to_string(), format!("at most {ID_BYTES} bytes")));
@@ -122,7 +123,7 @@ impl InferRequest {
         fields.insert("prompt".into(), "".into());
         fields.insert("echo".into(), echo.into());
         let mut completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
-        completion.drop_biases_without_symbol(symbols);
+        completion.adapt_to(card);
         let mut requests = completion.generate_requests()?;
         let choices = requests.len();
         let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
@@ -263,6 +264,7 @@ pub(super) fn deadline(parameters: &HashMap<String, InferParameter>) -> Result<O
 mod tests {
     use super::*;
     use crate::open_inference::request::{DEFAULT_LEVEL, InferRequest};
+    use weir_models::text::{TextNormaliser, Vocabulary};
     use weir_proto::inference::{InferTensorContents, model_infer_request};
 
     fn bytes(name: &str, text: &str) -> model_infer_request::InferInputTensor {
@@ -283,7 +285,8 @@ mod tests {
         let mut inputs = vec![bytes("text_input", "ab")];
         inputs.extend(sampling.map(|text| bytes("sampling_parameters", text)));
         let parameters = parameters.iter().map(parameter).collect();
-        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, 256)
+        let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, &card)
     }
 
     #[test]

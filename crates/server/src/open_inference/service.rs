@@ -56,10 +56,10 @@ fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
     engines.find("name", Some(name))
 }
 
-/// Returns the number of symbols of the model that a request names. Fails if no model has this name, or if it is empty and several
+/// Returns the model that a request names. Fails if no model has this name, or if it is empty and several
 /// models could answer. An unknown model is reported before problems with the tensors, which depend on the model.
-fn symbols_of(engines: &Engines, name: &str) -> Result<usize> {
-    engines.find_able("model_name", Some(name), continues_text).map(|engine| engine.card().vocabulary.len())
+fn named(engines: &Engines, name: &str) -> Result<Lease> {
+    engines.find_able("model_name", Some(name), continues_text)
 }
 
 /// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.
@@ -238,10 +238,10 @@ impl InferenceService {
         message: oip::ModelInferRequest,
         memory: Option<RequestMemory>,
     ) -> Result<InferRequest> {
-        let symbols = symbols_of(self.monitor.engines(), &message.model_name)?;
+        let engine = named(self.monitor.engines(), &message.model_name)?;
         let parsed = self.calls.jobs.workers.run(tenant, message.encoded_len(), move || {
             let _memory = memory;
-            InferRequest::parse(message, symbols)
+            InferRequest::parse(message, engine.card())
         });
         parsed.await.flatten()
     }

@@ -276,6 +276,18 @@ PAGES: Dict[str, List[Step]] = {
             r"article\.out: .*\d+ characters per second\n",
             writes=("article.out", r"the river is pooling, the rest is going on .+ stone bridge\. "),
         ),
+        Serves("weir serve", granted=True),
+        Runs(
+            "curl -s 'http://127.0.0.1:8000/v1/compress?model=hourglass-english' -H 'content-type: application/octet-stream' "
+            "--data-binary @article.txt -o article.weir",
+            "",
+        ),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/decompress -H 'content-type: application/octet-stream' "
+            "--data-binary @article.weir -o article.txt",
+            "",
+            writes=("article.txt", r"the river is pooling, the rest is going on .+ stone bridge\. "),
+        ),
     ],
     "docs/deploy.md": [
         Elsewhere("docker build -t weir .", DOCKER),

@@ -551,7 +551,11 @@ impl<'a> Pipeline<'a> {
                     Event::Finished { .. } => {
                         return result.ok_or_else(|| Error::Internal("a block has no result".into()));
                     }
-                    Event::Started { .. } | Event::Characters(_) | Event::Document(_) | Event::Next(_) => {}
+                    Event::Started { .. }
+                    | Event::Characters(_)
+                    | Event::Coding(_)
+                    | Event::Document(_)
+                    | Event::Next(_) => {}
                 },
                 Ok(None) => return Err(Error::Internal("the engine ended before a block".into())),
             }

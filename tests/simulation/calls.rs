@@ -446,6 +446,7 @@ impl From<CompressResponse> for Event {
         match message.event.expect("an event") {
             compress_response::Event::Data(data) => Self::Output(data),
             compress_response::Event::Summary(summary) => Self::Summary(summary),
+            compress_response::Event::Progress(_) => panic!("progress that no client asked for"),
         }
     }
 }
@@ -455,6 +456,7 @@ impl From<DecompressResponse> for Event {
         match message.event.expect("an event") {
             decompress_response::Event::Text(text) => Self::Output(text),
             decompress_response::Event::Summary(summary) => Self::Summary(summary),
+            decompress_response::Event::Progress(_) => panic!("progress that no client asked for"),
         }
     }
 }

@@ -339,7 +339,7 @@ fn run(engine: &Handle, job: Generate) -> (Vec<EmittedSymbol>, FinishReason, Usa
     let mut emitted = Vec::new();
     loop {
         match events.blocking_recv().unwrap().unwrap() {
-            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => emitted.extend(characters),
             Event::Finished { reason, usage, .. } => return (emitted, reason, usage),
         }

@@ -2,7 +2,7 @@
 //! about a text into the session that runs it, and refuses what could not run within the engine's limits.
 
 use crate::{
-    codec::{Code, CodeInput, Coded},
+    codec::{Code, CodeInput, Coded, CodingProgress},
     completion::{NextDistributions, NextSymbol},
     options::{EmittedSymbol, FinishReason, Generate, Score},
     session::Session,
@@ -128,8 +128,8 @@ impl From<Option<Instant>> for Terms {
     }
 }
 
-/// An event of a request. In order: `Started`; then for a text any number of `Characters`, for a block `Coded`, for a
-/// distribution `Next`, each followed by `Finished`; for a summary `Reading` and `Chosen`, `Encoded`, `Characters`,
+/// An event of a request. In order: `Started`; then for a text any number of `Characters`, for a block `Coding` and `Coded`,
+/// for a distribution `Next`, each followed by `Finished`; for a summary `Reading` and `Chosen`, `Encoded`, `Characters`,
 /// `Summarized`. An error may come at any point and is the last event.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -141,6 +141,8 @@ pub enum Event {
     /// The next symbols: first the prompt's if it is echoed or scored, then generated ones. They are final: the engine
     /// withholds a partial stop string, and symbols of a summary that another hypothesis may still replace.
     Characters(Vec<EmittedSymbol>),
+    /// Progress of the block of a `Code` request. Dropped if the client reads too slowly.
+    Coding(CodingProgress),
     /// The block of a `Code` request.
     Coded(Coded),
     /// The distributions of a `Next` request.

@@ -5,7 +5,7 @@
 //! requests that look ahead.
 
 use crate::{
-    api::Limits,
+    api::{DocumentEvent, Event, Limits},
     beam::SearchStep,
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
@@ -643,7 +643,7 @@ impl Batch {
         let again = summary.encodes_again();
         if !again {
             if let Some(reading) = summary.reading() {
-                request.event_sender.send_progress(reading);
+                request.event_sender.send_progress(Event::Document(DocumentEvent::Reading(reading)));
             }
             request.event_sender.send_chosen(|| summary.take_new_choices());
         }

@@ -171,7 +171,7 @@ impl ScoreTask {
                     let Self { range, start_bytes, .. } = self;
                     return Ok(Scores { characters: scored, start_bytes, recomputed: range.end });
                 }
-                Event::Started { .. } | Event::Next(_) | Event::Coded(_) | Event::Document(_) => {}
+                Event::Started { .. } | Event::Next(_) | Event::Coding(_) | Event::Coded(_) | Event::Document(_) => {}
             }
         }
         Err(Error::Internal("the engine ended a score without its end".into()))
@@ -424,7 +424,7 @@ async fn distributions(mut events: Events) -> Result<(NextDistributions, usize)>
             Event::Started { cached_chars } => cached = cached_chars,
             Event::Next(distributions) => found = Some(distributions),
             Event::Finished { .. } => break,
-            Event::Characters(_) | Event::Coded(_) | Event::Document(_) => {}
+            Event::Characters(_) | Event::Coding(_) | Event::Coded(_) | Event::Document(_) => {}
         }
     }
     let lost = || Error::Internal("the engine ended a request without its distributions".into());

@@ -13,7 +13,7 @@ use crate::{
         tenants::{Beginning, Demand},
     },
     session::Session,
-    summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
+    summary::{EncodedDocument, PoolingUpdate},
 };
 use std::{
     collections::VecDeque,
@@ -271,6 +271,11 @@ impl Request {
     }
 
     pub(crate) fn send_output(&mut self) {
+        if let RequestKind::Text(text) = &mut self.kind
+            && let Some(progress) = text.session.take_coding_progress()
+        {
+            self.event_sender.send_progress(Event::Coding(progress));
+        }
         let output = match &mut self.kind {
             RequestKind::Text(text) if text.session.has_output() => text.session.take_output(),
             RequestKind::Document(summary) if !summary.output.is_empty() => std::mem::take(&mut summary.output),
@@ -615,9 +620,9 @@ impl EventSender {
         let _ = self.sender.try_send(Ok(Event::Started { cached_chars }));
     }
 
-    /// Sends the progress of a document's encoding. Dropped if the channel is full.
-    pub(crate) fn send_progress(&self, reading: DocumentProgress) {
-        let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
+    /// Sends the progress of a document's encoding, or of a block's coding. Dropped if the channel is full.
+    pub(crate) fn send_progress(&self, progress: Event) {
+        let _ = self.sender.try_send(Ok(progress));
     }
 
     /// Sends the choices of poolings. Calls `collect` only if the channel has room.

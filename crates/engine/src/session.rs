@@ -6,7 +6,7 @@
 //! generating session drops those that no replay needs ([`resume`](Session::resume)), so its memory is bounded.
 
 use crate::{
-    codec::{self, Code, Coded, coder::BlockCoder},
+    codec::{self, Code, Coded, CodingProgress, coder::BlockCoder},
     completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
     options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad},
     sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
@@ -32,6 +32,9 @@ use weir_models::{
 /// Number of symbols that must be added before a trim runs. Trimming fewer would cost more than it frees.
 const MIN_HELD: usize = 1024;
 
+/// Symbols of a block between two reports of its progress. A step decompresses one.
+const REPORTED_SYMBOLS: usize = 64;
+
 /// One request from its first symbol to its last.
 #[derive(Debug, Clone)]
 pub struct Session {
@@ -49,6 +52,8 @@ pub struct Session {
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
     coded: Option<Coded>,
+    /// Symbols of the block of which progress was reported.
+    reported: usize,
     /// The distributions after the text, if they are wanted.
     distributions: Option<DistributionsSoFar>,
     usage: Usage,
@@ -99,6 +104,7 @@ impl Session {
             drafter: None,
             output: Vec::new(),
             coded: None,
+            reported: 0,
             distributions: None,
             usage: Usage::default(),
             row_len: 0,
@@ -321,6 +327,16 @@ impl Session {
     /// Returns the symbols emitted since the last call, in order.
     pub fn take_output(&mut self) -> Vec<EmittedSymbol> {
         std::mem::take(&mut self.output)
+    }
+
+    /// Returns how far the block of a [`Code`] request is coded, each time that this is [`REPORTED_SYMBOLS`] symbols further.
+    pub fn take_coding_progress(&mut self) -> Option<CodingProgress> {
+        let progress = self.prompt.coder.as_ref()?.progress();
+        if progress.symbols < self.reported + REPORTED_SYMBOLS {
+            return None;
+        }
+        self.reported = progress.symbols;
+        Some(progress)
     }
 
     /// Returns the block of a [`Code`] request, once it is finished.

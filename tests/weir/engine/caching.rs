@@ -295,7 +295,9 @@ fn read_summary(mut events: Events) -> Result<Output> {
                 assert!(encoded.is_some());
                 text.extend(symbols.into_iter().map(|character| character.symbol));
             }
-            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) => panic!("not the end of a summary"),
+            Event::Finished { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) => {
+                panic!("not the end of a summary")
+            }
             Event::Document(DocumentEvent::Summarized(summary)) => {
                 assert!(started && events.blocking_recv().is_none(), "nothing follows the end");
                 let encoded = encoded.expect("the document was encoded");

@@ -163,7 +163,7 @@ pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
 pub(super) fn read_rest(mut events: Events, mut characters: Vec<EmittedSymbol>) -> Result<(JobOutput, Timing)> {
     loop {
         match events.blocking_recv().expect("the last event ends the job")? {
-            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+            Event::Started { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
                 panic!("started twice, or a document")
             }
             Event::Characters(symbols) => characters.extend(symbols),

@@ -391,7 +391,7 @@ fn read_until(events: &mut weir::engine::Events, characters: &mut Vec<EmittedSym
         match events.blocking_recv().unwrap().unwrap() {
             Event::Characters(symbols) => characters.extend(symbols),
             Event::Started { .. } => {}
-            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
+            Event::Finished { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {
                 panic!("ended after {} characters", characters.len())
             }
         }

@@ -1,6 +1,7 @@
 //! Compression of texts over gRPC, and its limits.
 
 use super::*;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use weir_proto::v1::{
     CodecSummary, CompressOptions, CompressRequest, CompressResponse, DecompressOptions, DecompressRequest,
@@ -41,6 +42,7 @@ pub(super) async fn compress(
         match message?.event.unwrap() {
             compress_response::Event::Data(more) => data.extend(more),
             compress_response::Event::Summary(summary) => return Ok((data, summary)),
+            compress_response::Event::Progress(_) => panic!("progress that no client asked for"),
         }
     }
     panic!("no summary")
@@ -53,6 +55,7 @@ async fn decompress(client: &mut CodecClient<Channel>, data: &[u8]) -> Result<(V
         match message?.event.unwrap() {
             decompress_response::Event::Text(more) => text.extend(more),
             decompress_response::Event::Summary(summary) => return Ok((text, summary)),
+            decompress_response::Event::Progress(_) => panic!("progress that no client asked for"),
         }
     }
     panic!("no summary")
@@ -311,5 +314,40 @@ async fn blocks_count_in_the_memory_of_requests() {
         let (_, summary) = compressed.expect("the blocks wait for one another");
         assert_eq!(summary.text_bytes, text.len() as u64);
     }
+    freed(&engine).await;
+}
+
+/// The type of a body that is sent as it is.
+const BYTES: &str = "content-type: application/octet-stream";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_comes_back_over_http() {
+    let (running, engine) = served(&converted("whitespaces")).await;
+    let text = TEXT.repeat(40);
+    let compressed = exchange(running.port, "POST", "/v1/compress?stream=true&compare=true", &[BYTES], &text).await;
+    let events = compressed.events();
+    let find = |name: &'static str| events.iter().filter_map(move |event| event.get(name));
+    let data: Vec<u8> = find("data").flat_map(|data| STANDARD.decode(data.as_str().unwrap()).unwrap()).collect();
+    let summary = find("summary").next().unwrap();
+    assert_eq!((&summary["text_bytes"], &summary["compressed_bytes"]), (&json!(text.len()), &json!(data.len())));
+    // The progress grows, and its bits are nearly all of the data, which also has a header of 113 bytes.
+    let progress: Vec<_> = find("progress").collect();
+    assert!(
+        progress.len() > 3 && progress.windows(2).all(|pair| pair[0]["chars"].as_u64() < pair[1]["chars"].as_u64())
+    );
+    let last = progress.last().unwrap();
+    let bits = last["bits"].as_f64().unwrap() / last["chars"].as_f64().unwrap();
+    assert!((bits - summary["bits_per_char"].as_f64().unwrap()).abs() < 0.7, "{last} {summary}");
+    let others = find("compared").next().unwrap();
+    assert!(
+        others["xz_bytes"].as_u64() < Some(text.len() as u64) && others["gzip_bytes"].as_u64() > Some(20),
+        "{others}"
+    );
+    let back = exchange(running.port, "POST", "/v1/decompress", &[BYTES], &data).await;
+    assert_eq!((back.0, back.body()), (200, text.as_str()));
+    let events = exchange(running.port, "POST", "/v1/decompress?stream=true", &[BYTES], &data).await.events();
+    assert!(events.iter().filter(|event| event.get("progress").is_some()).count() > 3);
+    let damaged = exchange(running.port, "POST", "/v1/decompress", &[BYTES], &data[..data.len() - 1]).await;
+    assert_eq!((damaged.0, &damaged.json()["error"]["code"]), (400, &json!("damaged")));
     freed(&engine).await;
 }

@@ -18,6 +18,16 @@ const WORD: usize = size_of::<u32>();
 pub(crate) struct BlockCoder {
     frequencies: Frequencies,
     coder: Coder,
+    progress: CodingProgress,
+}
+
+/// How far a block is coded.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CodingProgress {
+    /// Symbols that are coded.
+    pub symbols: usize,
+    /// Their size in bits.
+    pub bits: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -38,7 +48,7 @@ pub enum Coded {
 impl BlockCoder {
     /// Creates a coder that compresses symbols of the model's texts.
     pub(super) fn encoder(card: &Card) -> Self {
-        Self { frequencies: frequencies(card), coder: Coder::Encoder(DefaultRangeEncoder::new()) }
+        Self::new(card, Coder::Encoder(DefaultRangeEncoder::new()))
     }
 
     /// Creates a coder that decompresses `data`. Fails with [`Error::Damaged`] if the data are not whole words.
@@ -49,7 +59,17 @@ impl BlockCoder {
         }
         let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let coder = DefaultRangeDecoder::from_compressed(words).unwrap_or_else(|never| match never {});
-        Ok(Self { frequencies: frequencies(card), coder: Coder::Decoder(coder) })
+        Ok(Self::new(card, Coder::Decoder(coder)))
+    }
+
+    fn new(card: &Card, coder: Coder) -> Self {
+        let frequencies = Frequencies::new(card.vocabulary.text_ids().collect());
+        Self { frequencies, coder, progress: CodingProgress::default() }
+    }
+
+    /// Returns how far the block is coded.
+    pub(crate) fn progress(&self) -> CodingProgress {
+        self.progress
     }
 
     pub(crate) fn is_decoder(&self) -> bool {
@@ -62,18 +82,21 @@ impl BlockCoder {
             self.frequencies.set(logits)?;
         }
         let model = &self.frequencies;
-        match (&mut self.coder, symbol) {
+        let coded = match (&mut self.coder, symbol) {
             (Coder::Encoder(encoder), Some(symbol)) => {
                 let encoded = Encode::<PRECISION>::encode_symbol(encoder, symbol, model);
                 encoded.map_err(|error| Error::Internal(format!("symbol {symbol}: {error}")))?;
-                Ok(symbol)
+                symbol
             }
             (Coder::Decoder(decoder), _) => {
                 let decoded = Decode::<PRECISION>::decode_symbol(decoder, model);
-                decoded.map_err(|_| damaged("data of the entropy coder", "other data".into()))
+                decoded.map_err(|_| damaged("data of the entropy coder", "other data".into()))?
             }
-            (Coder::Encoder(_), None) => Err(Error::Internal("there is no symbol to compress".into())),
-        }
+            (Coder::Encoder(_), None) => return Err(Error::Internal("there is no symbol to compress".into())),
+        };
+        self.progress.symbols += 1;
+        self.progress.bits += self.frequencies.bits(coded);
+        Ok(coded)
     }
 
     /// Ends the block, whose symbols are `symbols`. Fails with [`Error::Damaged`] if data are left that no symbol needs.
@@ -90,10 +113,6 @@ impl BlockCoder {
             }
         }
     }
-}
-
-fn frequencies(card: &Card) -> Frequencies {
-    Frequencies::new(card.vocabulary.text_ids().collect())
 }
 
 fn damaged(expected: impl Into<String>, found: String) -> Error {
@@ -316,6 +335,12 @@ impl Frequencies {
         }
         self.distribute(first);
         Ok(())
+    }
+
+    /// Returns the size of a symbol in bits; 0 if it is no text symbol.
+    fn bits(&self, symbol: u32) -> f64 {
+        let index = self.alphabet.binary_search(&symbol);
+        index.map_or(0.0, |index| PRECISION as f64 - f64::from(self.frequencies[index]).log2())
     }
 
     /// Computes the frequencies from the weights; `first` gets what is left.

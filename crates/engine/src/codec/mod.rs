@@ -8,6 +8,6 @@ pub mod coder;
 pub mod format;
 
 pub use crate::codec::{
-    coder::{Code, CodeInput, Coded, DEFAULT_BLOCK, MAX_BLOCK, default_windows},
+    coder::{Code, CodeInput, Coded, CodingProgress, DEFAULT_BLOCK, MAX_BLOCK, default_windows},
     format::{BlockStream, CompressOptions, Compressor, Decompressor, Totals},
 };

@@ -20,7 +20,7 @@ use tokio::{task::yield_now, time::sleep};
 use tonic::{Request, Streaming, codegen::Bytes};
 use weir_engine::{
     Event, Events, Job, Terms, clock,
-    codec::{BlockStream, Code, CodeInput, Coded, Compressor, Decompressor, Totals},
+    codec::{BlockStream, Code, CodeInput, Coded, CodingProgress, Compressor, Decompressor, Totals},
 };
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
@@ -49,6 +49,10 @@ impl Messages for Compress {
         v1::CompressResponse { event: Some(compress_response::Event::Data(bytes)) }
     }
 
+    fn progress(progress: v1::CodecProgress) -> v1::CompressResponse {
+        v1::CompressResponse { event: Some(compress_response::Event::Progress(progress)) }
+    }
+
     fn summary(totals: Totals) -> v1::CompressResponse {
         v1::CompressResponse { event: Some(compress_response::Event::Summary(summary(totals))) }
     }
@@ -70,13 +74,17 @@ impl Messages for Decompress {
         v1::DecompressResponse { event: Some(decompress_response::Event::Text(bytes)) }
     }
 
+    fn progress(progress: v1::CodecProgress) -> v1::DecompressResponse {
+        v1::DecompressResponse { event: Some(decompress_response::Event::Progress(progress)) }
+    }
+
     fn summary(totals: Totals) -> v1::DecompressResponse {
         v1::DecompressResponse { event: Some(decompress_response::Event::Summary(summary(totals))) }
     }
 }
 
 impl JobService {
-    async fn start_compress(
+    pub(crate) async fn start_compress(
         &self,
         mut parts: RequestParts<v1::CompressRequest>,
         call: Call,
@@ -85,7 +93,8 @@ impl JobService {
         let Some(compress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let blocks = self.codec_blocks("Compress", options.model.as_deref(), &call, options.priority)?;
+        let mut blocks = self.codec_blocks("Compress", options.model.as_deref(), &call, options.priority)?;
+        blocks.reports_progress = options.progress();
         let engine = blocks.engine.clone();
         let options = convert::compress_options(&options, engine.card());
         // created here too, so that a call that cannot succeed fails before its response
@@ -96,7 +105,7 @@ impl JobService {
         }))
     }
 
-    async fn start_decompress(
+    pub(crate) async fn start_decompress(
         &self,
         mut parts: RequestParts<v1::DecompressRequest>,
         call: Call,
@@ -105,7 +114,8 @@ impl JobService {
         let Some(decompress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let blocks = self.codec_blocks("Decompress", options.model.as_deref(), &call, options.priority)?;
+        let mut blocks = self.codec_blocks("Decompress", options.model.as_deref(), &call, options.priority)?;
+        blocks.reports_progress = options.progress();
         let engine = blocks.engine.clone();
         Decompressor::new(engine.card())?;
         let stall = engine.limits().stall;
@@ -208,11 +218,14 @@ async fn run<M: Messages>(
         let is_waiting = blocks.is_waiting() || lacks_memory;
         tokio::select! {
             biased;
-            coded = blocks.finished(), if is_running => {
-                let mut out = Vec::new();
-                stream.accept(coded?, &mut out)?;
-                send_all::<M>(&output, &out).await?;
-            }
+            advanced = blocks.advanced(), if is_running => match advanced? {
+                BlockEvent::Coding(progress) => output.send(M::progress(progress)).await?,
+                BlockEvent::Coded(coded) => {
+                    let mut out = Vec::new();
+                    stream.accept(coded, &mut out)?;
+                    send_all::<M>(&output, &out).await?;
+                }
+            },
             part = parts.next(), if reads => match part? {
                 Some(part) => {
                     unconverted = UnconvertedPart(M::bytes(part)?.into());
@@ -265,10 +278,20 @@ struct CodecBlocks {
     input_bytes: usize,
     /// Blocks in the engine, in order.
     running: VecDeque<RunningBlock>,
+    /// Blocks that have ended.
+    ended: u64,
+    /// True if the client wants to know how far blocks are coded.
+    reports_progress: bool,
     /// The next block, if the queue or the memory of requests was full.
     waiting: Option<Code>,
     /// Time at which the last block was submitted, or ended.
     progress_at: Instant,
+}
+
+/// What the first block of a call sends.
+enum BlockEvent {
+    Coding(v1::CodecProgress),
+    Coded(Coded),
 }
 
 /// A block in the engine.
@@ -292,6 +315,8 @@ impl CodecBlocks {
             input,
             input_bytes: 0,
             running: VecDeque::new(),
+            ended: 0,
+            reports_progress: false,
             waiting: None,
             progress_at: clock::now(),
         }
@@ -365,20 +390,30 @@ impl CodecBlocks {
         Ok(())
     }
 
-    /// Waits for the result of the first block. May be called again after it was dropped.
-    async fn finished(&mut self) -> Result<Coded> {
+    /// Waits for the result of the first block, or for its progress if the client wants it. May be called again after it was dropped.
+    async fn advanced(&mut self) -> Result<BlockEvent> {
         let lost = || Error::Internal("the engine dropped a block without a final event".into());
         let block = self.running.front_mut().ok_or_else(lost)?;
         let coded = loop {
             match block.events.recv().await.ok_or_else(lost)?? {
                 Event::Coded(coded) => block.coded = Some(coded),
+                Event::Coding(progress) if self.reports_progress => {
+                    let CodingProgress { symbols, bits } = progress;
+                    let progress = v1::CodecProgress { block: self.ended, chars: symbols as u64, bits };
+                    return Ok(BlockEvent::Coding(progress));
+                }
                 Event::Finished { .. } => break block.coded.take().ok_or_else(lost)?,
-                Event::Started { .. } | Event::Characters(_) | Event::Document(_) | Event::Next(_) => {}
+                Event::Started { .. }
+                | Event::Characters(_)
+                | Event::Coding(_)
+                | Event::Document(_)
+                | Event::Next(_) => {}
             }
         };
         self.running.pop_front();
+        self.ended += 1;
         self.progress_at = clock::now();
-        Ok(coded)
+        Ok(BlockEvent::Coded(coded))
     }
 }
 
@@ -401,6 +436,8 @@ pub(crate) trait Messages: Send + 'static {
     fn bytes(request: Self::Request) -> Result<Vec<u8>>;
 
     fn output(bytes: Vec<u8>) -> Self::Response;
+
+    fn progress(progress: v1::CodecProgress) -> Self::Response;
 
     /// Creates the last message.
     fn summary(totals: Totals) -> Self::Response;

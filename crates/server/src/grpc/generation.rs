@@ -166,7 +166,7 @@ async fn collect_segments(
     let mut characters = Vec::new();
     loop {
         match events.next().await? {
-            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
                 let normalized_chars = response.usage.and_then(|known| known.normalized_chars);
@@ -272,7 +272,7 @@ impl MessageEncoder for GenerateEncoder {
     fn push(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),
-            Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+            Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => self.pieces.push(characters),
             Event::Finished { reason, usage, timing } => {
                 tracing::debug!(

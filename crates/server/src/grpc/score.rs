@@ -78,7 +78,7 @@ impl MessageEncoder for ScoreEncoder {
 
     fn push(&mut self, event: Event) {
         match event {
-            Event::Started { .. } | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
+            Event::Started { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => {
                 for logprob in characters.iter().filter_map(|character| character.logprob) {
                     self.logprob_sum += f64::from(logprob);

@@ -740,7 +740,7 @@ impl MessageEncoder for SummaryEncoder {
                 tokens.iter().for_each(|token| self.piece.push_str(self.text.push(token.symbol)));
             }
             Event::Document(event) => self.push_document(event),
-            Event::Finished { .. } | Event::Coded(_) | Event::Next(_) => {}
+            Event::Finished { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) => {}
         }
     }
 

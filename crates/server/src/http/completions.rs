@@ -8,7 +8,7 @@ use crate::{
     http::{
         error::ApiError,
         response::{self, Choice, Completion, CompletionHead, TokenCounts},
-        state::ApiState,
+        state::{ApiState, JSON},
         summaries,
     },
     registry::{Lease, continues_text},
@@ -41,7 +41,7 @@ pub(crate) async fn complete(
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
     let received_at = clock::now();
-    let body = state.read_body(client, request).await?;
+    let body = state.read_body(client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let mut request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
     let engines = state.monitor.engines();
@@ -175,7 +175,7 @@ pub(crate) async fn refuse_chat(
 
 /// Returns the model of a request. If the request names none, returns the first that completes text, else the first.
 async fn find_model(state: &ApiState, client: &ClientContext, request: Request) -> Result<Option<Lease>, ApiError> {
-    let body = state.read_body(client, request).await?;
+    let body = state.read_body(client, request, JSON).await?;
     let ChatRequest { model } = state.parse(body, |bytes| parse_json(bytes, "the body")).await?;
     let engines = state.monitor.engines();
     if let Some(name) = model.filter(|name| !name.is_empty()) {

@@ -1,10 +1,11 @@
-//! The HTTP API: OpenAI's completions and models, summaries, editing over WebSockets, the Open Inference Protocol, and a playground.
+//! The HTTP API: OpenAI's completions and models, summaries, compression, editing over WebSockets, the Open Inference Protocol, and a playground.
 //!
 //! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This file has the connections, the paths and the bodies.
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
+pub(crate) mod codec;
 mod completions;
 pub(crate) mod editing;
 mod error;
@@ -260,6 +261,8 @@ fn router(state: ApiState) -> Router {
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
+        .route("/v1/compress", with_options(post(codec::compress), "OPTIONS, POST"))
+        .route("/v1/decompress", with_options(post(codec::decompress), "OPTIONS, POST"))
         .route(editing::PATH, with_options(get(editing::edit), "GET, OPTIONS"))
         .route("/v1/models", with_options(get(list_models), READS))
         .route("/v2", with_options(get(open_inference::server), READS))
@@ -280,7 +283,7 @@ fn router(state: ApiState) -> Router {
     }
     router
         .fallback(|uri: Uri| async move {
-            let paths = "completions, models and summaries are under /v1, the Open Inference Protocol under /v2";
+            let paths = "completions, models, summaries and compression are under /v1, the Open Inference Protocol under /v2";
             let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
             ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
         })
@@ -335,6 +338,7 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         Some(vocabulary) if vocabulary.pieces => "piece",
         _ => "character",
     };
+    let max_body_bytes = model.limits.map(|limits| limits.message_bytes);
     let document_tokens = model.documents.as_ref().map(|documents| documents.max_tokens);
     json!({
         "id": model.name,
@@ -350,6 +354,7 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         "pooled": model.pooled,
         "boundary_modes": model.boundary_modes,
         "training_length": model.training_length,
+        "max_body_bytes": max_body_bytes,
         "documents": model.documents.map(|documents| json!({
             "max_tokens": documents.max_tokens,
             "max_summary_tokens": documents.max_summary_tokens,

@@ -8,7 +8,7 @@ use crate::{
     grpc::generation::Incoming,
     http::{
         error::{ApiError, Json},
-        state::{ApiState, PathResult},
+        state::{ApiState, JSON, PathResult},
     },
     middleware::limits::GuardedBody,
     open_inference::{self, response::own_name},
@@ -124,11 +124,11 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let Path(path) = path?;
     if request.headers().contains_key(BINARY) {
-        state.check_head(client, &request)?;
+        state.check_head(client, &request, JSON)?;
         let message = format!("{BINARY}: binary tensors are not supported; send them as JSON");
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "binary_tensors", message));
     }
-    let body = state.read_body(client, request).await?;
+    let body = state.read_body(client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |bytes| parse_json::<InferenceRequest>(bytes, "the body")).await?;
     let message = request.into_message(path.model(), path.version);

@@ -82,14 +82,20 @@ pub(crate) struct ApiBody {
 }
 
 impl ApiState {
-    /// Checks the key and the headers of a request with a body. Returns its tenant.
-    pub(crate) fn check_head(&self, client: &ClientContext, request: &Request) -> Result<Arc<str>, ApiError> {
+    /// Checks the key and the headers of a request whose body has this type. Returns its tenant.
+    pub(crate) fn check_head(
+        &self,
+        client: &ClientContext,
+        request: &Request,
+        media_type: &str,
+    ) -> Result<Arc<str>, ApiError> {
         let tenant = client.principal()?.tenant();
-        if !is_json(request.headers()) {
+        if !has_type(request.headers(), media_type) {
             let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
             let found = found.map_or_else(|| "none".to_owned(), quoted);
-            let message = format!("Content-Type: expected application/json, found {found}");
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", message));
+            let message = format!("Content-Type: expected {media_type}, found {found}");
+            let code = if media_type == JSON { "not_json" } else { "not_bytes" };
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, code, message));
         }
         encoding(request.headers())?;
         let declared = request.headers().get(header::CONTENT_LENGTH);
@@ -105,8 +111,13 @@ impl ApiState {
     }
 
     /// Reads a request's body within the limits on one body, on one caller's, and on all together. Checks the key first.
-    pub(crate) async fn read_body(&self, client: &ClientContext, request: Request) -> Result<ApiBody, ApiError> {
-        let tenant = self.check_head(client, &request)?;
+    pub(crate) async fn read_body(
+        &self,
+        client: &ClientContext,
+        request: Request,
+        media_type: &str,
+    ) -> Result<ApiBody, ApiError> {
+        let tenant = self.check_head(client, &request, media_type)?;
         let encoding = encoding(request.headers())?;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
         let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
@@ -171,15 +182,22 @@ fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, ApiError> {
     })
 }
 
-/// Returns true if the headers announce JSON. A browser sends other types for pages of any origin, without asking the server first.
-fn is_json(headers: &HeaderMap) -> bool {
-    let is_json_type = |kind: &str| {
+/// The type of a body in JSON.
+pub(crate) const JSON: &str = "application/json";
+
+/// The type of a body of bytes.
+pub(crate) const BYTES: &str = "application/octet-stream";
+
+/// Returns true if the headers announce `media_type`. A browser asks the server before it sends [`JSON`] or [`BYTES`] for pages of
+/// other origins, but not before it sends forms and plain text.
+fn has_type(headers: &HeaderMap, media_type: &str) -> bool {
+    let is_type = |kind: &str| {
         let kind = kind.split(';').next().unwrap_or_default().trim();
-        kind.eq_ignore_ascii_case("application/json")
+        kind.eq_ignore_ascii_case(media_type)
     };
     let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
     let first = kinds.next().and_then(|kind| kind.to_str().ok());
-    first.is_some_and(is_json_type) && kinds.next().is_none()
+    first.is_some_and(is_type) && kinds.next().is_none()
 }
 
 /// Returns the current time in seconds since 1970.

@@ -8,7 +8,7 @@ use crate::{
     http::{
         error::{ApiError, Json},
         response::{self, Completion, CompletionHead, EventSource},
-        state::{ApiState, Summarized},
+        state::{ApiState, JSON, Summarized},
     },
     middleware::limits::GuardedBody,
     registry::{Engines, Lease, continues_text, summarizes},
@@ -47,7 +47,7 @@ pub(crate) async fn summarize(
 }
 
 async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
-    let body = state.read_body(client, request).await?;
+    let body = state.read_body(client, request, JSON).await?;
     let tenant = Arc::clone(&body.tenant);
     let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Summaries)).await?;
     if request.document.is_some() && request.document_id.is_some() {

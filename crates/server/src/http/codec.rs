@@ -1,0 +1,329 @@
+//! `/v1/compress` and `/v1/decompress`: one call of `weir.v1.Codec` whose input is the body. Options are in the query, so that a file
+//! can be sent as it is. The answer is the output as bytes, or server-sent events with the progress.
+
+use crate::{
+    call::{CODEC, Call, ClientContext},
+    calls::Calls,
+    grpc::{request_parts::RequestParts, response::log_rejection},
+    http::{
+        error::ApiError,
+        response::{self, EventSource},
+        state::{ApiState, BYTES},
+    },
+    middleware::limits::{GuardedBody, RequestMemory},
+};
+use axum::{
+    Extension,
+    body::Body,
+    extract::{Request, State},
+    http::{Uri, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use flate2::{Compression, write::GzEncoder};
+use lzma_rust2::{XzOptions, XzWriter};
+use percent_encoding::percent_decode_str;
+use prost::Message;
+use serde_json::{Value, json};
+use std::{
+    io::{self, Write},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tokio_stream::{Stream, StreamExt};
+use weir_kernels::error::{Error, Result, quoted};
+use weir_proto::v1::{
+    self, compress_request, compress_response::Event as Compressed, decompress_request,
+    decompress_response::Event as Decompressed,
+};
+
+pub(crate) async fn compress(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    client.with_request_id(handle(state, &client, request, true).await.into_response())
+}
+
+pub(crate) async fn decompress(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    request: Request,
+) -> Response {
+    client.with_request_id(handle(state, &client, request, false).await.into_response())
+}
+
+async fn handle(
+    state: ApiState,
+    client: &ClientContext,
+    request: Request,
+    compresses: bool,
+) -> Result<Response, ApiError> {
+    let tenant = state.check_head(client, &request, BYTES)?;
+    let options = CodecOptions::of_query(request.uri(), compresses)?;
+    let body = state.read_body(client, request, BYTES).await?;
+    let bytes = state.parse(body, Ok).await?;
+    let others = options.compare.then(|| {
+        let text = bytes.clone();
+        let workers = state.calls.jobs.workers.clone();
+        let tenant = Arc::clone(&tenant);
+        let sizes = async move { workers.run(&tenant, text.len(), move || sizes_of_others(&text)).await? };
+        Box::pin(sizes) as Pin<Box<_>>
+    });
+    let output = match compresses {
+        true => state.calls.compress(client, options.compression(), bytes).await?,
+        false => state.calls.decompress(client, options.decompression(), bytes).await?,
+    };
+    if options.stream {
+        let events = CodecEvents { output, others, is_complete: false };
+        return response::response(events, state.calls.jobs.late_headers).await;
+    }
+    collect(output, &state, &tenant).await
+}
+
+/// Returns the output as the body of a response.
+async fn collect(mut output: CodecOutputs, state: &ApiState, tenant: &Arc<str>) -> Result<Response, ApiError> {
+    let mut size = state.collected.begin(tenant, "add stream=true to the query");
+    let mut bytes = Vec::new();
+    let mut is_complete = false;
+    while let Some(part) = output.next().await.transpose()? {
+        match part {
+            CodecOutput::Bytes(more) => {
+                size.grow_to(bytes.len() + more.len())?;
+                bytes.extend(more);
+            }
+            CodecOutput::Summary(_) => is_complete = true,
+            CodecOutput::Progress(_) => {}
+        }
+    }
+    if !is_complete {
+        return Err(response::ended_early().into());
+    }
+    let response = ([(CONTENT_TYPE, BYTES)], bytes).into_response();
+    Ok(response.map(|body| Body::new(GuardedBody::new(body, size))))
+}
+
+/// The options in a query.
+#[derive(Default)]
+struct CodecOptions {
+    model: Option<String>,
+    normalise: bool,
+    stream: bool,
+    /// True if the stream has the sizes of the text as other programs compress it.
+    compare: bool,
+}
+
+impl CodecOptions {
+    /// Reads the options. Fails for a name that the path does not have, and for a value that is not true or false.
+    fn of_query(uri: &Uri, compresses: bool) -> Result<Self> {
+        let mut options = Self::default();
+        for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, "true"));
+            let value = percent_decode_str(value).decode_utf8_lossy();
+            match name {
+                "model" => options.model = Some(value.into_owned()),
+                "stream" => options.stream = flag("stream", &value)?,
+                "normalise" if compresses => options.normalise = flag("normalise", &value)?,
+                "compare" if compresses => options.compare = flag("compare", &value)?,
+                _ => {
+                    let names = if compresses { "model, stream, normalise or compare" } else { "model or stream" };
+                    return Err(Error::bad_option("query", quoted(name), names));
+                }
+            }
+        }
+        if options.compare && !options.stream {
+            return Err(Error::bad_option("compare", "true", "false without stream=true, whose events have the sizes"));
+        }
+        Ok(options)
+    }
+
+    fn compression(&self) -> v1::CompressOptions {
+        v1::CompressOptions {
+            model: self.model.clone(),
+            normalise: Some(self.normalise),
+            progress: Some(self.stream),
+            ..Default::default()
+        }
+    }
+
+    fn decompression(&self) -> v1::DecompressOptions {
+        v1::DecompressOptions { model: self.model.clone(), priority: None, progress: Some(self.stream) }
+    }
+}
+
+fn flag(name: &'static str, value: &str) -> Result<bool> {
+    value.parse().map_err(|_| Error::bad_option(name, quoted(value), "true or false"))
+}
+
+/// An event of a codec's call.
+enum CodecOutput {
+    Bytes(Vec<u8>),
+    Progress(v1::CodecProgress),
+    Summary(v1::CodecSummary),
+}
+
+impl From<Compressed> for CodecOutput {
+    fn from(event: Compressed) -> Self {
+        match event {
+            Compressed::Data(data) => Self::Bytes(data),
+            Compressed::Progress(progress) => Self::Progress(progress),
+            Compressed::Summary(summary) => Self::Summary(summary),
+        }
+    }
+}
+
+impl From<Decompressed> for CodecOutput {
+    fn from(event: Decompressed) -> Self {
+        match event {
+            Decompressed::Text(text) => Self::Bytes(text),
+            Decompressed::Progress(progress) => Self::Progress(progress),
+            Decompressed::Summary(summary) => Self::Summary(summary),
+        }
+    }
+}
+
+type CodecOutputs = Pin<Box<dyn Stream<Item = Result<CodecOutput>> + Send>>;
+
+/// Calls of the codec with an input that has arrived as a whole.
+impl Calls {
+    async fn compress(
+        &self,
+        client: &ClientContext,
+        options: v1::CompressOptions,
+        text: Vec<u8>,
+    ) -> Result<CodecOutputs> {
+        let parts = [compress_request::Part::Options(options), compress_request::Part::Text(text)];
+        let messages = parts.map(|part| v1::CompressRequest { part: Some(part) });
+        let bytes = messages.iter().map(Message::encoded_len).sum();
+        let response = self.begin(CODEC[0], client, bytes, async |call: Call, memory: RequestMemory| {
+            let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
+            self.jobs.start_compress(parts, call).await.inspect_err(log_rejection)
+        });
+        let output = response.await?.filter_map(|message| message.map(|message| message.event).transpose());
+        Ok(Box::pin(output.map(|event| event.map(CodecOutput::from))))
+    }
+
+    async fn decompress(
+        &self,
+        client: &ClientContext,
+        options: v1::DecompressOptions,
+        data: Vec<u8>,
+    ) -> Result<CodecOutputs> {
+        let parts = [decompress_request::Part::Options(options), decompress_request::Part::Data(data)];
+        let messages = parts.map(|part| v1::DecompressRequest { part: Some(part) });
+        let bytes = messages.iter().map(Message::encoded_len).sum();
+        let response = self.begin(CODEC[1], client, bytes, async |call: Call, memory: RequestMemory| {
+            let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
+            self.jobs.start_decompress(parts, call).await.inspect_err(log_rejection)
+        });
+        let output = response.await?.filter_map(|message| message.map(|message| message.event).transpose());
+        Ok(Box::pin(output.map(|event| event.map(CodecOutput::from))))
+    }
+}
+
+/// Bytes of a text as gzip and xz compress it.
+struct OtherSizes {
+    gzip: u64,
+    xz: u64,
+}
+
+/// Compresses a text with gzip and xz at their highest levels.
+fn sizes_of_others(text: &[u8]) -> Result<OtherSizes> {
+    let failed = |error: io::Error| Error::Internal(format!("gzip or xz: {error}"));
+    let mut gzip = GzEncoder::new(Counted(0), Compression::best());
+    gzip.write_all(text).map_err(failed)?;
+    let mut options = XzOptions::with_preset(9);
+    // A dictionary that is longer than the text finds nothing more, but takes ten times its size in memory.
+    let dictionary =
+        u32::try_from(text.len()).unwrap_or(u32::MAX).clamp(MIN_DICTIONARY, options.lzma_options.dict_size);
+    options.lzma_options.dict_size = dictionary;
+    let mut xz = XzWriter::new(Counted(0), options).map_err(failed)?;
+    xz.write_all(text).map_err(failed)?;
+    Ok(OtherSizes { gzip: gzip.finish().map_err(failed)?.0, xz: xz.finish().map_err(failed)?.0 })
+}
+
+/// Minimum dictionary of xz.
+const MIN_DICTIONARY: u32 = 4096;
+
+/// Counts bytes instead of writing them.
+struct Counted(u64);
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The output as server-sent events.
+struct CodecEvents {
+    output: CodecOutputs,
+    /// The sizes that other programs reach, until they are sent.
+    others: Option<Pin<Box<dyn Future<Output = Result<OtherSizes>> + Send>>>,
+    is_complete: bool,
+}
+
+impl EventSource for CodecEvents {
+    type Message = Value;
+
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Value>>> {
+        if let Some(others) = &mut self.others
+            && let Poll::Ready(sizes) = others.as_mut().poll(cx)
+        {
+            self.others = None;
+            let event =
+                sizes.map(|OtherSizes { gzip, xz }| json!({ "compared": { "gzip_bytes": gzip, "xz_bytes": xz } }));
+            return Poll::Ready(Some(event));
+        }
+        // The stream ends with the summary.
+        let output = match self.is_complete {
+            true if self.others.is_some() => return Poll::Pending,
+            true => None,
+            false => ready!(self.output.as_mut().poll_next(cx)),
+        };
+        self.is_complete |= matches!(output, Some(Ok(CodecOutput::Summary(_))));
+        Poll::Ready(output.map(|output| output.map(output_json)))
+    }
+
+    fn event(&mut self, event: Value) -> Option<Value> {
+        Some(event)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_complete && self.others.is_none()
+    }
+}
+
+fn output_json(output: CodecOutput) -> Value {
+    match output {
+        CodecOutput::Bytes(bytes) => json!({ "data": STANDARD.encode(bytes) }),
+        CodecOutput::Progress(v1::CodecProgress { block, chars, bits }) => {
+            json!({ "progress": { "block": block, "chars": chars, "bits": bits } })
+        }
+        CodecOutput::Summary(summary) => json!({ "summary": {
+            "text_bytes": summary.text_bytes,
+            "chars": summary.chars,
+            "compressed_bytes": summary.compressed_bytes,
+            "blocks": summary.blocks,
+            "bits_per_char": summary.bits_per_char,
+        } }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_programs_find_repetitions() {
+        let text = b"a weir pools a stream and lets it flow on. ".repeat(1000);
+        let OtherSizes { gzip, xz } = sizes_of_others(&text).unwrap();
+        assert!((60..600).contains(&gzip) && (60..300).contains(&xz), "gzip {gzip}, xz {xz}");
+        assert!(sizes_of_others(b"").is_ok_and(|sizes| sizes.gzip > 0 && sizes.xz > 0));
+    }
+}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Iterator
 
 import environment
 import local
 import pytest
+
+
+PACKAGES = Path(__file__).with_name("npm")
 
 
 class HttpServer(local.Server):
@@ -30,3 +35,18 @@ def http_server() -> Iterator[HttpServer]:
 def client_programs() -> Path:
     """Returns the programs' folder of the environment with the large clients."""
     return environment.programs()
+
+
+@pytest.fixture(scope="session")
+def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the packages of npm."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node or npm is not installed")
+    installed = tmp_path_factory.mktemp("npm")
+    for file in PACKAGES.iterdir():
+        shutil.copy(file, installed)
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=4 * local.TIMEOUT)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install the packages: {done.stderr}")
+    return installed

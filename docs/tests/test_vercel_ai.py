@@ -6,7 +6,6 @@ Skipped if Node.js is missing or npm cannot install the packages.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Dict, Iterator
@@ -14,7 +13,6 @@ from typing import Any, Dict, Iterator
 import local
 import pytest
 
-PACKAGES = Path(__file__).with_name("npm")
 # The SDK writes a dialogue and asks to stop before the next line of the user.
 PROGRAM = """
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -34,30 +32,15 @@ console.log(JSON.stringify({ text, usage, finishReason, streamed, counted, refus
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the packages."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node or npm is not installed")
-    installed = tmp_path_factory.mktemp("npm")
-    for file in PACKAGES.iterdir():
-        shutil.copy(file, installed)
-    command = ["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"]
-    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=4 * local.TIMEOUT)
-    if done.returncode != 0:
-        pytest.skip(f"npm cannot install the packages: {done.stderr}")
-    return installed
-
-
-@pytest.fixture(scope="module")
-def answer(folder: Path) -> Iterator[Dict[str, Any]]:
+def answer(npm_packages: Path) -> Iterator[Dict[str, Any]]:
     """Runs the program and returns what it printed."""
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
-    (folder / "program.mjs").write_text(PROGRAM)
+    (npm_packages / "program.mjs").write_text(PROGRAM)
     with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:
         url = "http://{}/v1".format(server.listener("playground"))
         command = ["node", "program.mjs", url, local.MODEL.name]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=local.TIMEOUT)
+        done = subprocess.run(command, cwd=npm_packages, capture_output=True, text=True, timeout=local.TIMEOUT)
         assert done.returncode == 0, done.stderr
         yield json.loads(done.stdout)
 

@@ -67,7 +67,7 @@ def main(argv=None):
 
 def make(about, folder, arguments):
     """Returns all figures of a model. Exports the run into the model's folder first, if the model comes from a run."""
-    card = {"name": folder.name, "shows": about["shows"]}
+    card = {"name": folder.name, "shows": about["shows"], "scope": about["scope"]}
     if "run" in about:
         if arguments.again:
             card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]

@@ -213,6 +213,9 @@ impl Drop for Browser {
     }
 }
 
+/// The link to the panel that generates.
+const RACE: &str = "#tab=race";
+
 /// Opens the page of a pooled and an unpooled model.
 fn two_models(link: &str) -> Option<Browser> {
     let browser = Browser::playground("light", &[converted("whitespaces"), converted("vanilla")], &[], link)?;
@@ -244,16 +247,27 @@ fn compare(browser: &Browser, characters: u32) {
     browser.until(DONE);
 }
 
+/// The prompt of the tests that count characters.
+const PROMPT: &str = "the history of the ";
+
 #[test]
 fn the_playground_generates_and_shows_details() {
-    let Some(browser) = two_models("") else { return };
+    let Some(browser) = two_models(RACE) else { return };
+    assert_eq!(browser.value("model-b"), "vanilla", "the page races against the model that does not pool");
+    browser.set("prompt", &json!(PROMPT).to_string());
     compare(&browser, 300);
+    assert_eq!(browser.evaluate("at('sampling').open"), false, "the answer takes the place of the settings");
+    browser.evaluate("document.querySelectorAll('#panels details').forEach(details => details.open = true), null");
+    browser.until("document.querySelectorAll('#panels svg text').length > 8");
     // Both models show the prompt and 300 characters, and a dot for each observed gap.
     for panel in [1, 2] {
         let panel_element =
             |what: &str| browser.evaluate(&format!("document.querySelector('#panels > :nth-child({panel}) {what}"));
         assert_eq!(panel_element(".text').textContent.length"), 319);
-        let plotted = panel_element("svg').querySelectorAll('circle, rect').length").as_u64().unwrap();
+        let dots = ".reduce((sum, path) => sum + path.getAttribute('d').split('M').length - 1, 0)";
+        let plotted =
+            browser.evaluate(&format!("[...document.querySelectorAll('#panels > :nth-child({panel}) .dots')]{dots}"));
+        let plotted = plotted.as_u64().unwrap();
         let together = panel_element("dl').lastElementChild.lastElementChild.textContent");
         assert_eq!(plotted + together.as_str().unwrap().parse::<u64>().unwrap(), 299);
     }
@@ -264,14 +278,15 @@ fn the_playground_generates_and_shows_details() {
     assert_eq!(scales[0], scales[1]);
     let words = browser.text("#verdict .words");
     assert!(words.contains("as many characters a second"), "{words}");
-    let facts = browser.text("#facts-a");
-    assert!(facts.starts_with("whitespaces: ") && facts.contains(" parameters · f32 · up to "), "{facts}");
+    let facts = browser.text("#facts");
+    assert!(facts.contains("whitespaces") && facts.contains(" parameters · f32 · up to "), "{facts}");
     // Segments of the pooled model end with spaces, where the colour changes.
-    let ends = browser
-        .evaluate("[...document.querySelectorAll('.panel:first-child .ends')].map(end => end.textContent).join('')");
+    let ends = browser.evaluate(
+        "[...document.querySelectorAll('#panels .panel:first-child .ends')].map(end => end.textContent).join('')",
+    );
     assert!(ends.as_str().unwrap().chars().all(|end| end == ' ') && !ends.as_str().unwrap().is_empty(), "{ends}");
     let colours = browser.evaluate(
-        "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(element => element.className[1])",
+        "[...document.querySelectorAll('#panels .panel:first-child .text span')].slice(3, 5).map(element => element.className[1])",
     );
     assert_eq!(colours, json!(["0", "1"]));
     assert_eq!(browser.count("#panels > :nth-child(2) .ends"), 0);
@@ -301,7 +316,7 @@ fn the_playground_generates_and_shows_details() {
 fn the_playground_shades_nested_chunks() {
     for theme in ["light", "dark"] {
         let models = [checkpoint("hnet", "two_stage")];
-        let Some(browser) = Browser::playground(theme, &models, &[], "") else { return };
+        let Some(browser) = Browser::playground(theme, &models, &[], RACE) else { return };
         browser.until("at('model-a').options.length == 1");
         browser.set("max", "60");
         let prompt = "Chunks of été, 東京, begin where bytes differ.";
@@ -346,13 +361,13 @@ fn the_playground_shades_nested_chunks() {
 
 #[test]
 fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
-    let Some(browser) = two_models("") else { return };
+    let Some(browser) = two_models(RACE) else { return };
     browser.click("#prompts button");
-    browser.click("#sampling summary");
     browser.set("top-p", "'0.5'");
     compare(&browser, 9);
     browser.set("stop-strings", "'zq\\\\n\\n&x'");
     let text = browser.text("#panels .text");
+    browser.click("#sampling summary");
     browser.click("#link");
     browser.until("at('status').textContent.includes('the prompt and the settings')");
     let link = browser.evaluate("location.href");
@@ -361,7 +376,10 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
     browser.open(link.as_str().unwrap());
     browser.until("at('model-b').value == 'vanilla'");
     let settings = "['prompt', 'model-a', 'max', 'top-p', 'seed', 'stop-strings'].map(id => at(id).value)";
-    assert_eq!(browser.evaluate(settings), json!(["the history of the ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"]));
+    assert_eq!(
+        browser.evaluate(settings),
+        json!(["The President of the United States ", "whitespaces", "9", "0.5", "1", "zq\\n\n&x"])
+    );
     assert_eq!(browser.evaluate("stopStrings()"), json!(["zq\n", "&x"]));
     browser.click("#history summary");
     browser.click("#runs button");
@@ -385,7 +403,7 @@ fn the_playground_keeps_settings_in_links_and_texts_in_a_history() {
 
 #[test]
 fn the_playground_can_be_stopped_and_shows_errors() {
-    let Some(mut browser) = two_models("") else { return };
+    let Some(mut browser) = two_models(RACE) else { return };
     // The keyboard alone can start and stop a run.
     browser.set("max", "1900");
     browser.keys("#prompt", START);
@@ -463,18 +481,20 @@ fn assert_key_is_not_stored(browser: &Browser) {
 fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
     let folder = TempDir::new().unwrap();
     let Some(browser) = writer("dark", &["--api-keys", &keys(&folder)], "") else { return };
-    browser.says("status", "This server needs an API key");
+    browser.says("edit-status", "This server needs an API key");
     browser.keys("#key", "another\t");
-    browser.says("status", "The server does not accept this API key");
+    browser.says("edit-status", "The server does not accept this API key");
     browser.set("key", "''");
     browser.keys("#key", "a-key-that-alice-has\t");
     browser.until("at('model-a').options.length == 1");
+    browser.click("#tab-race");
     browser.click("#go");
     browser.until(DONE);
+    browser.click("#sampling summary");
     browser.click("#link");
     assert_key_is_not_stored(&browser);
     let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
-    assert_eq!(dark, "rgb(22, 24, 27)");
+    assert_eq!(dark, "rgb(17, 20, 23)");
     browser.picture("playground");
     // The other tab shows that no model fits it.
     browser.click("#tab-summarize");
@@ -513,7 +533,7 @@ fn the_latency_report_is_readable_and_prints_on_few_pages() {
 
 #[test]
 fn links_are_applied_once_and_hold_whole_prompts() {
-    let Some(browser) = two_models("") else { return };
+    let Some(browser) = two_models(RACE) else { return };
     // What the user writes after copying a link stays when the page reads the models again.
     browser.set("prompt", "'first'");
     browser.click("#link");
@@ -541,7 +561,7 @@ fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
     let link = "#tab=generate&temperature=200&max_tokens=3&seed=17657090610222322651";
     let Some(browser) = two_models(link) else { return };
     browser.until("at('temperature').value == '200'");
-    assert_eq!(browser.evaluate("at('sampling').open"), false);
+    browser.evaluate("at('sampling').open = false, null");
     browser.click("#go");
     let refused = "Temperature: enter a number from 0 to 100, or nothing for the model's default.";
     browser.says("status", refused);
@@ -564,18 +584,19 @@ fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
     );
     browser.click("#go");
     browser.until(DONE);
-    assert_eq!(browser.evaluate("window.bodies.map(body => body.seed)"), json!(["17657090610222322651"]));
+    let seeds = browser.evaluate("window.bodies.map(body => body.seed)");
+    assert_eq!(seeds, json!(["17657090610222322651", "17657090610222322651"]));
     assert_eq!(browser.evaluate(marks), json!([null, null]));
     browser.answer_no_more();
     browser.set("key", "'schlüssel'");
     browser.evaluate("chosen().run(models), null");
-    browser.says("status", "An API key has ASCII characters only. Check the field at the top.");
+    browser.says("status", "An API key has ASCII characters only. Check the field in the menu.");
     browser.set("key", "''");
 }
 
 #[test]
 fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
-    let Some(browser) = two_models("") else { return };
+    let Some(browser) = two_models(RACE) else { return };
     browser.set("max", "3");
     for runs in 1..=2 {
         browser.click("#go");
@@ -584,7 +605,7 @@ fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
     // The prompt is stored once for each model, and not a second time with the settings.
     assert_eq!(browser.evaluate("readHistory().map(run => run.settings.includes('prompt'))"), json!([false, false]));
     // A long run leaves the others.
-    let long = "remember(readSettings('tab-generate'),
+    let long = "remember(readSettings('tab-race'),
         [{ model: 'm', promptTokens: 0, characters: [{ text: 'x'.repeat(60000) }], speed: () => 1 }])";
     let words = browser.evaluate(long);
     let words = words.as_str().unwrap();
@@ -617,13 +638,10 @@ fn the_history_keeps_other_runs_and_waits_for_the_running_one() {
     browser.keys("#prompt", ESCAPE);
     browser.says("status", "Stopped.");
     // Two completions, one of which came in one message.
-    browser.evaluate(
-        "compareSpeeds([['a', NaN], ['b', 5]].map(([model, speed]) => ({ model, speed: () => speed, textCharacters: 50 })))",
+    let verdict = browser.evaluate(
+        "verdictOf([['a', NaN], ['b', 5]].map(([model, speed]) => ({ model, speed: () => speed, textCharacters: 50 })))",
     );
-    assert_eq!(
-        browser.text("#verdict"),
-        "No comparison: the characters of a came in one message, so their speed is unknown."
-    );
+    assert_eq!(verdict, "No comparison: the characters of a came in one message, so their speed is unknown.");
     // Parts of a document that end within a character.
     let document = "(() => {
         const view = new DocumentView('\\ufeffé');
@@ -693,10 +711,11 @@ fn the_playground_summarizes() {
     // Each tab lists only its kind of models.
     assert_eq!(browser.evaluate("at('model-a').options.length"), 1);
     // The keyboard switches to the other tab.
-    browser.keys("#tab-generate", RIGHT);
-    browser.until("at('generating').hidden && !at('summarizing').hidden");
+    browser.keys("#tab-race", RIGHT);
+    browser.until("at('racing').hidden && !at('summarizing').hidden");
     assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
     // The server refuses an empty document, after its first event. The page shows the reason at the document, and no empty result.
+    browser.set("document", "''");
     browser.click("#summary-go");
     browser.until("document.querySelector('#summary-status.error') !== null");
     assert_eq!(browser.text("#summary-status"), "Document: enter a text, or choose a file.");
@@ -890,7 +909,7 @@ fn marked(browser: &Browser) -> Value {
 
 #[test]
 fn refused_settings_of_a_completion_have_the_pages_words() {
-    let Some(browser) = two_models("") else { return };
+    let Some(browser) = two_models(RACE) else { return };
     let limit = browser.evaluate("shown(served.get('whitespaces').max_model_len, 0)");
     let limit = limit.as_str().unwrap();
     let length = format!("Characters: enter a whole number from 0 to {limit}.");
@@ -959,11 +978,11 @@ fn refused_settings_of_a_completion_have_the_pages_words() {
 #[test]
 fn refused_settings_of_a_summary_have_the_pages_words() {
     let Some((_folder, browser)) = reader("light", &[]) else { return };
-    browser.evaluate("(at('cut').checked = false, null)");
+    browser.set("long-documents", "'refuse'");
     let longest = browser.evaluate("String([...served.values()][0].documents.max_summary_tokens)");
     let most = browser.evaluate("[...served.values()][0].documents.max_tokens");
     let longest = longest.as_str().unwrap();
-    let facts = browser.text("#facts-summary");
+    let facts = browser.text("#facts");
     assert!(facts.contains(&format!("documents of up to {most} tokens, plus the end token")), "{facts}");
     let usual = [("document", "the rest is"), ("beam", ""), ("min-tokens", ""), ("max-tokens", "3")];
     let minimum =
@@ -981,7 +1000,7 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
         assert_eq!((marked(&browser), browser.evaluate("at('results').hidden")), (json!(id), json!(true)));
     }
     // A document that is read to the limit: the figure is the one that the model's facts state.
-    browser.evaluate("(at('cut').checked = true, null)");
+    browser.set("long-documents", "'cut'");
     let text = "the rest is ".repeat(600);
     let whole = [&usual[..], &[("document", text.as_str())]].concat();
     assert_eq!(run(&browser, "summary-", &whole), "Done.");
@@ -1002,7 +1021,7 @@ fn refused_settings_of_a_summary_have_the_pages_words() {
 fn changed_characters_of_a_prompt_are_counted() {
     let english = concat!(env!("CARGO_MANIFEST_DIR"), "/models/compared/hourglass-whitespace-english").into();
     let models = [english, converted("whitespaces")];
-    let Some(browser) = Browser::playground("light", &models, &[], "") else { return };
+    let Some(browser) = Browser::playground("light", &models, &[], RACE) else { return };
     browser.until(SERVED);
     let usual =
         [("model-a", "hourglass-whitespace-english"), ("model-b", "hourglass-whitespace-english"), ("max", "300")];
@@ -1038,6 +1057,14 @@ const GHOST: &str = "document.querySelector('.ghost') !== null && editor.asked.i
 
 const SCORED: &str = "editor.parts.length > 0 && editor.parts.at(-1).end === editor.area.value.length";
 
+/// Removes the text with which the editor opens, and lets the ghost text be the best completion alone.
+fn empty_editor(browser: &Browser) {
+    browser.until(CONNECTED);
+    browser.evaluate(
+        "(editor.extend = () => {}, editor.area.value = '', editor.area.dispatchEvent(new Event('input')), null)",
+    );
+}
+
 fn value(browser: &Browser) -> String {
     browser.evaluate("editor.area.value").as_str().unwrap().to_owned()
 }
@@ -1051,14 +1078,14 @@ fn completions(browser: &Browser) -> Vec<String> {
 #[test]
 fn the_editor_completes_what_is_typed() {
     for theme in ["light", "dark"] {
-        let Some(browser) = writer(theme, &[], "#tab=edit") else { return };
-        browser.until(CONNECTED);
+        let Some(browser) = writer(theme, &[], "") else { return };
+        empty_editor(&browser);
         browser.keys("#editor", "the history of the ci");
         let items = completions(&browser);
         assert_eq!((items.len(), browser.text(".ghost")), (3, items[0].clone()));
         let shown =
             browser.evaluate("[...document.querySelectorAll('#alternatives .words')].map(words => words.textContent)");
-        assert_eq!(shown, json!(items));
+        assert_eq!(shown, json!(items.iter().map(|item| format!("ci{item}")).collect::<Vec<_>>()));
         assert_eq!(browser.evaluate("editor.times.length > 0"), true, "keystrokes are timed");
         // Tab does not replace selected text, which has no completions.
         let tab = "editor.area.dispatchEvent(new KeyboardEvent('keydown', { key: 'Tab', cancelable: true }))";
@@ -1098,18 +1125,18 @@ fn the_editor_completes_what_is_typed() {
         browser.click("#alternatives button:nth-child(2)");
         text.push_str(&items[1]);
         assert_eq!(value(&browser), text);
-        // Segments end with spaces, and the mirror has the same text.
+        // The heat map is shown first, and shades another way.
         browser.until(SCORED);
+        assert_ne!(browser.count("#mirror .h1, #mirror .h2, #mirror .h3"), 0);
+        browser.click("#heat");
+        assert_ne!(browser.count("#mirror [class^=s]"), 0);
+        // Segments end with spaces, and the mirror has the same text.
         browser.keys("#editor", ESCAPE);
         let marks = browser.evaluate(
             "[...document.querySelectorAll('#mirror .end-mark')].map(mark => mark.textContent.at(-1)).join('')",
         );
         assert_eq!(marks, " ".repeat(text.matches(' ').count()));
         assert_eq!(browser.text("#mirror"), format!("{text}\u{200b}"));
-        // The heat map shows another shade.
-        browser.click("#heat");
-        assert_eq!(browser.count("#mirror [class^=s]"), 0);
-        assert_ne!(browser.count("#mirror .h1, #mirror .h2, #mirror .h3"), 0);
         browser.keys("#editor", " a");
         browser.until(&format!("{GHOST} && {SCORED}"));
         browser.assert_fits(420);
@@ -1139,9 +1166,9 @@ fn a_link_to_a_model_that_is_not_served_is_reported() {
 fn the_editor_follows_any_change_and_opens_again() {
     let folder = TempDir::new().unwrap();
     let Some(browser) = writer("light", &["--api-keys", &keys(&folder)], "#tab=edit&until=segment") else { return };
-    browser.says("status", "This server needs an API key");
+    browser.says("edit-status", "This server needs an API key");
     browser.keys("#key", "a-key-that-alice-has\t");
-    browser.until(CONNECTED);
+    empty_editor(&browser);
     assert_eq!(browser.value("until"), "segment");
     // Changes anywhere, of characters that take one to four bytes.
     browser.keys("#editor", "one two");
@@ -1193,9 +1220,9 @@ fn the_editor_follows_any_change_and_opens_again() {
     change(0, 4_200_000, "a b");
     browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
     // Disconnecting ends it, and starting connects again.
-    browser.click("#edit-stop");
+    browser.evaluate("(at('edit-stop').click(), null)");
     browser.until("at('edit-status').textContent === 'Stopped.' && editor.session === null");
-    browser.click("#edit-go");
+    browser.evaluate("(at('edit-go').click(), null)");
     browser.until(CONNECTED);
     assert_key_is_not_stored(&browser);
     // The log has only the refusal without a key.
@@ -1235,4 +1262,144 @@ fn changes_and_normalised_characters_are_found() {
     assert_eq!(parts("a1- b", 0, &[0, 1, 1, 1, 4]), json!([[1, 1], [3, 3], [1, 1]]));
     assert_eq!(parts("é😀", 0, &[0, 0, 2, 2, 2, 2]), json!([[1, 2], [2, 4]]));
     assert_eq!(parts("- a", 0, &[2]), json!([[2, null], [1, 1]]));
+}
+
+/// The model that the program contains.
+fn english() -> PathBuf {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/models/hourglass-english").into()
+}
+
+#[test]
+fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
+    let Some(browser) = Browser::playground("light", &[english()], &[], "") else { return };
+    // The page opens with a text that has typing errors.
+    let likelier = |word: &str, other: &str| {
+        browser.until(&format!(
+            "editor.surprises.words.some(word => word.text === '{word}' && word.alternatives.some(({{ text }}) => text === '{other}'))"
+        ));
+    };
+    for (word, other) in [("Presidnet", "President"), ("goverment", "government"), ("there", "their")] {
+        likelier(word, other);
+    }
+    let marked =
+        browser.evaluate("[...document.querySelectorAll('#mirror .odd')].map(mark => mark.textContent).join('')");
+    assert!(marked.as_str().unwrap().contains("goverment"), "{marked}");
+    // The ghost text has two or three words.
+    browser.until("editor.tail !== ''");
+    let words = browser.text(".ghost").split_whitespace().count();
+    assert!((2..=4).contains(&words), "{}", browser.text(".ghost"));
+    browser.picture("playground-surprises");
+    // The keyboard opens the list at a word, and takes the first.
+    let place = value(&browser).find("goverment").unwrap() + 3;
+    browser.evaluate(&format!("(editor.area.focus(), editor.area.setSelectionRange({place}, {place}), null)"));
+    browser.keys("#editor", &format!("{ALT}\u{e006}"));
+    browser.until("document.activeElement.closest('#fixes') !== null");
+    browser.evaluate("(document.activeElement.click(), null)");
+    assert!(value(&browser).contains("The government did not"), "{}", value(&browser));
+    browser.until(&format!("editor.surprises.words.every(word => word.text !== 'goverment') && {SCORED}"));
+    // The mouse shows a list too, and Escape closes it.
+    browser.evaluate(
+        "(() => {
+            const { left, top } = document.querySelector('#mirror .odd').getClientRects()[0];
+            editor.area.dispatchEvent(new MouseEvent('mousemove', { clientX: left + 2, clientY: top + 2 }));
+        })(), null",
+    );
+    browser.until("!at('fixes').hidden");
+    browser.keys("#editor", ESCAPE);
+    assert_eq!(browser.evaluate("at('fixes').hidden"), true);
+    browser.check_log("");
+}
+
+#[test]
+fn a_text_is_compressed_and_comes_back() {
+    for theme in ["light", "dark"] {
+        let Some(browser) = Browser::playground(theme, &[english()], &[], "#tab=compress") else { return };
+        browser.until("at('compress-model').options.length == 1");
+        browser.set("source", "TEXTS[0][1].slice(0, 1500)");
+        browser.click("#compress-go");
+        browser.until("at('compress-status').textContent == 'Done.'");
+        let words = browser.text("#compress-words");
+        assert!(words.contains("% of the text") && words.contains("times smaller than with xz"), "{words}");
+        assert_eq!(browser.count("#sizes i"), 4);
+        assert_eq!(browser.count("#curve .curve"), 1);
+        browser.click("#restore");
+        browser.until("at('restored').textContent != ''");
+        assert_eq!(browser.text("#restored"), "All 1,500 bytes came back.");
+        for width in [420, 1280] {
+            browser.assert_fits(width);
+            browser.picture(&format!("playground-compress-{width}"));
+        }
+        // A file of compressed data is restored, and saved.
+        browser.evaluate("(window.save = (name, bytes) => { window.saved = [name, bytes.length]; }, null)");
+        browser.evaluate("(takeFile(new File([compressed.bytes], 'a.txt.weir')), null)");
+        browser.until("at('compress-go').textContent == 'Restore'");
+        browser.click("#compress-go");
+        browser.until("window.saved !== undefined");
+        assert_eq!(browser.evaluate("window.saved"), json!(["a.txt", 1500]));
+        // A file that is too large is not read.
+        let large = "{ name: 'large', size: 5e6, arrayBuffer() { window.wasRead = true; return new ArrayBuffer(0); } }";
+        browser.evaluate(&format!("(takeFile({large}), null)"));
+        let refusal = "large has 5,000,000 bytes. This server takes at most 4,194,304 bytes in a request.";
+        browser.says("compress-status", refusal);
+        assert_eq!(browser.evaluate("window.wasRead === undefined"), true);
+        browser.check_log("");
+    }
+}
+
+/// Replaces the page's requests by a stream of 20,000 characters, four in a message.
+const LONG_STREAM: &str = "window.asks = window.asks || window.fetch, window.fetch = async (_, { signal }) => new Response(new ReadableStream({
+    start(stream) {
+        this.place = 0;
+        signal.addEventListener('abort', () => stream.error(signal.reason));
+    },
+    async pull(stream) {
+        // A turn for the page, as the network gives it.
+        await new Promise(resolve => setTimeout(resolve));
+        let lines = '';
+        for (let count = 0; count < 100 && this.place < 20000; count++) {
+            const tokens = [...'a bc'];
+            const logprobs = {
+                tokens, text_offset: tokens.map((_, index) => this.place + index), token_logprobs: tokens.map(() => -1),
+                boundaries: tokens.map(token => token === ' '), boundary_probabilities: [],
+                top_logprobs: tokens.map(token => ({ [token]: -1, x: -2, y: -3 })),
+            };
+            this.place += tokens.length;
+            const usage = { prompt_tokens: 1, completion_text_chars: this.place, normalized_chars: 0 };
+            lines += `data: ${JSON.stringify({ choices: [{ text: 'a bc', logprobs }], usage, elapsed_ns: this.place * 1e5 })}\\n\\n`;
+        }
+        if (this.place >= 20000) lines += 'data: [DONE]\\n\\n';
+        stream.enqueue(new TextEncoder().encode(lines));
+        if (this.place >= 20000) stream.close();
+    },
+})), null";
+
+/// Longest frame in milliseconds.
+const MAX_FRAME: f64 = 50.0;
+
+/// The machine may be busy: one of three runs must be fast.
+#[test]
+fn a_long_text_streams_without_long_frames_and_can_be_stopped() {
+    let Some(browser) = two_models(RACE) else { return };
+    browser.set("model-b", "''");
+    browser.evaluate(LONG_STREAM);
+    let mut longest = f64::MAX;
+    for _ in 0..3 {
+        browser.evaluate("(at('go').click(), null)");
+        browser.until("!generation.stopping");
+        assert_eq!(browser.evaluate("document.querySelector('#panels .text').textContent.length"), 20_000);
+        let frames = browser.evaluate("performance.getEntriesByName('frame', 'measure').map(frame => frame.duration)");
+        let frames: Vec<f64> = serde_json::from_value(frames).unwrap();
+        assert!(frames.len() > 20, "{}", frames.len());
+        longest = frames.into_iter().fold(0.0, f64::max);
+        if longest < MAX_FRAME {
+            break;
+        }
+    }
+    assert!(longest < MAX_FRAME, "a frame of {longest} ms");
+    // A run can be stopped while text arrives.
+    browser.evaluate("(at('go').click(), null)");
+    browser.until("document.querySelectorAll('#panels .text span').length > 1000");
+    browser.click("#stop");
+    browser.says("status", "Stopped.");
+    assert!(browser.count("#panels .text span").as_u64() < Some(20_000));
 }

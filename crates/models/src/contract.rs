@@ -239,6 +239,8 @@ pub struct KvMemory {
 pub struct Card {
     /// The name under which it is served: its folder's name, unless it was loaded under another one.
     pub name: String,
+    /// What it is for, in a few words; empty if its card does not say.
+    pub scope: String,
     /// Its family, such as `hourglass`.
     pub family: &'static str,
     /// Human-readable summary: layers, width, boundaries.
@@ -338,6 +340,7 @@ impl Card {
     pub fn for_tests(vocabulary: Vocabulary) -> Self {
         Self {
             name: "m".into(),
+            scope: String::new(),
             family: "fake",
             shape: "none".into(),
             parameters: 0,

@@ -81,7 +81,8 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     // Damaged n-grams are reported even if the model has no use for them.
     let ngrams = ngrams(source, &config)?.filter(|_| blueprint.speculates());
-    let parts = Parts { config, name, weights, sha256, entropy_models, ngrams, settings: settings.clone() };
+    let scope = source.scope()?;
+    let parts = Parts { config, name, scope, weights, sha256, entropy_models, ngrams, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // the model's own pages, before the first sequence
         Error::OutOfPages { needed, limit } => {

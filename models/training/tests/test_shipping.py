@@ -37,7 +37,7 @@ class Shipping(OnText):
         """Ships a run as `training.card` does; returns the folder and the card."""
         folder = self.root / "models" / name
         arguments = Namespace(runs=[] if again else [self.root / "runs"], data=self.root, characters=4096, weir=None, again=again)
-        return folder, card.make({"run": f"{name}-seed1", "shows": "a test", **about}, folder, arguments)
+        return folder, card.make({"run": f"{name}-seed1", "shows": "a test", "scope": "tests", **about}, folder, arguments)
 
     def test_card_has_the_figures_of_the_exported_weights(self):
         for name in ("compare-whitespace", "lex-xpos"):
@@ -83,7 +83,7 @@ class Shipping(OnText):
         for runs, texts in (("/none", self.root), (self.root / "runs", Path("/none"))):
             arguments = Namespace(runs=[runs], data=texts, characters=4096, weir=None, again=False)
             with self.assertRaises((SystemExit, FileNotFoundError)):
-                card.make({"run": "compare-whitespace-seed1", "shows": "a test"}, folder, arguments)
+                card.make({"run": "compare-whitespace-seed1", "shows": "a test", "scope": "tests"}, folder, arguments)
         self.assertEqual([path.name for path in folder.iterdir()], ["card.json"])
 
     def test_a_card_lists_the_runs_before_the_last(self):

@@ -149,6 +149,7 @@ static CODEC_MODEL: LazyLock<Option<Arc<dyn Model>>> = LazyLock::new(|| {
         .build(Parts {
             config,
             name: "small".into(),
+            scope: String::new(),
             weights,
             sha256,
             entropy_models: Vec::new(),

@@ -612,6 +612,7 @@ async fn shipped_models_answer_as_in_their_cards() {
             (Some(&*model.sha256), Some(&*model.family)),
             "{name}"
         );
+        assert_eq!(card["scope"], *model.scope, "{name}");
         let entries = card["served"].as_array().unwrap();
         assert!(!entries.is_empty(), "{name}");
         for entry in entries {

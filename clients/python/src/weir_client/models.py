@@ -144,6 +144,8 @@ class Model:
     exactness: str
     #: Maximum difference between logits of a model that is not "bitwise".
     tolerance: Optional[float]
+    #: What the model is for, in a few words; empty if its card does not say.
+    scope: str
 
 
 class ModelCalls(Caller):

@@ -514,7 +514,10 @@ mod tests {
                 let logits = (position > 0).then(|| logits_at(position));
                 assert_eq!(encoder.code(Some(symbol), logits.as_deref()).unwrap(), symbol);
             }
+            let progress = encoder.progress();
             let Coded::Data(data) = encoder.finish((&symbols).into()).unwrap() else { panic!() };
+            assert_eq!(progress.symbols, count);
+            assert!((8.0 * data.len() as f64 - progress.bits).abs() <= 64.0, "{progress:?}, {} bytes", data.len());
             assert_eq!(decompress(&data, count).unwrap(), Coded::Symbols(symbols));
             assert!(decompress(&data[1..], count).is_err());
             assert!(decompress(&[&data[..], &[1, 2, 3, 4, 5, 6, 7, 8]].concat(), count).is_err());

@@ -9,7 +9,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, clip};
 
 /// The default model. The program contains it, so that it runs without any other file.
 pub static DEFAULT_CHECKPOINT: EmbeddedCheckpoint = EmbeddedCheckpoint {
@@ -145,6 +145,11 @@ impl CheckpointSource {
     /// Compares a digest of the weights with the one that the card states, if it states one. Fails if they differ.
     pub fn check_digest(&self, sha256: &str) -> Result<()> {
         weights::check_digest(self.card()?, &self.path(), sha256)
+    }
+
+    /// Returns what the model is for, as its card says; empty if the card says nothing.
+    pub fn scope(&self) -> Result<String> {
+        Ok(self.card()?.map(|card| clip(&card.scope, weights::MAX_SCOPE)).unwrap_or_default())
     }
 
     fn card(&self) -> Result<Option<weights::Card>> {

@@ -704,7 +704,7 @@ fn misnamed(index: &Path, file: &str, names: &BTreeSet<String>, expected: &str) 
     Error::checkpoint(index, key, expected, format!("{file:?}"))
 }
 
-// `card.json`: facts about a checkpoint. The writer states the digest of the weights; the loader reads nothing else.
+// `card.json`: facts about a checkpoint. The writer states the digest of the weights; the loader also reads what the model is for.
 
 /// The name of the file.
 pub const CARD_FILE: &str = "card.json";
@@ -720,13 +720,19 @@ pub(crate) fn card_text(sha256: &str) -> String {
 #[derive(Deserialize)]
 pub(crate) struct Card {
     sha256: Option<String>,
+    /// What the model is for, in a few words.
+    #[serde(default)]
+    pub(crate) scope: String,
 }
+
+/// Maximum bytes of a card's scope.
+pub(crate) const MAX_SCOPE: usize = 256;
 
 /// Checks that the card of the checkpoint at `dir` states a digest, which [`check_digest`] then compares.
 pub(crate) fn require_digest(card: Option<Card>, dir: &Path) -> Result<()> {
     let found = match card {
-        Some(Card { sha256: Some(_) }) => return Ok(()),
-        Some(Card { sha256: None }) => "nothing",
+        Some(Card { sha256: Some(_), .. }) => return Ok(()),
+        Some(Card { sha256: None, .. }) => "nothing",
         None => "no card",
     };
     Err(Error::checkpoint(

@@ -85,6 +85,8 @@ pub struct Parts {
     pub config: Config,
     /// The name that the model is served under.
     pub name: String,
+    /// What it is for, in a few words; empty if its card does not say.
+    pub scope: String,
     /// Its tensors.
     pub weights: Weights,
     /// SHA-256 of the weight files, in hexadecimal.
@@ -105,6 +107,7 @@ impl Parts {
         let tensors = blueprint.tensors();
         Ok(Card {
             name: self.name.clone(),
+            scope: self.scope.clone(),
             family,
             shape: blueprint.shape(),
             parameters: tensors.iter().filter(|tensor| tensor.trained).map(TensorSpec::numbers).sum(),

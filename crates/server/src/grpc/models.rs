@@ -70,6 +70,7 @@ impl ModelsService {
             documents: engine.document_limits().map(documents),
             exactness: card.exactness.name().to_owned(),
             tolerance: card.exactness.tolerance(),
+            scope: card.scope.clone(),
         }
     }
 

@@ -283,7 +283,8 @@ fn router(state: ApiState) -> Router {
     }
     router
         .fallback(|uri: Uri| async move {
-            let paths = "completions, models, summaries and compression are under /v1, the Open Inference Protocol under /v2";
+            let paths =
+                "completions, models, summaries and compression are under /v1, the Open Inference Protocol under /v2";
             let message = format!("{}: this path does not exist; {paths}", quoted(uri.path()));
             ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
         })
@@ -349,6 +350,7 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         "token": token,
         "family": model.family,
         "shape": model.shape,
+        "scope": model.scope,
         "parameters": model.parameters,
         "dtype": model.dtype,
         "pooled": model.pooled,

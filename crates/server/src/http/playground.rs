@@ -17,16 +17,18 @@ const PAGE: &str = concat!(
     "<script>\n",
     include_str!("playground/common.js"),
     include_str!("playground/fields.js"),
-    include_str!("playground/plot.js"),
-    include_str!("playground/panel.js"),
+    include_str!("playground/chart.js"),
     include_str!("playground/settings.js"),
     include_str!("playground/examples.js"),
-    include_str!("playground/generate.js"),
+    include_str!("playground/completion_view.js"),
+    include_str!("playground/race.js"),
     include_str!("playground/document_view.js"),
     include_str!("playground/summarize.js"),
     include_str!("playground/edit_text.js"),
     include_str!("playground/edit_socket.js"),
-    include_str!("playground/edit.js"),
+    include_str!("playground/surprises.js"),
+    include_str!("playground/editor.js"),
+    include_str!("playground/compress.js"),
     include_str!("playground/page.js"),
     "</script>\n</body>\n</html>\n",
 );
@@ -61,6 +63,22 @@ fn hash_of(element: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The files share one scope, in which a second function would silently replace the first.
+    #[test]
+    fn each_name_of_the_script_is_declared_once() {
+        let declared = PAGE.lines().filter_map(|line| {
+            let line = line.strip_prefix("async ").unwrap_or(line);
+            let rest = ["function ", "class ", "const ", "let "].iter().find_map(|word| line.strip_prefix(word))?;
+            rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
+        });
+        let mut names: Vec<_> = declared.filter(|name| !name.is_empty()).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(count > 100, "{count}");
+    }
 
     #[test]
     fn the_page_loads_nothing_else() {

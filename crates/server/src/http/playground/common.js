@@ -66,13 +66,13 @@ function copyButton(name, text) {
   return element;
 }
 
-const headers = () => {
+const headers = (type = "application/json") => {
   const key = at("key").value.trim();
   if (/[^\x20-\x7e]/.test(key)) {
-    at("access").open = true;
-    throw new RequestError("An API key has ASCII characters only. Check the field at the top.");
+    at("menu").open = true;
+    throw new RequestError("An API key has ASCII characters only. Check the field in the menu.");
   }
-  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  return { "content-type": type, ...(key ? { authorization: `Bearer ${key}` } : {}) };
 };
 
 /** A failed request. `field` is the refused field of the API, if one is known. `code` names the violated rule if the words are the server's. */
@@ -98,10 +98,10 @@ async function refusal(response) {
   const again = seconds > 0 ? `Try again in ${seconds} ${seconds === 1 ? "second" : "seconds"}.` : "Try again later.";
   switch (response.status) {
     case 401:
-      at("access").open = true;
+      at("menu").open = true;
       return new RequestError(at("key").value.trim()
-        ? "The server does not accept this API key. Check it in the field at the top."
-        : "This server needs an API key. Enter it in the field at the top.", { needsKey: true });
+        ? "The server does not accept this API key. Check it in the menu."
+        : "This server needs an API key. Enter it in the menu.", { needsKey: true });
     case 429:
       return new RequestError(`The server is busy and takes no more requests now. ${again}`);
     case 503:
@@ -117,9 +117,9 @@ async function refusal(response) {
 const streamError = (error) =>
   error.type === "server_error" ? new RequestError(`The server ended the text early: ${error.message}.`) : refused(error);
 
-/** Sends a request. Returns the response if it is a success. */
-async function ask(path, options) {
-  const all = { ...options, headers: headers() };
+/** Sends a request, whose body is bytes or JSON. Returns the response if it is a success. */
+async function ask(path, options = {}) {
+  const all = { ...options, headers: headers(options.body instanceof Uint8Array ? "application/octet-stream" : "application/json") };
   let response;
   try {
     response = await fetch(path, all);
@@ -131,9 +131,14 @@ async function ask(path, options) {
   return response;
 }
 
-/** Requests a stream of events, and calls `handle` with each. */
+/** Milliseconds of events that are handled before the page gets a turn, in which it can be stopped. */
+const TURN = 12;
+
+/** Requests a stream of events, and calls `handle` with each. The body is bytes, or an object that is sent as JSON. */
 async function events(path, body, signal, handle) {
-  const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const content = body instanceof Uint8Array ? body : JSON.stringify({ ...body, stream: true });
+  const response = await ask(path, { method: "POST", body: content, signal });
+  let began = performance.now();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const next = () => reader.read().catch((error) => {
     throw error.name === "AbortError" ? error : new RequestError(BROKEN);
@@ -149,6 +154,11 @@ async function events(path, body, signal, handle) {
       const message = JSON.parse(data);
       if (message.error) throw streamError(message.error);
       handle(message);
+      if (performance.now() - began > TURN) {
+        await new Promise((resolve) => setTimeout(resolve));
+        signal.throwIfAborted();
+        began = performance.now();
+      }
     }
   }
 }
@@ -158,6 +168,7 @@ class Task {
   /** `fields` maps fields of the API to the ids, names and rules of inputs. */
   constructor(ids, fields, work) {
     this.fields = fields;
+    this.work = work;
     for (const [part, id] of Object.entries(ids)) this[part] = at(id);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -234,6 +245,8 @@ class Task {
     this.showStatus("");
     for (const input of this.form.querySelectorAll("[aria-invalid]")) this.mark(input, false);
     this.stopping = new AbortController();
+    // The answer takes the place of the settings.
+    if (work === this.work) for (const settings of this.form.querySelectorAll(".settings")) settings.open = false;
     try {
       await work(this.stopping.signal);
     } catch (error) {

@@ -38,16 +38,36 @@ class DocumentView {
 
   /** Records what a pooling layer has kept. */
   select({ layer, spans, tokens }) {
-    this.read = this.isEndKnown ? this.end : spans.reduce((most, span) => Math.max(most, span.byte_end), this.read);
+    this.read = this.isEndKnown ? this.end : Math.max(this.read, spans.reduce((most, span) => Math.max(most, span.byte_end), 0));
     if (!this.layers.length) at("layers").append(make("legend", "", "Kept by the pooling after"));
-    this.layers.push({ layer, spans, tokens });
+    const name = make("span", "", `layer ${layer}: ${shown(tokens, 0)} tokens`);
+    this.layers.push({ layer, spans, tokens, name });
     const depth = this.layers.length;
     const label = make("label");
     const radio = Object.assign(make("input"), { type: "radio", name: "layer", value: depth, checked: true });
     radio.addEventListener("change", () => this.show(depth));
-    label.append(radio, `layer ${layer}: ${shown(tokens, 0)} tokens`);
+    label.append(radio, name);
     at("layers").append(label);
     this.show(depth);
+  }
+
+  /** Records a part of a long document, which was read as a document of its own, and what its pooling layers have kept. */
+  addPart({ byte_end: end, selected = [] }) {
+    // Parts may overlap: each adds what follows the one before.
+    const start = this.read;
+    this.read = Math.max(this.read, end);
+    selected.forEach(({ layer, spans, tokens }, index) => {
+      const later = spans.filter((span) => span.byte_start >= start);
+      if (!this.layers[index]) {
+        this.select({ layer, spans: later, tokens });
+        return;
+      }
+      const known = this.layers[index];
+      known.spans.push(...later);
+      known.tokens += tokens;
+      known.name.textContent = `layer ${layer}: ${shown(known.tokens, 0)} tokens`;
+    });
+    this.renderSoon();
   }
 
   /** Marks what the first `depth` pooling layers have kept. */

@@ -1,4 +1,4 @@
-const TABS = ["tab-generate", "tab-summarize", "tab-edit"];
+const TABS = ["tab-edit", "tab-compress", "tab-race", "tab-summarize"];
 
 /** Shows one of the tabs. */
 function openTab(chosen) {
@@ -27,33 +27,38 @@ const served = new Map();
 const unitOf = (name) => (served.get(name) || {}).token || "character";
 
 /** Describes a model: its shape, size, number format and limits. */
-function factsOf(name) {
-  const model = served.get(name);
-  if (!model) return "";
+function factsOf(model) {
   const parameters = model.parameters < 1e6 ? shown(model.parameters, 0) : `${shown(model.parameters / 1e6, 1)} million`;
-  const parts = [`${model.shape || model.family}`, `${parameters} parameters`, model.dtype];
+  const parts = [...(model.scope ? [`for ${model.scope}`] : []), `${model.shape || model.family}`, `${parameters} parameters`, model.dtype];
   const { documents } = model;
   if (documents) {
     const poolings = documents.poolings.length;
     parts.push(`documents of up to ${shown(documents.max_tokens, 0)} tokens, plus the end token`);
     parts.push(poolings ? `pools ${poolings === 1 ? "once" : `${poolings} times`}` : "does not pool");
   } else {
-    parts.push(`up to ${shown(model.max_model_len, 0)} ${unitOf(name)}s`, model.pooled ? "pools" : "does not pool");
+    parts.push(`up to ${shown(model.max_model_len, 0)} ${unitOf(model.id)}s`, model.pooled ? "pools" : "does not pool");
   }
-  return `${name}: ${parts.join(" · ")}`;
+  return parts.join(" · ");
+}
+
+/** Lists the served models in the menu. */
+function showModels() {
+  at("facts").replaceChildren(...[...served.values()].map((model) => {
+    const item = make("li");
+    item.append(make("strong", "", model.id), factsOf(model));
+    return item;
+  }));
 }
 
 /** Shows what depends on the chosen models and settings. */
 function showFacts() {
-  for (const [facts, select] of [["facts-a", "model-a"], ["facts-b", "model-b"], ["facts-summary", "summary-model"], ["facts-edit", "edit-model"]]) {
-    const repeats = select === "model-b" && at(select).value === at("model-a").value;
-    at(facts).textContent = repeats ? "" : factsOf(at(select).value);
-  }
   // Inputs whose bounds are a model's.
   const lengths = ["model-a", "model-b"].map((id) => served.get(at(id).value)).filter(Boolean).map((model) => model.max_model_len);
   at("max").max = lengths.length ? Math.min(...lengths) : "";
   const { documents } = served.get(at("summary-model").value) || {};
   for (const id of ["min-tokens", "max-tokens"]) at(id).max = documents ? documents.max_summary_tokens : "";
+  const { scope } = served.get(at("summary-model").value) || {};
+  at("scope").textContent = scope ? `This model is for ${scope}.` : "";
   const unit = unitOf(at("model-a").value);
   at("unit").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s`;
   const values = [["temperature", "temperature"], ["top-p", "top-p"], ["seed", "seed"]].filter(([id]) => at(id).value !== "");
@@ -77,28 +82,39 @@ async function models() {
   const named = (models) => models.map((model) => option(model.id, model.id));
   const first = (models) => (models[0] || { id: "" }).id;
   fill("model-a", named(generators), first(generators.filter((model) => model.pooled)) || first(generators));
-  fill("model-b", [option("", "no model"), ...named(generators)], "");
+  const { token } = served.get(at("model-a").value) || {};
+  const baseline = first(generators.filter((model) => !model.pooled && model.token === token));
+  fill("model-b", [option("", "no model"), ...named(generators)], baseline);
   const completers = generators.filter((model) => model.token !== "piece");
-  fill("edit-model", named(completers), first(completers.filter((model) => model.pooled)) || first(completers));
+  const pooled = first(completers.filter((model) => model.pooled)) || first(completers);
+  fill("compress-model", named(completers), pooled);
+  fill("edit-model", named(completers), pooled);
   fill("summary-model", named(summarizers), first(summarizers.filter((model) => model.documents.poolings.length)) || first(summarizers));
   at("no-readers").hidden = summarizers.length > 0;
   if (!generators.length && summarizers.length) openTab("tab-summarize");
+  showModels();
   showFacts();
   if (link) applyLink();
 }
 
-const chosen = () => (!at("generating").hidden ? generation : !at("editing").hidden ? editing : summary);
+const chosen = () => [editing, compressing, generation, summary].find((task) => !task.form.closest("[role=tabpanel]").hidden);
 showExamples("prompts", "prompt", PROMPTS);
+showExamples("sources", "source", TEXTS);
+at("source").value = TEXTS[0][1];
+at("document").value = DOCUMENTS[0][1];
 showExamples("documents", "document", DOCUMENTS);
-showExamples("beginnings", "editor", PROMPTS);
+showExamples("beginnings", "editor", WRITINGS);
 showHistory();
 showFacts();
 at("forget").addEventListener("click", () => writeHistory([]));
-at("link").addEventListener("click", () => copyLink("tab-generate"));
+at("link").addEventListener("click", () => copyLink("tab-race"));
 at("summary-link").addEventListener("click", () => copyLink("tab-summarize"));
 at("edit-link").addEventListener("click", () => copyLink("tab-edit"));
 at("summary-copy").replaceWith(Object.assign(copyButton("Copy", () => at("summary").textContent), { id: "summary-copy" }));
 at("key").addEventListener("change", () => (chosen() === editing ? editing.restart(edit) : chosen().run(models)));
+document.addEventListener("click", (event) => {
+  if (!at("menu").contains(event.target)) at("menu").open = false;
+});
 addEventListener("hashchange", () => {
   link = location.hash;
   // Otherwise `models` applies it.
@@ -108,6 +124,10 @@ for (const event of ["input", "change"]) document.addEventListener(event, showFa
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chosen().form.requestSubmit();
   // The editor takes Escape to dismiss a completion.
-  if (event.key === "Escape" && !event.defaultPrevented) [generation, summary].forEach((task) => task.stop());
+  if (event.key === "Escape" && !event.defaultPrevented) [compressing, generation, summary].forEach((task) => task.stop());
 });
-chosen().run(models);
+// The editor opens first, with a text that has typing errors.
+at("editor").value = WRITINGS[0][1];
+at("editor").setSelectionRange(at("editor").value.length, at("editor").value.length);
+at("editor").focus({ preventScroll: true });
+editing.run(edit);

@@ -1,15 +1,18 @@
 /** Settings in the fragment of a link, and the inputs that hold them. Keys and documents are not among them. */
 const SETTINGS = {
-  "tab-generate": {
+  "tab-race": {
     prompt: "prompt", model: "model-a", compare: "model-b", max_tokens: "max", temperature: "temperature", top_p: "top-p", seed: "seed",
     stop: "stop-strings",
   },
-  "tab-summarize": { model: "summary-model", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens" },
+  "tab-summarize": {
+    model: "summary-model", long_documents: "long-documents", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens",
+  },
+  "tab-compress": { model: "compress-model" },
   "tab-edit": { model: "edit-model", until: "until" },
 };
 /** Content of each tab's link, for the status message. */
 const LINKED = {
-  "tab-generate": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-edit": "the settings, not the text",
+  "tab-race": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-compress": "the settings, not the text", "tab-edit": "the settings, not the text",
 };
 /** Settings that can be long, as a sentence names them. */
 const LONG_SETTINGS = { prompt: "prompt has", stop: "stop strings have" };
@@ -28,13 +31,12 @@ const tooLong = (settings, owner) =>
 function readSettings(tab) {
   const settings = new URLSearchParams({ tab: tab.slice("tab-".length) });
   for (const [name, id] of Object.entries(SETTINGS[tab])) settings.set(name, at(id).value);
-  if (tab === "tab-summarize") settings.set("cut", at("cut").checked);
   return settings;
 }
 
 /** Fills the inputs from settings that are not too long. Others keep their values. Returns a sentence for each model that the server does not have. */
 function applySettings(settings) {
-  const tab = `tab-${settings.get("tab")}`;
+  const tab = `tab-${settings.get("tab")}`.replace("generate", "race");
   if (!SETTINGS[tab]) return [];
   openTab(tab);
   const missing = [];
@@ -49,7 +51,6 @@ function applySettings(settings) {
     if (!value || !MODEL_SETTINGS.includes(name)) continue;
     missing.push(`This server does not have the model ${value}${before ? `: the page uses ${before}` : ""}.`);
   }
-  if (tab === "tab-summarize" && settings.has("cut")) at("cut").checked = settings.get("cut") !== "false";
   showFacts();
   return missing;
 }
@@ -113,12 +114,12 @@ function writeHistory(runs) {
 }
 
 /** Stores a finished run. Returns a sentence if the run is too long for that, and otherwise an empty text. */
-function remember(settings, panels) {
-  const results = panels.map((panel) => ({
-    model: panel.model,
-    prompt: panel.characters.slice(0, panel.promptTokens).map((character) => character.text).join(""),
-    text: panel.characters.slice(panel.promptTokens).map((character) => character.text).join(""),
-    speed: Number.isFinite(panel.speed()) ? panel.speed() : null,
+function remember(settings, views) {
+  const results = views.map((view) => ({
+    model: view.model,
+    prompt: view.characters.slice(0, view.promptTokens).map((character) => character.text).join(""),
+    text: view.characters.slice(view.promptTokens).map((character) => character.text).join(""),
+    speed: Number.isFinite(view.speed()) ? view.speed() : null,
   }));
   // The results have the prompt.
   settings.delete("prompt");

@@ -1,14 +1,13 @@
 const SUMMARY_FIELDS = {
   document: {
     id: "document", name: "Document", needed: "a text, or choose a file",
-    shorten: "Shorten it, or let the model read only its beginning (under “Beam and lengths”).",
+    shorten: "Shorten it, or choose under “Settings” to cut it or to summarize it in parts.",
   },
   model: { id: "summary-model", name: "Model" },
   beam_size: { id: "beam", name: "Beam", empty: "the model's default" },
   min_tokens: { id: "min-tokens", name: "Minimum tokens", empty: "the model's default" },
   max_tokens: { id: "max-tokens", name: "Maximum tokens", empty: "the model's default" },
 };
-const MAX_FILE = 32 * 1024 * 1024;
 
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
@@ -16,7 +15,8 @@ async function summarize(signal) {
   summary.check();
   const text = at("document").value;
   const view = new DocumentView(text);
-  const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
+  const body = { model: at("summary-model").value, document: text, long_documents: at("long-documents").value };
+  checkSize("Document", bytesOf(text), body.model);
   for (const name of ["beam_size", "min_tokens", "max_tokens"]) {
     const value = summary.numberOf(name);
     if (value !== null) body[name] = value;
@@ -25,13 +25,20 @@ async function summarize(signal) {
   at("summary").dataset.empty = "The summary appears here once the model has read the document.";
   at("summary-figures").replaceChildren();
   at("results").hidden = false;
+  at("parts").hidden = true;
+  at("part-list").replaceChildren();
+  let inParts = false;
   summary.showStatus("Sending the document …");
-  await events("/v1/summaries", body, signal, ({ progress, selected, piece, finished }) => {
-    if (progress) {
-      view.advance(progress);
-      summary.showStatus(progressWords(progress));
+  await events("/v1/summaries", body, signal, ({ progress, selected, part, piece, finished }) => {
+    if (part) {
+      inParts = true;
+      if (part.round === 1) view.addPart(part);
+      showPart(part);
     }
-    if (selected) view.select(selected);
+    // Once there are parts, the model reads their summaries, which are not the document.
+    if (progress && !inParts) view.advance(progress);
+    if (progress) summary.showStatus(progressWords(progress));
+    if (selected && !inParts) view.select(selected);
     if (piece) {
       summary.showStatus("Writing the summary …");
       at("summary").append(piece.text);
@@ -59,6 +66,18 @@ function progressWords({ stage, layer, tokens_read, blocks_encoded, blocks_total
   return `${shown(tokens_read, 0)} tokens received, ${blocks} encoded; next: ${STAGES[stage] ?? `layer ${layer}`}`;
 }
 
+/** Lists the summary of a part. */
+function showPart({ round, part, byte_start: start, byte_end: end, round_bytes: bytes, summary: text }) {
+  at("parts").hidden = false;
+  const item = make("li");
+  const source = round === 1 ? "the document" : `the summaries of round ${round - 1}`;
+  const place = `Part ${part}, ${shown(start, 0)} to ${shown(end, 0)} of ${sizeWords(bytes)} of ${source}: `;
+  item.append(make("span", "about", place), text);
+  at("part-list").append(item);
+  at("parts-count").textContent = `(${at("part-list").children.length})`;
+  summary.showStatus(`Round ${round}: part ${part} is summarized …`);
+}
+
 function showFigures({ reason, usage, timing }) {
   const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
   const ends = { end_of_text: "the model ended it", max_tokens: "reached the maximum length" };
@@ -81,7 +100,12 @@ const summary = new Task(
 at("file").addEventListener("change", async () => {
   const [file] = at("file").files;
   if (!file) return;
-  if (file.size > MAX_FILE) summary.showStatus(`The file has ${shown(file.size / 1048576, 0)} MiB. This page reads at most ${MAX_FILE / 1048576}.`, true);
-  else at("document").value = await file.text();
+  try {
+    checkSize(file.name, file.size, at("summary-model").value);
+  } catch (error) {
+    summary.showStatus(error.message, true);
+    return;
+  }
+  at("document").value = await file.text();
 });
 

@@ -1,3 +1,14 @@
+/** Draws times as bars from left to right, the last one at the right; there is room for `count`. */
+function sparkline(values, count) {
+  const most = Math.max(20, ...values);
+  const root = shape("svg", { viewBox: `0 0 ${4 * count} 32`, preserveAspectRatio: "none", height: 32, "aria-hidden": "true" });
+  values.forEach((value, index) => {
+    const height = Math.max(1, (30 * value) / most);
+    root.append(shape("rect", { x: 4 * (count - values.length + index), y: 32 - height, width: 3, height, class: "bar-now" }));
+  });
+  return root;
+}
+
 const [LEFT, RIGHT, TOP, BOTTOM] = [34, 395, 8, 108];
 
 /** Returns round values from 0 that reach `most`, about `count` of them. */
@@ -6,6 +17,8 @@ function ticks(most, count) {
   const step = [1, 2, 5, 10].map((factor) => factor * size).find((step) => step >= most / count);
   return Array.from({ length: Math.ceil(most / step) + 1 }, (_, index) => index * step);
 }
+
+const at1 = (value) => Math.round(10 * value) / 10;
 
 /** The gaps between the characters of one completion. */
 class Gaps {
@@ -68,25 +81,21 @@ class Gaps {
       shapes.push(shape("text", { x: x(place), y: BOTTOM + 13, "text-anchor": anchor }, String(place)));
     }
     shapes.push(shape("text", { x: LEFT, y: BOTTOM + 26 }, `gap in ms, over the place of the ${this.unit}`));
-    for (const { gap, place, count } of this.groups) {
-      const level = y(gap / count);
-      shapes.push(shape("line", { x1: x(place), x2: x(place + count - 1), y1: level, y2: level, class: "together" }));
-    }
-    for (const { gap, place, edge } of this.single) {
-      const high_edge = gap > high;
-      shapes.push(shape(high_edge ? "rect" : "circle", high_edge
-        ? { x: x(place) - 1, y: TOP - 4, width: 2, height: 5, class: edge ? "dot-edge" : "dot-plain" }
-        : { cx: x(place), cy: y(gap), r: 1.6, class: edge ? "dot-edge" : "dot-plain" }));
+    const groups = this.groups.map(({ gap, place, count }) => `M${at1(x(place))} ${at1(y(gap / count))}H${at1(x(place + count - 1))}`);
+    // A point above the scale is a line at its top.
+    const dots = (edge) => this.single.filter((entry) => entry.edge === edge)
+      .map(({ gap, place }) => (gap > high ? `M${at1(x(place))} ${TOP - 4}v4` : `M${at1(x(place))} ${at1(y(gap))}h0`));
+    for (const [name, parts] of [["together", groups], ["dots dot-plain", dots(false)], ["dots dot-edge", dots(true)]]) {
+      if (parts.length) shapes.push(shape("path", { d: parts.join(""), class: name }));
     }
     this.root.replaceChildren(...shapes);
     this.root.setAttribute("aria-label", `Gaps of ${this.single.length + this.groups.length} messages, up to ${shown(high)} milliseconds`);
   }
 }
 
-/** Draws the gaps of all panels on one scale. */
-function drawTogether(panels) {
-  const most = Math.max(0.01, ...panels.map((panel) => panel.gaps.most()));
-  const length = Math.max(10, ...panels.map((panel) => panel.gaps.received));
-  for (const panel of panels) panel.gaps.draw(most, length);
+/** Draws the gaps of all completions on one scale, unless they are folded away. */
+function drawTogether(views) {
+  const most = Math.max(0.01, ...views.map((view) => view.gaps.most()));
+  const length = Math.max(10, ...views.map((view) => view.gaps.received));
+  for (const view of views) if (view.details.open) view.gaps.draw(most, length);
 }
-

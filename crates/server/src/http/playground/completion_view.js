@@ -8,8 +8,19 @@ function symbolWords(token, letters) {
   return `${values.length > 2 ? "bytes" : "byte"} ${values}${letters ? ` of ${JSON.stringify(letters)}` : ""}`;
 }
 
-/** One model's completion: its text, figures and plot. */
-class Panel {
+/** Most symbols that a frame appends. A frame lasts a few milliseconds with as many. */
+const FRAME_SYMBOLS = 300;
+/** Symbols after which a block of the text ends with its segment, and in any case. A frame lays out only the last block. */
+const BLOCK_SYMBOLS = 500;
+const MAX_BLOCK_SYMBOLS = 1500;
+/** Symbols that wait to be shown before the page says so. */
+const MANY_WAITING = 2000;
+
+/** Waits until the page can draw. A hidden page has no frames. */
+const nextFrame = () => new Promise((resolve) => (document.hidden ? setTimeout(resolve, 50) : requestAnimationFrame(resolve)));
+
+/** One model's completion: its text, figures and plot. Messages wait in a queue, from which each frame appends a batch. */
+class CompletionView {
   constructor(model, unit, pools) {
     this.model = model;
     this.unit = unit;
@@ -24,7 +35,18 @@ class Panel {
     // Chunks that have begun, by level of chunking; none in a model whose segments end with their boundary.
     this.chunks = [];
     this.here = -1;
+    // Messages that are not shown yet, and the number of their symbols.
+    this.queue = [];
+    this.waiting = 0;
+    this.drawing = null;
+    // Where the text of the next symbol begins, if the message has it.
+    this.limit = undefined;
+    this.block = null;
+    this.blockSymbols = 0;
     this.promptTokens = Infinity;
+    // Symbols that have arrived, and whether the last of them ends a segment.
+    this.arrived = 0;
+    this.lastBoundary = null;
     this.textCharacters = 0;
     this.root = make("section", "panel");
     this.root.setAttribute("aria-label", `Completion by ${model}`);
@@ -36,14 +58,18 @@ class Panel {
     this.text.setAttribute("aria-label", TEXT_LABEL);
     this.about = make("p", "about");
     this.about.setAttribute("aria-live", "polite");
+    this.late = make("p", "late");
     this.figures = make("dl");
     this.gaps = new Gaps(unit);
+    this.details = make("details");
+    this.details.append(make("summary", "", "Times of the characters"));
     this.changed = make("p", "changed");
     this.levels = make("ul", "key levels");
     const key = make("ul", "key");
     const dots = pools ? [["dot p", "within a segment"], ["dot e", "after a segment's end"]] : [["dot p", "one in its message"]];
     key.append(...entries([...dots, ["dash", "several in one message: their mean"], ["over p", "longer than the scale"]]));
-    this.root.append(title, this.text, this.changed, this.levels, this.about, this.figures, this.gaps.root, key);
+    this.details.append(this.figures, this.gaps.root, key);
+    this.root.append(title, this.text, this.late, this.changed, this.levels, this.about, this.details);
     this.text.addEventListener("mousemove", (event) => this.point(event));
     this.text.addEventListener("keydown", (event) => this.walk(event));
   }
@@ -60,7 +86,7 @@ class Panel {
       let next = this.open + 1;
       // A mark has no text, and is in no letter.
       while (token && next < count && this.characters[next].token && this.characters[next].offset === offset) next += 1;
-      const end = next < count ? this.characters[next].offset : undefined;
+      const end = next < count ? this.characters[next].offset : this.limit;
       const text = token ? this.letters.slice(offset, end).join("") : "";
       for (let index = this.open; index < next; index++) {
         const character = this.characters[index];
@@ -140,15 +166,47 @@ class Panel {
     return `s${(this.chunks[this.chunks.length - 1] - 1) % 4} n${Math.min(odd, 3)}`;
   }
 
-  /** Appends the text and the characters of one message, which the server sent at `now`. */
+  /** Takes a message, which the server sent at `now`. A later frame shows it. */
   push(text, lists, now) {
-    for (const letter of text) this.letters.push(letter);
-    const before = this.characters[this.characters.length - 1];
-    const edge = Boolean(before && before.boundary);
-    const inPrompt = Math.max(0, Math.min(lists.tokens.length, this.promptTokens - this.characters.length));
-    // A reader who has scrolled up keeps the place.
-    const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
-    for (let index = 0; index < lists.tokens.length; index++) {
+    const count = lists.tokens.length;
+    const before = this.lastBoundary;
+    const inPrompt = Math.max(0, Math.min(count, this.promptTokens - this.arrived));
+    this.gaps.record(now, count - inPrompt, Boolean(before));
+    if (count) this.lastBoundary = lists.boundaries[count - 1];
+    this.arrived += count;
+    this.waiting += count;
+    this.queue.push({ text, lists, shown: 0 });
+    this.drawing ??= this.draw();
+  }
+
+  /** Appends what waits, a batch in each frame, with one layout. */
+  async draw() {
+    while (this.queue.length) {
+      await nextFrame();
+      performance.mark("frame");
+      // A reader who has scrolled up keeps the place.
+      const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
+      for (let room = FRAME_SYMBOLS; room > 0 && this.queue.length; ) {
+        const [message] = this.queue;
+        const end = Math.min(message.lists.tokens.length, message.shown + room);
+        room -= end - message.shown;
+        this.waiting -= end - message.shown;
+        this.append(message, end);
+        if (end === message.lists.tokens.length) this.queue.shift();
+      }
+      this.late.textContent = this.waiting > MANY_WAITING
+        ? `This tab draws more slowly than the model writes: ${shown(this.waiting, 0)} ${this.unit}s wait. Speeds are the server's.` : "";
+      if (follows) this.text.scrollTop = this.text.scrollHeight;
+      performance.measure("frame", "frame");
+    }
+    this.drawing = null;
+  }
+
+  /** Appends the characters of a message up to number `end`, with the message's text if they are its first. */
+  append(message, end) {
+    const { text, lists } = message;
+    if (!message.shown) for (const letter of text) this.letters.push(letter);
+    for (let index = message.shown; index < end; index++) {
       const depth = (lists.chunk_depths || [])[index] || 0;
       if (depth) this.beginChunks(depth);
       const character = {
@@ -164,18 +222,24 @@ class Panel {
         span: make("span", this.shade()),
       };
       character.span.dataset.index = this.characters.length;
-      if (index < inPrompt) character.span.classList.add("prompt");
+      if (this.characters.length < this.promptTokens) character.span.classList.add("prompt");
       if (depth) character.span.classList.add("begins", `d${Math.min(depth, 3)}`);
       else if (character.boundary) {
         character.span.classList.add("ends");
         this.segment += 1;
       }
       this.characters.push(character);
-      this.text.append(character.span);
+      if (!this.block || (this.blockSymbols >= BLOCK_SYMBOLS && this.isBreak) || this.blockSymbols >= MAX_BLOCK_SYMBOLS) {
+        this.block = this.text.appendChild(make("div"));
+        this.blockSymbols = 0;
+      }
+      this.block.append(character.span);
+      this.blockSymbols += 1;
+      this.isBreak = /\s$/.test(character.token);
     }
+    message.shown = end;
+    this.limit = lists.text_offset[end];
     this.spread();
-    this.gaps.record(now, lists.tokens.length - inPrompt, edge);
-    if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
 
   /** Returns the characters per second after the first message, and NaN if there are none. */
@@ -206,14 +270,9 @@ class Panel {
     ]));
   }
 
-  /** Sends the request, and shows the completion while it arrives. `changed` draws the plots. */
+  /** Sends the request, and shows the completion while it arrives. `changed` is called now and then. */
   async run(body, signal, changed) {
-    let drawn = 0;
-    const draw = () => {
-      this.count();
-      changed();
-      drawn = performance.now();
-    };
+    let reported = 0;
     try {
       await events("/v1/completions", { ...body, model: this.model }, signal, (message) => {
         if (message.usage) {
@@ -222,11 +281,17 @@ class Panel {
           this.changed.textContent = changedWords(message.usage.normalized_chars);
         }
         for (const choice of message.choices) if (choice.logprobs) this.push(choice.text, choice.logprobs, message.elapsed_ns / 1e6);
-        if (performance.now() - drawn > 100) draw();
+        if (performance.now() - reported > 100) {
+          changed();
+          reported = performance.now();
+        }
       });
     } finally {
-      draw();
+      // What has arrived since the user has stopped is not shown.
+      if (signal.aborted) this.queue = [];
+      await this.drawing;
+      this.count();
+      changed();
     }
   }
 }
-

@@ -3,8 +3,17 @@ const SCORE_PAUSE = 120;
 const SCORE_PAUSE_EACH = 1 / 20;
 /** Pause before a completion is read out, in milliseconds. */
 const SPOKEN_PAUSE = 700;
-/** Times of keystrokes that the median covers. */
+/** Times of keystrokes that the median covers, and those that are drawn. */
 const MAX_TIMES = 200;
+const SHOWN_TIMES = 60;
+/** Pause after the last keystroke before the ghost text grows by further words, and before a list of words closes, in milliseconds. */
+const EXTEND_PAUSE = 60;
+const LEAVE_PAUSE = 250;
+/** Most characters of a word that the list repeats. */
+const MAX_BEGINNING = 24;
+/** Characters that may become further words, and characters before the cursor that they are predicted from, at least. */
+const EXTENSION = 20;
+const READ_BEFORE = 1024;
 const RETRY_FIRST = 250;
 const RETRY_LAST = 8000;
 
@@ -14,7 +23,7 @@ const EDIT_FIELDS = {
   "open.text": EDITED, "splice.splices[0].text": EDITED, text: EDITED,
 };
 
-/** The editor: a text area over a mirror that has the shades and the ghost text. */
+/** The editor: a text area over a mirror that has the shades, the marks and the ghost text. */
 class Editor {
   constructor() {
     this.area = at("editor");
@@ -25,12 +34,16 @@ class Editor {
     this.scoredFrom = 0;
     this.items = [];
     this.pick = 0;
+    // Words after the best completion, which the ghost text also has.
+    this.tail = "";
     this.times = [];
     this.taken = 0;
     // The last request for completions, or the selection at which there was none.
     this.asked = { id: 0, cursor: -1, end: -1, at: null };
     // The last request for scores, unless the text has changed since.
     this.scored = null;
+    this.surprises = new Surprises((place) => this.session.complete(place, "word"), () => this.showSurprises());
+    this.fixes = new Fixes(this);
     this.area.addEventListener("input", (event) => this.typed(event));
     this.area.addEventListener("keydown", (event) => this.key(event));
     this.area.addEventListener("scroll", () => (this.mirror.scrollTop = this.area.scrollTop));
@@ -55,12 +68,13 @@ class Editor {
       this.parts = [];
       this.scoredFrom = 0;
       this.scored = null;
+      this.surprises.cut(0);
       const opened = (message) => {
         editing.showStatus("Connected. The document is open on the server.");
         // What was typed since.
         this.session.change(this.text());
         this.ask();
-        this.scoreSoon();
+        this.scoreSoon(0);
         return this.receive(message);
       };
       let handle = opened;
@@ -86,6 +100,7 @@ class Editor {
       const start = this.session.change(this.text());
       while (this.parts.length && this.parts[this.parts.length - 1].end > start) this.parts.pop();
       if (start < this.scoredFrom) this.scoredFrom = 0;
+      this.surprises.cut(start);
       this.ask(began);
       this.scoreSoon();
     }
@@ -96,8 +111,9 @@ class Editor {
 
   /** Keeps the completions that begin with what was typed, until the server's next ones arrive. */
   keepItems(typed) {
+    const ghost = this.ghost();
     const kept = this.items.filter(({ text }) => typed && text.startsWith(typed) && text.length > typed.length);
-    this.setItems(kept.map((item) => ({ ...item, text: item.text.slice(typed.length) })));
+    this.setItems(kept.map((item) => ({ ...item, text: item.text.slice(typed.length) })), typed && ghost.startsWith(typed) ? ghost.slice(typed.length) : "");
   }
 
   moved() {
@@ -105,20 +121,22 @@ class Editor {
     if (document.activeElement !== this.area || (start === this.asked.cursor && end === this.asked.end)) return;
     this.setItems([]);
     this.ask();
+    if (start === end) this.fixes.offer(this.surprises.at(start));
   }
 
   /** Asks for completions at the cursor. `began` is the time of the keystroke, if there was one. */
   ask(began = null) {
     const { selectionStart: cursor, selectionEnd: end } = this.area;
     this.asked = { id: 0, cursor, end, at: began };
+    clearTimeout(this.extending);
     const isPlace = cursor === end && cursor > 0 && !isLow(this.area.value.charCodeAt(cursor));
     if (isPlace && this.session && this.session.isOpen) this.asked.id = this.session.complete(cursor, at("until").value);
   }
 
-  scoreSoon() {
+  scoreSoon(pause = SCORE_PAUSE) {
     clearTimeout(this.scoring);
     const { length } = this.area.value;
-    if (length) this.scoring = setTimeout(() => this.score(), SCORE_PAUSE + SCORE_PAUSE_EACH * length);
+    if (length) this.scoring = setTimeout(() => this.score(), pause + SCORE_PAUSE_EACH * length);
   }
 
   score() {
@@ -139,8 +157,11 @@ class Editor {
     if (completions && completions.id === this.asked.id) {
       if (this.asked.at !== null) this.times = [...this.times, performance.now() - this.asked.at].slice(-MAX_TIMES);
       this.work = completions;
-      this.setItems(completions.items);
+      this.setItems(completions.items, this.ghost());
       this.count();
+      this.extendSoon();
+    } else if (completions) {
+      this.surprises.receive(completions);
     }
     if (scores && this.scored && scores.id === this.scored.id && scores.revision === this.session.revision) {
       let end = this.scored.start;
@@ -149,6 +170,7 @@ class Editor {
         this.parts.push({ ...part, start: end, end: end + part.length });
         end += part.length;
       }
+      this.surprises.find(text, this.parts);
       this.draw();
       this.count();
     }
@@ -163,14 +185,47 @@ class Editor {
     if (field) editing.mark(at(field.id), true);
   }
 
-  setItems(items) {
+  /** Returns the ghost text: the chosen completion, and the words after the best one. */
+  ghost() {
+    if (!this.items.length) return this.tail;
+    return this.items[this.pick].text + (this.pick === 0 ? this.tail : "");
+  }
+
+  /** Shows completions. `before` is the ghost text so far, which stays as far as the best completion begins it. */
+  setItems(items, before = "") {
+    const [first] = items;
     this.items = items;
     this.pick = 0;
+    this.tail = !first ? before : before.startsWith(first.text) ? before.slice(first.text.length) : "";
     this.showItems();
     this.draw();
     clearTimeout(this.speaking);
     at("edit-spoken").textContent = "";
-    if (items.length) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${items[0].text}`), SPOKEN_PAUSE);
+    if (first) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${this.ghost()}`), SPOKEN_PAUSE);
+  }
+
+  extendSoon() {
+    clearTimeout(this.extending);
+    const { length } = this.area.value;
+    const isAtEnd = this.asked.cursor === length || this.area.value[this.asked.cursor] === "\n";
+    if (this.items.length && isAtEnd && !/\s\S+\s+\S/.test(this.ghost())) this.extending = setTimeout(() => this.extend(), EXTEND_PAUSE);
+  }
+
+  /** Adds the next words to the ghost text: the most probable characters after the best completion. */
+  async extend() {
+    const { id, cursor } = this.asked;
+    const best = this.items[0].text;
+    const text = this.text().slice(0, cursor);
+    // A beginning that stays while the text grows, so that the server has read it before.
+    const start = Math.floor(Math.max(0, text.length - READ_BEFORE) / READ_BEFORE) * READ_BEFORE;
+    const body = { model: at("edit-model").value, prompt: wellFormed(text.slice(start)) + best, max_tokens: EXTENSION, temperature: 0, stop: ["\n"] };
+    const answer = await ask("/v1/completions", { method: "POST", body: JSON.stringify(body) }).then((response) => response.json(), () => null);
+    const [first] = this.items;
+    if (!answer || id !== this.asked.id || !first || first.text !== best) return;
+    // Whole words only: the last one may be cut.
+    const [words] = /^(?:\S*\s+\S+(?=[\s.,;:!?])){1,2}/.exec(answer.choices[0].text) || [""];
+    this.tail = words;
+    this.draw();
   }
 
   /** Selects a completion, which becomes the ghost text. */
@@ -182,10 +237,23 @@ class Editor {
     at("edit-spoken").textContent = `Completion ${this.pick + 1} of ${this.items.length}: ${this.items[this.pick].text}`;
   }
 
-  take(index) {
-    const { text } = this.items[index];
+  take(text) {
     this.taken += [...text].length;
     this.area.focus();
+    this.insert(text);
+  }
+
+  /** Replaces a word by a likelier one. */
+  replace({ start, end }, text) {
+    const { selectionStart, value } = this.area;
+    this.area.focus();
+    this.area.setSelectionRange(start, end);
+    this.insert(text);
+    const cursor = selectionStart >= end ? selectionStart + this.area.value.length - value.length : start + text.length;
+    this.area.setSelectionRange(cursor, cursor);
+  }
+
+  insert(text) {
     // Keeps the browser's undo history, which no other call does.
     if (!document.execCommand("insertText", false, text)) {
       this.area.setRangeText(text, this.area.selectionStart, this.area.selectionEnd, "end");
@@ -194,46 +262,88 @@ class Editor {
   }
 
   key(event) {
-    // A completion belongs to a cursor: it must not replace selected text.
-    const hasSelection = this.area.selectionStart !== this.area.selectionEnd;
-    if (event.isComposing || hasSelection || !this.items.length) return;
-    const number = /^Digit([1-3])$/.exec(event.code);
+    const { selectionStart, selectionEnd } = this.area;
     const isPlain = !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey;
     const isAlt = event.altKey && !event.ctrlKey && !event.metaKey;
-    if (event.key === "Tab" && isPlain) this.take(this.pick);
+    if (event.isComposing) return;
+    if (isAlt && event.key === "Enter") {
+      this.fixes.offer(this.surprises.at(selectionStart), true);
+      event.preventDefault();
+      return;
+    }
+    if (event.key === "Escape" && isPlain && this.fixes.hide()) {
+      event.preventDefault();
+      return;
+    }
+    // A completion belongs to a cursor: it must not replace selected text.
+    if (selectionStart !== selectionEnd || !this.ghost()) return;
+    const number = /^Digit([1-3])$/.exec(event.code);
+    if (event.key === "Tab" && isPlain) this.take(this.ghost());
     else if (event.key === "Escape" && isPlain) this.setItems([]);
-    else if (isAlt && number && this.items[number[1] - 1]) this.take(number[1] - 1);
-    else if (isAlt && event.key === "ArrowDown") this.choose(this.pick + 1);
-    else if (isAlt && event.key === "ArrowUp") this.choose(this.pick - 1);
+    else if (isAlt && number && this.items[number[1] - 1]) this.take(this.items[number[1] - 1].text);
+    else if (isAlt && event.key === "ArrowDown" && this.items.length) this.choose(this.pick + 1);
+    else if (isAlt && event.key === "ArrowUp" && this.items.length) this.choose(this.pick - 1);
     else return;
     event.preventDefault();
   }
 
   showItems() {
+    // The word that the completions continue.
+    const [beginning] = /[\p{L}\p{M}\p{N}'’]*$/u.exec(this.area.value.slice(0, this.area.selectionStart).slice(-MAX_BEGINNING));
     at("alternatives").replaceChildren(...this.items.map(({ text, logprob }, index) => {
-      const entry = button("", () => this.take(index));
+      const entry = button("", () => this.take(text));
+      const percent = 100 * Math.exp(logprob);
       entry.className = index === this.pick ? "picked" : "";
+      entry.style.setProperty("--share", `${percent}%`);
       entry.setAttribute("aria-keyshortcuts", `Alt+${index + 1}`);
       // Keeps the focus in the text.
       entry.addEventListener("mousedown", (event) => event.preventDefault());
-      const words = make("span", "words", text.replaceAll("\n", "⏎"));
-      entry.append(make("kbd", "", `Alt+${index + 1}`), words, make("span", "share", `${shown(100 * Math.exp(logprob), 1)} %`));
+      const words = make("span", "words");
+      words.append(make("span", "typed", beginning), text.replaceAll("\n", "⏎"));
+      entry.append(make("kbd", "", `Alt+${index + 1}`), words, make("span", "share", `${shown(percent, 1)} %`));
       return entry;
     }));
     at("no-alternatives").hidden = this.items.length > 0;
   }
 
-  /** Draws the mirror: the text with its shades, and the ghost text at the end of a line. */
+  showSurprises() {
+    at("surprises").replaceChildren(...this.surprises.words.map((word) => {
+      const item = make("li");
+      const entry = button("", () => this.fixes.offer(word, true));
+      const [best] = word.alternatives;
+      entry.append(make("s", "", word.text), ...(best ? [" → ", make("span", "", best.text)] : []));
+      item.append(entry);
+      return item;
+    }));
+    at("no-surprises").hidden = this.surprises.words.length > 0;
+    this.fixes.refresh();
+    this.draw();
+  }
+
+  /** Draws the mirror: the text with its shades and marks, and the ghost text at the end of a line. */
   draw() {
     const text = this.area.value;
     const cursor = this.area.selectionStart;
-    const item = this.items[this.pick];
-    const hasGhost = item && cursor === this.area.selectionEnd && (cursor === text.length || text[cursor] === "\n");
+    const ghost = this.ghost();
+    const hasGhost = ghost && cursor === this.area.selectionEnd && (cursor === text.length || text[cursor] === "\n");
     const spans = [];
+    let word = 0;
+    const { words } = this.surprises;
     const push = (start, end, name) => {
+      // Cuts at the edges of surprising words.
+      while (word < words.length && words[word].end <= start) word += 1;
+      const odd = words[word];
+      const edge = odd && [odd.start, odd.end].find((edge) => start < edge && edge < end);
+      if (edge !== undefined) {
+        push(start, edge, name);
+        push(edge, end, name);
+        return;
+      }
+      const isOdd = odd && odd.start <= start && end <= odd.end;
+      const names = isOdd ? `${name} odd`.trim() : name;
       const last = spans[spans.length - 1];
-      if (last && last.name === name && last.end === start && start !== cursor) last.end = end;
-      else if (start < end) spans.push({ start, end, name });
+      if (last && last.name === names && last.end === start && start !== cursor) last.end = end;
+      else if (start < end) spans.push({ start, end, name: names });
     };
     const isHot = at("heat").checked;
     const shades = new Shades();
@@ -249,9 +359,9 @@ class Editor {
     push(Math.max(drawn, cursor), text.length, "");
     const nodes = spans.map(({ start, end, name }) => (name ? make("span", name, text.slice(start, end)) : document.createTextNode(text.slice(start, end))));
     if (hasGhost) {
-      const ghost = make("span", cursor === text.length ? "ghost" : "ghost within", item.text);
+      const shade = make("span", cursor === text.length ? "ghost" : "ghost within", ghost);
       const place = spans.findIndex(({ start }) => start >= cursor);
-      nodes.splice(place < 0 ? nodes.length : place, 0, make("wbr"), ghost);
+      nodes.splice(place < 0 ? nodes.length : place, 0, make("wbr"), shade);
     }
     // A line break at the end has a line after it in the text area only.
     nodes.push(document.createTextNode("\u200b"));
@@ -268,19 +378,116 @@ class Editor {
 
   count() {
     const sorted = [...this.times].sort((a, b) => a - b);
+    const last = this.times[this.times.length - 1] ?? NaN;
     const time = (milliseconds) => (Number.isFinite(milliseconds) ? `${shown(milliseconds, 1)} ms` : "–");
     const { duration_ns: nanoseconds = NaN, recomputed_chars: computed = NaN, reused_chars: reused = NaN } = this.work || {};
     const bits = this.parts.map((part) => part.bits).filter((value) => value !== null);
     const units = this.parts.reduce((sum, { length }) => sum + length, 0);
+    at("latency").textContent = Number.isFinite(last) ? `${shown(last, 0)} ms` : "–";
+    at("latency-median").textContent = sorted.length ? `median ${time(quantile(sorted, 0.5))} of ${shown(sorted.length, 0)}` : "type to measure";
+    at("times").replaceChildren(sparkline(this.times.slice(-SHOWN_TIMES), SHOWN_TIMES));
     at("edit-figures").replaceChildren(...figures([
-      ["keystroke to completions, last", time(this.times[this.times.length - 1] ?? NaN)],
-      ["keystroke to completions, median", time(quantile(sorted, 0.5))],
       ["of which on the server, last", time(nanoseconds / 1e6)],
       ["characters computed, last", shown(computed, 0)],
       ["characters from the cache, last", shown(reused, 0)],
       ["characters accepted", shown(this.taken, 0)],
       ["surprise per character", units ? `${shown(bits.reduce((sum, value) => sum + value, 0) / units)} bits` : "–"],
     ]));
+  }
+}
+
+/** The likelier words for a surprising one, in a list below it. */
+class Fixes {
+  constructor(editor) {
+    this.editor = editor;
+    this.root = at("fixes");
+    this.word = null;
+    editor.area.addEventListener("mousemove", (event) => this.point(event));
+    // Time to move into the list.
+    const leave = () => (this.leaving = setTimeout(() => this.hide(), LEAVE_PAUSE));
+    editor.area.addEventListener("mouseleave", leave);
+    this.root.addEventListener("mouseleave", leave);
+    this.root.addEventListener("mouseenter", () => clearTimeout(this.leaving));
+    this.root.addEventListener("keydown", (event) => this.key(event));
+    editor.area.addEventListener("input", () => this.hide());
+  }
+
+  /** Offers the words for the one under the mouse. */
+  point({ clientX: x, clientY: y }) {
+    clearTimeout(this.leaving);
+    const covers = (box) => box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+    const mark = [...this.editor.mirror.querySelectorAll(".odd")].find((span) => [...span.getClientRects()].some(covers));
+    if (mark) this.offer(this.editor.surprises.words.find((word) => this.marksOf(word).includes(mark)));
+    else if (this.word) this.leaving = setTimeout(() => this.hide(), LEAVE_PAUSE);
+  }
+
+  /** Returns the spans that mark a word. A shade may divide it. */
+  marksOf({ start, end }) {
+    const marks = [];
+    let place = 0;
+    for (const node of this.editor.mirror.childNodes) {
+      if (node.className && node.className.startsWith("ghost")) continue;
+      if (place >= start && place < end) marks.push(node);
+      place += node.textContent.length;
+    }
+    return marks;
+  }
+
+  /** Shows the list for a word, and moves into it if `enters`. Hides it if there is no word. */
+  offer(word, enters = false) {
+    if (!word || !word.alternatives.length) {
+      this.hide();
+      return;
+    }
+    const [mark] = this.marksOf(word);
+    if (!mark) return;
+    if (word !== this.word) {
+      this.word = word;
+      this.root.replaceChildren(make("p", "", "More likely here"), ...word.alternatives.map(({ text, logprob }) => {
+        const entry = button("", () => this.take(text));
+        entry.append(make("span", "", text), make("span", "share", `${shown(100 * Math.exp(logprob), 0)} %`));
+        return entry;
+      }));
+    }
+    this.root.hidden = false;
+    const box = mark.getClientRects()[0];
+    const frame = this.editor.area.getBoundingClientRect();
+    this.root.style.top = `${box.bottom - frame.top + 2}px`;
+    this.root.style.left = `${Math.max(0, Math.min(box.left - frame.left, frame.width - this.root.offsetWidth))}px`;
+    if (enters) this.root.querySelector("button").focus();
+  }
+
+  /** Shows alternatives that have arrived since, and hides the list of a word that is gone. */
+  refresh() {
+    const { words } = this.editor.surprises;
+    if (this.word && !words.includes(this.word)) this.hide();
+  }
+
+  take(text) {
+    const { word } = this;
+    this.hide();
+    this.editor.replace(word, text);
+  }
+
+  key(event) {
+    const all = [...this.root.querySelectorAll("button")];
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") {
+      this.hide();
+      this.editor.area.focus();
+    } else if (step) {
+      all[(all.indexOf(document.activeElement) + step + all.length) % all.length].focus();
+    } else return;
+    event.preventDefault();
+  }
+
+  /** Returns false if there is no list to hide. */
+  hide() {
+    clearTimeout(this.leaving);
+    const wasShown = !this.root.hidden;
+    this.root.hidden = true;
+    this.word = null;
+    return wasShown;
   }
 }
 

@@ -12,35 +12,40 @@ const GENERATION_FIELDS = {
 const stopStrings = () =>
   at("stop-strings").value.split("\n").filter(Boolean).map((line) => line.replace(/\\([n\\])/g, (_, code) => (code === "n" ? "\n" : code)));
 
-/** Describes the speeds of two completions in words, and draws them on one scale from 0. */
-function compareSpeeds(panels) {
+/** Describes the speeds of the completions in words, and draws them on one scale from 0. */
+function compareSpeeds(views, isDone) {
   const root = at("verdict");
-  root.hidden = panels.length < 2;
-  if (root.hidden) return;
-  const [fast, slow] = [...panels].sort((a, b) => b.speed() - a.speed());
-  const few = panels.find((panel) => !(panel.speed() > 0) || panel.textCharacters < 20);
+  root.hidden = false;
+  const bars = make("dl", "bars");
+  const most = Math.max(...views.map((view) => view.speed() || 0));
+  for (const view of views) {
+    const bar = make("i", view.pools ? "ours" : "");
+    bar.style.width = `${most ? (55 * (view.speed() || 0)) / most : 0}%`;
+    const value = make("dd");
+    value.append(bar, view.speed() > 0 ? `${shown(view.speed(), 0)} characters/s` : "–");
+    bars.append(make("dt", "", view.model), value);
+  }
+  root.replaceChildren(make("p", "words", isDone ? verdictOf(views) : "Characters a second"), bars);
+  if (!isDone) return;
+  const firsts = views.map((view) => `${shown(view.gaps.first, 1)} ms`).join(" and ");
+  const note = views.length > 1 ? " One run each, one after the other: run again to see how much it varies." : "";
+  root.append(make("p", "about", `First character after ${firsts}.${note}`));
+}
+
+function verdictOf(views) {
+  const few = views.find((view) => !(view.speed() > 0) || view.textCharacters < 20);
   if (few) {
     const why = few.textCharacters < 20
       ? `${few.model} generated too few characters to measure a speed.`
       : `the characters of ${few.model} came in one message, so their speed is unknown.`;
-    root.replaceChildren(make("p", "", `No comparison: ${why}`));
-    return;
+    return `No comparison: ${why}`;
   }
+  const [fast, slow] = [...views].sort((a, b) => b.speed() - a.speed());
+  if (!slow) return `${fast.model} generated ${shown(fast.speed(), 0)} characters a second. Choose a second model to race against.`;
   const ratio = fast.speed() / slow.speed();
-  const words = ratio < 1.05
+  return ratio < 1.05
     ? `${fast.model} and ${slow.model} generated about as many characters a second.`
     : `${fast.model} generated ${shown(ratio)} times as many characters a second as ${slow.model}.`;
-  const bars = make("dl", "bars");
-  for (const panel of panels) {
-    const bar = make("i");
-    bar.style.width = `${(60 * panel.speed()) / fast.speed()}%`;
-    const value = make("dd");
-    value.append(bar, `${shown(panel.speed(), 0)} characters/s`);
-    bars.append(make("dt", "", panel.model), value);
-  }
-  const [first, second] = panels.map((panel) => `${shown(panel.gaps.first, 1)} ms`);
-  const note = `First character after ${first} and ${second}. One run each, one after the other: run again to see how much it varies.`;
-  root.replaceChildren(make("p", "words", words), bars, make("p", "about", note));
 }
 
 async function generate(signal) {
@@ -48,31 +53,34 @@ async function generate(signal) {
   const names = [at("model-a").value, at("model-b").value].filter(Boolean);
   if (!names.length) throw new RequestError("This server has no model that generates text.");
   generation.check();
-  const settings = readSettings("tab-generate");
+  const settings = readSettings("tab-race");
   const body = {
     prompt: at("prompt").value, max_tokens: generation.numberOf("max_tokens"), temperature: generation.numberOf("temperature"),
     // As text: a number of JavaScript is exact up to 2^53 only.
     top_p: generation.numberOf("top_p"), seed: at("seed").value || null, stop: stopStrings(), echo: true,
     boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },
   };
-  const panels = names.map((name) => new Panel(name, unitOf(name), (served.get(name) || {}).pooled));
-  at("panels").replaceChildren(...panels.map((panel) => panel.root));
+  performance.clearMeasures("frame");
+  const views = names.map((name) => new CompletionView(name, unitOf(name), (served.get(name) || {}).pooled));
+  for (const view of views) view.details.addEventListener("toggle", () => drawTogether(views));
+  at("panels").replaceChildren(...views.map((view) => view.root));
   at("verdict").hidden = true;
   at("hint").hidden = false;
   try {
     // The models run in turn, so that neither slows the other down.
-    for (const panel of panels) {
-      generation.showStatus(`${panel.model} is generating …`);
-      await panel.run(body, signal, () => drawTogether(panels));
+    for (const view of views) {
+      generation.showStatus(`${view.model} is generating …`);
+      await view.run(body, signal, () => compareSpeeds(views, false));
     }
   } finally {
-    const empty = panels.filter((panel) => !panel.characters.length);
-    for (const panel of empty) panel.root.remove();
-    at("hint").hidden = empty.length === panels.length;
+    const empty = views.filter((view) => !view.characters.length);
+    for (const view of empty) view.root.remove();
+    at("hint").hidden = empty.length === views.length;
+    if (empty.length) at("verdict").hidden = true;
   }
-  compareSpeeds(panels);
-  generation.showStatus(`Done.${remember(settings, panels)}`);
+  drawTogether(views);
+  compareSpeeds(views, true);
+  generation.showStatus(`Done.${remember(settings, views)}`);
 }
 
 const generation = new Task({ form: "form", go: "go", halt: "stop", status: "status" }, GENERATION_FIELDS, generate);
-

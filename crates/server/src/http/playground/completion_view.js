@@ -230,7 +230,7 @@ class CompletionView {
       }
       this.characters.push(character);
       if (!this.block || (this.blockSymbols >= BLOCK_SYMBOLS && this.isBreak) || this.blockSymbols >= MAX_BLOCK_SYMBOLS) {
-        this.block = this.text.appendChild(make("div"));
+        this.block = this.text.appendChild(make("div", "block"));
         this.blockSymbols = 0;
       }
       this.block.append(character.span);

@@ -90,6 +90,7 @@ async function models() {
   fill("compress-model", named(completers), pooled);
   fill("edit-model", named(completers), pooled);
   fill("summary-model", named(summarizers), first(summarizers.filter((model) => model.documents.poolings.length)) || first(summarizers));
+  at("no-rival").hidden = generators.length !== 1;
   at("no-readers").hidden = summarizers.length > 0;
   if (!generators.length && summarizers.length) openTab("tab-summarize");
   showModels();

@@ -41,7 +41,7 @@ function verdictOf(views) {
     return `No comparison: ${why}`;
   }
   const [fast, slow] = [...views].sort((a, b) => b.speed() - a.speed());
-  if (!slow) return `${fast.model} generated ${shown(fast.speed(), 0)} characters a second. Choose a second model to race against.`;
+  if (!slow) return `${fast.model} generated ${shown(fast.speed(), 0)} characters a second.`;
   const ratio = fast.speed() / slow.speed();
   return ratio < 1.05
     ? `${fast.model} and ${slow.model} generated about as many characters a second.`

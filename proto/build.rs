@@ -49,11 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Reports are written as JSON next to measurements.
         let mut builder = tonic_prost_build::configure().codec_path("crate::codec::BoundedCodec");
         for message in REPORTED {
-            builder = builder.type_attribute(message, "#[derive(serde::Serialize, serde::Deserialize)]");
+            builder = builder.type_attribute(message, "#[derive(serde::Serialize)]");
         }
-        builder
-            .field_attribute("ModelReport.window", "#[serde(with = \"crate::window\")]")
-            .compile_fds_with_config(descriptors, config)?;
+        builder.compile_fds_with_config(descriptors, config)?;
     }
     Ok(())
 }

@@ -1,10 +1,7 @@
 //! Options that commands share: the server and its models, loads, and the contents of requests.
 
 use crate::{
-    client::{
-        connection::{self, MAX_CONNECTIONS},
-        models::ModelInfo,
-    },
+    client::{self, MAX_CONNECTIONS, ModelInfo},
     driver::{Objectives, WorkloadMix},
     error::{Error, Result},
     output::OutputArgs,
@@ -170,7 +167,7 @@ impl ServerArgs {
     pub(crate) async fn first_connection(&self, server: &ServerEndpoint) -> Result<Client> {
         let begun = Instant::now();
         loop {
-            match connection::connect(server).await {
+            match client::connect(server).await {
                 Ok(client) => return Ok(client),
                 Err(ConnectError::Failed(failed)) if !failed.has_hint() && begun.elapsed() < self.wait => {
                     sleep(RETRY_PAUSE).await;

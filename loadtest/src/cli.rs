@@ -2,7 +2,7 @@
 
 use crate::{
     args::{ArrivalArgs, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
-    client::models::{ModelInfo, SymbolUnit, fetch_calibration},
+    client::{ModelInfo, SymbolUnit, fetch_calibration},
     comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, compare_models, text_bits},
     error::{Error, Result},
     knee::{self, RateResult},

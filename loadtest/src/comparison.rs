@@ -2,10 +2,7 @@
 //! and seed, in an order that changes with every round.
 
 use crate::{
-    client::{
-        connection::code_name,
-        models::{CalibrationSummary, SymbolUnit},
-    },
+    client::{CalibrationSummary, SymbolUnit, code_name},
     driver::{StopSignal, WorkloadMix, execute},
     error::{Error, Result},
     stats::{RequestFigures, RequestOutcome, RequestStats},
@@ -31,7 +28,7 @@ use weir_measure::{
     histogram::ValueHistogram,
     stats::{Gain, MeanDifference, median},
 };
-use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
+use weir_proto::v1::{ScoreRequest, score_response::Event};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -387,7 +384,7 @@ async fn score(target: &RequestTarget, text: &str) -> Result<TextBits, Status> {
     let connection = target.pool.next()?;
     let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
     let request = connection.request_within(message, target.timeout);
-    let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
+    let mut stream = connection.start_score(request).await?.into_inner();
     let mut bits = TextBits::default();
     let mut index = 0;
     while let Some(message) = stream.message().await? {

@@ -1,7 +1,7 @@
 //! Open and closed loops: draw requests from a mix of workloads, send them on schedule, and record all of them.
 
 use crate::{
-    client::connection::code_name,
+    client::code_name,
     edit,
     error::{Error, Result},
     generate,

@@ -19,11 +19,10 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use weir_client::quoted;
+use weir_client::{quoted, status::CODE_NAMES};
 use weir_proto::v1::{
     CloseDocument, CompleteDocument, CompletionItem, DocumentCompletions, EditFailure, EditRequest, EditResponse,
     OpenDocument, SpliceDocument, TextSplice, edit_request::Action, edit_response::Event,
-    editing_client::EditingClient,
 };
 
 /// Characters of a completion, at most: the server's default. The text with a completion must fit the model.
@@ -171,9 +170,8 @@ impl PreparedRequest for EditCall {
             // room for all messages of the session, so that keystrokes never wait for the server
             let (requests, receiver) = mpsc::channel(2 * self.gaps.len() + 3);
             let request = connection.request_within(ReceiverStream::new(receiver), target.timeout);
-            let mut client = EditingClient::new(connection.channel());
             timer.mark_sent();
-            let answers = async { Ok(client.edit(request).await?.into_inner()) };
+            let answers = async { Ok(connection.start_edit(request).await?.into_inner()) };
             let model = self.model.as_ref().unwrap_or(&target.model);
             let opened = self.open(model, &requests, answers).await?;
             if timer.record_answer().is_break() {
@@ -219,7 +217,7 @@ fn answered(completions: DocumentCompletions) -> AnsweredKeystroke {
 
 /// Converts a failure that ends the session to the status of a call.
 fn failed(failure: &EditFailure) -> Status {
-    let number = weir_proto::CODE_NAMES.iter().position(|name| *name == failure.code);
+    let number = CODE_NAMES.iter().position(|name| *name == failure.code);
     let code = number.and_then(|number| i32::try_from(number).ok()).map_or(Code::Unknown, Code::from);
     Status::new(code, failure.message.clone())
 }

@@ -19,8 +19,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use weir_proto::v1::{
     Details, DocumentChunk, Finished, GenerateRequest, Piece, Sampling, Stopping, SummarizeOptions, SummarizeRequest,
-    SummaryFinished, generate_response::Event, generation_client::GenerationClient,
-    summarization_client::SummarizationClient, summarize_request::Part, summarize_response,
+    SummaryFinished, generate_response::Event, summarize_request::Part, summarize_response,
 };
 
 /// First stream of the random number generator for common prefixes; requests use the streams below.
@@ -94,9 +93,8 @@ impl PreparedRequest for GenerateCall {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let request = connection.request_within(self.message(target), target.timeout);
-            let mut client = GenerationClient::new(connection.channel());
             timer.mark_sent();
-            let mut stream = client.generate(request).await?.into_inner();
+            let mut stream = connection.start_generate(request).await?.into_inner();
             let mut cached_chars = 0;
             while let Some(message) = stream.message().await? {
                 match message.event {
@@ -198,7 +196,7 @@ impl SummarizeCall {
             let end = rest.char_indices().nth(size).map_or(rest.len(), |(end, _)| end);
             let text = rest.get(..end)?.to_owned();
             start += end;
-            Some(SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) })
+            Some(SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text, ids: Vec::new() })) })
         });
         std::iter::once(SummarizeRequest { part: Some(Part::Options(options)) }).chain(chunks)
     }
@@ -211,10 +209,9 @@ impl PreparedRequest for SummarizeCall {
             let uploaded = Arc::new(OnceLock::new());
             let messages = tokio_stream::iter(self.messages(target, Arc::clone(&uploaded)));
             let request = connection.request_within(messages, target.timeout);
-            let mut client = SummarizationClient::new(connection.channel());
             timer.mark_sent();
             let begun = Instant::now();
-            let mut stream = client.summarize(request).await?.into_inner();
+            let mut stream = connection.start_summarize(request).await?.into_inner();
             while let Some(message) = stream.message().await? {
                 match message.event {
                     Some(summarize_response::Event::Piece(piece)) => {
@@ -246,7 +243,7 @@ impl PreparedRequest for SummarizeCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::connection::ConnectionPool;
+    use crate::client::ConnectionPool;
 
     #[test]
     fn chunks_are_the_document_in_order_and_mark_its_end() {

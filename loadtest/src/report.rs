@@ -1,7 +1,7 @@
 //! Reports: the JSON of a measurement, and the text and the pages (HTML, Markdown) that are drawn from it. docs/report.md explains each key.
 
 use crate::{
-    client::models::{ModelInfo, ServerSoftware, SymbolUnit},
+    client::{ModelInfo, ServerSoftware, SymbolUnit},
     comparison::{ComparedModel, Gains, ModelComparison},
     driver::LoadResult,
     error::{Error, Result},

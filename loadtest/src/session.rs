@@ -2,10 +2,7 @@
 
 use crate::{
     args::{BoundaryChoice, LoadLimits, ServerArgs, WorkloadArgs},
-    client::{
-        connection,
-        models::{self, ModelInfo, ServerSoftware},
-    },
+    client::{self, ModelInfo, ServerSoftware},
     driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load},
     error::{Error, Result},
     output::{AbortLog, LoadProgress, Steps},
@@ -98,7 +95,7 @@ impl MeasurementSession {
     ) -> Result<Self> {
         let endpoint = server.endpoint()?;
         let client = server.first_connection(&endpoint).await?;
-        let known = models::list(&client).await?;
+        let known = client::list(&client).await?;
         let models = match (all, names) {
             // a model that does not pool is the baseline
             (true, []) => {
@@ -106,8 +103,8 @@ impl MeasurementSession {
                 models.sort_by_key(ModelInfo::pools);
                 models
             }
-            (true, _) => models::select("--models", names, &known)?,
-            (false, _) => models::select("--model", names, &known)?,
+            (true, _) => client::select("--models", names, &known)?,
+            (false, _) => client::select("--model", names, &known)?,
         };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
@@ -115,7 +112,7 @@ impl MeasurementSession {
         Ok(Self {
             server,
             endpoint,
-            software: models::fetch_software(&client).await,
+            software: client::fetch_software(&client).await,
             workload,
             models,
             known,
@@ -193,7 +190,7 @@ impl MeasurementSession {
             0 => DEFAULT_STREAMS,
             streams => streams,
         };
-        let pool = connection::pool(&self.endpoint, self.server.connections(calls, streams)).await?;
+        let pool = client::pool(&self.endpoint, self.server.connections(calls, streams)).await?;
         let boundaries = self.boundaries(model, by_default);
         Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.workload.timeout })
     }

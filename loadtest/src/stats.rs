@@ -1,7 +1,7 @@
 //! Statistics over all requests of a workload.
 
 use crate::{
-    client::connection::TESTER_CODE,
+    client::TESTER_CODE,
     timer::{ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, TextTotals},
 };
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@
 //! rather than never.
 
 use crate::{
-    client::connection::TESTER_CODE,
+    client::TESTER_CODE,
     error::{Error, Result},
     stats::RequestFigures,
     timer::{CounterDelta, TOGETHER},

@@ -1,7 +1,7 @@
 //! Workloads: what the user specifies, what the report shows, and the requests that a workload draws.
 
 use crate::{
-    client::{connection::ConnectionPool, models::ModelInfo},
+    client::{ConnectionPool, ModelInfo},
     error::{Error, Result},
     timer::ClientTimer,
 };
@@ -568,7 +568,7 @@ pub(crate) fn fill_model_defaults(settings: &mut SentSettings, models: &[&ModelI
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::models::DocumentInfo;
+    use crate::client::DocumentInfo;
     use rand::SeedableRng;
 
     #[test]

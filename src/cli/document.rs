@@ -1,6 +1,9 @@
-//! A document to summarize, texts in portions that end between characters, and tables of documents.
+//! What commands read: a text, a document to summarize, texts in portions that end between characters, and tables of documents.
 
-use crate::cli::model::{not_utf8, unreadable};
+use crate::cli::{
+    flag_names::with_flag,
+    model::{not_utf8, read_text_or_stdin, unreadable},
+};
 use serde::de::DeserializeOwned;
 use std::{
     fs::File,
@@ -17,6 +20,49 @@ const MAX_LINE: u64 = 64 << 20;
 
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
+
+/// A text, given as an argument, as a file or as ids.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct TextArgs {
+    /// Text.
+    #[arg(long)]
+    text: Option<String>,
+    /// File with the text in UTF-8; - for standard input.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Symbol ids, separated by commas. `score` also accepts the end-of-text id at the end, and scores it.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+}
+
+/// A text as a server takes it.
+pub(super) struct TextInput {
+    /// The flag that gives it.
+    pub(super) flag: &'static str,
+    /// Empty if `ids` stand for it.
+    pub(super) text: String,
+    pub(super) ids: Vec<u32>,
+}
+
+impl TextInput {
+    /// Returns a server's error with the flag of the text in place of the request's fields.
+    pub(super) fn with_flag(&self, error: Error) -> Error {
+        with_flag(with_flag(error, "text", self.flag), "ids", self.flag)
+    }
+}
+
+impl TextArgs {
+    /// Reads the text. Fails if the file cannot be read.
+    pub(super) fn read(&self) -> Result<TextInput> {
+        let (flag, text) = match (&self.ids, &self.file) {
+            (Some(_), _) => ("--ids", String::new()),
+            (None, Some(file)) => ("--file", read_text_or_stdin("--file", file)?),
+            (None, None) => ("--text", self.text.clone().unwrap_or_default()),
+        };
+        Ok(TextInput { flag, text, ids: self.ids.clone().unwrap_or_default() })
+    }
+}
 
 pub(super) enum Document {
     /// A file; `-` is standard input.

@@ -1,4 +1,4 @@
-//! The model of a command, and its text: their flags, the files that flags name, how a model is found by name, and the server that
+//! The model of a command: its flags, the files that flags name, how a model is found by name, and the server that
 //! runs it, which runs in this process unless a flag names another.
 
 use crate::cli::output;
@@ -128,90 +128,6 @@ impl ComputeArgs {
             max_symbols: self.max_symbols.map(|count| count as usize),
             device: self.device,
             ..defaults
-        }
-    }
-}
-
-/// A text, given as an argument, as a file or as ids.
-#[derive(Debug, Clone, clap::Args)]
-#[group(required = true, multiple = false)]
-pub struct TextArgs {
-    /// Text.
-    #[arg(long)]
-    pub text: Option<String>,
-    /// File with the text in UTF-8; - for standard input.
-    #[arg(long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
-    /// Symbol ids, separated by commas. `score` also accepts the end-of-text id at the end, and scores it.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    pub ids: Option<Vec<u32>>,
-}
-
-/// Encodes the text that one of three flags gives, and reports what normalising changes; `None` if none does. Fails as
-/// [`TextArgs::symbols`] does.
-pub(super) fn text_symbols(
-    model: &dyn Model,
-    ids: Option<&[u32]>,
-    file: Option<&Path>,
-    text: Option<&str>,
-) -> Result<Option<Vec<u32>>> {
-    let vocabulary = &model.card().vocabulary;
-    let encode = |flag, text: &str| {
-        let symbols = vocabulary.encode(flag, text, usize::MAX)?;
-        output::normalised(flag, text, vocabulary);
-        Ok::<_, Error>(symbols)
-    };
-    let symbols = match (ids, file, text) {
-        (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.to_vec())?,
-        (_, Some(file), _) => encode("--file", &read_text_or_stdin("--file", file)?)?,
-        (.., Some(text)) => encode("--text", text)?,
-        (None, None, None) => return Ok(None),
-    };
-    if symbols.is_empty() {
-        let flag = if file.is_some() { "--file" } else { "--text" };
-        return Err(Error::bad_option(flag, "\"\"", "at least one symbol"));
-    }
-    Ok(Some(symbols))
-}
-
-impl TextArgs {
-    /// Returns the flag that gives the text.
-    pub(super) fn flag(&self) -> &'static str {
-        match (&self.ids, &self.file) {
-            (Some(_), _) => "--ids",
-            (None, Some(_)) => "--file",
-            (None, None) => "--text",
-        }
-    }
-
-    /// Returns the text, for a server, which encodes it. Fails if the file cannot be read, or if ids are given instead of text.
-    pub(super) fn text(&self) -> Result<String> {
-        match (&self.file, &self.text) {
-            (Some(file), _) => read_text_or_stdin("--file", file),
-            (None, Some(text)) => Ok(text.clone()),
-            (None, None) => {
-                Err(Error::Setting("--ids: expected no value with a server, found one: give --text or --file".into()))
-            }
-        }
-    }
-
-    /// Encodes the text, and reports what normalising changes. Fails if the file cannot be read, a symbol is outside the vocabulary, or
-    /// the text is empty.
-    pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
-        let symbols = text_symbols(model, self.ids.as_deref(), self.file.as_deref(), self.text.as_deref());
-        symbols.map(Option::unwrap_or_default)
-    }
-
-    /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed. Fails as
-    /// [`symbols`](Self::symbols) does.
-    pub fn symbols_and_end(&self, model: &dyn Model) -> Result<(Vec<u32>, bool)> {
-        let vocabulary = &model.card().vocabulary;
-        let end = vocabulary.specials().map(|specials| specials.end);
-        match self.ids.as_deref() {
-            Some([text @ .., last]) if Some(*last) == end => {
-                vocabulary.check_text("--ids", text).map(|()| (text.to_vec(), true))
-            }
-            _ => self.symbols(model).map(|symbols| (symbols, false)),
         }
     }
 }
@@ -430,10 +346,10 @@ const UNLIMITED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A limit in bytes or symbols that no call reaches.
 const ANY_NUMBER: usize = usize::MAX >> 8;
 
-/// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model or the
-/// command sends text only.
-pub(super) const IN_PROCESS_FLAGS: [&str; 10] =
-    ["require_sha256", "dtype", "threads", "max_symbols", "device", "ids", "mode", "chunk", "logits", "target_ids"];
+/// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model and sends
+/// no logits.
+pub(super) const IN_PROCESS_FLAGS: [&str; 9] =
+    ["require_sha256", "dtype", "threads", "max_symbols", "device", "mode", "chunk", "logits", "target_ids"];
 
 /// The model of a command, and the server that runs it.
 #[derive(Debug, Clone, clap::Args)]

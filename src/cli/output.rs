@@ -190,11 +190,6 @@ impl Progress {
         Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", min_total: 1 }
     }
 
-    /// Counts windows of a text, with a note such as the score so far.
-    pub fn windows() -> Self {
-        Self { bar: None, template: "{bar:40} {pos}/{len} windows, {eta} left, {msg}", min_total: 1 }
-    }
-
     /// Counts the bytes of texts that a model reads or writes, with a note such as the rate.
     pub fn texts() -> Self {
         Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {msg} {eta}", min_total: 1 }

@@ -4,7 +4,7 @@ use crate::cli::{
     model::{ADDRESS, DEFAULT_ADDRESS, runtime},
     output,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::{self, Write};
 use weir_client::{
     connection::{ServerEndpoint, TIMEOUT},
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
         client.answered(reports).await
     })?;
     if json {
-        return output::json(&json!({ "models": models }));
+        return output::json(&json!({ "models": models.iter().map(as_json).collect::<Vec<_>>() }));
     }
     let mut out = String::new();
     for model in &models {
@@ -73,6 +73,14 @@ pub fn run(args: Args) -> Result<()> {
         let _ = write_model(&mut out, model);
     }
     output::write(&out)
+}
+
+/// Returns a report as JSON, with the name of its window.
+fn as_json(model: &ModelReport) -> Value {
+    let mut report = json!(model);
+    let name = model.window().as_str_name();
+    report["window"] = name.trim_start_matches("REPORT_WINDOW_").to_lowercase().into();
+    report
 }
 
 fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {

@@ -1,75 +1,49 @@
-//! `weir score`: bits per character of a text, and all outputs needed to compare two implementations. A model in this process is
-//! evaluated directly, because a server has neither its logits nor its exact log-probabilities.
+//! `weir score`: bits per character of a text, and all outputs needed to compare two implementations. A server scores the text, which
+//! runs in this process unless `--server` names another.
 
 use crate::cli::{
-    direct::Evaluation,
-    flag_names::with_flag,
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, TextArgs, size, whole},
+    document::{TextArgs, TextInput},
+    logits,
+    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, whole},
     output,
-    scores::{MarkedTextBits, Scores, TextBits},
 };
 use serde_json::{Map, Value, json};
-use std::{f64::consts::LN_2, path::PathBuf};
-use weir_engine::{
-    options::WindowOptions,
-    score::{StepSize, windows},
-};
+use std::{f64::consts::LN_2, path::PathBuf, sync::Arc};
+use weir_engine::{Limits, options::WindowOptions, score::windows};
 use weir_kernels::error::{Error, Result};
 use weir_measure::format::table;
 use weir_models::{
-    contract::{BoundaryMode, Model, levels},
+    contract::{BoundaryMode, levels},
     text::SpecialSymbols,
 };
-use weir_proto::v1::{Character, ScoreRequest, ScoreSummary, Windows, score_response::Event as ScoreEvent};
+use weir_proto::v1::{Character, Model, ScoreRequest, ScoreSummary, Windows, score_response::Event as ScoreEvent};
 
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if an output file cannot
 /// be written.
 pub fn run(args: Args) -> Result<()> {
-    match args.model.open()? {
-        ModelSource::Process(model) => {
-            let model: &dyn Model = &*model;
-            let (symbols, has_end) = args.text.symbols_and_end(model)?;
-            if has_end && args.windowed.is_some() {
-                let bound = "no end-of-text symbol with --windowed (no window scores it)";
-                return Err(Error::bad_option("--ids", "one at the end", bound));
-            }
-            let step = match args.mode {
-                ModeArg::Full => StepSize::Full,
-                ModeArg::Incremental => StepSize::Incremental,
-                ModeArg::Chunked => StepSize::Chunked(args.chunk as usize),
-            };
-            print(
-                &args,
-                &Scorer::Direct(Evaluation {
-                    model,
-                    symbols: &symbols,
-                    has_end,
-                    flag: args.text.flag(),
-                    step,
-                    boundaries: args.boundaries.options(),
-                    logits: args.logits.as_deref(),
-                }),
-            )
-        }
-        ModelSource::Server(model) => {
-            let text = args.text.text()?;
-            print(&args, &Scorer::Served(DescribedModel::new(&model)?, text))
-        }
-    }
-}
-
-fn print(args: &Args, scorer: &Scorer<'_>) -> Result<()> {
-    let (json, text) = if !args.lengths.is_empty() {
-        let scores = LengthScores::new(args, scorer)?;
+    let source = args.model.open()?;
+    let text = args.text.read()?;
+    let in_process = match &source {
+        ModelSource::Process(model) => Some(Arc::clone(model)),
+        ModelSource::Server(_) => None,
+    };
+    let server = source.served(Limits { chunk: args.step(), ..own_limits() })?;
+    let scorer = Scorer { args: &args, model: DescribedModel::new(&server)?, text: &text };
+    let (json, shown) = if !args.lengths.is_empty() {
+        let scores = LengthScores::new(&scorer)?;
         (scores.as_json(), scores.as_text())
     } else if let Some(windows) = args.windowed {
-        windowed_text(&scorer.score(args, Some(windows))?, windows)
+        windowed_text(&scorer.score(Some(windows))?, windows)
     } else {
-        let scores = scorer.score(args, None)?;
-        let (default, is_pooled) = scorer.boundaries()?;
-        scored_text(&scores, args.boundaries.boundary_mode.or(default), is_pooled)
+        let scores = scorer.score(None)?;
+        let model = scorer.model.description()?;
+        let default = model.boundary_modes.first().and_then(|name| BoundaryMode::parse(name));
+        scored_text(&scores, args.boundaries.boundary_mode.or(default), model.pooled)
     };
-    if args.json { output::json(&json) } else { output::write(&text) }
+    if let Some((model, out)) = in_process.zip(args.logits.as_ref()) {
+        logits::write_scored(&*model, &text, args.windowed, args.step(), args.boundaries.options(), out)?;
+    }
+    if args.json { output::json(&json) } else { output::write(&shown) }
 }
 
 /// Scores a text.
@@ -114,6 +88,20 @@ enum ModeArg {
     /// `--chunk` symbols per step.
     Chunked,
 }
+
+impl Args {
+    /// Returns the maximum symbols of a step.
+    fn step(&self) -> usize {
+        match self.mode {
+            ModeArg::Full => MAX_STEP,
+            ModeArg::Incremental => 1,
+            ModeArg::Chunked => self.chunk as usize,
+        }
+    }
+}
+
+/// More symbols than a sequence has.
+const MAX_STEP: usize = 1 << 24;
 
 /// Parses two numbers LENGTH,STRIDE.
 pub(super) fn parse_windows(text: &str) -> std::result::Result<WindowOptions, String> {
@@ -163,30 +151,32 @@ fn check_lengths(lengths: &[u32], symbols: usize, max_symbols: usize) -> Result<
 }
 
 impl LengthScores {
-    /// Scores the text at each length. Fails as [`check_lengths`] and the model's scores do.
-    fn new(args: &Args, scorer: &Scorer<'_>) -> Result<Self> {
-        let mut scores = Vec::with_capacity(args.lengths.len());
-        // A server tells the number of symbols with the first scores.
-        let mut symbols = scorer.symbols();
-        let check = |symbols: usize| check_lengths(&args.lengths, symbols, scorer.max_symbols());
-        check(symbols.unwrap_or(usize::MAX))?;
-        for &length in &args.lengths {
+    /// Scores the text at each length. Fails as [`check_lengths`] and the server do.
+    fn new(scorer: &Scorer<'_>) -> Result<Self> {
+        let Args { lengths, .. } = scorer.args;
+        let limits = scorer.model.description.as_ref().and_then(|model| model.limits.as_ref());
+        let max_symbols = limits.map_or(usize::MAX, |limits| size(limits.max_symbols));
+        check_lengths(lengths, usize::MAX, max_symbols)?;
+        let mut scores: Vec<LengthScore> = Vec::with_capacity(lengths.len());
+        let mut symbols = 0;
+        for &length in lengths {
             let length = length as usize;
             let piece = WindowOptions { length, stride: length };
-            let scored = scorer.score(args, Some(piece))?;
-            if symbols.is_none() {
-                check(scored.symbols)?;
+            let scored = scorer.score(Some(piece))?;
+            if scores.is_empty() {
+                // The server tells the number of symbols.
+                symbols = scored.symbols;
+                check_lengths(lengths, symbols, max_symbols)?;
             }
-            symbols = Some(scored.symbols);
             scores.push(LengthScore {
                 length,
-                pieces: windows(scored.symbols, piece).count(),
+                pieces: windows(symbols, piece).count(),
                 nats: scored.nats(),
                 scored: scored.logprobs.len(),
                 text_bits: scored.text_bits,
             });
         }
-        Ok(Self { symbols: symbols.unwrap_or_default(), training_length: scorer.training_length()?, scores })
+        Ok(Self { symbols, training_length: size(scorer.model.description()?.training_length), scores })
     }
 
     fn as_json(&self) -> Value {
@@ -264,122 +254,95 @@ fn scored_text(scores: &Scores, mode: Option<BoundaryMode>, is_pooled: bool) -> 
 }
 
 /// A text and the model that scores it.
-enum Scorer<'a> {
-    Direct(Evaluation<'a>),
-    Served(DescribedModel<'a>, String),
+struct Scorer<'a> {
+    args: &'a Args,
+    model: DescribedModel<'a>,
+    text: &'a TextInput,
 }
 
 impl Scorer<'_> {
-    fn score(&self, args: &Args, windows: Option<WindowOptions>) -> Result<Scores> {
-        match self {
-            Self::Direct(evaluation) => match windows {
-                None => evaluation.whole(),
-                Some(windows) => evaluation.windowed(windows, !args.lengths.is_empty()),
-            },
-            Self::Served(model, text) => {
-                served(args, model, text, windows).map_err(|error| with_flag(error, "text", args.text.flag()))
-            }
-        }
+    fn score(&self, windows: Option<WindowOptions>) -> Result<Scores> {
+        self.call(windows).map_err(|error| self.text.with_flag(error))
     }
 
-    /// Returns the number of symbols if it is known before the text is scored.
-    fn symbols(&self) -> Option<usize> {
-        match self {
-            Self::Direct(evaluation) => Some(evaluation.symbols.len()),
-            Self::Served(..) => None,
-        }
+    fn request(&self, windows: Option<WindowOptions>) -> Result<ScoreRequest> {
+        let flag = if self.args.lengths.is_empty() { "--windowed" } else { "--lengths" };
+        let narrow = |value: usize| {
+            u32::try_from(value)
+                .map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
+        };
+        let wire = |size: WindowOptions| {
+            Ok::<_, Error>(Windows { length: narrow(size.length)?, stride: narrow(size.stride)? })
+        };
+        Ok(ScoreRequest {
+            model: self.model.name(),
+            text: self.text.text.clone(),
+            ids: self.text.ids.clone(),
+            boundary_mode: self.args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+            seed: Some(self.args.boundaries.seed),
+            windows: windows.map(wire).transpose()?,
+            exact_logprobs: Some(true),
+            ..ScoreRequest::default()
+        })
     }
 
-    fn max_symbols(&self) -> usize {
-        match self {
-            Self::Direct(evaluation) => evaluation.model.card().max_symbols,
-            Self::Served(model, _) => {
-                let limits = model.description.as_ref().and_then(|description| description.limits.as_ref());
-                limits.map_or(usize::MAX, |limits| size(limits.max_symbols))
+    fn call(&self, windows: Option<WindowOptions>) -> Result<Scores> {
+        let request = self.request(windows)?;
+        let server = self.model.model;
+        let messages = server.call(async |client| client.score(request).await)?;
+        let mut characters = Vec::new();
+        let mut exact = Vec::new();
+        let mut summary = None;
+        let mut progress = windows.map(|_| output::Progress::texts());
+        let mut done = 0;
+        server.each(messages, |message| {
+            match message.event {
+                Some(ScoreEvent::Chunk(chunk)) => {
+                    done += chunk.characters.iter().map(|character| character.text.len()).sum::<usize>();
+                    progress.iter_mut().for_each(|bar| bar.update(done as u64, self.text.text.len() as u64));
+                    characters.extend(chunk.characters);
+                    exact.extend(chunk.exact_logprobs);
+                }
+                Some(ScoreEvent::Summary(end)) => summary = Some(end),
+                None => {}
             }
+            Ok(())
+        })?;
+        drop(progress);
+        let summary = summary.ok_or_else(|| server.client.incomplete("a summary"))?;
+        let usage = summary.usage.unwrap_or_default();
+        // Once, although each length is a call.
+        let lengths = &self.args.lengths;
+        if lengths.first().is_none_or(|&first| windows.is_some_and(|windows| windows.length == first as usize)) {
+            let changed = size(usage.normalized_chars());
+            self.model.report_normalised(self.text.flag, &self.text.text, changed);
         }
-    }
-
-    /// Returns the length of the model's training windows, after a successful call.
-    fn training_length(&self) -> Result<usize> {
-        match self {
-            Self::Direct(evaluation) => Ok(evaluation.model.card().training_length),
-            Self::Served(model, _) => Ok(size(model.description()?.training_length)),
+        let model = self.model.description()?;
+        // A server of an older version rounds them.
+        let rounded = characters.iter().filter_map(|scored: &Character| scored.logprob).map(f64::from);
+        let logprobs: Vec<f64> = if exact.is_empty() { rounded.collect() } else { exact };
+        let mut boundaries: Vec<u8> = characters.iter().filter_map(|scored| scored.boundary).map(u8::from).collect();
+        let has_start = characters.first().is_some_and(|first| first.logprob.is_some());
+        if windows.is_none() && has_start {
+            // The start-of-text symbol is a segment of its own.
+            boundaries.insert(0, model.pooled.into());
         }
-    }
-
-    /// Returns the model's default boundary mode, and true if it pools its input; after a successful call.
-    fn boundaries(&self) -> Result<(Option<BoundaryMode>, bool)> {
-        match self {
-            Self::Direct(evaluation) => {
-                let card = evaluation.model.card();
-                Ok((card.boundary_modes.first().copied(), card.pooled))
-            }
-            Self::Served(model, _) => {
-                let model = model.description()?;
-                Ok((model.boundary_modes.first().and_then(|name| BoundaryMode::parse(name)), model.pooled))
-            }
-        }
+        let depth = |scored: &Character| u8::try_from(scored.chunk_depth).unwrap_or(u8::MAX);
+        Ok(Scores {
+            symbols: characters.len(),
+            fed: size(usage.prompt_chars),
+            text_chars: size(usage.prompt_text_chars()),
+            text_bits: text_bits(&summary, &logprobs, model),
+            marked: marked(&characters, &logprobs, summary.renormalized_bits, model),
+            levels: levels(characters.iter().map(depth)),
+            logprobs,
+            boundaries,
+            shortening_factor: summary.window_shortening_factor.or(usage.shortening_factor),
+        })
     }
 }
 
-/// Lets the server score the text.
-fn served(args: &Args, described: &DescribedModel<'_>, text: &str, windows: Option<WindowOptions>) -> Result<Scores> {
-    let flag = if args.lengths.is_empty() { "--windowed" } else { "--lengths" };
-    let narrow = |value: usize| {
-        u32::try_from(value).map_err(|_| Error::bad_option(flag, value.to_string(), format!("at most {}", u32::MAX)))
-    };
-    let wire =
-        |size: WindowOptions| Ok::<_, Error>(Windows { length: narrow(size.length)?, stride: narrow(size.stride)? });
-    let request = ScoreRequest {
-        model: described.name(),
-        text: text.to_owned(),
-        boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
-        seed: Some(args.boundaries.seed),
-        windows: windows.map(wire).transpose()?,
-        ..ScoreRequest::default()
-    };
-    let model = described.model;
-    let messages = model.call(async |client| client.score(request).await)?;
-    let mut characters = Vec::new();
-    let mut summary = None;
-    model.each(messages, |message| {
-        match message.event {
-            Some(ScoreEvent::Chunk(chunk)) => characters.extend(chunk.characters),
-            Some(ScoreEvent::Summary(end)) => summary = Some(end),
-            None => {}
-        }
-        Ok(())
-    })?;
-    let summary = summary.ok_or_else(|| model.client.incomplete("a summary"))?;
-    let usage = summary.usage.unwrap_or_default();
-    // Once, although each length is a call.
-    if args.lengths.first().is_none_or(|&first| windows.is_some_and(|windows| windows.length == first as usize)) {
-        described.report_normalised(args.text.flag(), text, size(usage.normalized_chars()));
-    }
-    let model = described.description()?;
-    let logprobs: Vec<f64> = characters.iter().filter_map(|scored| scored.logprob).map(f64::from).collect();
-    let mut boundaries: Vec<u8> = characters.iter().filter_map(|scored| scored.boundary).map(u8::from).collect();
-    let has_start = characters.first().is_some_and(|first| first.logprob.is_some());
-    if windows.is_none() && has_start {
-        // The start-of-text symbol is a segment of its own.
-        boundaries.insert(0, model.pooled.into());
-    }
-    let depth = |scored: &Character| u8::try_from(scored.chunk_depth).unwrap_or(u8::MAX);
-    Ok(Scores {
-        symbols: characters.len(),
-        fed: characters.len(),
-        text_chars: size(usage.prompt_text_chars()),
-        text_bits: text_bits(&summary, &logprobs, model),
-        logprobs,
-        boundaries,
-        levels: levels(characters.iter().map(depth)),
-        shortening_factor: usage.shortening_factor,
-        marked: marked(&characters, model),
-    })
-}
-
-fn text_bits(summary: &ScoreSummary, logprobs: &[f64], model: &weir_proto::v1::Model) -> TextBits {
+fn text_bits(summary: &ScoreSummary, logprobs: &[f64], model: &Model) -> TextBits {
     let scored = summary.scored_chars;
     TextBits {
         is_subword: model.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.pieces),
@@ -390,19 +353,21 @@ fn text_bits(summary: &ScoreSummary, logprobs: &[f64], model: &weir_proto::v1::M
 }
 
 /// Returns the sums of a model with special symbols.
-fn marked(characters: &[Character], model: &weir_proto::v1::Model) -> Option<MarkedTextBits> {
-    let mut marked = MarkedTextBits::new(specials(model)?, model.pooled);
-    for character in characters {
-        if let Some(logprob) = character.logprob {
-            marked.add_symbol(character.id, logprob.into());
-        }
-        marked.add_end(character.nxt_logprob);
-    }
+fn marked(
+    characters: &[Character],
+    logprobs: &[f64],
+    renormalized: Option<f64>,
+    model: &Model,
+) -> Option<MarkedTextBits> {
+    let mut marked = MarkedTextBits::new(specials(model)?, model.pooled, renormalized);
+    let scored = characters.iter().filter(|character| character.logprob.is_some());
+    scored.zip(logprobs).for_each(|(character, &logprob)| marked.add_symbol(character.id, logprob));
+    characters.iter().for_each(|character| marked.add_end(character.nxt_logprob));
     Some(marked)
 }
 
 /// Returns the special symbols of a model that has them.
-fn specials(model: &weir_proto::v1::Model) -> Option<SpecialSymbols> {
+fn specials(model: &Model) -> Option<SpecialSymbols> {
     let marks = &model.vocabulary.as_ref()?.marks;
     let id = |name: &str| marks.get(name).copied();
     Some(SpecialSymbols {
@@ -444,4 +409,175 @@ fn windowed_text(scores: &Scores, size: WindowOptions) -> (Value, String) {
         text_bits.add_json(object);
     }
     (object, text)
+}
+
+/// The scores of a text, as one sequence or in windows.
+struct Scores {
+    /// Number of symbols, with the end-of-text symbol if it was scored.
+    symbols: usize,
+    /// Symbols that a segment can contain: all but the end-of-text symbol.
+    fed: usize,
+    /// Unicode characters.
+    text_chars: usize,
+    /// ln p of each scored symbol.
+    logprobs: Vec<f64>,
+    /// 1 for each symbol that ends a segment, otherwise 0. Windows have none for the last symbol. As one sequence, a model with a
+    /// start-of-text symbol has one entry more, at the front.
+    boundaries: Vec<u8>,
+    /// Boundaries of each level, if several are known.
+    levels: Vec<Vec<u8>>,
+    /// Symbols per segment in windows.
+    shortening_factor: Option<f64>,
+    /// Bits by characters, bytes and tokens, special symbols excluded.
+    text_bits: TextBits,
+    /// Bits of a model with special symbols.
+    marked: Option<MarkedTextBits>,
+}
+
+impl Scores {
+    /// Sum of −ln p over the scored symbols.
+    fn nats(&self) -> f64 {
+        -self.logprobs.iter().sum::<f64>()
+    }
+
+    fn bits_per_char(&self) -> Option<f64> {
+        let scored = self.logprobs.len();
+        let bits = (scored > 0).then(|| self.nats() / scored as f64 / LN_2);
+        self.text_bits.per_char(bits)
+    }
+}
+
+/// Bits of a text by its size, without the symbols at its beginning that are not scored.
+#[derive(Debug, Clone)]
+struct TextBits {
+    /// True in a model of tokens.
+    is_subword: bool,
+    /// Bits per Unicode character, in a model of tokens.
+    per_char: Option<f64>,
+    per_byte: Option<f64>,
+    /// Bits per scored token, in a model of tokens.
+    per_token: Option<f64>,
+}
+
+impl TextBits {
+    /// Returns the bits per character: `per_symbol`, unless symbols are tokens.
+    fn per_char(&self, per_symbol: Option<f64>) -> Option<f64> {
+        if self.is_subword { self.per_char } else { per_symbol }
+    }
+
+    fn add_json(&self, object: &mut Map<String, Value>) {
+        object.insert("bits_per_byte".into(), json!(self.per_byte));
+        if self.is_subword {
+            object.insert("bits_per_token".into(), json!(self.per_token));
+        }
+    }
+
+    /// Formats the figures of a model of tokens as a part of a sentence.
+    fn describe(&self) -> String {
+        if !self.is_subword {
+            return String::new();
+        }
+        let per =
+            |unit: &str, bits: Option<f64>| bits.map_or_else(String::new, |bits| format!(", {bits:.4} per {unit}"));
+        per("byte", self.per_byte) + &per("token", self.per_token)
+    }
+}
+
+/// Sums of bits over a text of a model with special symbols: start of text, end of text, end of segment.
+///
+/// All figures divide by T, as the paper (Latent Segment Language Models) does. T counts the start-of-text symbol, which costs
+/// nothing, the symbols of the text, and the end-of-text symbol if the text ends with one.
+#[derive(Debug, Clone, Copy)]
+struct MarkedTextBits {
+    specials: SpecialSymbols,
+    /// True if the model generates end-of-segment symbols.
+    segments: bool,
+    /// Number of symbols of the text.
+    symbols: usize,
+    /// True if the text ends with the end-of-text symbol.
+    has_end: bool,
+    /// Bits of the text's symbols.
+    text: f64,
+    /// Bits of the end-of-text symbol.
+    end: f64,
+    /// Bits of the end-of-segment symbols.
+    nxt: f64,
+    /// Bits of the text's symbols and its end, with probabilities renormalised over the symbols that a text can contain. `None` if
+    /// a server of an older version does not tell it.
+    renormalised: Option<f64>,
+}
+
+impl MarkedTextBits {
+    fn new(specials: SpecialSymbols, segments: bool, renormalised: Option<f64>) -> Self {
+        Self { specials, segments, symbols: 0, has_end: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised }
+    }
+
+    /// Adds a symbol of the text or its end.
+    fn add_symbol(&mut self, symbol: u32, logprob: f64) {
+        let bits = -logprob / LN_2;
+        if symbol == self.specials.end {
+            self.has_end = true;
+            self.end += bits;
+        } else {
+            self.symbols += 1;
+            self.text += bits;
+        }
+    }
+
+    /// Adds the cost of ending, or not ending, a segment after a symbol.
+    fn add_end(&mut self, end_logprob: Option<f32>) {
+        self.nxt -= end_logprob.map_or(0.0, f64::from) / LN_2;
+    }
+
+    /// Returns T, the number of symbols that all figures divide by.
+    fn augmented(&self) -> usize {
+        1 + self.symbols + usize::from(self.has_end)
+    }
+
+    fn paper(&self) -> f64 {
+        (self.text + self.end) / self.augmented() as f64
+    }
+
+    fn joint(&self) -> f64 {
+        (self.text + self.end + self.nxt) / self.augmented() as f64
+    }
+
+    fn renormalised(&self) -> Option<f64> {
+        self.renormalised.map(|bits| bits / self.augmented() as f64)
+    }
+
+    /// Exact cost of the text as generated in `mode`: the text alone if the predictor decides boundaries, the text and its segments
+    /// if end-of-segment symbols do. `None` if that needs unknown distributions.
+    fn bits_per_char(&self, mode: Option<BoundaryMode>) -> Option<f64> {
+        if mode == Some(BoundaryMode::Nxt) { Some(self.joint()) } else { self.renormalised() }
+    }
+
+    fn add_json(&self, object: &mut Map<String, Value>) {
+        let per_symbol = (self.symbols > 0).then(|| self.text / self.symbols as f64);
+        let segments = self.segments.then(|| [("bpc_joint", json!(self.joint())), ("bits_nxt", json!(self.nxt))]);
+        let renormalised = self.renormalised().map(|bits| ("bpc_renormalised", json!(bits)));
+        let figures = [
+            ("bits_per_char_no_eos", json!(per_symbol)),
+            ("bits_text", json!(self.text)),
+            ("bits_eos", json!(self.end)),
+            ("augmented_symbols", json!(self.augmented())),
+        ];
+        let first = [("bpc_paper", json!(self.paper()))].into_iter().chain(renormalised);
+        let all = first.chain(figures).chain(segments.into_iter().flatten());
+        object.extend(all.map(|(name, value)| (name.to_owned(), value)));
+    }
+
+    /// Formats the figures in one line.
+    fn text(&self) -> String {
+        let joint = if self.segments { format!("{:.4} text and segments, ", self.joint()) } else { String::new() };
+        let alone = match self.renormalised() {
+            Some(bits) => format!("{bits:.4} text alone (renormalised over characters and the end)"),
+            None => "text alone unknown".into(),
+        };
+        format!(
+            "bits per character over {} symbols with marks: {:.4} as the paper counts (without segment ends), {joint}{alone}\n",
+            self.augmented(),
+            self.paper()
+        )
+    }
 }

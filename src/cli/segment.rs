@@ -1,9 +1,8 @@
 //! `weir segment`: shows the segments of a text, cut by a server, which runs in this process unless `--server` names another.
 
 use crate::cli::{
-    direct,
-    flag_names::with_flag,
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, ServedModel, TextArgs, own_limits, size},
+    document::{TextArgs, TextInput},
+    model::{BoundaryArgs, DescribedModel, ModelSourceArgs, ServedModel, own_limits, size},
     output::{self, ColorChoice},
 };
 use serde_json::{Value, json};
@@ -13,33 +12,28 @@ use weir_proto::v1::{Segment, SegmentRequest, SegmentResponse};
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if stdout cannot be
 /// written.
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
-    let source = args.model.open()?;
-    let response = match (&source, &args.text.ids) {
-        (ModelSource::Process(model), Some(ids)) => direct::segments(&**model, ids, args.boundaries.options())?,
-        _ => {
-            let response = call(&args, &source.served(own_limits())?);
-            response.map_err(|error| with_flag(error, "text", args.text.flag()))?
-        }
-    };
+    let model = args.model.open()?.served(own_limits())?;
+    let text = args.text.read()?;
+    let response = call(&args, &model, &text).map_err(|error| text.with_flag(error))?;
     if args.json {
         return output::json(&json(&response));
     }
-    output::write(&text(&response, color.is_on(&std::io::stdout())))
+    output::write(&shown(&response, color.is_on(&std::io::stdout())))
 }
 
-fn call(args: &Args, model: &ServedModel) -> Result<SegmentResponse> {
-    let text = args.text.text()?;
+fn call(args: &Args, model: &ServedModel, text: &TextInput) -> Result<SegmentResponse> {
     let described = DescribedModel::new(model)?;
     let request = SegmentRequest {
         model: described.name(),
-        text: text.clone(),
+        text: text.text.clone(),
+        ids: text.ids.clone(),
         boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
         seed: Some(args.boundaries.seed),
         ..SegmentRequest::default()
     };
     let response = model.call(async |client| client.segment(request).await)?;
     let normalized_chars = response.usage.as_ref().map_or(0, |usage| size(usage.normalized_chars()));
-    described.report_normalised(args.text.flag(), &text, normalized_chars);
+    described.report_normalised(text.flag, &text.text, normalized_chars);
     Ok(response)
 }
 
@@ -95,7 +89,7 @@ fn json(response: &SegmentResponse) -> Value {
 
 /// Text with a bar after each closed segment and an ellipsis after an open one. A segment whose first symbol also begins a chunk of
 /// deeper levels has a bar more before it for each. `color` alternates two terminal colours.
-fn text(response: &SegmentResponse, color: bool) -> String {
+fn shown(response: &SegmentResponse, color: bool) -> String {
     let mut out = String::new();
     for (index, segment) in response.segments.iter().enumerate() {
         let text = segment.text.replace('\n', "⏎\n");

@@ -1,12 +1,11 @@
 //! `weir summarize`: summarizes a document, or prints a table of scores over many documents. A server does it, which runs in this
-//! process unless `--server` names another. A model in this process summarizes directly if ids, logits or the positions that pooling
-//! layers kept are asked for.
+//! process unless `--server` names another.
 
 use crate::{
     cli::{
-        direct::{self, Tokens},
         document::{Document, TextReader, json_lines},
         flag_names::{message, with_flag},
+        logits,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
         output::{self, ColorChoice},
     },
@@ -25,12 +24,11 @@ use weir_client::calls::DocumentParts;
 use weir_engine::summary::LongDocuments;
 use weir_kernels::error::{Error, Result, printable};
 use weir_measure::format;
-use weir_models::contract::{EarlyStopping, PoolingChoice};
+use weir_models::contract::EarlyStopping;
 use weir_proto::v1::{
-    Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions, SummaryFinishReason,
-    SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
+    DocumentChunk, Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions,
+    SummaryFinishReason, SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
 };
-use weir_server::run::messages;
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
@@ -43,19 +41,10 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     if let ModelSource::Process(model) = &source {
         let usual = || model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam);
         limits.rows = args.generation.beam.map_or_else(usual, |beam| beam as usize);
-        let is_single = args.document.table.is_none() && args.long_documents() != LongDocuments::Chunk;
-        if is_single && (args.json || args.document.ids.is_some() || args.logits.is_some()) {
-            let document = Tokens::read(&**model, &args.document.document()?, args.cuts())?;
-            if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {
-                return direct::forced_summary(&**model, &document, target, args.generation.hard_topk, out);
-            }
-            return print(&args, color, |on_event| {
-                let mut summary = Summary::default();
-                let request = messages::summary_options(&args.generation.options(), model.card())?;
-                let visit = &mut |event| collect(&mut summary, event, on_event);
-                summary.choices = direct::summarize(model.clone(), limits, &request, &document, visit)?;
-                Ok(summary)
-            });
+        if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {
+            let document = args.document.document()?;
+            let hard = args.generation.hard_topk;
+            return logits::write_forced(&**model, &document, args.cuts(), target, hard, out);
         }
     }
     let model = source.served(limits)?;
@@ -64,7 +53,8 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         Some(file) => summarize_table(&summarizer, file, args.json),
         None => {
             let document = args.document.document()?;
-            print(&args, color, |on_event| summarizer.summarize(&document, on_event))
+            let summary = print(&args, color, |on_event| summarizer.summarize(&document, on_event));
+            summary.map_err(|error| with_flag(error, "chunk.ids", "--ids"))
         }
     }
 }
@@ -242,6 +232,7 @@ impl<'a> Summarizer<'a> {
             cut: Some(args.cuts()),
             // A server of an older version reads only `cut`.
             long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
+            kept_tokens: Some(args.json && args.document.table.is_none()),
             ..args.generation.options()
         };
         Ok(Self { model, options, keeps_text: args.highlights && !args.json })
@@ -306,15 +297,21 @@ fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
             let kept = kept.clone();
             std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
         }
-        Document::Ids(_) => {
-            return Err(Error::Setting("--ids: expected no value with a server, found one: give --file".into()));
+        Document::Ids(ids) => {
+            // The channel is empty.
+            let _ = sender.try_send(DocumentChunk { ids: ids.clone(), ..DocumentChunk::default() });
         }
     }
     Ok(DocumentParts { parts, failure })
 }
 
 /// Sends the parts of a document, or the error of reading it.
-fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: oneshot::Sender<Error>, kept: &KeptText) {
+fn read(
+    mut reader: TextReader<'_>,
+    parts: &mpsc::Sender<DocumentChunk>,
+    failed: oneshot::Sender<Error>,
+    kept: &KeptText,
+) {
     loop {
         match reader.next() {
             Ok(Some(part)) => {
@@ -322,7 +319,7 @@ fn read(mut reader: TextReader<'_>, parts: &mpsc::Sender<String>, failed: onesho
                     kept.lock().unwrap_or_else(PoisonError::into_inner).push_str(&part);
                 }
                 // Fails when the call has ended.
-                if parts.blocking_send(part).is_err() {
+                if parts.blocking_send(DocumentChunk { text: part, ..DocumentChunk::default() }).is_err() {
                     return;
                 }
             }
@@ -345,7 +342,7 @@ fn marked(summary: &Summary, on: &str, off: &str) -> String {
     let text = &summary.document;
     let tokens = summary.usage().document_tokens;
     let mut shown = String::new();
-    for Selected { layer, tokens: kept, spans } in &summary.selected {
+    for Selected { layer, tokens: kept, spans, .. } in &summary.selected {
         // Never fails: the writer is a `String`.
         let _ = writeln!(shown, "-- layer {layer}: {kept} of {tokens} tokens kept");
         let mut shown_to = 0;
@@ -389,8 +386,7 @@ fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
     let layers = timing.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
     // Each summary has a token without a step.
     let steps = usage.summary_tokens.saturating_sub(summary.parts.len() as u64 + 1);
-    let choices = summary.choices.iter().map(Some).chain(std::iter::repeat(None));
-    let poolings = summary.selected.iter().zip(choices).map(|(selected, choice)| pooling(selected, choice));
+    let poolings = summary.selected.iter().map(pooling);
     let mut object = json!({
         "ids": best("ids"),
         "score": best("score"),
@@ -439,17 +435,19 @@ fn part(part: &SummaryPart) -> Value {
         "document_tokens": part.document_tokens,
         "summary_tokens": part.summary_tokens,
         "summary": part.summary,
-        "poolings": part.selected.iter().map(|selected| pooling(selected, None)).collect::<Vec<_>>(),
+        "poolings": part.selected.iter().map(pooling).collect::<Vec<_>>(),
     })
 }
 
-/// Formats the tokens that one pooling layer kept: in the order of the next layer, if it is known, and as spans of the text.
-fn pooling(selected: &Selected, choice: Option<&PoolingChoice>) -> Value {
+/// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server tells it, and as spans of the text.
+fn pooling(Selected { layer, spans, kept, .. }: &Selected) -> Value {
     let span = |Span { byte_start, byte_end, score }: &Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
-    let spans: Vec<Value> = selected.spans.iter().map(span).collect();
-    let Some(choice) = choice else { return json!({ "layer": selected.layer, "spans": spans }) };
-    let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
-    json!({ "layer": selected.layer, "kept": kept.collect::<Vec<_>>(), "spans": spans })
+    let spans: Vec<Value> = spans.iter().map(span).collect();
+    if kept.is_empty() {
+        return json!({ "layer": layer, "spans": spans });
+    }
+    let kept = kept.iter().map(|kept| json!({ "position": kept.position, "score": kept.score }));
+    json!({ "layer": layer, "kept": kept.collect::<Vec<_>>(), "spans": spans })
 }
 
 #[derive(Default)]
@@ -457,8 +455,6 @@ struct Summary {
     finished: SummaryFinished,
     /// The tokens that each pooling layer kept, as spans of the text.
     selected: Vec<Selected>,
-    /// The same tokens by position, in the order of the next layer. Empty if a server summarized.
-    choices: Vec<PoolingChoice>,
     /// The parts of a document that was summarized in parts.
     parts: Vec<SummaryPart>,
     /// Text that was read, if highlights are printed.
@@ -615,6 +611,7 @@ mod tests {
             layer,
             tokens,
             spans: ranges.iter().map(|&(byte_start, byte_end)| Span { byte_start, byte_end, score: 0.5 }).collect(),
+            kept: Vec::new(),
         };
         let usage = SummaryUsage { document_tokens: 4, ..SummaryUsage::default() };
         let summary = Summary {

@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         flag_names::with_flag,
-        model::{self, ModelArgs, text_symbols},
+        model::{self, ModelArgs},
         output,
     },
     report::sample::Sample,
@@ -76,6 +76,23 @@ impl Args {
         if self.ids.is_some() { "--ids" } else { "--file" }
     }
 
+    /// Encodes the text that a flag gives, and reports what normalising changes; `None` if none does.
+    fn symbols(&self, model: &dyn Model) -> Result<Option<Vec<u32>>> {
+        let vocabulary = &model.card().vocabulary;
+        if let Some(ids) = &self.ids {
+            vocabulary.check_text("--ids", ids)?;
+            return Ok(Some(ids.clone()));
+        }
+        let Some(file) = &self.file else { return Ok(None) };
+        let text = model::read_text_or_stdin("--file", file)?;
+        let symbols = vocabulary.encode("--file", &text, usize::MAX)?;
+        output::normalised("--file", &text, vocabulary);
+        match symbols.is_empty() {
+            true => Err(Error::bad_option("--file", "\"\"", "at least one symbol")),
+            false => Ok(Some(symbols)),
+        }
+    }
+
     /// Returns what both implementations are fed. The sample has at most `limit` symbols.
     fn input(&self, model: &dyn Model, limit: usize) -> Result<Input> {
         if let Some(encoder) = model.document_encoder() {
@@ -85,7 +102,7 @@ impl Args {
         if self.target_ids.is_some() {
             return Err(Error::wrong_kind("--target-ids", &card.name, "reads documents", &card.shape));
         }
-        let symbols = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
+        let symbols = match self.symbols(model)? {
             Some(symbols) => symbols,
             None => {
                 let count = SAMPLE.min(card.max_symbols).min(limit);
@@ -102,7 +119,7 @@ impl Args {
 
     fn document(&self, model: &dyn Model, encoder: &dyn DocumentEncoder) -> Result<Input> {
         let limits = encoder.limits();
-        let mut document = match text_symbols(model, self.ids.as_deref(), self.file.as_deref(), None)? {
+        let mut document = match self.symbols(model)? {
             Some(document) => document,
             None => document_sample(&model.card().vocabulary, limits)?,
         };

@@ -701,7 +701,7 @@ impl Client {
     /// Summarizes the prompt, and once more from the cache if the server has kept it. Checks the summaries.
     pub(crate) async fn summarize(&self, plan: &CallPlan, name: &str) -> Result<End, Status> {
         let pieces = plan.prompt.as_bytes().chunks(PIECE).map(String::from_utf8_lossy);
-        let chunks = pieces.map(|piece| Part::Chunk(DocumentChunk { text: piece.into_owned() }));
+        let chunks = pieces.map(|piece| Part::Chunk(DocumentChunk { text: piece.into_owned(), ids: Vec::new() }));
         let options = self.summary_options(plan, None);
         let parts = [Part::Options(options)].into_iter().chain(chunks).collect();
         let Some(finished) = self.summary(plan, name, parts).await? else { return Ok(End::Cancelled) };

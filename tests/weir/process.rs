@@ -10,7 +10,7 @@ use std::{
     thread::JoinHandle,
 };
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
-use weir::kernels::ThreadPool;
+use weir::kernels::{ThreadPool, distribution::log_probability};
 use weir_proto::v1::{ListModelsRequest, ScoreRequest, Windows};
 
 /// Maximum time that a program may take to print a line or to exit. A busy machine has needed more than 60 s.
@@ -42,9 +42,9 @@ pub(crate) fn weir_json(args: &[&str]) -> Value {
 }
 
 /// Scores ids in one pass, symbol by symbol and in chunks, with the same logits to the bit. Returns the three outputs and the logits.
-pub(crate) fn scored_in_each_mode(model: &Path, ids: &[u32]) -> ([Value; 3], Golden) {
+pub(crate) fn scored_in_each_mode(model: &Path, symbols: &[u32]) -> ([Value; 3], Golden) {
     let out = TempDir::new().unwrap();
-    let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let ids = symbols.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let model = model.to_str().unwrap();
     let files = ["full", "incremental", "chunked"].map(|mode| out.path().join(mode));
     let outputs = files.each_ref().map(|file| {
@@ -54,7 +54,15 @@ pub(crate) fn scored_in_each_mode(model: &Path, ids: &[u32]) -> ([Value; 3], Gol
     });
     let bytes = files.each_ref().map(|file| fs::read(file).unwrap());
     assert!(bytes[1] == bytes[0] && bytes[2] == bytes[0], "{model}: other bits in steps");
-    (outputs, Golden::read_file(&files[0]))
+    assert!(outputs[1] == outputs[0] && outputs[2] == outputs[0], "{model}: other scores in steps");
+    let written = Golden::read_file(&files[0]);
+    let vocabulary = written.shape("logits")[1];
+    let logprobs: Vec<f64> = serde_json::from_value(outputs[0]["logprobs"].clone()).unwrap();
+    let scored = symbols.iter().skip(symbols.len() - logprobs.len());
+    for ((logits, &symbol), logprob) in written.get("logits").chunks(vocabulary).zip(scored).zip(logprobs) {
+        assert!((log_probability(logits, symbol).unwrap() - logprob).abs() < 1e-13, "{model}: {logprob}");
+    }
+    (outputs, written)
 }
 
 /// Writes a checkpoint that takes long to load.

@@ -43,7 +43,7 @@ const CHOSEN: [(&str, &str); 4] = [
 
 /// What a plain `Generate` does not reach: functions, and types and variants of which it has no value. Each line has the path before
 /// one or several names.
-const NOT_TAKEN: [(&str, &str); 22] = [
+const NOT_TAKEN: [(&str, &str); 23] = [
     // the call succeeds
     ("weir_server::status", "status"),
     ("weir_server::middleware::observe::RefusalLog", "record_status"),
@@ -71,6 +71,7 @@ const NOT_TAKEN: [(&str, &str); 22] = [
     // the prompt is a text, not ids, and the request wants no log-probabilities
     ("weir_models::text::stream_tokenizer", "TextCounter"),
     ("weir_engine::sampling::LogprobOptions", "compute"),
+    ("weir_engine::options", "ExactLogprob"),
 ];
 
 /// Maximum files that a request passes.

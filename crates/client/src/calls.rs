@@ -3,10 +3,13 @@
 use crate::connection::{Client, TIMEOUT};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::{StreamExt, once, wrappers::ReceiverStream};
-use tonic::{Code, Response, Status, Streaming, transport::Channel};
+use tokio_stream::{Stream, StreamExt, once, wrappers::ReceiverStream};
+use tonic::{Code, Request, Response, Status, Streaming, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir_kernels::error::{Error, Result};
+use weir_proto::inference::{
+    ServerMetadataRequest, ServerMetadataResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
+};
 use weir_proto::v1::{
     DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse, GetModelRequest, GetReportRequest,
     ListGenerationsRequest, ListModelsRequest, LoadModelRequest, LoadModelResponse, Model, ModelGeneration,
@@ -79,16 +82,51 @@ fn only_text_model(models: Vec<Model>) -> Option<Model> {
     if texts.next().is_some() { None } else { only }
 }
 
+/// The answer of a call that sends several messages, with the server's own status.
+pub type StreamAnswer<M> = Result<Response<Streaming<M>>, Status>;
+
+/// Calls whose status the caller reads itself. [`Client::request`] and [`Client::request_within`] prepare their requests.
+impl Client {
+    /// Starts a generation.
+    pub async fn start_generate(&self, request: Request<GenerateRequest>) -> StreamAnswer<GenerateResponse> {
+        self.generation().generate(request).await
+    }
+
+    /// Starts to score a text.
+    pub async fn start_score(&self, request: Request<ScoreRequest>) -> StreamAnswer<ScoreResponse> {
+        self.generation().score(request).await
+    }
+
+    /// Begins to edit a document.
+    pub async fn start_edit(&self, requests: Request<ReceiverStream<EditRequest>>) -> StreamAnswer<EditResponse> {
+        EditingClient::new(self.channel()).max_decoding_message_size(MESSAGE_BYTES).edit(requests).await
+    }
+
+    /// Starts to summarize a document.
+    pub async fn start_summarize<S>(&self, requests: Request<S>) -> StreamAnswer<SummarizeResponse>
+    where
+        S: Stream<Item = SummarizeRequest> + Send + 'static,
+    {
+        SummarizationClient::new(self.channel()).max_decoding_message_size(MESSAGE_BYTES).summarize(requests).await
+    }
+
+    /// Returns the name and version of the server software.
+    pub async fn server_metadata(&self, timeout: Duration) -> Result<ServerMetadataResponse, Status> {
+        let request = self.request_within(ServerMetadataRequest {}, timeout);
+        Ok(GrpcInferenceServiceClient::new(self.channel()).server_metadata(request).await?.into_inner())
+    }
+}
+
 /// Texts: generation, scores, segments and editing.
 impl Client {
     /// Starts a generation.
     pub async fn generate(&self, request: GenerateRequest) -> Result<MessageStream<GenerateResponse>> {
-        self.stream(self.generation().generate(self.request(request)).await).await
+        self.stream(self.start_generate(self.request(request)).await).await
     }
 
     /// Starts to score a text.
     pub async fn score(&self, request: ScoreRequest) -> Result<MessageStream<ScoreResponse>> {
-        self.stream(self.generation().score(self.request(request)).await).await
+        self.stream(self.start_score(self.request(request)).await).await
     }
 
     /// Splits a text into segments.
@@ -99,9 +137,7 @@ impl Client {
 
     /// Begins to edit a document. Sends the requests, and returns the responses.
     pub async fn edit(&self, requests: mpsc::Receiver<EditRequest>) -> Result<MessageStream<EditResponse>> {
-        let mut client = EditingClient::new(self.channel()).max_decoding_message_size(MESSAGE_BYTES);
-        let request = self.request(ReceiverStream::new(requests));
-        self.stream(client.edit(request).await).await
+        self.stream(self.start_edit(self.request(ReceiverStream::new(requests))).await).await
     }
 
     fn generation(&self) -> GenerationClient<Channel> {
@@ -109,7 +145,7 @@ impl Client {
     }
 
     /// Returns the messages of a call's response.
-    async fn stream<M>(&self, response: Result<Response<Streaming<M>>, Status>) -> Result<MessageStream<M>> {
+    async fn stream<M>(&self, response: StreamAnswer<M>) -> Result<MessageStream<M>> {
         Ok(MessageStream { client: self.clone(), messages: self.answered(response).await?.into_inner() })
     }
 }
@@ -130,8 +166,8 @@ impl<M> MessageStream<M> {
 
 /// A document that is sent while it is read.
 pub struct DocumentParts {
-    /// The parts of the text, in order. The document ends when the sender is dropped.
-    pub parts: mpsc::Receiver<String>,
+    /// The parts of the document, in order. The document ends when the sender is dropped.
+    pub parts: mpsc::Receiver<DocumentChunk>,
     /// The reader's error, if reading fails. The reader sends it before it drops the sender of the parts.
     pub failure: oneshot::Receiver<Error>,
 }
@@ -149,10 +185,9 @@ impl Client {
         use summarize_request::Part;
         let DocumentParts { parts, failure } = document;
         let first = once(SummarizeRequest { part: Some(Part::Options(options)) });
-        let chunk = |text| SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) };
+        let chunk = |chunk| SummarizeRequest { part: Some(Part::Chunk(chunk)) };
         let request = self.request(first.chain(ReceiverStream::new(parts).map(chunk)));
-        let mut client = SummarizationClient::new(self.channel()).max_decoding_message_size(MESSAGE_BYTES);
-        let messages = self.stream(client.summarize(request).await).await?;
+        let messages = self.stream(self.start_summarize(request).await).await?;
         Ok(SummaryEvents { messages, failure: Some(failure) })
     }
 }

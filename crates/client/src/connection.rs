@@ -3,7 +3,7 @@
 use crate::{
     address,
     failed_connection::{FailedConnection, with_key_flags},
-    reasons::rule_and_field,
+    status::rule_and_field,
     tls::ClientTls,
 };
 use std::{fmt, time::Duration};

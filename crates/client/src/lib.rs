@@ -8,7 +8,7 @@
 //! - [`tls`]: the files of certificates and keys, and their checks, which the server's settings use too.
 //! - [`connection`]: one connection, the key that its calls carry, and the errors of calls.
 //! - [`calls`]: a method for each call.
-//! - [`reasons`]: what the details of a refused call say.
+//! - [`status`]: what the status of a call says.
 //! - [`failed_connection`]: why a server cannot be reached, and what to do.
 
 pub mod address;
@@ -19,7 +19,7 @@ pub mod connection;
 pub mod failed_connection;
 #[cfg(feature = "command-line")]
 pub mod flags;
-pub mod reasons;
+pub mod status;
 pub mod tls;
 
 pub use weir_kernels::error::quoted;

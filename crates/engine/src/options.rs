@@ -38,6 +38,10 @@ pub struct Score {
     pub boundaries: BoundaryOptions,
     /// Windows to score the text in, each a fresh sequence; none: one sequence.
     pub windows: Option<WindowOptions>,
+    /// True for log-probabilities in double precision, too.
+    pub exact: bool,
+    /// True if the end-of-text symbol of a model with special symbols follows, which is scored but not fed. Not with windows.
+    pub ends_text: bool,
 }
 
 /// The windows of a windowed evaluation: see [`score::windows`](super::score::windows).
@@ -210,12 +214,23 @@ pub struct EmittedSymbol {
     /// Number of bytes of its text that belong to the answer; `None` if all do. It is set if a stop string begins or ends inside the
     /// token, and is 0 if the symbol ends the text. No symbol follows a cut one.
     pub cut: Option<usize>,
+    /// Its log-probability in double precision, if requested.
+    pub exact: Option<Box<ExactLogprob>>,
+}
+
+/// The log-probability of a symbol of a scored text, in double precision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExactLogprob {
+    /// ln p.
+    pub logprob: f64,
+    /// ln p among the symbols that a text can contain, and its end; in a model with special symbols.
+    pub renormalized: Option<f64>,
 }
 
 impl EmittedSymbol {
     /// Creates a symbol without details.
     pub fn plain(symbol: u32) -> Self {
-        Self { symbol, logprob: None, decision: None, top: Vec::new(), cut: None }
+        Self { symbol, logprob: None, decision: None, top: Vec::new(), cut: None, exact: None }
     }
 }
 
@@ -244,6 +259,9 @@ impl Score {
         card.vocabulary.check_text("text", &self.symbols)?;
         check_mode(&self.boundaries, card)?;
         self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
+        if self.ends_text && (self.windows.is_some() || card.vocabulary.specials().is_none()) {
+            return Err(Error::Internal("this text cannot be scored with its end".into()));
+        }
         bounded("top_logprobs", self.top, OptionLimits::TOP_LOGPROBS)
     }
 }
@@ -336,7 +354,8 @@ pub fn check_length(field: &'static str, length: usize, card: &Card) -> Result<(
     check_length_within(field, length, card.max_symbols).map_err(|error| error.because(card.max_symbols_why))
 }
 
-fn check_length_within(field: &'static str, length: usize, limit: usize) -> Result<()> {
+/// Rejects an empty text and one of more than `limit` symbols.
+pub fn check_length_within(field: &'static str, length: usize, limit: usize) -> Result<()> {
     if length == 0 {
         return Err(bad(field, "\"\"", "at least one symbol".into()));
     }

@@ -1,15 +1,17 @@
 //! Choosing symbols: the [`Sampler`], stop strings, and reported log-probabilities.
 
-use crate::options::{OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length};
+use crate::options::{
+    EmittedSymbol, ExactLogprob, OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length,
+};
 use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 use weir_kernels::{
-    distribution::{LogSoftmax, logit_of},
+    distribution::{LogSoftmax, log_probability, logit_of},
     error::{Error, Result},
 };
 use weir_models::{
-    contract::Card,
+    contract::{Card, SymbolBoundary},
     random::{Purpose, uniform},
-    text::{StreamDetokenizer, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
+    text::{SpecialSymbols, StreamDetokenizer, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
 };
 
 // Chooses the next symbol from the logits of one position, in the order that `Sampling` documents. The draw walks the remaining
@@ -210,6 +212,31 @@ pub struct SymbolLogprobs {
     pub logprob: Option<f32>,
     /// The most probable symbols at its position, best first; equals by lower id.
     pub top: Vec<(u32, f32)>,
+    /// Its own in double precision, for evaluations.
+    pub exact: Option<Box<ExactLogprob>>,
+}
+
+impl SymbolLogprobs {
+    /// Returns the symbol that they belong to, with its boundary.
+    pub(crate) fn emit(self, symbol: u32, decision: Option<SymbolBoundary>) -> EmittedSymbol {
+        let Self { logprob, top, exact } = self;
+        EmittedSymbol { symbol, logprob, decision, top, cut: None, exact }
+    }
+}
+
+impl ExactLogprob {
+    /// Computes the log-probability of a symbol from the logits (vocab). Fails if they are not valid.
+    pub(crate) fn new(symbol: u32, logits: &[f32], specials: Option<SpecialSymbols>) -> Result<Self> {
+        let renormalize = |specials: SpecialSymbols| {
+            let mut possible = logits.to_vec();
+            for mark in [specials.start, specials.segment_start, specials.segment_end] {
+                possible.get_mut(mark as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
+            }
+            log_probability(&possible, symbol)
+        };
+        let renormalized = specials.map(renormalize).transpose()?;
+        Ok(Self { logprob: log_probability(logits, symbol)?, renormalized })
+    }
 }
 
 impl LogprobOptions {
@@ -227,7 +254,7 @@ impl LogprobOptions {
         let logit = logit_of(symbol, logits)?;
         let alternative = |symbol: u32| (symbol, softmax.logprob(logits[symbol as usize]));
         let top = best(logits, self.top).into_iter().map(alternative).collect();
-        Ok(SymbolLogprobs { logprob: self.logprobs.then(|| softmax.logprob(logit)), top })
+        Ok(SymbolLogprobs { logprob: self.logprobs.then(|| softmax.logprob(logit)), top, exact: None })
     }
 }
 

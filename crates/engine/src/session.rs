@@ -8,7 +8,9 @@
 use crate::{
     codec::{self, Code, Coded, CodingProgress, coder::BlockCoder},
     completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
-    options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad},
+    options::{
+        Details, EmittedSymbol, ExactLogprob, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad,
+    },
     sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
     score::{ScoringWindow, max_fed_symbols, window},
     speculation::{DraftBudget, Drafter, GuessRates, Speculation},
@@ -292,6 +294,10 @@ impl Session {
         }
         if !self.prompt.is_done() {
             let start = self.prompt.start();
+            if self.prompt.is_context(row.feed.len()) {
+                self.usage.context_chars += row.feed.len();
+                self.usage.context_segments += row.decisions.iter().filter(|decision| decision.boundary).count();
+            }
             let (segments, ends_window) = self.prompt.absorb(row, &mut self.output)?;
             self.usage.prompt_segments += segments.level(0);
             self.usage.levels += segments;
@@ -382,6 +388,7 @@ impl Session {
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             boundaries: details.boundaries,
             last_logits: true,
+            ..PromptOutput::default()
         };
         // other models' numbers depend on how symbols are split into steps
         let can_speculate = card.speculates && card.exactness == Exactness::Bitwise;
@@ -393,9 +400,17 @@ impl Session {
     /// Creates a session that scores a text. Fails as [`Score::validate`] does.
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let Score { symbols, logprobs, top, boundaries, windows } = request;
-        let logprobs = LogprobOptions { logprobs, top };
-        let output = PromptOutput { symbols: true, logprobs, boundaries: true, last_logits: false };
+        let Score { symbols, logprobs, top, boundaries, windows, exact, ends_text } = request;
+        let specials = card.vocabulary.specials();
+        let output = PromptOutput {
+            symbols: true,
+            logprobs: LogprobOptions { logprobs, top },
+            boundaries: true,
+            last_logits: false,
+            exact: exact && logprobs,
+            specials,
+            end: specials.map(|specials| specials.end).filter(|_| ends_text),
+        };
         let prompt = Prompt::new(symbols, windows, output);
         let max_symbols = prompt.longest();
         Self::new(prompt, None, boundaries, card, max_symbols)
@@ -763,13 +778,12 @@ impl Generator {
         let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
         if is_end {
             self.flush(output);
-            let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
+            let emitted = self.logprobs.compute(symbol, logits)?.emit(symbol, None);
             // an end byte and some tokens have a text, which is not part of the answer
-            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: Some(0) });
+            output.push(EmittedSymbol { cut: Some(0), ..emitted });
             return Ok(Some(FinishReason::EndOfText));
         }
-        let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
-        self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
+        self.held.push_back(self.logprobs.compute(symbol, logits)?.emit(symbol, None));
         self.count(symbol, position);
         self.release(output);
         Ok(None)
@@ -900,6 +914,19 @@ struct PromptOutput {
     boundaries: bool,
     /// True if the logits after the last symbol are needed, because a generated symbol follows.
     last_logits: bool,
+    /// True if log-probabilities are also computed in double precision.
+    exact: bool,
+    specials: Option<SpecialSymbols>,
+    /// The end-of-text symbol, if it is scored after the text.
+    end: Option<u32>,
+}
+
+impl PromptOutput {
+    /// Computes the log-probabilities of a symbol from the logits (vocab) before it. Fails if they are not valid.
+    fn logprobs_of(&self, symbol: u32, logits: &[f32]) -> Result<SymbolLogprobs> {
+        let exact = self.exact.then(|| ExactLogprob::new(symbol, logits, self.specials)).transpose()?;
+        Ok(SymbolLogprobs { exact: exact.map(Box::new), ..self.logprobs.compute(symbol, logits)? })
+    }
 }
 
 impl Prompt {
@@ -1036,7 +1063,7 @@ impl Prompt {
     /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
     fn begin(&mut self, logits: &[f32]) -> Result<()> {
         if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
-            self.next = self.output.logprobs.compute(first, logits)?;
+            self.next = self.output.logprobs_of(first, logits)?;
         }
         Ok(())
     }
@@ -1096,6 +1123,11 @@ impl Prompt {
         row.set(self.get(self.fed..end), want);
     }
 
+    /// Returns true if the next `len` symbols are context that an earlier window has emitted.
+    fn is_context(&self, len: usize) -> bool {
+        self.fed + len <= self.range.emit_from
+    }
+
     /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols. Returns the segments
     /// that ended in it by level of chunking, not counting context, and true if the next chunk starts a new sequence.
     fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<(LevelCounts, bool)> {
@@ -1103,7 +1135,7 @@ impl Prompt {
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == &row.feed) else {
             return Err(Error::Internal(format!("the row was fed other symbols than the text has at {chunk:?}")));
         };
-        let context = chunk.end <= self.range.emit_from;
+        let context = self.is_context(chunk.len());
         self.fed = chunk.end;
         self.settled = self.settled.max(self.fed);
         let mut segments = LevelCounts::default();
@@ -1113,14 +1145,17 @@ impl Prompt {
         if self.output.symbols && !context {
             let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
             for (index, (symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
-                let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
                 let decision = self.output.boundaries.then_some(decision);
-                output.push(EmittedSymbol { symbol, logprob, decision, top, cut: None });
-                let following = self.symbol_at(chunk.start + index + 1);
+                output.push(std::mem::take(&mut self.next).emit(symbol, decision));
+                let next = chunk.start + index + 1;
+                let following = self.symbol_at(next).or(self.output.end.filter(|_| next == self.len));
                 if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
                     let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
-                    self.next = self.output.logprobs.compute(following, logits)?;
+                    self.next = self.output.logprobs_of(following, logits)?;
                 }
+            }
+            if let Some(end) = self.output.end.filter(|_| self.fed == self.len) {
+                output.push(std::mem::take(&mut self.next).emit(end, None));
             }
         }
         if !context {
@@ -1142,8 +1177,7 @@ impl Prompt {
             return true;
         }
         if let Some(symbol) = self.symbol_at(self.range.end).filter(|_| self.output.symbols) {
-            let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
-            output.push(EmittedSymbol { symbol, logprob, decision: None, top, cut: None });
+            output.push(std::mem::take(&mut self.next).emit(symbol, None));
         }
         self.settled = self.len;
         false

@@ -56,6 +56,10 @@ impl AddAssign for LevelCounts {
 pub struct Usage {
     /// Symbols of the prompt.
     pub prompt_chars: usize,
+    /// Symbols that the windows of a scored text were fed again as context.
+    pub context_chars: usize,
+    /// Segments closed within that context.
+    pub context_segments: usize,
     /// Prompt symbols found in the segment cache.
     pub cached_chars: usize,
     /// Generated symbols, stop strings and resumed ones included.
@@ -97,6 +101,13 @@ impl Usage {
     pub fn shortening_factor(&self) -> Option<f64> {
         let chars = self.prompt_chars + self.generated_chars;
         let segments = self.prompt_segments + self.generated_segments;
+        (segments > 0).then(|| chars as f64 / segments as f64)
+    }
+
+    /// Symbols per closed segment over all windows of a scored text, which feed its last symbol to none; none if no segment closed.
+    pub fn window_shortening_factor(&self) -> Option<f64> {
+        let chars = self.prompt_chars.saturating_sub(1) + self.context_chars;
+        let segments = self.prompt_segments + self.context_segments;
         (segments > 0).then(|| chars as f64 / segments as f64)
     }
 

@@ -373,7 +373,9 @@ fn call_messages(options: v1::SummarizeOptions, mut document: &str) -> Vec<Summa
     let mut messages = vec![SummarizeRequest { part: Some(Part::Options(options)) }];
     while !document.is_empty() {
         let (chunk, rest) = document.split_at(floor_boundary(document, CHUNK_BYTES));
-        messages.push(SummarizeRequest { part: Some(Part::Chunk(v1::DocumentChunk { text: chunk.to_owned() })) });
+        messages.push(SummarizeRequest {
+            part: Some(Part::Chunk(v1::DocumentChunk { text: chunk.to_owned(), ..Default::default() })),
+        });
         document = rest;
     }
     messages

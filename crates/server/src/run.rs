@@ -267,12 +267,3 @@ fn reflection(services: &[&'static str]) -> tonic_reflection::server::Builder<'s
 fn broken(error: impl std::error::Error) -> Error {
     Error::Internal(format!("the API's descriptors: {error}"))
 }
-
-/// Conversions between messages and the engine's types, for programs that run a model without a server.
-pub mod messages {
-    pub use crate::grpc::{
-        convert::summary_options,
-        score::{boundary_levels, segments},
-        summarization::summary,
-    };
-}

@@ -10,9 +10,9 @@ use std::{
 };
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt, pb};
-pub use weir_client::reasons::WRONG_KIND_OF_MODEL;
-pub(crate) use weir_client::reasons::rule_and_field;
-use weir_client::reasons::{UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
+pub use weir_client::status::WRONG_KIND_OF_MODEL;
+pub(crate) use weir_client::status::{CODE_NAMES, rule_and_field};
+use weir_client::status::{UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
 use weir_kernels::error::{Error, clip, last_name, other_method};
 
 /// The domain of `ErrorInfo.reason`.
@@ -298,7 +298,7 @@ mod tests {
             let status = status(&error, "r1");
             let details = status.get_error_details();
             assert_eq!(status.code(), code, "{error}");
-            assert_eq!(error.code().name(), weir_proto::CODE_NAMES[code as usize]);
+            assert_eq!(error.code().name(), CODE_NAMES[code as usize]);
             assert_eq!(status.message(), error.to_string());
             assert_eq!(details.request_info().unwrap().request_id, "r1");
             let info = details.error_info().unwrap();

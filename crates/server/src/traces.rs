@@ -18,9 +18,9 @@ use opentelemetry_sdk::{
 };
 use std::time::{Duration, SystemTime};
 use tonic::codegen::http::{HeaderMap, HeaderName};
+use weir_client::status::CODE_NAMES;
 use weir_kernels::error::{Error, Result};
 use weir_models::usage::{Timing, Usage};
-use weir_proto::CODE_NAMES;
 
 /// The name of this program in spans and attributes.
 const NAME: &str = "weir";

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::*;
 use weir_loadtest::{
-    client::models::SymbolUnit,
+    client::SymbolUnit,
     comparison::{ModelComparison, text_bits},
 };
 

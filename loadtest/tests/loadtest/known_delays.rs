@@ -8,7 +8,7 @@ use crate::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::runtime::Builder;
 use weir_client::connection::ServerEndpoint;
-use weir_loadtest::client::connection::{self, TESTER_CODE, code_name};
+use weir_loadtest::client::{self, TESTER_CODE, code_name};
 use weir_measure::{histogram::Percentiles, stats::nearest_rank};
 use weir_proto::v1::{Stopping, generate_response::Event, generation_client::GenerationClient};
 
@@ -219,10 +219,9 @@ fn a_client_that_reads_late_causes_no_errors_of_the_server() {
     let serving = serve(vec![Script { first: ms(500), plain: ms(1), boundary: ms(1), ..Script::instant("stub") }]);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let ours =
-            connection::connect(&ServerEndpoint { address: serving.address.clone(), ..ServerEndpoint::default() })
-                .await
-                .unwrap();
+        let ours = client::connect(&ServerEndpoint { address: serving.address.clone(), ..ServerEndpoint::default() })
+            .await
+            .unwrap();
         assert_eq!(read_late(ours.channel(), CHARS).await, vec![Ok(CHARS); STREAMS]);
         let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
         let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);

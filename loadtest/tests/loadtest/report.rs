@@ -9,7 +9,7 @@ use super::{
 use crate::*;
 use std::{collections::BTreeMap, path::Path};
 use weir_loadtest::{
-    client::models::{DocumentInfo, ModelInfo, ServerSoftware},
+    client::{DocumentInfo, ModelInfo, ServerSoftware},
     knee::{self, Knee},
     report::{self, Conditions, FORMAT, MeasurementReport, MissingPart, ReportPart},
 };

@@ -8,7 +8,7 @@ use std::{
 };
 use weir_client::connection::Client;
 use weir_loadtest::{
-    client::connection::ConnectionPool,
+    client::ConnectionPool,
     schedule::{ArrivalSchedule, ScheduledRequest},
     stats::{RequestFigures, RequestStats},
     workload::{Length, PromptSource, TypingSpec},

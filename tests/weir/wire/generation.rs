@@ -742,7 +742,7 @@ async fn server(writers: &[(&str, Kind)]) -> Running {
 
 fn summarize() -> impl tokio_stream::Stream<Item = SummarizeRequest> {
     let options = SummarizeOptions { max_tokens: Some(3), ..Default::default() };
-    let parts = [Part::Options(options), Part::Chunk(v1::DocumentChunk { text: "a document".into() })];
+    let parts = [Part::Options(options), Part::Chunk(v1::DocumentChunk { text: "a document".into(), ids: Vec::new() })];
     tokio_stream::iter(parts.map(|part| SummarizeRequest { part: Some(part) }))
 }
 

@@ -588,7 +588,10 @@ async fn bits(running: &Running, entry: &Value) -> f64 {
 
 /// Returns the best summary of a document with the checkpoint's default options.
 async fn summary(running: &Running, document: String) -> v1::Hypothesis {
-    let parts = [Part::Options(SummarizeOptions::default()), Part::Chunk(DocumentChunk { text: document })];
+    let parts = [
+        Part::Options(SummarizeOptions::default()),
+        Part::Chunk(DocumentChunk { text: document, ..Default::default() }),
+    ];
     let requests = parts.map(|part| SummarizeRequest { part: Some(part) });
     let call = running.summarization().summarize(tokio_stream::iter(requests)).await;
     let mut stream = call.unwrap().into_inner();

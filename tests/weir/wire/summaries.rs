@@ -23,7 +23,7 @@ impl Running {
 }
 
 fn chunk(text: &str) -> SummarizeRequest {
-    SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text: text.into() })) }
+    SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text: text.into(), ids: Vec::new() })) }
 }
 
 fn options(options: SummarizeOptions) -> SummarizeRequest {

@@ -136,17 +136,40 @@ pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
     let windows = request.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
     // Before the text, which may be long, is encoded.
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
+    let end = card.vocabulary.specials().map(|specials| specials.end).filter(|_| windows.is_none());
+    let (ids, ends_text) = match &*request.ids {
+        [text @ .., last] if Some(*last) == end => (text, true),
+        text => (text, false),
+    };
     let symbols = match windows {
-        Some(_) => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
-        None => card.encode("text", &request.text)?,
+        Some(_) if ids.is_empty() => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
+        _ if ids.is_empty() && !ends_text => card.encode("text", &request.text)?,
+        Some(_) => known_ids(&request.text, ids, OptionLimits::WINDOWED_SYMBOLS, card)?,
+        None => known_ids(&request.text, ids, card.max_symbols, card)?,
     };
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
-    Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
+    let top = size(request.top_logprobs());
+    let exact = request.exact_logprobs();
+    Ok((options::Score { symbols, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
+}
+
+/// Returns ids that stand for a text. Fails if the request also has a text, and if they are too many or no text has them.
+fn known_ids(text: &str, ids: &[u32], limit: usize, card: &Card) -> Result<Vec<u32>> {
+    if !text.is_empty() {
+        return Err(Error::Exclusive { first: "text", second: "ids" });
+    }
+    let checked = options::check_length_within("ids", ids.len(), limit);
+    checked.map_err(|error| error.because(card.max_symbols_why.filter(|_| limit == card.max_symbols)))?;
+    card.vocabulary.check_text("ids", ids)?;
+    Ok(ids.to_vec())
 }
 
 /// Returns the job of a `Segment`, and its seed. Fails if a field is out of bounds.
 pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
-    let symbols = card.encode("text", &request.text)?;
+    let symbols = match &*request.ids {
+        [] => card.encode("text", &request.text)?,
+        ids => known_ids(&request.text, ids, card.max_symbols, card)?,
+    };
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, boundaries, ..Default::default() }, seed))
 }
@@ -163,7 +186,7 @@ pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> Compr
 }
 
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.
-pub fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let sampled = |sampled: v1::Sampling| v1::Sampling {
         repetition_penalty: sampled.repetition_penalty.or(wire.repetition_penalty),

@@ -13,7 +13,7 @@ use crate::{
     metrics::EditEvent,
     middleware::limits::{BodyMemory, CallPlace, RequestMemory, Reservation},
     registry::{Lease, continues_text},
-    status::status,
+    status::{CODE_NAMES, status},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use std::{
@@ -36,10 +36,7 @@ use weir_engine::{
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::text::Vocabulary;
-use weir_proto::{
-    CODE_NAMES,
-    v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server},
-};
+use weir_proto::v1::{self, document_closed::Reason, edit_request::Action, edit_response::Event, editing_server};
 
 /// A message of a session. A message of another protocol that cannot be read is the answer to it: it keeps its place, and counts as
 /// a splice.

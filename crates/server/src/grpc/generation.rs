@@ -105,9 +105,8 @@ impl JobService {
         let convert = |message, engine: &Lease| {
             let card = engine.card();
             let (job, seed) = convert::score_job(&message, card)?;
-            let writes_segments = card.pooled && card.vocabulary.specials().is_some();
             let changed = card.vocabulary.normaliser().changed_chars(&message.text);
-            let encoder = ScoreEncoder::new(seed, job.top, Arc::clone(&card.vocabulary), writes_segments, changed);
+            let encoder = ScoreEncoder::new(&job, seed, card, changed);
             Ok((Job::Score(job), encoder))
         };
         let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;

@@ -8,7 +8,10 @@ use crate::{
     },
 };
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
-use weir_engine::{Event, options::EmittedSymbol};
+use weir_engine::{
+    Event,
+    options::{EmittedSymbol, Score},
+};
 use weir_kernels::error::Result;
 use weir_models::{
     contract::{Card, levels},
@@ -27,8 +30,12 @@ pub(crate) struct ScoreEncoder {
     /// Maximum characters of a chunk.
     max_chars: usize,
     waiting: VecDeque<EmittedSymbol>,
-    /// Sum of the characters' log-probabilities.
+    /// Sum of the characters' log-probabilities, without the end of the text.
     logprob_sum: f64,
+    /// Bits of the text and its end, renormalised, if they are requested.
+    renormalized_bits: Option<f64>,
+    /// True if the text is scored in windows.
+    windowed: bool,
     /// Characters with a log-probability.
     scored: u64,
     /// Size of all text, and of the text of scored characters.
@@ -42,29 +49,23 @@ pub(crate) struct ScoreEncoder {
 }
 
 impl ScoreEncoder {
-    /// Creates an encoder for a text with this number of alternatives for each character, of which normalising changed
-    /// `normalized_chars`. `writes_segments` is true for a model that scores segment ends.
-    pub(super) fn new(
-        seed: u64,
-        alternatives: usize,
-        vocabulary: Arc<Vocabulary>,
-        writes_segments: bool,
-        normalized_chars: usize,
-    ) -> Self {
-        let end_logprob_sum = writes_segments.then_some(0.0);
-        let waiting = VecDeque::new();
-        let text = TextCounter::new(Arc::clone(&vocabulary));
-        let scored_text = text.clone();
+    /// Creates an encoder for a text, of which normalising changed `normalized_chars`.
+    pub(super) fn new(job: &Score, seed: u64, card: &Card, normalized_chars: usize) -> Self {
+        let text = TextCounter::new(Arc::clone(&card.vocabulary));
+        let specials = card.vocabulary.specials();
         Self {
-            vocabulary,
+            vocabulary: Arc::clone(&card.vocabulary),
             seed,
-            max_chars: (CHUNK / alternatives.saturating_add(1)).max(1),
-            waiting,
+            max_chars: (CHUNK / job.top.saturating_add(1)).max(1),
+            waiting: VecDeque::new(),
             logprob_sum: 0.0,
+            renormalized_bits: specials.filter(|_| job.exact).map(|_| 0.0),
+            windowed: job.windows.is_some(),
             scored: 0,
+            scored_text: text.clone(),
             text,
-            scored_text,
-            end_logprob_sum,
+            // Such a model scores segment ends.
+            end_logprob_sum: specials.filter(|_| card.pooled).map(|_| 0.0),
             summary: None,
             normalized_chars,
         }
@@ -80,11 +81,18 @@ impl MessageEncoder for ScoreEncoder {
         match event {
             Event::Started { .. } | Event::Coding(_) | Event::Coded(_) | Event::Next(_) | Event::Document(_) => {}
             Event::Characters(characters) => {
-                for logprob in characters.iter().filter_map(|character| character.logprob) {
-                    self.logprob_sum += f64::from(logprob);
-                    self.scored += 1;
-                }
+                let end = self.vocabulary.specials().map(|specials| specials.end);
                 for character in &characters {
+                    let exact = character.exact.as_deref();
+                    let renormalized = exact.and_then(|exact| exact.renormalized).unwrap_or_default();
+                    self.renormalized_bits = self.renormalized_bits.map(|bits| bits - renormalized / LN_2);
+                    if Some(character.symbol) == end {
+                        continue;
+                    }
+                    if let Some(logprob) = character.logprob {
+                        self.logprob_sum += exact.map_or(logprob.into(), |exact| exact.logprob);
+                        self.scored += 1;
+                    }
                     self.text.push(character.symbol, true);
                     self.scored_text.push(character.symbol, character.logprob.is_some());
                 }
@@ -114,6 +122,8 @@ impl MessageEncoder for ScoreEncoder {
                     usage: Some(v1::Usage { prompt_text_chars, normalized_chars, ..convert::usage(usage) }),
                     timing: Some(convert::timing(timing)),
                     levels: convert::levels(&usage, &timing),
+                    renormalized_bits: self.renormalized_bits,
+                    window_shortening_factor: usage.window_shortening_factor().filter(|_| self.windowed),
                 });
             }
         }
@@ -125,9 +135,12 @@ impl MessageEncoder for ScoreEncoder {
         let payload = if self.waiting.is_empty() {
             Payload::Summary(self.summary.take()?)
         } else {
-            let next = self.waiting.drain(..self.waiting.len().min(self.max_chars));
+            let count = self.waiting.len().min(self.max_chars);
+            let exact = self.waiting.iter().take(count).filter_map(|symbol| symbol.exact.as_deref());
+            let exact_logprobs = exact.map(|exact| exact.logprob).collect();
+            let next = self.waiting.drain(..count);
             let characters = next.map(|symbol| character(symbol, true, &self.vocabulary)).collect();
-            Payload::Chunk(v1::ScoreChunk { characters })
+            Payload::Chunk(v1::ScoreChunk { characters, exact_logprobs })
         };
         Some(v1::ScoreResponse { event: Some(payload) })
     }
@@ -162,7 +175,7 @@ pub(super) fn check_segments(symbols: usize, bytes: usize, card: &Card) -> Resul
 }
 
 /// Returns the segments of a text, in order. Together they cover all of it.
-pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
+pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
     let mut all = Vec::new();
     let mut byte = 0;
     let mut char = 0;
@@ -196,7 +209,7 @@ pub fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1
 }
 
 /// Returns the boundaries of each level, if there are several.
-pub fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
+pub(super) fn boundary_levels(characters: &[EmittedSymbol]) -> Vec<v1::BoundaryLevel> {
     let levels = levels(characters.iter().map(|character| character.decision.map_or(0, |decision| decision.depth)));
     let level = |level: Vec<u8>| v1::BoundaryLevel { boundaries: level.into_iter().map(u32::from).collect() };
     if levels.len() > 1 { levels.into_iter().map(level).collect() } else { Vec::new() }
@@ -214,7 +227,8 @@ mod tests {
     };
 
     fn messages(count: usize) -> Vec<Payload> {
-        let mut encoder = ScoreEncoder::new(7, 0, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false, 0);
+        let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
+        let mut encoder = ScoreEncoder::new(&Score::default(), 7, &card, 0);
         let logprob = |index| (index > 0).then_some(-0.5_f32.ln().abs());
         let character = |index| EmittedSymbol { logprob: logprob(index), ..EmittedSymbol::plain(97) };
         encoder.push(Event::Characters((0..count).map(character).collect()));

@@ -30,7 +30,7 @@ use weir_engine::{
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::{
-    contract::{Card, EncodingStage, PoolingChoice, covers_text, no_text},
+    contract::{Card, EncodingStage, KeptVector, PoolingChoice, covers_text, no_text},
     text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan, Vocabulary},
     usage::{Timing, Usage},
 };
@@ -45,6 +45,8 @@ struct SummaryCall {
     permit: RequestPermit,
     engine: Lease,
     request: Summarize,
+    /// True if the response has the positions of kept tokens.
+    kept_tokens: bool,
     terms: Terms,
     call: Call,
 }
@@ -65,7 +67,8 @@ impl JobService {
         let request = convert::summary_options(&options, engine.card())?;
         let long_documents = convert::long_documents(&options)?;
         let terms = terms(&call, options.priority);
-        let summary = SummaryCall { parts, permit, engine, request, terms, call };
+        let kept_tokens = options.kept_tokens();
+        let summary = SummaryCall { parts, permit, engine, request, kept_tokens, terms, call };
         if long_documents == LongDocuments::Chunk {
             return self.start_parts(summary).map(Either::Right);
         }
@@ -79,7 +82,7 @@ impl JobService {
         document_id: Option<String>,
         cut: bool,
     ) -> Result<ResponseStream<SummaryEncoder>> {
-        let SummaryCall { mut parts, permit, engine, request, terms, call } = summary;
+        let SummaryCall { mut parts, permit, engine, request, kept_tokens, terms, call } = summary;
         let (events, upload_task) = match document_id {
             Some(id) => {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
@@ -97,13 +100,13 @@ impl JobService {
             }
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
-        let encoder = SummaryEncoder::new(engine.card(), end, &call.id, upload_task);
+        let encoder = SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task);
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, None), encoder))
     }
 
     /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
     fn start_parts(&self, summary: SummaryCall) -> Result<TaskResponse<v1::SummarizeResponse>> {
-        let SummaryCall { parts, permit, engine, request, terms, call } = summary;
+        let SummaryCall { parts, permit, engine, request, kept_tokens, terms, call } = summary;
         let limits = engine.document_limits().ok_or_else(|| Error::Internal("a summarizer without limits".into()))?;
         request.plan(engine.card(), limits, engine.limits().rows)?;
         let stall = engine.limits().stall;
@@ -111,7 +114,7 @@ impl JobService {
         let workers = self.workers.clone();
         let permits = [permit, self.gate.enter()?];
         let deadline = call.deadline;
-        let summary = PartedSummary { engine, request, terms, workers, reserved, call };
+        let summary = PartedSummary { engine, request, kept_tokens, terms, workers, reserved, call };
         Ok(TaskResponse::spawn(permits, deadline, stall, move |output| async move {
             let text = receive(parts, &summary.reserved).await?;
             summary.run(text, &output).await
@@ -160,6 +163,9 @@ fn append(text: &mut String, chunk: &str, reserved: &Reservation) -> Result<()> 
 /// The field of a document's text in errors.
 pub(super) const TEXT: &str = "chunk.text";
 
+/// The field of a document's ids in errors.
+const IDS: &str = "chunk.ids";
+
 /// The task that receives a document. Dropping this aborts it.
 pub(super) struct UploadTask(AbortHandle);
 
@@ -184,6 +190,8 @@ struct DocumentReceiver {
     end: u32,
     /// True if a token covers text of the document.
     covers_text: bool,
+    /// Number of tokens that were given as ids.
+    ids: usize,
 }
 
 impl DocumentReceiver {
@@ -205,6 +213,7 @@ impl DocumentReceiver {
             limit,
             end: limits.map_or(0, |limits| limits.marks.end),
             covers_text: false,
+            ids: 0,
         }
     }
 
@@ -250,6 +259,8 @@ impl DocumentReceiver {
     fn push(&mut self, part: Option<Option<Part>>) -> Result<LimitStatus> {
         let mut tokens = Vec::new();
         let limit_status = match part {
+            Some(Some(Part::Chunk(chunk))) if !chunk.ids.is_empty() || self.ids > 0 => return self.push_ids(&chunk),
+            None if self.ids > 0 => return Ok(LimitStatus::Within),
             Some(part) => self.tokenizer.push(&chunk_text(part)?, &mut tokens)?,
             None => self.tokenizer.finish(&mut tokens)?,
         };
@@ -265,7 +276,25 @@ impl DocumentReceiver {
         Ok(limit_status)
     }
 
+    /// Takes tokens that are given as ids, with the end-of-text id.
+    fn push_ids(&mut self, chunk: &v1::DocumentChunk) -> Result<LimitStatus> {
+        if !chunk.text.is_empty() || self.tokenizer.bytes() > 0 {
+            return Err(Error::Exclusive { first: TEXT, second: IDS });
+        }
+        self.tokenizer.vocabulary().check_ids(IDS, &chunk.ids)?;
+        self.ids += chunk.ids.len();
+        let limit = self.limit.saturating_add(1);
+        if self.ids > limit {
+            return Err(Error::LongerThan { field: IDS, limit, unit: "tokens", why: None });
+        }
+        self.upload.push(&chunk.ids, &[]);
+        Ok(LimitStatus::Within)
+    }
+
     fn close(self, cut: bool) {
+        if self.ids > 0 {
+            return self.upload.close(false);
+        }
         if !self.covers_text {
             return self.upload.fail(no_text(TEXT));
         }
@@ -278,7 +307,10 @@ impl DocumentReceiver {
 /// Returns the text of a part after the options. Fails for any other part.
 pub(super) fn chunk_text(part: Option<Part>) -> Result<String> {
     match part {
-        Some(Part::Chunk(chunk)) => Ok(chunk.text),
+        Some(Part::Chunk(chunk)) if chunk.ids.is_empty() => Ok(chunk.text),
+        Some(Part::Chunk(_)) => {
+            Err(Error::bad_option(IDS, "ids", "text, because the document may be summarized in parts"))
+        }
         Some(Part::Options(_)) => {
             Err(Error::bad_option("options", "another message of options", "options in the first part only"))
         }
@@ -296,6 +328,7 @@ const PART_BYTES: usize = size_of::<v1::SummaryPart>();
 pub(super) struct PartedSummary {
     pub(super) engine: Lease,
     pub(super) request: Summarize,
+    pub(super) kept_tokens: bool,
     pub(super) terms: Terms,
     pub(super) workers: TokenizationWorkers,
     /// The memory of the document's text, and of the summaries of its parts.
@@ -406,7 +439,7 @@ impl PartedSummary {
         let lost = || Error::Internal("the engine dropped a job without a final event".into());
         let card = self.engine.card();
         let end = self.engine.document_limits().map_or(0, |limits| limits.marks.end);
-        let mut encoder = SummaryEncoder::new(card, end, &self.call.id, None);
+        let mut encoder = SummaryEncoder::new(card, end, &self.call.id, self.kept_tokens, None);
         let mut selected = Vec::new();
         loop {
             let event = events.recv().await.ok_or_else(lost)??;
@@ -570,6 +603,7 @@ pub(crate) struct SummaryEncoder {
     /// Id of the end mark.
     end: u32,
     text: StreamDetokenizer,
+    kept_tokens: bool,
     /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
     upload_task: Option<UploadTask>,
     started: Option<v1::SummaryStarted>,
@@ -584,7 +618,13 @@ pub(crate) struct SummaryEncoder {
 }
 
 impl SummaryEncoder {
-    pub(super) fn new(card: &Card, end: u32, request_id: &str, upload_task: Option<UploadTask>) -> Self {
+    pub(super) fn new(
+        card: &Card,
+        end: u32,
+        request_id: &str,
+        kept_tokens: bool,
+        upload_task: Option<UploadTask>,
+    ) -> Self {
         let vocabulary = Arc::clone(&card.vocabulary);
         Self {
             request_id: request_id.to_owned(),
@@ -592,6 +632,7 @@ impl SummaryEncoder {
             text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
             vocabulary,
             end,
+            kept_tokens,
             upload_task,
             started: None,
             progress: None,
@@ -620,7 +661,7 @@ impl SummaryEncoder {
     /// Queues the selections of the next poolings. `ranges` holds the byte range of each of the document's `tokens`.
     fn select(&mut self, choices: &[PoolingChoice], ranges: &[ByteRange], tokens: usize) {
         self.poolings_selected += choices.len();
-        self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens)));
+        self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens, self.kept_tokens)));
     }
 
     fn finish(&self, summary: &weir_engine::summary::SummaryResult) -> v1::SummaryFinished {
@@ -682,25 +723,14 @@ impl SummaryEncoder {
     }
 }
 
-/// Returns an encoder for a program that runs an engine without a server: it takes the events of one summary, `None` at their end, and
-/// returns the messages about each. `end` is the id of the end mark.
-pub fn summary(card: &Card, end: u32) -> impl FnMut(Option<Event>) -> Vec<v1::SummarizeResponse> + use<> {
-    let mut encoder = SummaryEncoder::new(card, end, "", None);
-    move |event| {
-        match event {
-            Some(event) => encoder.push(event),
-            None => encoder.close(),
-        }
-        std::iter::from_fn(|| encoder.next()).collect()
-    }
-}
-
-/// Returns the message for the spans that one pooling keeps.
-fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1::Selected {
+/// Returns the message for the spans that one pooling keeps, with the positions of its tokens if `kept_tokens` is true.
+fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize, kept_tokens: bool) -> v1::Selected {
     let (spans, tokens) = spans(choice, ranges, tokens);
+    let token = |kept: &KeptVector| v1::KeptToken { position: kept.token as u64, score: kept.score };
+    let kept = choice.kept.iter().filter(|_| kept_tokens).map(token).collect();
     let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
     let spans = spans.into_iter().map(span).collect();
-    v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64 }
+    v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64, kept }
 }
 
 fn progress(reading: weir_engine::summary::DocumentProgress) -> v1::Progress {

@@ -129,7 +129,7 @@ fn progress_json(progress: &v1::Progress) -> Value {
     })
 }
 
-fn selected_json(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {
+fn selected_json(v1::Selected { layer, spans, tokens, .. }: &v1::Selected) -> Value {
     let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
 }

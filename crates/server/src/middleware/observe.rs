@@ -11,7 +11,7 @@ use crate::{
         layer::{HttpRequest, MiddlewareFuture, Next, NextFrame},
         limits::WatchedBody,
     },
-    status::{rule_and_field, status},
+    status::{CODE_NAMES, rule_and_field, status},
     traces::{CallSpan, Method, Traces},
 };
 use axum::extract::{self, MatchedPath, State};
@@ -36,10 +36,7 @@ use tower::ServiceExt;
 use tracing::Span;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result, clip};
-use weir_proto::{
-    CODE_NAMES,
-    codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS},
-};
+use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
 const METHODS: [(&str, &[&str]); 11] = [

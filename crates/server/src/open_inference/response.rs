@@ -6,14 +6,13 @@ use crate::{
         request::{OutputOptions, VERSION},
         tensors::{OUTPUTS, OutputValue, TEXT_INPUT, push_output},
     },
-    status::status,
+    status::{CODE_NAMES, status},
 };
 use serde_json::{Map, json};
 use tonic::Status;
 use tonic_types::StatusExt;
 use weir_kernels::error::{Error, Result};
 use weir_proto::{
-    CODE_NAMES,
     inference::{
         InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
         infer_parameter::ParameterChoice,

@@ -285,7 +285,7 @@ class Timing(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_char_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., steps: _Optional[int] = ..., middle_steps: _Optional[int] = ..., middle_ns: _Optional[int] = ..., wait_steps: _Optional[int] = ..., unpooled_estimate_ns: _Optional[int] = ..., gain_estimate: _Optional[float] = ..., unpooled_prefill_estimate_ns: _Optional[int] = ..., unpooled_decode_estimate_ns: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows")
+    __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows", "ids", "exact_logprobs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +293,8 @@ class ScoreRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     top_logprobs: int
@@ -300,7 +302,9 @@ class ScoreRequest(_message.Message):
     seed: int
     priority: int
     windows: Windows
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., top_logprobs: _Optional[int] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    exact_logprobs: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., top_logprobs: _Optional[int] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ..., ids: _Optional[_Iterable[int]] = ..., exact_logprobs: bool = ...) -> None: ...
 
 class Windows(_message.Message):
     __slots__ = ("length", "stride")
@@ -319,13 +323,15 @@ class ScoreResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[ScoreChunk, _Mapping]] = ..., summary: _Optional[_Union[ScoreSummary, _Mapping]] = ...) -> None: ...
 
 class ScoreChunk(_message.Message):
-    __slots__ = ("characters",)
+    __slots__ = ("characters", "exact_logprobs")
     CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     characters: _containers.RepeatedCompositeFieldContainer[Character]
-    def __init__(self, characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ...) -> None: ...
+    exact_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., exact_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ScoreSummary(_message.Message):
-    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char", "bits_per_byte", "levels")
+    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char", "bits_per_byte", "levels", "renormalized_bits", "window_shortening_factor")
     BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
     SCORED_CHARS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +340,8 @@ class ScoreSummary(_message.Message):
     NXT_BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
     BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    RENORMALIZED_BITS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SHORTENING_FACTOR_FIELD_NUMBER: _ClassVar[int]
     bits_per_char: float
     scored_chars: int
     seed: int
@@ -342,21 +350,25 @@ class ScoreSummary(_message.Message):
     nxt_bits_per_char: float
     bits_per_byte: float
     levels: _containers.RepeatedCompositeFieldContainer[LevelUsage]
-    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ...) -> None: ...
+    renormalized_bits: float
+    window_shortening_factor: float
+    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ..., renormalized_bits: _Optional[float] = ..., window_shortening_factor: _Optional[float] = ...) -> None: ...
 
 class SegmentRequest(_message.Message):
-    __slots__ = ("model", "text", "boundary_mode", "seed", "priority")
+    __slots__ = ("model", "text", "boundary_mode", "seed", "priority", "ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     boundary_mode: str
     seed: int
     priority: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentResponse(_message.Message):
     __slots__ = ("text", "segments", "seed", "usage", "timing", "levels", "boundary_levels")

@@ -37,13 +37,15 @@ class SummarizeRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[SummarizeOptions, _Mapping]] = ..., chunk: _Optional[_Union[DocumentChunk, _Mapping]] = ...) -> None: ...
 
 class DocumentChunk(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SummarizeOptions(_message.Message):
-    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents")
+    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents", "kept_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +61,7 @@ class SummarizeOptions(_message.Message):
     EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     beam_size: int
     length_penalty: float
@@ -74,7 +77,8 @@ class SummarizeOptions(_message.Message):
     early_stopping: str
     repetition_penalty: float
     long_documents: LongDocuments
-    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ...) -> None: ...
+    kept_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ..., kept_tokens: bool = ...) -> None: ...
 
 class SummarizeResponse(_message.Message):
     __slots__ = ("started", "progress", "selected", "piece", "finished", "part")
@@ -143,14 +147,24 @@ class Progress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., layer: _Optional[int] = ..., tokens_read: _Optional[int] = ..., blocks_encoded: _Optional[int] = ..., blocks_total: _Optional[int] = ..., document_bytes: _Optional[int] = ..., cut: bool = ...) -> None: ...
 
 class Selected(_message.Message):
-    __slots__ = ("layer", "spans", "tokens")
+    __slots__ = ("layer", "spans", "tokens", "kept")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     layer: int
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     tokens: int
-    def __init__(self, layer: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., tokens: _Optional[int] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[KeptToken]
+    def __init__(self, layer: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., tokens: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[KeptToken, _Mapping]]] = ...) -> None: ...
+
+class KeptToken(_message.Message):
+    __slots__ = ("position", "score")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    score: float
+    def __init__(self, position: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("byte_start", "byte_end", "score")

@@ -1,7 +1,28 @@
-//! What the details of a refused call say: the rule that was broken, and the wrong field.
+//! What the status of a call says: the name of its code, the rule that was broken, and the wrong field.
 
 use tonic_types::ErrorDetails;
 use weir_kernels::error::is_field_name;
+
+/// Names of gRPC's status codes, by number.
+pub const CODE_NAMES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
 
 /// The reason of an error about a model of another kind.
 pub const WRONG_KIND_OF_MODEL: &str = "WRONG_KIND_OF_MODEL";

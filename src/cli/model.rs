@@ -27,7 +27,7 @@ use weir_kernels::{
     error::{Error, Result, printable, quoted},
 };
 use weir_models::{
-    checkpoint::{CONFIG_FILE, CheckpointSource, files::check_folder, source::DEFAULT_CHECKPOINT},
+    checkpoint::{CONFIG_FILE, CheckpointSource, DEFAULT_CHECKPOINT, files::check_folder},
     contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     load::{DeviceChoice, Settings, load_as},
 };

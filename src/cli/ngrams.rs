@@ -9,7 +9,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result, printable};
 use weir_models::{
-    checkpoint::{files, ngrams::write},
+    checkpoint::{files, writer::write_ngrams},
     load::{self, blueprint},
     ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
     text::Vocabulary,
@@ -58,7 +58,7 @@ pub fn run(args: Args) -> Result<()> {
     if used == 0 {
         return Err(Error::bad_option("TEXT", format!("{symbols} symbols"), "a text in which n-grams repeat"));
     }
-    let file = write(folder, &table)?;
+    let file = write_ngrams(folder, &table)?;
     let bytes = HEADER_BYTES + table.slots() * size_of::<u64>();
     if args.json {
         return output::json(&json!({

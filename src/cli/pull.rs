@@ -34,8 +34,8 @@ use weir_models::{
     checkpoint::{
         CONFIG_FILE, CheckpointSource, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, WEIGHTS_FILE,
         files::{self, check_folder, sync_folder},
-        ngrams::NGRAMS_FILE,
         weights::{CARD_FILE, hexadecimal, indexed_files},
+        writer::NGRAMS_FILE,
     },
     convert::{Source, convert},
     family::Blueprint,

@@ -9,7 +9,7 @@ use crate::{
 use weir::{
     kernels::pages::PagePool,
     models::{
-        checkpoint::json::read_limited,
+        checkpoint::files::read_limited,
         contract::{Document, EncodingStage},
         convert::convert,
         family::{parts::EncoderHookPoint, pyramidion::Work},

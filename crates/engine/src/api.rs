@@ -1,11 +1,9 @@
-//! Value types that callers and the engine exchange: limits, requests, their terms, and the events that come back. Also turns a request
-//! about a text into the session that runs it, and refuses what could not run within the engine's limits.
+//! Value types that callers and the engine exchange: limits, requests, their terms, and the events that come back.
 
 use crate::{
     codec::{Code, CodeInput, Coded, CodingProgress},
     completion::{NextDistributions, NextSymbol},
     options::{EmittedSymbol, FinishReason, Generate, Score},
-    session::Session,
     speculation::Speculation,
     summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
 };
@@ -14,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::Result;
 use weir_models::{
-    contract::{BOUNDARY_WAIT, Model},
+    contract::BOUNDARY_WAIT,
     usage::{Timing, Usage},
 };
 
@@ -186,68 +184,4 @@ pub struct Load {
     pub running: usize,
     /// Bytes of key-value memory that running rows hold, without pages that only the caches hold.
     pub bytes: usize,
-}
-
-/// The field that decides how much text a distribution follows.
-const CURSOR: &str = "complete.cursor_byte";
-
-/// Creates the session of a job. Fails if the job is invalid, if the model does not continue texts, and with `TooMuchWork` or
-/// `NeverFits` if it could not run even alone.
-pub(crate) fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session> {
-    let card = model.card();
-    // The call that errors name, and two pairs of fields, for too much work and for too much memory: the first is to blame by
-    // itself, the second together with the text.
-    let (call, work_fields, memory_fields) = match &job {
-        Job::Generate(_) => ("Generate", ["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
-        Job::Score(request) if request.windows.is_some() => {
-            ("Score", ["text", "windows.stride"], ["windows.length"; 2])
-        }
-        Job::Score(_) => ("Score", ["text"; 2], ["text"; 2]),
-        Job::Code(_) => ("the codec", ["block", "windows.stride"], ["windows.length"; 2]),
-        Job::Next(_) => ("Edit", [CURSOR; 2], [CURSOR; 2]),
-    };
-    check_takes_texts(call, model)?;
-    let session = match job {
-        Job::Generate(request) => {
-            let speculation = request.speculation.or(Some(limits.speculation));
-            Session::generate(Generate { speculation, ..request }, card)
-        }
-        Job::Score(request) => Session::score(request, card),
-        Job::Code(request) => Session::code(request, card),
-        Job::Next(request) => Session::next_symbol(request, card),
-    }?;
-    check_work(&session, work_fields, limits.request_work)?;
-    check_fits(&session, memory_fields, model)?;
-    Ok(session)
-}
-
-fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
-    match model.document_encoder() {
-        None => Ok(()),
-        Some(_) => {
-            let card = model.card();
-            Err(Error::only_summarizes(call, &card.name, "continues a prompt", &card.shape))
-        }
-    }
-}
-
-/// Rejects a text that would feed more than `limit` symbols; the error names the first field if the text alone does.
-fn check_work(session: &Session, [text_field, other_field]: [&'static str; 2], limit: usize) -> Result<()> {
-    let work = session.max_work();
-    if work <= limit {
-        return Ok(());
-    }
-    let field = if session.prompt_symbols() > limit { text_field } else { other_field };
-    Err(Error::TooMuchWork { field, work, limit })
-}
-
-/// Rejects a text that could not run even alone; the error names the first field if the prompt alone is too long.
-fn check_fits(session: &Session, [prompt_field, length_field]: [&'static str; 2], model: &dyn Model) -> Result<()> {
-    let needed = model.bytes_for(session.max_symbols());
-    let limit = model.memory().limit;
-    if needed <= limit {
-        return Ok(());
-    }
-    let prompt_alone = model.bytes_for(session.prompt_symbols()) > limit;
-    Err(Error::NeverFits { field: if prompt_alone { prompt_field } else { length_field }, needed, limit })
 }

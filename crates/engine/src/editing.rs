@@ -7,7 +7,7 @@ use crate::{
         Completion, CompletionRules, CompletionSearch, Distribution, Expansions, NextDistributions, NextSymbol, NodeId,
     },
     edited_text::{EditedText, EncodedText, Splice, first_changed, max_symbols},
-    handle::{Handle, check_priority},
+    engine::{Handle, check_priority},
     observer::Counters,
     options::{EmittedSymbol, Score, check_length},
     text_window::{Digest, SharedPrefix, TextView},

@@ -5,8 +5,9 @@
 //!
 //! - `api`: what callers and the engine exchange: limits, jobs, terms, events
 //! - [`options`]: what a request may ask for, within which bounds
-//! - `handle`: starts the worker, validates and queues requests, reports the engine's state
-//! - `state`: the locked state: the queue, the measured rates, the phase, and the signal that wakes the worker
+//! - `engine`: starts the worker, validates and queues requests, reports the engine's state
+//! - `state`: the locked state: the queue, the measured rates, the phase, and the signal that wakes the worker. A file of its own,
+//!   because `tests/interleavings/` compiles it with other locks; `api` is one, because what the engine uses also uses its types
 //! - `worker`: the loop of the worker thread: end, admit, plan, step
 //! - `scheduler`: which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors
 //! - `request`, `document_request`: a running text or summary: its status, timing and event channel
@@ -32,7 +33,7 @@ pub mod completion;
 mod document_request;
 pub mod edited_text;
 pub mod editing;
-mod handle;
+mod engine;
 pub mod observer;
 pub mod options;
 mod request;
@@ -50,7 +51,7 @@ mod worker;
 pub use crate::{
     api::{DocumentEvent, Event, Events, Job, Limits, Load, Terms},
     document_request::{DocumentSource, DocumentUpload, IncomingDocument},
-    handle::Handle,
+    engine::Handle,
     observer::Counters,
     scheduler::tenants::PRIORITIES,
     state::Phase,

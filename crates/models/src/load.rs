@@ -6,13 +6,13 @@ pub use crate::family::{
 };
 use crate::{
     checkpoint::{
-        CheckpointSource, Column, Config, FileDtype, TensorSpec, Weights, Writer, WrittenCheckpoint,
-        writer::check_vacant,
+        CheckpointSource, Column, Config, FileDtype, TensorSpec, Weights, Writer, WrittenCheckpoint, files,
+        writer::{NGRAMS_FILE, check_vacant},
     },
     contract::Model,
     convert::InPlace,
     family::{Blueprint, Init, Parts},
-    ngrams::NgramTable,
+    ngrams::{MAX_BYTES, NgramTable},
 };
 use rand_chacha::{
     ChaCha8Rng,
@@ -152,7 +152,16 @@ fn ngrams(source: &CheckpointSource, config: &Config) -> Result<Option<Arc<Ngram
     // an embedded checkpoint has none
     let Some(folder) = source.folder() else { return Ok(None) };
     let vocabulary = config.vocabulary(&source.config_file())?;
-    Ok(crate::checkpoint::ngrams::read(folder, vocabulary.len())?.map(Arc::new))
+    Ok(read_ngrams(folder, vocabulary.len())?.map(Arc::new))
+}
+
+/// Reads the n-grams of the checkpoint in a folder, if it has any. Fails if the file is damaged or of another vocabulary.
+pub(crate) fn read_ngrams(dir: &Path, vocabulary: usize) -> Result<Option<NgramTable>> {
+    let Some(file) = files::present(dir, NGRAMS_FILE)? else { return Ok(None) };
+    let bytes = files::read_limited(&file, MAX_BYTES as u64)?;
+    let table = NgramTable::from_bytes(&bytes, vocabulary);
+    let table = table.map_err(|mismatch| Error::checkpoint(&file, "the n-grams", mismatch.expected, mismatch.found))?;
+    Ok(Some(table))
 }
 
 fn in_place(source: &CheckpointSource) -> Option<InPlace<'_>> {

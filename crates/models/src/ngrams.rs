@@ -237,7 +237,8 @@ fn check(hash: u64) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        checkpoint::ngrams::{NGRAMS_FILE, read, write},
+        checkpoint::writer::{NGRAMS_FILE, write_ngrams as write},
+        load::read_ngrams as read,
         ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter, NgramTable},
     };
     use std::{collections::HashMap, fs};

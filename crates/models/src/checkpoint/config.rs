@@ -3,8 +3,8 @@
 pub use crate::checkpoint::files::CONFIG_FILE;
 use crate::{
     checkpoint::{
-        files::{check_folder, check_inside},
-        hugging_face, json,
+        files::{self, check_folder, check_inside},
+        hugging_face,
     },
     contract::{GenerationDefaults, SamplingDefaults},
     text::{
@@ -205,7 +205,7 @@ impl Config {
 
     /// Reads a configuration from a file of any name. Fails as [`read`](Self::read) does.
     pub fn read_file(file: &Path) -> Result<Self> {
-        Self::parse(&json::read_limited(file, MAX_BYTES)?, file)
+        Self::parse(&files::read_limited(file, MAX_BYTES)?, file)
     }
 
     /// Parses a configuration; errors name `file`. Fails as [`read`](Self::read) does.
@@ -217,7 +217,7 @@ impl Config {
             model_type: Option<Box<RawValue>>,
         }
         let expected = format!("{FORMAT:?}");
-        let keys: FormatKey = json::parse(text, file, "")?;
+        let keys: FormatKey = files::parse(text, file, "")?;
         match keys.format {
             None if keys.model_type.is_some() => {
                 hugging_face::check_needs_no_conversion(keys.model_type.as_deref(), file)?;
@@ -231,7 +231,7 @@ impl Config {
                 return Err(Error::checkpoint(file, "format", expected, "neither"));
             }
         }
-        let mut config: Self = json::parse(text, file, "")?;
+        let mut config: Self = files::parse(text, file, "")?;
         if let VocabularyConfig::Pieces(_, Some(name)) = &config.vocabulary {
             if name != TOKENIZER_FILE {
                 let expected = format!("{TOKENIZER_FILE:?}");
@@ -241,7 +241,7 @@ impl Config {
             if let Some(dir) = file.parent() {
                 check_inside(dir, &tokenizer)?;
             }
-            let mut subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
+            let mut subwords = SubwordTokenizer::parse(&files::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
             if config.family == "t5" {
                 // as in transformers; fairseq, from which the others are, reads them as text
                 subwords = subwords.and_then(SubwordTokenizer::with_special_tokens);
@@ -352,7 +352,7 @@ impl Config {
 
 /// Parses the family's own part. Fails if a key is unknown, missing or of the wrong type; errors name `architecture.KEY`.
 pub fn architecture<T: DeserializeOwned>(config: &Config, file: &Path) -> Result<T> {
-    json::parse(config.architecture.get().as_bytes(), file, "architecture")
+    files::parse(config.architecture.get().as_bytes(), file, "architecture")
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@
 
 use crate::{
     checkpoint::{
-        files::{self, parent},
-        json::{self, UniqueMap},
+        files::{self, UniqueMap, parent},
         weights::shapes_in,
     },
     contract::SamplingDefaults,
@@ -97,11 +96,11 @@ const NULLABLE: [&str; 4] = ["sliding_window", "attn_logit_softcapping", "final_
 
 /// Returns the keys of `text`, a `config.json` of Hugging Face, and the defaults of absent ones. Values stay as they are written.
 pub(crate) fn completed(text: &[u8], file: &Path) -> Result<Box<RawValue>> {
-    let UniqueMap(own): UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
+    let UniqueMap(own): UniqueMap<Box<RawValue>> = files::parse(text, file, "")?;
     let model_type = own.get("model_type").map_or("", |name| name.get().trim_matches('"'));
     let mut keys = BTreeMap::new();
     for (_, defaults) in DEFAULTS.iter().filter(|(types, _)| types.contains(&model_type)) {
-        let UniqueMap(defaults): UniqueMap<Box<RawValue>> = json::parse(defaults.as_bytes(), file, "")?;
+        let UniqueMap(defaults): UniqueMap<Box<RawValue>> = files::parse(defaults.as_bytes(), file, "")?;
         keys.extend(defaults);
     }
     keys.extend(own.into_iter().filter(|(key, value)| value.get() != "null" || NULLABLE.contains(&key.as_str())));
@@ -178,12 +177,12 @@ pub(crate) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
 /// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it.
 pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let architecture = completed(text, file)?;
-    let stated: SharedKeys = json::parse(text, file, "")?;
-    let keys: SharedKeys = json::parse(architecture.get().as_bytes(), file, "")?;
+    let stated: SharedKeys = files::parse(text, file, "")?;
+    let keys: SharedKeys = files::parse(architecture.get().as_bytes(), file, "")?;
     let dir = parent(file);
     let generation_file = files::present(dir, GENERATION_FILE)?;
     let generation = match &generation_file {
-        Some(file) => json::parse(&json::read_limited(file, MAX_GENERATION_BYTES)?, file, "")?,
+        Some(file) => files::parse(&files::read_limited(file, MAX_GENERATION_BYTES)?, file, "")?,
         None => GenerationKeys::default(),
     };
     let has_generation = generation_file.is_some();
@@ -192,7 +191,7 @@ pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let tokenizer_file = dir.join(TOKENIZER_FILE);
     let subwords = match files::present(dir, TOKENIZER_FILE)? {
         Some(file) => {
-            let parsed = SubwordTokenizer::parse_for_prompts(&json::read_limited(&file, MAX_TOKENIZER_BYTES)?);
+            let parsed = SubwordTokenizer::parse_for_prompts(&files::read_limited(&file, MAX_TOKENIZER_BYTES)?);
             Some(Arc::new(parsed.map_err(|error| error.in_file(&file))?))
         }
         None => None,

@@ -1,10 +1,8 @@
 //! Reads weights: exactly the specified tensors, every number finite, hashed on the way. Tensors keep the number type of their
 //! file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is loaded.
 
-use crate::checkpoint::{
-    TensorSpec,
-    files::{self, LFS_POINTER, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, placeholder},
-    json::{self, UniqueMap},
+use crate::checkpoint::files::{
+    self, LFS_POINTER, UniqueMap, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, placeholder,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -17,6 +15,58 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 use weir_kernels::error::{Error, Result, clip};
+
+/// A tensor that a checkpoint must hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How `weir init` fills it.
+    pub init: Init,
+    /// True if its elements are trained, and so counted as parameters.
+    pub trained: bool,
+    /// Name of the tensor that it is tied to: files have one of them, or copies of both.
+    pub tied_to: Option<&'static str>,
+}
+
+impl TensorSpec {
+    /// Returns a trained tensor that `weir init` draws from a normal distribution.
+    pub fn normal(name: impl Into<String>, shape: Vec<usize>, mean: f32, deviation: f32) -> Self {
+        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true, tied_to: None }
+    }
+
+    /// Returns a tensor that `weir init` fills with zeros.
+    pub fn zeros(name: impl Into<String>, shape: Vec<usize>) -> Self {
+        Self::normal(name, shape, 0.0, 0.0)
+    }
+
+    /// Element count; `usize::MAX` if that overflows.
+    pub fn numbers(&self) -> usize {
+        self.shape.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
+    }
+}
+
+/// How `weir init` fills a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Init {
+    /// Normally distributed, with this mean and standard deviation.
+    Normal(f32, f32),
+    /// These elements.
+    Values(Vec<f32>),
+    /// Normally distributed around 0 with this standard deviation, except for these columns of the matrix.
+    Columns(f32, Vec<Column>),
+}
+
+/// A column of a matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    /// Its index.
+    pub index: usize,
+    /// Its elements, one for each row.
+    pub values: Vec<f32>,
+}
 
 /// One tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -312,7 +362,7 @@ impl Header {
             let found = format!("{:?}", text.first().map(|&byte| char::from(byte)));
             return wrong("header", "a JSON object".into(), found);
         }
-        let items: UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
+        let items: UniqueMap<Box<RawValue>> = files::parse(text, file, "")?;
         let tensors = entries(items.0, file, room - length)?;
         Ok(Self { tensors, bytes })
     }
@@ -323,7 +373,7 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
     let mut placed = Vec::with_capacity(items.len());
     for (name, item) in items {
         if name != METADATA {
-            let info: Info = json::parse(item.get().as_bytes(), file, &name)?;
+            let info: Info = files::parse(item.get().as_bytes(), file, &name)?;
             placed.push((info.data_offsets, entry(name, info, file)?));
         }
     }
@@ -636,7 +686,7 @@ pub fn indexed_files(dir: &Path, index: &str) -> Result<Vec<String>> {
 }
 
 fn read_index(file: &Path) -> Result<Index> {
-    json::parse(&json::read_limited(file, MAX_INDEX_BYTES)?, file, "")
+    files::parse(&files::read_limited(file, MAX_INDEX_BYTES)?, file, "")
 }
 
 fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
@@ -757,12 +807,12 @@ pub(crate) fn check_digest(card: Option<Card>, dir: &Path, sha256: &str) -> Resu
 /// Reads the card of the checkpoint in a folder, if it has one. Fails if it cannot be read.
 pub(crate) fn read_card(dir: &Path) -> Result<Option<Card>> {
     let Some(file) = files::present(dir, CARD_FILE)? else { return Ok(None) };
-    parse_card(&json::read_limited(&file, MAX_BYTES)?, &file).map(Some)
+    parse_card(&files::read_limited(&file, MAX_BYTES)?, &file).map(Some)
 }
 
 /// Parses a card; errors name `file`. Fails if a key has the wrong type.
 pub(crate) fn parse_card(text: &[u8], file: &Path) -> Result<Card> {
-    json::parse(text, file, "")
+    files::parse(text, file, "")
 }
 
 /// Bytes read at a time. They, and the same numbers in f32, are the only memory in addition to the weights.

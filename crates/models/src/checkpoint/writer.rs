@@ -3,12 +3,11 @@
 
 use crate::{
     checkpoint::{
-        TensorSpec,
         config::{CONFIG_FILE, Config},
         files::{PartialFile, sync_folder, unwritable},
-        ngrams::NGRAMS_FILE,
-        weights::{self, CARD_FILE, FileDtype, INDEX_FILE, WEIGHTS_FILE, hexadecimal, scale_name},
+        weights::{self, CARD_FILE, FileDtype, INDEX_FILE, TensorSpec, WEIGHTS_FILE, hexadecimal, scale_name},
     },
+    ngrams::NgramTable,
     text::subwords::TOKENIZER_FILE,
 };
 use serde_json::{Map, Value, json};
@@ -310,6 +309,18 @@ fn remove(path: &Path) -> Result<()> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path)(error)),
         _ => Ok(()),
     }
+}
+
+/// The name of the file of the table from which speculation guesses.
+pub const NGRAMS_FILE: &str = "ngrams.bin";
+
+/// Writes the n-grams of the checkpoint in a folder, in place of earlier ones. Returns the file. Fails if it cannot be written.
+pub fn write_ngrams(dir: &Path, table: &NgramTable) -> Result<PathBuf> {
+    let file = dir.join(NGRAMS_FILE);
+    let mut partial = PartialFile::write(dir, NGRAMS_FILE, &table.to_bytes())?;
+    partial.rename(&file)?;
+    sync_folder(dir)?;
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! `tokenizer_config.json`, or else `added_tokens.json`. `special_tokens_map.json` tells which of them are special.
 
 use crate::{
-    checkpoint::{files, json::parse},
+    checkpoint::files::{self, parse},
     convert::converted::read_config,
     text::SpelledId,
 };

@@ -1,7 +1,10 @@
 //! What a converter returns, and what all converters read alike.
 
 use crate::{
-    checkpoint::{Config, VocabularyConfig, Weights, files::check_source, json::read_limited},
+    checkpoint::{
+        Config, VocabularyConfig, Weights,
+        files::{check_source, read_limited},
+    },
     text::SpecialSymbols,
 };
 use serde::Deserialize;

@@ -2,7 +2,7 @@
 //! training writes, or a folder with the arguments in `config.json` and the tensors in `model.safetensors`.
 
 use crate::{
-    checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, json::parse, read_weights_with_progress},
+    checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, files::parse, read_weights_with_progress},
     convert::{
         converted::{Converted, read_config, rename_key, source_name},
         pickle::{Pickle, PickleValue},

@@ -3,7 +3,7 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, hugging_face::completed, json::parse, read_weights_with_progress,
+        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, files::parse, hugging_face::completed, read_weights_with_progress,
         weights::shapes_in,
     },
     convert::converted::{

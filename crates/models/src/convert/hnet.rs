@@ -7,8 +7,7 @@
 use crate::{
     checkpoint::{
         self, CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights,
-        files::{check_source, contents},
-        json::parse,
+        files::{check_source, contents, parse},
         read_weights_with_progress,
     },
     convert::{

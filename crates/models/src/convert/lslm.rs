@@ -5,7 +5,7 @@
 use crate::{
     checkpoint::{
         CONFIG_FILE, Config, TensorSpec, Weights,
-        json::{UniqueMap, parse},
+        files::{UniqueMap, parse},
         read_weights_with_progress,
     },
     convert::{

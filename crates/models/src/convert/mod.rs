@@ -19,7 +19,6 @@ use crate::{
         CONFIG_FILE, Config, FileDtype, Weights, Writer, WrittenCheckpoint,
         files::{self, check_inside},
         hugging_face::{self, GENERATION_FILE},
-        json::{self},
         writer::check_vacant,
     },
     convert::converted::{Converted, read_config},
@@ -84,7 +83,7 @@ impl Source {
             model_type: Option<Box<RawValue>>,
         }
         let file = dir.join(CONFIG_FILE);
-        let keys: Keys = json::parse(&read_config(&file)?, &file, "")?;
+        let keys: Keys = files::parse(&read_config(&file)?, &file, "")?;
         let kind = keys.model_type.filter(|_| keys.format.is_none()).and_then(|name| hugging_face::conversion(&name));
         Ok(kind.and_then(Self::parse))
     }

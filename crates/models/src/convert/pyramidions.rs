@@ -6,7 +6,7 @@
 use crate::{
     checkpoint::{
         CONFIG_FILE, Config, VocabularyConfig, Weights,
-        json::{parse, read_limited},
+        files::{parse, read_limited},
         read_weights_with_progress,
         weights::shapes_in,
     },

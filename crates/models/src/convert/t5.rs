@@ -5,8 +5,8 @@
 use crate::{
     checkpoint::{
         CONFIG_FILE, Config, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE, VocabularyConfig, WEIGHTS_FILE, Weights,
+        files::{parse, read_limited},
         hugging_face::{GENERATION_FILE, completed},
-        json::{parse, read_limited},
         read_weights_with_progress,
         weights::{FilesDigest, PICKLES, Shard, same_names, shapes_in, shards_of},
     },

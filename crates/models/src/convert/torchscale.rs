@@ -4,7 +4,8 @@
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, json::parse, read_weights_with_progress, weights::shapes_in,
+        CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, files::parse, read_weights_with_progress,
+        weights::shapes_in,
     },
     convert::{
         converted::{Converted, TIED, check_copy, listed, official_key, read_config, rename_key, source_name},

@@ -1,7 +1,7 @@
 //! The interfaces of an architecture and its network, shared parts, and the decoder of llama, qwen2, qwen3 and gemma2.
 
 use crate::{
-    checkpoint::{Weights, json},
+    checkpoint::{Weights, files},
     family::{
         TensorSpec,
         hugging_face::memory::{LayerBlocks, LayerMemory, Memory, MemoryShape, failed},
@@ -109,7 +109,7 @@ pub(super) struct Keys<'a> {
 impl Keys<'_> {
     /// Parses the keys that an architecture reads; others are ignored. Fails if a key is missing or of the wrong type.
     pub(super) fn parse<T: DeserializeOwned>(self) -> Result<T> {
-        json::parse(self.text.as_bytes(), self.file, "")
+        files::parse(self.text.as_bytes(), self.file, "")
     }
 
     pub(super) fn fail<T>(self, key: impl Display, expected: impl Into<String>, found: impl Display) -> Result<T> {

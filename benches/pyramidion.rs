@@ -7,13 +7,9 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use std::time::Duration;
-use weir::{
-    kernels::pages::PagePool,
-    models::nn::{
-        kv_cache::PagedVectors,
-        topk::{PooledVectors, PoolerInput, PoolerKind},
-    },
-};
+use weir::kernels::pages::PagePool;
+use weir::models::nn::kv_cache::PagedVectors;
+use weir::models::nn::topk::{PooledVectors, PoolerInput, PoolerKind};
 
 /// Width of the vectors of appendix B.5, which the paper does not specify.
 const DIM: usize = 64;

@@ -6,14 +6,11 @@
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
-use weir::{
-    engine::{Event, Handle, Job, Limits, options::Generate},
-    models::{
-        checkpoint::CheckpointSource,
-        load::{Settings, load_as},
-        text::StreamDetokenizer,
-    },
-};
+use weir::engine::options::Generate;
+use weir::engine::{Event, Handle, Job, Limits};
+use weir::models::checkpoint::CheckpointSource;
+use weir::models::load::{Settings, load_as};
+use weir::models::text::StreamDetokenizer;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let prompt = std::env::args().nth(1).unwrap_or_else(|| "the history of the city".to_owned());

@@ -6,13 +6,10 @@
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::{error::Error, f32::consts::LN_2};
-use weir::{
-    engine::{Event, Handle, Job, Limits, options::Score},
-    models::{
-        checkpoint::CheckpointSource,
-        load::{Settings, load_as},
-    },
-};
+use weir::engine::options::Score;
+use weir::engine::{Event, Handle, Job, Limits};
+use weir::models::checkpoint::CheckpointSource;
+use weir::models::load::{Settings, load_as};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let text = std::env::args().nth(1).unwrap_or_else(|| "the history of the city".to_owned());

@@ -7,14 +7,11 @@
 
 use std::{error::Error, sync::Arc};
 use tokio::task::JoinSet;
-use weir::{
-    engine::{Event, Handle, Job, Limits, options::Generate},
-    models::{
-        checkpoint::CheckpointSource,
-        load::{Settings, load_as},
-        text::{StreamDetokenizer, Vocabulary},
-    },
-};
+use weir::engine::options::Generate;
+use weir::engine::{Event, Handle, Job, Limits};
+use weir::models::checkpoint::CheckpointSource;
+use weir::models::load::{Settings, load_as};
+use weir::models::text::{StreamDetokenizer, Vocabulary};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -1,23 +1,17 @@
 //! Options that commands share: the server and its models, loads, and the contents of requests.
 
-use crate::{
-    client::{self, MAX_CONNECTIONS, ModelInfo},
-    driver::{Objectives, WorkloadMix},
-    error::{Error, Result},
-    output::OutputArgs,
-    schedule::{ArrivalProcess, LoadPattern, RunLength},
-    workload::{EDIT, Length, PromptSource, PromptText, SUMMARIZE, TypingSpec, WorkloadSpec},
-};
+use crate::client::{self, MAX_CONNECTIONS, ModelInfo};
+use crate::driver::{Objectives, WorkloadMix};
+use crate::error::{Error, Result};
+use crate::output::OutputArgs;
+use crate::schedule::{ArrivalProcess, LoadPattern, RunLength};
+use crate::workload::{EDIT, Length, PromptSource, PromptText, SUMMARIZE, TypingSpec, WorkloadSpec};
 use std::{path::PathBuf, str::FromStr, time::Duration};
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::{Instant, sleep},
-};
-use weir_client::{
-    connection::{Client, ConnectError, ServerEndpoint},
-    flags::{ApiKeyArgs, TlsArgs},
-    quoted,
-};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, sleep};
+use weir_client::connection::{Client, ConnectError, ServerEndpoint};
+use weir_client::flags::{ApiKeyArgs, TlsArgs};
+use weir_client::quoted;
 use weir_measure::format;
 
 const MAX_REQUESTS: u64 = 100_000_000;

@@ -14,7 +14,7 @@ use crate::{
 };
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
-use weir_client::command_line::{FlagOrigins, with_variable, without_empty};
+use weir_client::flags::{FlagOrigins, with_variable, without_empty};
 
 /// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]

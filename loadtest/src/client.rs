@@ -3,17 +3,14 @@
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::{
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    time::Duration,
-};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tokio::time::timeout;
 use tonic::Status;
-use weir_client::{
-    connection::{Client, ConnectError, ServerEndpoint},
-    quoted,
-    status::CODE_NAMES,
-};
+use weir_client::connection::{Client, ConnectError, ServerEndpoint};
+use weir_client::quoted;
+use weir_client::status::CODE_NAMES;
 use weir_proto::v1::{Calibration, Documents, Model};
 
 /// Maximum connections.

@@ -1,33 +1,24 @@
 //! Compares models of one server request by request: each request goes to one model after the other, with the same prompt, length
 //! and seed, in an order that changes with every round.
 
-use crate::{
-    client::{CalibrationSummary, SymbolUnit, code_name},
-    driver::{StopSignal, WorkloadMix, execute},
-    error::{Error, Result},
-    stats::{RequestFigures, RequestOutcome, RequestStats},
-    tester::{LagProbe, TesterFigures, TesterLimit},
-    timer::{ClientTimer, CounterDelta, LiveCounters, ServerReport},
-    workload::RequestTarget,
-};
+use crate::client::{CalibrationSummary, SymbolUnit, code_name};
+use crate::driver::{StopSignal, WorkloadMix, execute};
+use crate::error::{Error, Result};
+use crate::stats::{RequestFigures, RequestOutcome, RequestStats};
+use crate::tester::{LagProbe, TesterFigures, TesterLimit};
+use crate::timer::{ClientTimer, CounterDelta, LiveCounters, ServerReport};
+use crate::workload::RequestTarget;
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 use tonic::Status;
-use weir_measure::{
-    histogram::ValueHistogram,
-    stats::{Gain, MeanDifference, median},
-};
+use weir_measure::histogram::ValueHistogram;
+use weir_measure::stats::{Gain, MeanDifference, median};
 use weir_proto::v1::{ScoreRequest, score_response::Event};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,34 +1,27 @@
 //! Open and closed loops: draw requests from a mix of workloads, send them on schedule, and record all of them.
 
-use crate::{
-    client::code_name,
-    edit,
-    error::{Error, Result},
-    generate,
-    schedule::{RunLength, ScheduledCounts, ScheduledRequest},
-    stats::{RequestOutcome, RequestStats, Timeline, UNAVAILABLE},
-    tester::LagProbe,
-    timer::{ClientTimer, CounterDelta, CounterSnapshot, LiveCounters},
-    workload::{PreparedRequest, RequestTarget, Workload, WorkloadInfo, WorkloadKind, WorkloadSpec},
-};
+use crate::client::code_name;
+use crate::error::{Error, Result};
+use crate::schedule::{RunLength, ScheduledCounts, ScheduledRequest};
+use crate::stats::{RequestOutcome, RequestStats, Timeline, UNAVAILABLE};
+use crate::tester::LagProbe;
+use crate::timer::{ClientTimer, CounterDelta, CounterSnapshot, LiveCounters};
+use crate::workload::{PreparedRequest, RequestTarget, Workload, WorkloadInfo, WorkloadKind, WorkloadSpec};
+use crate::{edit, generate};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, weighted::WeightedIndex};
-use std::{
-    collections::HashSet,
-    fmt,
-    str::FromStr,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-use tokio::{
-    sync::{Semaphore, mpsc::Receiver, watch},
-    task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
-};
+use std::collections::HashSet;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc::Receiver;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use weir_client::quoted;
 use weir_measure::{format, histogram::ValueHistogram};
 

@@ -3,20 +3,16 @@
 //! A request is a session: one document, which is opened with the text before the cursor. Keystrokes have planned times, which no
 //! answer changes.
 
-use crate::{
-    error::{Error, Result},
-    schedule::{Pacer, ScheduledRequest},
-    timer::{AnsweredKeystroke, ClientTimer, KeystrokeTimer},
-    workload::{
-        self, PreparedRequest, PromptSource, RequestTarget, SendFuture, TypingSpec, WorkloadKind, WorkloadSpec,
-        edit_settings,
-    },
+use crate::error::{Error, Result};
+use crate::schedule::{Pacer, ScheduledRequest};
+use crate::timer::{AnsweredKeystroke, ClientTimer, KeystrokeTimer};
+use crate::workload::{
+    self, PreparedRequest, PromptSource, RequestTarget, SendFuture, TypingSpec, WorkloadKind, WorkloadSpec,
+    edit_settings,
 };
 use std::time::Duration;
-use tokio::{
-    sync::mpsc::{self, Sender},
-    time::Instant,
-};
+use tokio::sync::mpsc::{self, Sender};
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 use weir_client::{quoted, status::CODE_NAMES};

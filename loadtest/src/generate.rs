@@ -1,20 +1,16 @@
 //! Workloads `generate`, which continues prompts taken from a text, and `summarize`, which uploads documents in chunks and requests
 //! summaries.
 
-use crate::{
-    error::Result,
-    timer::{ClientTimer, ReceivedMessage, ServerReport},
-    workload::{
-        self, MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, WorkloadKind, WorkloadSpec,
-        generation_settings, summarization_settings,
-    },
+use crate::error::Result;
+use crate::timer::{ClientTimer, ReceivedMessage, ServerReport};
+use crate::workload::{
+    self, MAX_LENGTH, PreparedRequest, PromptSet, RequestTarget, SendFuture, WorkloadKind, WorkloadSpec,
+    generation_settings, summarization_settings,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Status;
 use weir_proto::v1::{

@@ -1,25 +1,20 @@
 //! Writes reports, draws saved ones again (`weir-loadtest draw`), and prints progress to stderr.
 
-use crate::{
-    error::{Error, Result},
-    report::{self, MeasurementReport, MissingPart, ReportPart},
-    schedule::RunLength,
-    stats::OutcomeCounts,
-    timer::LiveCounters,
-};
+use crate::error::{Error, Result};
+use crate::report::{self, MeasurementReport, MissingPart, ReportPart};
+use crate::schedule::RunLength;
+use crate::stats::OutcomeCounts;
+use crate::timer::LiveCounters;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::{
-    ffi::OsString,
-    fmt::Display,
-    fs,
-    io::Write,
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Maximum files that `draw` reads.

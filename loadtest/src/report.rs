@@ -1,29 +1,25 @@
 //! Reports: the JSON of a measurement, and the text and the pages (HTML, Markdown) that are drawn from it. docs/report.md explains each key.
 
-use crate::{
-    client::{ModelInfo, ServerSoftware, SymbolUnit},
-    comparison::{ComparedModel, Gains, ModelComparison},
-    driver::LoadResult,
-    error::{Error, Result},
-    knee::Knee,
-    schedule::{LoadPattern, RunLength},
-    stats::{EditFigures, ModelShortening, OutcomeCounts, RequestFigures, RequestStats, TimelineSample, by_model},
-    tester::{TesterFigures, TesterLimit},
-    timer::TOGETHER,
-    workload::WorkloadInfo,
+use crate::client::{ModelInfo, ServerSoftware, SymbolUnit};
+use crate::comparison::{ComparedModel, Gains, ModelComparison};
+use crate::driver::LoadResult;
+use crate::error::{Error, Result};
+use crate::knee::Knee;
+use crate::schedule::{LoadPattern, RunLength};
+use crate::stats::{
+    EditFigures, ModelShortening, OutcomeCounts, RequestFigures, RequestStats, TimelineSample, by_model,
 };
-use serde::{
-    Deserialize, Serialize,
-    de::{DeserializeOwned, IgnoredAny},
-};
+use crate::tester::{TesterFigures, TesterLimit};
+use crate::timer::TOGETHER;
+use crate::workload::WorkloadInfo;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{fs, path::Path};
-use weir_measure::{
-    chart::{Axis, Chart, Mark, Scale, Series, escape},
-    format::{self, digits, ns},
-    histogram::{HistogramBar, Percentiles},
-    stats::{Gain, MeanDifference},
-};
+use weir_measure::chart::{Axis, Chart, Mark, Scale, Series, escape};
+use weir_measure::format::{self, digits, ns};
+use weir_measure::histogram::{HistogramBar, Percentiles};
+use weir_measure::stats::{Gain, MeanDifference};
 
 /// Name and version of the format.
 pub const FORMAT: &str = "weir-loadtest/2";

@@ -5,15 +5,11 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp};
 use serde::{Deserialize, Serialize};
-use std::{
-    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
-    thread,
-    time::Duration,
-};
-use tokio::{
-    sync::mpsc::{self, Receiver},
-    time::Instant,
-};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+use tokio::sync::mpsc::{self, Receiver};
+use tokio::time::Instant;
 
 /// First number of warm-up requests. It is fixed so that measured requests do not depend on the length of the warm-up.
 const WARM_UP_NUMBERS: u64 = 1 << 62;

@@ -1,23 +1,18 @@
 //! Measurements of one server by one command.
 
-use crate::{
-    args::{BoundaryChoice, LoadLimits, ServerArgs, WorkloadArgs},
-    client::{self, ModelInfo, ServerSoftware},
-    driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load},
-    error::{Error, Result},
-    output::{AbortLog, LoadProgress, Steps},
-    report::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart},
-    schedule::{LoadPattern, Pacer},
-    workload::{self, RequestTarget, SUMMARIZE, WorkloadInfo},
-};
-use std::{
-    collections::HashSet,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{SystemTime, UNIX_EPOCH},
-};
+use crate::args::{BoundaryChoice, LoadLimits, ServerArgs, WorkloadArgs};
+use crate::client::{self, ModelInfo, ServerSoftware};
+use crate::driver::{LoadRun, LoadSetup, RequestSource, StopSignal, WorkloadMix, run_load};
+use crate::error::{Error, Result};
+use crate::output::{AbortLog, LoadProgress, Steps};
+use crate::report::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart};
+use crate::schedule::{LoadPattern, Pacer};
+use crate::workload::{self, RequestTarget, SUMMARIZE, WorkloadInfo};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::{sync::watch, time::Instant};
 use weir_client::connection::ServerEndpoint;
 

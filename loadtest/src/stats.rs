@@ -1,15 +1,13 @@
 //! Statistics over all requests of a workload.
 
-use crate::{
-    client::TESTER_CODE,
-    timer::{ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, TextTotals},
+use crate::client::TESTER_CODE;
+use crate::timer::{
+    ClientTimer, CounterDelta, CounterSnapshot, EditMeasurement, LiveCounters, ServerReport, TextTotals,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
-use weir_measure::{
-    format,
-    histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram},
-};
+use weir_measure::format;
+use weir_measure::histogram::{HistogramBar, MILLI, Percentiles, ValueHistogram};
 use weir_proto::v1::SummaryUsage;
 
 /// gRPC code of requests to an unavailable server.

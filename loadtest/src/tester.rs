@@ -7,23 +7,17 @@
 //! not one. If only the probe's own thread was suspended this overstates the lag, so that the tester is suspected once too often
 //! rather than never.
 
-use crate::{
-    client::TESTER_CODE,
-    error::{Error, Result},
-    stats::RequestFigures,
-    timer::{CounterDelta, TOGETHER},
-};
+use crate::client::TESTER_CODE;
+use crate::error::{Error, Result};
+use crate::stats::RequestFigures;
+use crate::timer::{CounterDelta, TOGETHER};
 use serde::{Deserialize, Serialize};
-use std::{
-    sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
-    thread,
-    time::Duration,
-};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
-use weir_measure::{
-    format::time,
-    histogram::{Percentiles, ValueHistogram},
-};
+use weir_measure::format::time;
+use weir_measure::histogram::{Percentiles, ValueHistogram};
 
 const TICK: Duration = Duration::from_millis(5);
 /// Ticks that may wait to be received: five minutes' worth.

@@ -7,15 +7,12 @@
 //! them. If the model writes a mark, the character is sent when the mark is chosen and the middle layers run afterwards, so the
 //! gap *after* it contains them.
 
-use std::{
-    collections::VecDeque,
-    ops::ControlFlow,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::time::Instant;
 use weir_measure::{histogram::ValueHistogram, stats::nearest_rank};
 use weir_proto::v1::{SummaryTiming, SummaryUsage, Timing, Usage};

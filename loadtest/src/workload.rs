@@ -1,26 +1,22 @@
 //! Workloads: what the user specifies, what the report shows, and the requests that a workload draws.
 
-use crate::{
-    client::{ConnectionPool, ModelInfo},
-    error::{Error, Result},
-    timer::ClientTimer,
-};
+use crate::client::{ConnectionPool, ModelInfo};
+use crate::error::{Error, Result};
+use crate::timer::ClientTimer;
 use rand::{Rng, RngExt};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp, LogNormal, Normal};
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    fs::File,
-    future::Future,
-    io::Read,
-    path::{Path, PathBuf},
-    pin::Pin,
-    str::FromStr,
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 use tonic::Status;
 use weir_client::quoted;
 use weir_measure::format;

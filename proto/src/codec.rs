@@ -5,28 +5,18 @@
 //! allocated. It is an upper bound, apart from the allocator's own overhead for texts.
 
 use crate::{FILE_DESCRIPTOR_SET, INFERENCE_DESCRIPTOR_SET};
-use prost::{
-    Message, Name,
-    bytes::Buf,
-    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
-};
-use prost_types::{
-    DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
-    field_descriptor_proto::{Label, Type},
-};
-use std::{
-    collections::{HashMap, HashSet},
-    marker::PhantomData,
-    sync::LazyLock,
-};
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    task,
-};
-use tonic::{
-    Status,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-};
+use prost::bytes::Buf;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::{Message, Name};
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
+use std::collections::{HashMap, HashSet};
+use std::marker::PhantomData;
+use std::sync::LazyLock;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 /// How the message of the status begins for a request that takes too much memory once decoded. A number of bytes, the limit, ends
 /// it.
@@ -367,10 +357,9 @@ fn packed_size(kind: Type) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        inference::{InferTensorContents, ModelInferRequest, model_infer_request::InferInputTensor},
-        v1::{GenerateRequest, Stopping},
-    };
+    use crate::inference::model_infer_request::InferInputTensor;
+    use crate::inference::{InferTensorContents, ModelInferRequest};
+    use crate::v1::{GenerateRequest, Stopping};
     use std::{sync::mpsc, time::Duration};
     use tokio::runtime::Builder;
 

@@ -2,39 +2,28 @@
 //!
 //! The blocks of all files run as rows of one batch. Results are collected in order.
 
-use crate::cli::{
-    model::{ModelArgs, count, isa, unreadable},
-    output::{self, Progress},
-    score::parse_windows,
-    signals::{EndSignals, exit},
-};
+use crate::cli::model::{ModelArgs, count, isa, unreadable};
+use crate::cli::output::{self, Progress};
+use crate::cli::score::parse_windows;
+use crate::cli::signals::{EndSignals, exit};
 use serde_json::json;
-use std::{
-    collections::{BTreeSet, HashSet, VecDeque},
-    ffi::{OsStr, OsString},
-    fs::{self, File},
-    io::{self, ErrorKind, Read, Seek, Write as _},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use weir_engine::codec::{
+    BlockStream, Coded, CompressOptions, Compressor, DEFAULT_BLOCK, Decompressor, MAX_BLOCK, Totals, default_windows,
 };
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::timeout,
-};
-use weir_engine::{
-    Counters, Event, Events, Handle, Job, Limits,
-    codec::{
-        BlockStream, Coded, CompressOptions, Compressor, DEFAULT_BLOCK, Decompressor, MAX_BLOCK, Totals,
-        default_windows,
-    },
-    options::WindowOptions,
-    score::max_fed_symbols,
-};
-use weir_kernels::{
-    Isa,
-    error::{Error, Result, printable},
-};
+use weir_engine::options::WindowOptions;
+use weir_engine::score::max_fed_symbols;
+use weir_engine::{Counters, Event, Events, Handle, Job, Limits};
+use weir_kernels::Isa;
+use weir_kernels::error::{Error, Result, printable};
 use weir_models::{contract::Model, load::MAX_SYMBOLS};
 
 /// Runs `weir compress`. Fails if the model cannot compress, a text is outside of its vocabulary, or a file cannot be read or written.

@@ -1,9 +1,7 @@
 //! `weir convert`: converts an official checkpoint into weir's format.
 
-use crate::cli::{
-    model::named,
-    output::{self, Progress},
-};
+use crate::cli::model::named;
+use crate::cli::output::{self, Progress};
 use std::path::PathBuf;
 use weir_kernels::error::Result;
 use weir_models::convert::{Source, convert_with_progress};

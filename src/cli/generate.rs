@@ -1,17 +1,15 @@
 //! `weir generate`: streams text generated from a prompt by a server, which runs in this process unless `--server` names another.
 
-use crate::cli::{
-    model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, speculation},
-    output,
-};
+use crate::cli::model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, speculation};
+use crate::cli::output;
 use clap::ArgGroup;
 use serde_json::{Value, json};
 use weir_engine::{sampling::StopStrings, speculation::Speculation};
 use weir_kernels::error::Result;
 use weir_models::contract::BoundaryMode;
+use weir_proto::v1::generate_response::Event as GenerateEvent;
 use weir_proto::v1::{
     Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Timing, Usage,
-    generate_response::Event as GenerateEvent,
 };
 
 /// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout

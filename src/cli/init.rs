@@ -3,10 +3,8 @@
 use crate::cli::output::{self, Progress};
 use std::path::PathBuf;
 use weir_kernels::error::Result;
-use weir_models::{
-    checkpoint::FileDtype,
-    load::{RandomWeights, init_with_progress},
-};
+use weir_models::checkpoint::FileDtype;
+use weir_models::load::{RandomWeights, init_with_progress};
 
 /// Creates a checkpoint with random weights.
 #[derive(Debug, clap::Args)]

@@ -1,30 +1,21 @@
 //! `weir inspect`: checks a checkpoint as loading does, and prints its contents.
 
-use crate::cli::{
-    model,
-    output::{self, Progress},
-};
+use crate::cli::model;
+use crate::cli::output::{self, Progress};
 use serde_json::{Value, json};
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use weir_engine::options::check_length;
-use weir_kernels::{
-    Isa,
-    error::{Error, Result, printable},
-};
-use weir_models::{
-    checkpoint::{CheckpointSource, Config, Weights, hugging_face},
-    contract::Exactness,
-    family::{
-        TensorSpec,
-        decoder::{Resolution, measure},
-    },
-    load::{self, Settings, blueprint, entropy_models, load_as},
-    text::{TokenMarks, Vocabulary, subwords::TOKENIZER_FILE},
-};
+use weir_kernels::Isa;
+use weir_kernels::error::{Error, Result, printable};
+use weir_models::checkpoint::{CheckpointSource, Config, Weights, hugging_face};
+use weir_models::contract::Exactness;
+use weir_models::family::TensorSpec;
+use weir_models::family::decoder::{Resolution, measure};
+use weir_models::load::{self, Settings, blueprint, entropy_models, load_as};
+use weir_models::text::subwords::TOKENIZER_FILE;
+use weir_models::text::{TokenMarks, Vocabulary};
 
 /// Checks a checkpoint.
 #[derive(Debug, clap::Args)]

@@ -33,7 +33,7 @@ use clap::CommandFactory;
 #[cfg(feature = "candle")]
 use std::thread;
 use std::{ffi::OsString, process::ExitCode};
-use weir_client::command_line::{with_variable, without_empty};
+use weir_client::flags::{with_variable, without_empty};
 use weir_kernels::error::{Error, printable};
 #[cfg(feature = "candle")]
 use weir_kernels::memory;

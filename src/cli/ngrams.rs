@@ -1,19 +1,16 @@
 //! `weir ngrams`: writes a checkpoint's n-grams, from which generations draft.
 
-use crate::cli::{
-    document::TextReader,
-    model::{checkpoint, unreadable},
-    output::{self, Progress},
-};
+use crate::cli::document::TextReader;
+use crate::cli::model::{checkpoint, unreadable};
+use crate::cli::output::{self, Progress};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result, printable};
-use weir_models::{
-    checkpoint::{files, writer::write_ngrams},
-    load::{self, blueprint},
-    ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter},
-    text::Vocabulary,
-};
+use weir_models::checkpoint::files;
+use weir_models::checkpoint::writer::write_ngrams;
+use weir_models::load::{self, blueprint};
+use weir_models::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter};
+use weir_models::text::Vocabulary;
 
 /// Writes a checkpoint's n-grams.
 #[derive(Debug, clap::Args)]

@@ -4,19 +4,16 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
-use std::{
-    env,
-    ffi::{OsStr, OsString},
-    fmt::Display,
-    io::{IsTerminal, Write},
-    path::Path,
-};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 use weir_kernels::error::{Error, Result, clip, printable};
-use weir_models::{
-    checkpoint::WrittenCheckpoint,
-    convert::Source,
-    text::{TextNormaliser, Vocabulary, subwords::TOKENIZER_FILE},
-};
+use weir_models::checkpoint::WrittenCheckpoint;
+use weir_models::convert::Source;
+use weir_models::text::subwords::TOKENIZER_FILE;
+use weir_models::text::{TextNormaliser, Vocabulary};
 
 /// Writes text to stdout and flushes it. Fails if stdout cannot be written, for example because the pipe is closed.
 pub fn write(text: &str) -> Result<()> {

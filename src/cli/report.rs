@@ -1,15 +1,11 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
-use crate::cli::{
-    model::{ADDRESS, DEFAULT_ADDRESS, runtime},
-    output,
-};
+use crate::cli::model::{ADDRESS, DEFAULT_ADDRESS, runtime};
+use crate::cli::output;
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
-use weir_client::{
-    connection::{ServerEndpoint, TIMEOUT},
-    flags::{ApiKeyArgs, TlsArgs},
-};
+use weir_client::connection::{ServerEndpoint, TIMEOUT};
+use weir_client::flags::{ApiKeyArgs, TlsArgs};
 use weir_kernels::error::{Error, Result};
 use weir_measure::format;
 use weir_proto::v1::{

@@ -1,10 +1,8 @@
 //! `weir segment`: shows the segments of a text, cut by a server, which runs in this process unless `--server` names another.
 
-use crate::cli::{
-    document::{TextArgs, TextInput},
-    model::{BoundaryArgs, DescribedModel, ModelSourceArgs, ServedModel, own_limits, size},
-    output::{self, ColorChoice},
-};
+use crate::cli::document::{TextArgs, TextInput};
+use crate::cli::model::{BoundaryArgs, DescribedModel, ModelSourceArgs, ServedModel, own_limits, size};
+use crate::cli::output::{self, ColorChoice};
 use serde_json::{Value, json};
 use weir_kernels::error::Result;
 use weir_proto::v1::{Segment, SegmentRequest, SegmentResponse};

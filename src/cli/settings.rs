@@ -2,24 +2,18 @@
 //!
 //! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
-use crate::cli::{
-    command::Cli,
-    model::IN_PROCESS_FLAGS,
-    output::ColorChoice,
-    serve::{SecretFlag, SettingSources},
-};
+use crate::cli::command::Cli;
+use crate::cli::model::IN_PROCESS_FLAGS;
+use crate::cli::output::ColorChoice;
+use crate::cli::serve::{SecretFlag, SettingSources};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
 };
-use std::{
-    ffi::{OsStr, OsString},
-    path::PathBuf,
-};
-use weir_client::command_line::{FlagOrigins, without_empty};
-use weir_server::config::{
-    file::{FileSetting, ValueKind, read},
-    parse_switch,
-};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use weir_client::flags::{FlagOrigins, without_empty};
+use weir_server::config::file::{FileSetting, ValueKind, read};
+use weir_server::config::parse_switch;
 
 /// The command that reads a settings file.
 const SERVE: &str = "serve";

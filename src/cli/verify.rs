@@ -1,25 +1,18 @@
 //! `weir verify`: compares a checkpoint's outputs with a second implementation's.
 
-use crate::{
-    cli::{
-        flag_names::with_flag,
-        model::{self, ModelArgs},
-        output,
-    },
-    report::sample::Sample,
-    verify::{Input, Report, load::load, verify},
-};
+use crate::cli::flag_names::with_flag;
+use crate::cli::model::{self, ModelArgs};
+use crate::cli::output;
+use crate::report::sample::Sample;
+use crate::verify::load::load;
+use crate::verify::{Input, Report, verify};
 use serde_json::json;
 use std::{fmt::Write, path::PathBuf};
 use weir_engine::{options::check_length, score::forced_target};
-use weir_kernels::{
-    Isa,
-    error::{Error, Result},
-};
-use weir_models::{
-    contract::{DocumentEncoder, DocumentLimits, Model},
-    text::Vocabulary,
-};
+use weir_kernels::Isa;
+use weir_kernels::error::{Error, Result};
+use weir_models::contract::{DocumentEncoder, DocumentLimits, Model};
+use weir_models::text::Vocabulary;
 
 /// Symbols of the sample text. Up to this length the tolerance of f32 is smallest.
 const SAMPLE: usize = 160;

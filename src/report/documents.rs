@@ -3,20 +3,15 @@
 //! Documents are real, because the share of them that a model keeps depends on their text. The decoded texts are fixed, so both
 //! models decode equally many tokens.
 
-use crate::report::{
-    check_range,
-    machine::{Machine, MeasuredModel},
-    quantiles, ratios,
-    summaries::{encode, reader, text_ids},
-};
+use crate::report::machine::{Machine, MeasuredModel};
+use crate::report::summaries::{encode, reader, text_ids};
+use crate::report::{check_range, quantiles, ratios};
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use weir_kernels::error::{Error, Result};
 use weir_measure::stats::{Quantiles, median};
-use weir_models::{
-    contract::{Model, Scratch, SequenceRow, Want, advance, covers_text, kept_share, no_text},
-    text::{LimitStatus, TokenSpan},
-};
+use weir_models::contract::{Model, Scratch, SequenceRow, Want, advance, covers_text, kept_share, no_text};
+use weir_models::text::{LimitStatus, TokenSpan};
 
 /// Maximum runs of each model.
 pub(crate) const MAX_PAIRS: usize = 1024;

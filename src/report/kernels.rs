@@ -5,22 +5,18 @@
 
 use crate::report::{machine::Machine, quantiles};
 use serde::Serialize;
-use std::{
-    hint::black_box,
-    time::{Duration, Instant},
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use weir_kernels::attention::{
+    AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants, attend,
+    write,
 };
-use weir_kernels::{
-    CacheDtype, Dtype,
-    attention::{
-        AttentionHead, Bias, DistanceTable, KeyPages, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants,
-        attend, write,
-    },
-    error::{Error, Result},
-    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-    memory::Arena,
-    pages::{Page, PagePool},
-    rowwise::{LayerNorm, add_layer_norm},
-};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
+use weir_kernels::memory::Arena;
+use weir_kernels::pages::{Page, PagePool};
+use weir_kernels::rowwise::{LayerNorm, add_layer_norm};
+use weir_kernels::{CacheDtype, Dtype};
 use weir_measure::stats::Quantiles;
 
 /// Measures all kernels, with matrices, keys and values in each of `dtypes`. Fails if the plan is invalid or memory runs out.

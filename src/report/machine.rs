@@ -1,16 +1,12 @@
 //! Limits of the machine, measured in the same run as the models: peak memory bandwidth and peak arithmetic.
 
 use serde::Serialize;
-use std::{
-    hint::black_box,
-    time::{Duration, Instant},
-};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 use sysinfo::System;
-use weir_kernels::{
-    Compute,
-    error::Result,
-    memory::{MemoryStream, multiply_adds},
-};
+use weir_kernels::Compute;
+use weir_kernels::error::Result;
+use weir_kernels::memory::{MemoryStream, multiply_adds};
 use weir_measure::stats::median;
 use weir_models::contract::Card;
 

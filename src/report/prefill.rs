@@ -1,11 +1,8 @@
 //! Benchmark of prefill: a new sequence is fed the sample in chunks, with logits for the last symbol.
 
-use crate::report::{
-    check_length, check_range,
-    machine::{Machine, MeasuredModel},
-    quantiles,
-    sample::Sample,
-};
+use crate::report::machine::{Machine, MeasuredModel};
+use crate::report::sample::Sample;
+use crate::report::{check_length, check_range, quantiles};
 use serde::Serialize;
 use std::time::Instant;
 use weir_kernels::{Dtype, error::Result};

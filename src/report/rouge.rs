@@ -4,10 +4,8 @@
 //! ROUGE-L uses the longest common subsequence of the complete texts.
 
 use serde::Serialize;
-use std::{
-    collections::HashMap,
-    ops::{AddAssign, Div},
-};
+use std::collections::HashMap;
+use std::ops::{AddAssign, Div};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct RougeScore {

@@ -3,21 +3,16 @@
 //! The texts are fixed, so that the work does not depend on the weights. A document arrives in equal parts, and each part is
 //! encoded as far as possible before the next one arrives. Work after the last part is what an upload cannot hide.
 
-use crate::report::{
-    check_range,
-    machine::{Machine, MeasuredModel},
-    ratios,
-};
+use crate::report::machine::{Machine, MeasuredModel};
+use crate::report::{check_range, ratios};
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use weir_kernels::error::{Error, Result};
 use weir_measure::stats::{Quantiles, median};
-use weir_models::{
-    contract::{
-        Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime, Model, Scratch, SequenceRow, Want, advance,
-    },
-    random::{Purpose, uniform},
+use weir_models::contract::{
+    Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime, Model, Scratch, SequenceRow, Want, advance,
 };
+use weir_models::random::{Purpose, uniform};
 
 /// Maximum concurrent documents, and maximum runs of each model.
 pub(crate) const MAX: usize = 1024;

@@ -1,11 +1,9 @@
 //! H-Net (Hwang et al. 2025): stages of an encoder, dynamic chunking, the next stage on the chunks, a moving average and a
 //! decoder. Decisions of inner stages that are close to the threshold count as near ties.
 
-use crate::verify::{
-    Checkpoint, Given, Input, NearTie, Outputs, Reference,
-    decoder::{Reach, rotate},
-    tensors::{Tensors, convolve, head_of, indices, mask, products, softmax, softplus},
-};
+use crate::verify::decoder::{Reach, rotate};
+use crate::verify::tensors::{Tensors, convolve, head_of, indices, mask, products, softmax, softplus};
+use crate::verify::{Checkpoint, Given, Input, NearTie, Outputs, Reference};
 use candle_core::{D, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
 use weir_kernels::error::Result;

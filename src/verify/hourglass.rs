@@ -1,10 +1,8 @@
 //! Dynamic Token Pooling (Nawrot et al. 2023): pre stack, boundaries, pooling, middle stack, upsampling, post stack.
 
-use crate::verify::{
-    Checkpoint, Given, Input, Outputs, Reference,
-    decoder::{CausalStack, LayerShape, Norms, Reach},
-    tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid},
-};
+use crate::verify::decoder::{CausalStack, LayerShape, Norms, Reach};
+use crate::verify::tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid};
+use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
 use weir_kernels::error::{Error, Result};

@@ -1,16 +1,11 @@
 //! Hugging Face checkpoints: the transformers of candle-transformers, whose authors are not weir's, and a plain pass of Mamba.
 
-use crate::verify::{
-    Checkpoint, Given, Input, LengthLimit, Outputs, Reference, ReferenceReader,
-    tensors::{Tensors, convolve, softplus},
-};
+use crate::verify::tensors::{Tensors, convolve, softplus};
+use crate::verify::{Checkpoint, Given, Input, LengthLimit, Outputs, Reference, ReferenceReader};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use candle_transformers::models::{
-    bigcode, llama as llama_models,
-    llama::{Llama3RopeConfig, Llama3RopeType},
-    qwen2 as qwen2_models, qwen3 as qwen3_models,
-};
+use candle_transformers::models::llama::{Llama3RopeConfig, Llama3RopeType};
+use candle_transformers::models::{bigcode, llama as llama_models, qwen2 as qwen2_models, qwen3 as qwen3_models};
 use serde::Deserialize;
 use std::{collections::HashMap, fmt::Display};
 use weir_kernels::error::{Error, Result};

@@ -1,13 +1,10 @@
 //! Latent Segment Language Models: token encoder, boundary predictor, pooling, context encoder, segment decoder. The stacks are
 //! those of T5 (Raffel et al. 2020) with causal masks.
 
-use crate::verify::{
-    Checkpoint, Given, Input, Outputs, Reference,
-    tensors::{
-        SegmentPooling, Tensors, attend, bucket_bias, closed, distances, log_sum_exp, mask, sigmoid, softmax,
-        t5_buckets,
-    },
+use crate::verify::tensors::{
+    SegmentPooling, Tensors, attend, bucket_bias, closed, distances, log_sum_exp, mask, sigmoid, softmax, t5_buckets,
 };
+use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
 use weir_kernels::error::{Error, Result};

@@ -26,11 +26,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{collections::HashMap, f64::consts::LN_2, path::PathBuf, sync::Arc};
 use weir_engine::score::{StepSize, read_document, run, target_logits};
 use weir_kernels::error::{Error, Result};
-use weir_models::{
-    checkpoint::{self, CheckpointSource, Config},
-    contract::{BoundaryOptions, Card, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want},
-    text::Vocabulary,
-};
+use weir_models::checkpoint::{self, CheckpointSource, Config};
+use weir_models::contract::{BoundaryOptions, Card, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want};
+use weir_models::text::Vocabulary;
 
 /// One family's forward pass.
 pub trait Reference {

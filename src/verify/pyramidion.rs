@@ -1,19 +1,17 @@
 //! Trainable Representation Pooling (Pietruszka et al. 2022): an encoder with poolings between its layers, and a decoder that
 //! attends to the vectors that are left. fairseq's Transformer layers.
 
-use crate::verify::{
-    Checkpoint, Given, Input, NearTie, Outputs, Reference,
-    decoder::sinusoids,
-    tensors::{Nonlinearity, Tensors, attend, head_of, indices, mask, products, sigmoid, softmax, table},
+use crate::verify::decoder::sinusoids;
+use crate::verify::tensors::{
+    Nonlinearity, Tensors, attend, head_of, indices, mask, products, sigmoid, softmax, table,
 };
+use crate::verify::{Checkpoint, Given, Input, NearTie, Outputs, Reference};
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use weir_kernels::error::Result;
-use weir_models::{
-    contract::{KeptVector, PoolingChoice},
-    random::{Purpose, uniform},
-};
+use weir_models::contract::{KeptVector, PoolingChoice};
+use weir_models::random::{Purpose, uniform};
 
 /// Id of padding in all fairseq dictionaries.
 const PAD: u32 = 1;

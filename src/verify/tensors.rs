@@ -5,10 +5,8 @@ use safetensors::{Dtype as StoredDtype, SafeTensors};
 use serde::Deserialize;
 use std::{collections::HashMap, ops::Range, path::Path};
 use weir_kernels::error::{Error, Result};
-use weir_models::{
-    checkpoint::{CheckpointSource, Tensor as LoadedTensor, weights},
-    load::{self, weights_in_place},
-};
+use weir_models::checkpoint::{CheckpointSource, Tensor as LoadedTensor, weights};
+use weir_models::load::{self, weights_in_place};
 
 /// The tensors of a checkpoint, by name.
 pub(super) struct Tensors(HashMap<String, Tensor>);

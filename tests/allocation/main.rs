@@ -5,39 +5,26 @@
 #![allow(unsafe_code, clippy::unwrap_used, reason = "an allocator is unsafe by nature; tests may unwrap")]
 
 use serde_json::{Value, json};
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-    fs,
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{
-            AtomicUsize,
-            Ordering::{Relaxed, SeqCst},
-        },
-    },
-    thread,
-    time::Duration,
-};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fs, thread};
 use tempfile::TempDir;
-use weir::{
-    engine::{
-        Event, Events, Handle, Job, Limits,
-        observer::{EngineEvent, FedSymbols, Observer},
-        options::{FinishReason, Generate, Sampling, Stopping},
-    },
-    error::Result,
-    kernels::Dtype,
-    models::{
-        contract::{
-            BoundaryOptions, Card, Cost, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, Want, advance,
-        },
-        load::{self, Settings, load},
-        usage::{Timing, Usage},
-    },
-    server::metrics::Metrics,
+use weir::engine::observer::{EngineEvent, FedSymbols, Observer};
+use weir::engine::options::{FinishReason, Generate, Sampling, Stopping};
+use weir::engine::{Event, Events, Handle, Job, Limits};
+use weir::error::Result;
+use weir::kernels::Dtype;
+use weir::models::contract::{
+    BoundaryOptions, Card, Cost, KvMemory, Model, Scratch, SequenceRow, State, StepStatus, Want, advance,
 };
+use weir::models::load::{self, Settings, load};
+use weir::models::usage::{Timing, Usage};
+use weir::server::metrics::Metrics;
 
 /// The system allocator with a count of allocations.
 struct Counting;

@@ -1,19 +1,15 @@
 //! A client of the simulated server: one connection, and the calls on it.
 
-use crate::{
-    document_model::{MARKS, hypotheses},
-    network::{Dialer, Link},
-    plan::{Reading, key},
-    scenario::Scenario,
-    toy_model::{SAMPLED, SYMBOLS, logits_after},
-    *,
-};
+use crate::document_model::{MARKS, hypotheses};
+use crate::network::{Dialer, Link};
+use crate::plan::{Reading, key};
+use crate::scenario::Scenario;
+use crate::toy_model::{SAMPLED, SYMBOLS, logits_after};
+use crate::*;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tonic::{
-    Code, Request, Status, Streaming,
-    transport::{Channel, Endpoint, Uri},
-};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_types::StatusExt;
 use weir::engine::summary::Summarize;
 use weir_proto::{

@@ -27,30 +27,22 @@ mod scenario;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod toy_model;
 
-use crate::{
-    document_model::DocumentModel,
-    network::{Contents, LinkQuality, LinkState, Log, MAX_LATENCY},
-    plan::{CallKind, CallPlan, ClientPlan, KeySet, Random},
-};
-use std::{
-    any::Any,
-    collections::BTreeMap,
-    env,
-    net::SocketAddr,
-    panic::{self, AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Mutex, Once,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::{mpsc, oneshot},
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
+use crate::document_model::DocumentModel;
+use crate::network::{Contents, LinkQuality, LinkState, Log, MAX_LATENCY};
+use crate::plan::{CallKind, CallPlan, ClientPlan, KeySet, Random};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
+use std::{env, thread};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
 use weir::{models::contract::Model, server::Accepted};
 
 /// Seeds of the default run, and of one with `WEIR_STORMS`.

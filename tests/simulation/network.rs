@@ -1,16 +1,12 @@
 //! Connections in memory that are slow, stall, and break.
 
 use crate::*;
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    io,
-    pin::pin,
-    sync::MutexGuard,
-};
-use tokio::{
-    io::{DuplexStream, ReadHalf, WriteHalf, duplex, split},
-    sync::Notify,
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::pin::pin;
+use std::sync::MutexGuard;
+use tokio::io::{DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::sync::Notify;
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,13 +1,9 @@
 //! The plan of a scenario: its limits, its clients, and its faults.
 
-use crate::{
-    toy_model::{BYTES, SAMPLED, SYMBOLS},
-    *,
-};
-use weir::{
-    engine::Limits,
-    server::config::{Access, Credentials, Keys, TransportConfig},
-};
+use crate::toy_model::{BYTES, SAMPLED, SYMBOLS};
+use crate::*;
+use weir::engine::Limits;
+use weir::server::config::{Access, Credentials, Keys, TransportConfig};
 
 /// Maximum symbols of a sequence.
 pub(crate) const MAX_SYMBOLS: usize = 400;

@@ -1,24 +1,17 @@
 //! One scenario: a server, its clients, what goes wrong, and what must hold at the end.
 
-use crate::{
-    calls::{Client, End},
-    plan::{MAX_SYMBOLS, PAGE_SYMBOLS, ScenarioPlan, credentials},
-    toy_model::{RequestCounts, Toy},
-    *,
-};
+use crate::calls::{Client, End};
+use crate::plan::{MAX_SYMBOLS, PAGE_SYMBOLS, ScenarioPlan, credentials};
+use crate::toy_model::{RequestCounts, Toy};
+use crate::*;
 use std::sync::atomic::Ordering::SeqCst;
-use tokio::{
-    runtime::{Builder, Handle as Runtime},
-    task::JoinError,
-};
+use tokio::runtime::{Builder, Handle as Runtime};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
-use weir::{
-    engine::{Handle, Load, Phase, WorkerTask, observer::Observer},
-    server::{
-        Engines, Listener,
-        run::{self, ServerParts},
-    },
-};
+use weir::engine::observer::Observer;
+use weir::engine::{Handle, Load, Phase, WorkerTask};
+use weir::server::run::{self, ServerParts};
+use weir::server::{Engines, Listener};
 
 /// Longest time that a scenario may last. No limit of the server or its clients adds up to this.
 const HORIZON: Duration = Duration::from_secs(3600);

@@ -1,9 +1,7 @@
 //! The program without its repository: the embedded model, models by name, and the lines of a start.
 
-use crate::{
-    process::{Program, http, outcome, program},
-    *,
-};
+use crate::process::{Program, http, outcome, program};
+use crate::*;
 use std::net::TcpListener;
 
 const EMBEDDED: &str = "hourglass-english";

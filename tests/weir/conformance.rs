@@ -3,22 +3,14 @@
 //! A new configuration is one more line in that table. A family without a configuration fails. `WEIR_CONFIGURATION=TEXT` runs those
 //! whose name contains the text.
 
-use crate::{
-    support::{BATCH_TOLERANCE, settings},
-    *,
-};
+use crate::support::{BATCH_TOLERANCE, settings};
+use crate::*;
 use std::{ops::Range, sync::atomic::Ordering::Relaxed};
-use weir::{
-    engine::{
-        cache::{Capacity, Hit, Key, SegmentCache},
-        speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation},
-    },
-    models::{
-        contract::{Exactness, ReplayStart},
-        load::FAMILIES,
-        nn::window::ROLLBACK,
-    },
-};
+use weir::engine::cache::{Capacity, Hit, Key, SegmentCache};
+use weir::engine::speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation};
+use weir::models::contract::{Exactness, ReplayStart};
+use weir::models::load::FAMILIES;
+use weir::models::nn::window::ROLLBACK;
 
 /// Length of a test text in symbols: several pages of keys and a partly filled last page.
 const SYMBOLS: usize = 150;

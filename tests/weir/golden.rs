@@ -1,18 +1,12 @@
 //! Golden data of the official codes: logits, boundaries and greedy texts of every family that only reads what precedes a symbol,
 //! and the output of every stage of an hourglass.
 
-use crate::{
-    support::{read_json, settings},
-    *,
-};
+use crate::support::{read_json, settings};
+use crate::*;
 use safetensors::Dtype;
-use weir::{
-    engine::score::{score_window, windows},
-    models::{
-        contract::{Exactness, state_ref},
-        family::hourglass::{HourglassStage, HourglassState, Work},
-    },
-};
+use weir::engine::score::{score_window, windows};
+use weir::models::contract::{Exactness, state_ref};
+use weir::models::family::hourglass::{HourglassStage, HourglassState, Work};
 
 /// SPEC §11: logits up to T = 160, logits at 2,048, intermediate results.
 const LOGITS: f32 = 2e-5;

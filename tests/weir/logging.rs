@@ -1,14 +1,10 @@
 //! The log of `weir serve`: its content, refusals, and a log that cannot be written, which costs log lines and nothing else.
 
-use crate::{
-    process::{Program, http, program},
-    *,
-};
+use crate::process::{Program, http, program};
+use crate::*;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use std::{
-    fs::File,
-    io::{PipeReader, pipe},
-};
+use std::fs::File;
+use std::io::{PipeReader, pipe};
 use weir_proto::v1::Stopping;
 
 const TIMEOUT: Duration = Duration::from_secs(120);

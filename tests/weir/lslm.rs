@@ -1,19 +1,13 @@
 //! Latent segment models: golden data, generated text, replayed traces, and the command line.
 
 use crate::{support::settings, *};
-use weir::{
-    engine::{
-        Event,
-        cache::{Capacity, Key, SegmentCache},
-    },
-    kernels::distribution::log_probability,
-    models::{
-        contract::{self, state_ref},
-        family::lslm::{LslmStage, LslmState, Work},
-        load::{self},
-        text::SpecialSymbols,
-    },
-};
+use weir::engine::Event;
+use weir::engine::cache::{Capacity, Key, SegmentCache};
+use weir::kernels::distribution::log_probability;
+use weir::models::contract::{self, state_ref};
+use weir::models::family::lslm::{LslmStage, LslmState, Work};
+use weir::models::load;
+use weir::models::text::SpecialSymbols;
 
 /// FIXTURES.md: h, s, s_ctx, boundary logits; logits and log-probabilities.
 const STAGES: f32 = 1e-4;

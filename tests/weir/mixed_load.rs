@@ -1,10 +1,8 @@
 //! Mixed load on the built program with the shipped model: 64 clients at a time, texts of mixed lengths, one in ten
 //! cancelled. Runs for three seconds, a minute with `WEIR_STORMS=1`, or as long as `WEIR_SOAK=SECONDS` sets.
 
-use super::{
-    process::Server,
-    support::{Random, long_runs},
-};
+use super::process::Server;
+use super::support::{Random, long_runs};
 use crate::*;
 use std::sync::atomic::Ordering::Relaxed;
 use weir_proto::v1::{Sampling, Stopping};

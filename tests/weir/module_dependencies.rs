@@ -2,10 +2,8 @@
 
 use crate::sources::{File, PACKAGES, Sources, expressions, is_for_tests, leaves, names, parent};
 use std::collections::{BTreeMap, BTreeSet};
-use syn::{
-    ExprMethodCall, Item, ItemMod, ItemUse, Macro, VisRestricted, Visibility,
-    visit::{self, Visit},
-};
+use syn::visit::{self, Visit};
+use syn::{ExprMethodCall, Item, ItemMod, ItemUse, Macro, VisRestricted, Visibility};
 
 #[test]
 fn packages_depend_on_each_other_one_way() {

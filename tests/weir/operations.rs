@@ -1,16 +1,12 @@
 //! The program for operators: health, admin commands, reports, the metrics table of the documentation, and the rules of `promtool
 //! check metrics`.
 
-use crate::{
-    process::{outcome, program, write_large_model},
-    support::settings,
-    *,
-};
-use weir::{
-    engine::observer::{EngineEvent, Observer},
-    models::usage::{LevelCounts, Timing},
-    server::metrics::Metrics,
-};
+use crate::process::{outcome, program, write_large_model};
+use crate::support::settings;
+use crate::*;
+use weir::engine::observer::{EngineEvent, Observer};
+use weir::models::usage::{LevelCounts, Timing};
+use weir::server::metrics::Metrics;
 
 const TOKEN: &str = "a-token-for-the-tests";
 

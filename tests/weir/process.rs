@@ -1,14 +1,12 @@
 //! The built program as a process: how it starts, reloads, reports to systemd, uses memory and threads, and stops.
 
 use crate::{certificates::CLIENT, *};
-use std::{
-    io::BufRead,
-    net::{self},
-    os::unix::net::UnixDatagram,
-    process::ExitStatus,
-    sync::Barrier,
-    thread::JoinHandle,
-};
+use std::io::BufRead;
+use std::net;
+use std::os::unix::net::UnixDatagram;
+use std::process::ExitStatus;
+use std::sync::Barrier;
+use std::thread::JoinHandle;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir::kernels::{ThreadPool, distribution::log_probability};
 use weir_proto::v1::{ListModelsRequest, ScoreRequest, Windows};

@@ -1,26 +1,20 @@
 //! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
-use crate::{
-    conformance::batched,
-    support::{PYRAMIDION_CASES, T5_CASES, encode, encoder, forced, read_json, remove_card, settings},
-    verify::edit_tensors,
-    *,
-};
-use weir::{
-    kernels::pages::PagePool,
-    models::{
-        checkpoint::files::read_limited,
-        contract::{Document, EncodingStage},
-        convert::convert,
-        family::{parts::EncoderHookPoint, pyramidion::Work},
-        load::init,
-        nn::{
-            kv_cache::PagedVectors,
-            topk::{Halving, Pooler, PoolerInput},
-        },
-    },
-    verify::{Input, load::load as reference, verify},
-};
+use crate::conformance::batched;
+use crate::support::{PYRAMIDION_CASES, T5_CASES, encode, encoder, forced, read_json, remove_card, settings};
+use crate::verify::edit_tensors;
+use crate::*;
+use weir::kernels::pages::PagePool;
+use weir::models::checkpoint::files::read_limited;
+use weir::models::contract::{Document, EncodingStage};
+use weir::models::convert::convert;
+use weir::models::family::parts::EncoderHookPoint;
+use weir::models::family::pyramidion::Work;
+use weir::models::load::init;
+use weir::models::nn::kv_cache::PagedVectors;
+use weir::models::nn::topk::{Halving, Pooler, PoolerInput};
+use weir::verify::load::load as reference;
+use weir::verify::{Input, verify};
 
 /// FIXTURES.md: states and pooled vectors; logits.
 const STATES: f32 = 1e-4;

@@ -5,11 +5,9 @@
 //! with. This finds more than a call runs, because every branch is followed that [`NOT_TAKEN`] does not name.
 
 use crate::sources::{File, Sources, expressions, names, parent};
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    fs,
-    path::Path,
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::path::Path;
 use syn::{
     Attribute, BinOp, Block, Expr, ExprBlock, Fields, FnArg, Generics, ImplItem, Item, Local, Macro, Member, Pat,
     ReturnType, Signature, Stmt, Token, TraitItem, Type,

@@ -1,9 +1,7 @@
 //! Settings of `weir serve`: flags before environment before file before defaults, and all errors reported at once.
 
-use crate::{
-    process::{outcome, program},
-    *,
-};
+use crate::process::{outcome, program};
+use crate::*;
 use clap::{Arg, ArgAction, CommandFactory};
 use weir::cli::Cli;
 

@@ -1,14 +1,11 @@
 //! The sources of the packages: their files, and what the paths in them name.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    fs,
-    path::Path,
-};
-use syn::{
-    Attribute, Expr, Item, Macro, UseTree,
-    parse::{ParseBuffer, ParseStream, discouraged::Speculative},
-};
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::Path;
+use syn::parse::discouraged::Speculative;
+use syn::parse::{ParseBuffer, ParseStream};
+use syn::{Attribute, Expr, Item, Macro, UseTree};
 
 /// The packages: the name that code gives each, the folder of its sources, and the packages that it may use.
 pub(crate) const PACKAGES: [(&str, &str, &[&str]); 9] = [

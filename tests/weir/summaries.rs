@@ -1,10 +1,8 @@
 //! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
-use crate::{
-    pyramidion::{Case, stripped},
-    support::*,
-    *,
-};
+use crate::pyramidion::{Case, stripped};
+use crate::support::*;
+use crate::*;
 use weir::engine::{DocumentEvent, DocumentSource, Event};
 
 /// Tolerance of scores: sums of a few logits, each within 5e-5.

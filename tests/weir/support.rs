@@ -2,10 +2,8 @@
 
 use crate::*;
 use std::collections::HashMap;
-use weir::models::{
-    contract::{Document, DocumentEncoder},
-    convert,
-};
+use weir::models::contract::{Document, DocumentEncoder};
+use weir::models::convert;
 
 /// Fixture cases of the hourglass family.
 pub(crate) const CASES: [&str; 8] =

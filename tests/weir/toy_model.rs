@@ -1,29 +1,20 @@
 //! A model without arithmetic, on real key-value pages: its logits are a hash of all symbols before them. It counts live sequences,
 //! records its steps, can be paused, and fails on demand. The simulation also compiles this file.
 
-use std::{
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
-    },
-    thread,
-    time::Duration,
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+use weir::engine::observer::{EngineEvent, Observer};
+use weir::engine::{Handle, Limits};
+use weir::error::{Error, Result};
+use weir::kernels::pages::{Page, PagePool};
+use weir::models::contract::{
+    BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+    SymbolBoundary, Want, state_mut, state_ref,
 };
-use weir::{
-    engine::{
-        Handle, Limits,
-        observer::{EngineEvent, Observer},
-    },
-    error::{Error, Result},
-    kernels::pages::{Page, PagePool},
-    models::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-            StepStatus, SymbolBoundary, Want, state_mut, state_ref,
-        },
-        text::{TextNormaliser, Vocabulary},
-    },
-};
+use weir::models::text::{TextNormaliser, Vocabulary};
 
 /// Symbols of the vocabulary. The first ends a segment.
 pub(crate) const SYMBOLS: [&str; 9] = [" ", "a", "b", "c", "!", "#", "$", "%", "&"];

@@ -1,27 +1,21 @@
 //! Explains why a connection to a gRPC server failed, and what the user can do about it.
 
 use crate::{address, tls::ClientTls};
-use std::{
-    error::Error,
-    fmt, io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, lookup_host},
-    time::timeout,
-};
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{
-        self, AlertDescription, ClientConfig, SignatureScheme, client::ResolvesClientCert, crypto::ring,
-        pki_types::ServerName, sign::CertifiedKey,
-    },
-};
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use std::{fmt, io};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::ResolvesClientCert;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{self, AlertDescription, ClientConfig, SignatureScheme};
 
 /// Advice for a server that serves HTTP/1.
 const SERVES_HTTP1: &str = "the port serves HTTP/1, like those of --http-listen and --admin-listen: \

@@ -2,8 +2,8 @@
 //!
 //! In the order in which a command needs them:
 //!
-//! - [`flags`]: the flags for the API key and TLS (feature `command-line`).
-//! - [`command_line`]: errors of command lines, and values from environment variables (feature `command-line`).
+//! - [`flags`]: the flags for the API key and TLS, errors of command lines, and values from environment variables (feature
+//!   `command-line`).
 //! - [`address`]: the forms of a server's address.
 //! - [`tls`]: the files of certificates and keys, and their checks, which the server's settings use too.
 //! - [`connection`]: one connection, the key that its calls carry, and the errors of calls.
@@ -13,8 +13,6 @@
 
 pub mod address;
 pub mod calls;
-#[cfg(feature = "command-line")]
-pub mod command_line;
 pub mod connection;
 pub mod failed_connection;
 #[cfg(feature = "command-line")]

@@ -1,18 +1,15 @@
 //! TLS of a client: the authorities that it trusts, its own certificate, and the checks of such files, which the server's settings share.
 
-use std::{
-    fmt,
-    fs::File,
-    io::{self, Read},
-    path::Path,
-    sync::Arc,
-};
-use tokio_rustls::rustls::{
-    self, RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    sign::CertifiedKey,
-};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{self, RootCertStore};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use webpki::{EndEntityCert, Error, KeyUsage, anchor_from_trusted_cert};
 

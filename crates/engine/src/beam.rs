@@ -17,10 +17,8 @@
 
 use crate::{options::Sampling, sampling::Sampler};
 use std::{cmp::Ordering, collections::HashMap};
-use weir_kernels::{
-    distribution::LogSoftmax,
-    error::{Error, Result},
-};
+use weir_kernels::distribution::LogSoftmax;
+use weir_kernels::error::{Error, Result};
 use weir_models::contract::{EarlyStopping, SearchRules, SpecialIds};
 
 /// Options of a search.

@@ -7,20 +7,14 @@
 
 use crate::clock;
 pub use crate::step_times::{PlainTiming, StepShape, StepTiming, TimingTable};
-use std::{
-    ops::ControlFlow,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
-use weir_kernels::{
-    error::{Error, Result},
-    sync::lock,
-};
-use weir_models::{
-    contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance},
-    usage::MAX_LEVELS,
-};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::sync::lock;
+use weir_models::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want, advance};
+use weir_models::usage::MAX_LEVELS;
 
 /// Numbers of rows that are fed one symbol each.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];

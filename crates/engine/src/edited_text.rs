@@ -1,9 +1,7 @@
 //! The text of a document while a client edits it.
 
-use crate::{
-    options::bad,
-    text_window::{SharedPrefix, SharedSymbols},
-};
+use crate::options::bad;
+use crate::text_window::{SharedPrefix, SharedSymbols};
 use std::{ops::Range, sync::Arc};
 use weir_kernels::error::{Error, Result};
 use weir_models::{contract::Card, text::vocabulary::BYTES_PER_SYMBOL};
@@ -336,10 +334,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use weir_kernels::error::floor_boundary;
-    use weir_models::{
-        random::{Purpose, uniform},
-        text::{TextMarks, TextNormaliser, Vocabulary},
-    };
+    use weir_models::random::{Purpose, uniform};
+    use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
 
     fn card(vocabulary: Vocabulary) -> Card {
         Card { max_symbols: 40_000, ..Card::for_tests(vocabulary) }

@@ -1,19 +1,13 @@
 //! What an engine measures. Each event is recorded once, in `Measurements`: it adds the event to the totals and passes it to
 //! the observer, which must not block: the worker thread records between steps, some events once per character.
 
-use crate::{
-    options::FinishReason,
-    summary::{EncodedDocument, SummaryResult},
-};
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use crate::options::FinishReason;
+use crate::summary::{EncodedDocument, SummaryResult};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use weir_kernels::{error::Error, sync::lock};
-use weir_models::{
-    contract::{self, SequenceRow},
-    usage::{Timing, Usage},
-};
+use weir_models::contract::{self, SequenceRow};
+use weir_models::usage::{Timing, Usage};
 
 /// An event that an engine measures.
 #[derive(Debug, Clone, Copy)]

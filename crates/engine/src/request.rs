@@ -1,36 +1,26 @@
 //! A request from its arrival to its end, while it waits and while it runs: its status, where its time goes, and the sending side of
 //! its events.
 
-use crate::{
-    api::{DocumentEvent, Event, Events, Limits, Terms},
-    cache::{Key, SegmentCacheHandle},
-    clock,
-    document_request::DocumentRequest,
-    observer::{EngineEvent, Measurements},
-    options::{EmittedSymbol, FinishReason},
-    scheduler::{
-        MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit, WorkDone,
-        tenants::{Beginning, Demand},
-    },
-    session::Session,
-    summary::{EncodedDocument, PoolingUpdate},
-};
-use std::{
-    collections::VecDeque,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-    time::{Duration, Instant},
-};
-use tokio::sync::mpsc::{
-    self, OwnedPermit, Sender,
-    error::{SendError, TrySendError},
-};
+use crate::api::{DocumentEvent, Event, Events, Limits, Terms};
+use crate::cache::{Key, SegmentCacheHandle};
+use crate::clock;
+use crate::document_request::DocumentRequest;
+use crate::observer::{EngineEvent, Measurements};
+use crate::options::{EmittedSymbol, FinishReason};
+use crate::scheduler::tenants::{Beginning, Demand};
+use crate::scheduler::{MEMORY_MARGIN, QueuedStatus, RowActivity, RowStatus, RunPermit, WorkDone};
+use crate::session::Session;
+use crate::summary::{EncodedDocument, PoolingUpdate};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::{SendError, TrySendError};
+use tokio::sync::mpsc::{self, OwnedPermit, Sender};
 use weir_kernels::error::{Error, Result};
-use weir_models::{
-    contract::{Model, SequenceRow, State},
-    usage::{LevelCounts, Timing, UnpooledTiming, Usage},
-};
+use weir_models::contract::{Model, SequenceRow, State};
+use weir_models::usage::{LevelCounts, Timing, UnpooledTiming, Usage};
 
 /// How long a client may read nothing before its request can be preempted for a queued one.
 const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);

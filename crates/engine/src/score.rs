@@ -3,10 +3,8 @@
 
 use crate::options::WindowOptions;
 use std::{ops::AddAssign, sync::Arc};
-use weir_kernels::{
-    distribution::log_probability,
-    error::{Error, Result},
-};
+use weir_kernels::distribution::log_probability;
+use weir_kernels::error::{Error, Result};
 use weir_models::contract::{
     BoundaryOptions, Document, DocumentEncoder, DocumentLimits, Encoding, Model, Scratch, SequenceRow, State,
     SymbolBoundary, Want, advance,

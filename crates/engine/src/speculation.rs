@@ -7,11 +7,9 @@
 //! for accepted symbols only.
 
 use crate::text_window::TextView;
-use std::{
-    array,
-    fmt::{self, Display, Formatter},
-    sync::Arc,
-};
+use std::array;
+use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
 use weir_models::ngrams::{NgramTable, Successor};
 
 /// Maximum symbols of a draft. Every state can be rolled back by as many.

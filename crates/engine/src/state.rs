@@ -2,24 +2,17 @@
 //! that wakes the worker, and its heartbeat. `tests/interleavings/` compiles this file with other locks, and with numbers in place of
 //! requests.
 
-use crate::{
-    clock,
-    scheduler::{Rejection, Rules, Scheduler, tenants::Demand},
-    step_times::StepTimes,
-};
-use std::{
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    time::{Duration, Instant},
-};
-use weir_kernels::{
-    error::{Error, Result},
-    sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-        lock,
-    },
-};
+use crate::clock;
+use crate::scheduler::tenants::Demand;
+use crate::scheduler::{Rejection, Rules, Scheduler};
+use crate::step_times::StepTimes;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::sync::atomic::AtomicU64;
+use weir_kernels::sync::atomic::Ordering::Relaxed;
+use weir_kernels::sync::{Condvar, Mutex, MutexGuard, PoisonError, lock};
 
 /// Stage of a deadline error for a request that is rejected because its deadline cannot be met.
 const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";

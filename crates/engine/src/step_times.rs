@@ -3,10 +3,8 @@
 //! pooling takes the [`TimingTable`] of the [calibration](super::calibration) and corrects it by recent steps. Pure: durations
 //! are arguments. `tests/interleavings/` also compiles this file.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// Weight of the latest sample in a running mean.
 const MEAN_WEIGHT: f64 = 0.2;

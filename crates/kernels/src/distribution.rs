@@ -1,11 +1,9 @@
 //! Functions of a row of logits: maximum, log-sum-exp, entropy.
 
-use crate::{
-    Isa, LANES,
-    error::{Error, Result},
-    isa::{Simd, multiversion},
-    rowwise::exp,
-};
+use crate::error::{Error, Result};
+use crate::isa::{Simd, multiversion};
+use crate::rowwise::exp;
+use crate::{Isa, LANES};
 
 /// Returns the largest of `x`, and ln Σ e^(x − largest) with an error below 1e-6; not finite for invalid `x`.
 pub fn max_and_log_sum_exp(x: &[f32]) -> (f32, f64) {

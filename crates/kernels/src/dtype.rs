@@ -1,10 +1,8 @@
 //! Storage types of numbers. Sums are always f32, or exact integers for int8 products.
 
-use crate::{
-    LANES,
-    isa::{Simd, from_bf16},
-    memory::Pod,
-};
+use crate::LANES;
+use crate::isa::{Simd, from_bf16};
+use crate::memory::Pod;
 
 /// Storage type of weights. [`cache_dtype`](Self::cache_dtype) returns the type of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

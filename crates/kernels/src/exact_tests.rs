@@ -2,11 +2,9 @@
 //!
 //! The sum is then exact for every order, type, tile and instruction set, so the comparison needs no tolerance.
 
-use crate::{
-    Compute, Dtype,
-    linear::{Epilogue, Linear, WeightArena},
-    testing::{apply, computes, packed, words},
-};
+use crate::linear::{Epilogue, Linear, WeightArena};
+use crate::testing::{apply, computes, packed, words};
+use crate::{Compute, Dtype};
 use proptest::prelude::*;
 
 /// Storage types that represent the integers of a byte.

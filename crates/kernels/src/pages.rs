@@ -5,14 +5,11 @@
 //! blocks without pages return to the system. Each size has one partly used block that the limit does not include, so the pool
 //! keeps the 16 sizes that became idle last.
 
-use crate::{
-    error::{Error, Result},
-    memory::{Arena, Region},
-    sync::{
-        Mutex, MutexGuard, PoisonError, Shared,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-};
+use crate::error::{Error, Result};
+use crate::memory::{Arena, Region};
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::atomic::Ordering::*;
+use crate::sync::{Mutex, MutexGuard, PoisonError, Shared};
 use std::sync::Arc;
 
 /// Bytes that are mapped at a time for pages.

@@ -4,20 +4,15 @@
 //! take a task. The caller also takes tasks. An idle worker spins for some dozens of microseconds, because the next product of a
 //! step usually comes sooner, and then sleeps.
 
-use crate::sync::{
-    Condvar, Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
-    hint, limit_polls, lock,
-    thread::{self, JoinHandle},
-    thread_local,
-};
-use std::{
-    any::Any,
-    cell::Cell,
-    marker::PhantomData,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use crate::sync::atomic::Ordering::*;
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex, PoisonError, hint, limit_polls, lock, thread_local};
+use std::any::Any;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// Polls of an idle worker before it sleeps.
 const SPINS: usize = limit_polls(4_000);

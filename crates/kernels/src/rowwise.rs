@@ -1,12 +1,10 @@
 //! Row-wise functions: norms, activations, quantization. Sums of a row run in sixteen lanes, which are added pairwise in a fixed
 //! order, so results do not depend on the batch.
 
-use crate::{
-    Compute, LANES, ThreadPool,
-    dtype::{ROUND, inverse_of, scale_of, to_byte},
-    isa::{Simd, multiversion},
-    pool::ChunkBody,
-};
+use crate::dtype::{ROUND, inverse_of, scale_of, to_byte};
+use crate::isa::{Simd, multiversion};
+use crate::pool::ChunkBody;
+use crate::{Compute, LANES, ThreadPool};
 
 /// Minimum numbers for which it pays to use other threads.
 const MIN_SHARED: usize = 1 << 15;
@@ -239,11 +237,9 @@ fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Isa,
-        isa::Portable,
-        testing::{assert_fused_agree, assert_near, computes},
-    };
+    use crate::Isa;
+    use crate::isa::Portable;
+    use crate::testing::{assert_fused_agree, assert_near, computes};
 
     multiversion! { fn gelu_all(x: &mut [f32]) = gelu_body }
 

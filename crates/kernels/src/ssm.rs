@@ -2,12 +2,10 @@
 //! the state's columns, and a convolution one over the taps, in order; a prefill runs the recurrence of single steps. Threads
 //! divide sequences and heads.
 
-use crate::{
-    Compute, LANES,
-    isa::{Simd, multiversion},
-    pool::DisjointSlice,
-    rowwise::silu_body,
-};
+use crate::isa::{Simd, multiversion};
+use crate::pool::DisjointSlice;
+use crate::rowwise::silu_body;
+use crate::{Compute, LANES};
 
 /// Width of a head.
 pub const HEAD: usize = 64;

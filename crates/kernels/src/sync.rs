@@ -1,11 +1,8 @@
 //! Atomics, locks and threads of the standard library, for the code whose interleavings `tests/interleavings/` explores: that package
 //! compiles the same source files with a module of its own in this place.
 
-pub use std::{
-    hint,
-    sync::{Arc as Shared, Condvar, Mutex, MutexGuard, PoisonError, atomic},
-    thread, thread_local,
-};
+pub use std::sync::{Arc as Shared, Condvar, Mutex, MutexGuard, PoisonError, atomic};
+pub use std::{hint, thread, thread_local};
 
 /// Locks a mutex whose value is complete whenever a thread that holds it may panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

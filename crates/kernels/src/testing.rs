@@ -1,11 +1,9 @@
 //! Helpers of the kernels' tests.
 
-use crate::{
-    CacheDtype, Compute, Dtype, Isa, ThreadPool,
-    dtype::{inverse_of, scale_of, to_bf16, to_byte},
-    isa::from_bf16,
-    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-};
+use crate::dtype::{inverse_of, scale_of, to_bf16, to_byte};
+use crate::isa::from_bf16;
+use crate::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
+use crate::{CacheDtype, Compute, Dtype, Isa, ThreadPool};
 use std::sync::Arc;
 
 /// Returns pseudorandom numbers in [-1, 1).

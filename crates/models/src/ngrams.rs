@@ -236,11 +236,9 @@ fn check(hash: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        checkpoint::writer::{NGRAMS_FILE, write_ngrams as write},
-        load::read_ngrams as read,
-        ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter, NgramTable},
-    };
+    use crate::checkpoint::writer::{NGRAMS_FILE, write_ngrams as write};
+    use crate::load::read_ngrams as read;
+    use crate::ngrams::{HEADER_BYTES, MAX_SLOTS, MIN_SLOTS, NgramCounter, NgramTable};
     use std::{collections::HashMap, fs};
 
     fn table(text: &[u32], slots: usize, vocabulary: usize) -> NgramTable {

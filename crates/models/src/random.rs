@@ -2,10 +2,8 @@
 //! rollback, a cache hit or a second run. The generator is ChaCha with eight rounds: the seed is the key, the purpose the
 //! stream, the position the word of that stream.
 
-use rand_chacha::{
-    ChaCha8Rng,
-    rand_core::{Rng, SeedableRng},
-};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The purpose of a draw. Each purpose reads its own stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

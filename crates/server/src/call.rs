@@ -1,18 +1,14 @@
 //! A call as transport, middleware and handlers share it: its id, its deadline, and the client that it belongs to.
 
 use crate::{config::UsedKeys, traces::CallSpan};
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Instant,
-};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Status,
-    body::Body,
-    codegen::http::{HeaderMap, Request},
-};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderMap, Request};
 use uuid::Uuid;
 use weir_engine::clock;
 use weir_kernels::error::{Error, Result};

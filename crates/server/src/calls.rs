@@ -2,17 +2,11 @@
 //!
 //! Such a call has a message and no bytes. It meets the [`Admission`](super::middleware::Admission) that every call meets.
 
-use crate::{
-    call::{Call, ClientContext},
-    grpc::{
-        generation::{GenerateEncoder, Incoming, JobService},
-        response::{ResponseStream, log_rejection},
-    },
-    middleware::{
-        Admission, CallResponse,
-        limits::{RequestMemory, Reservation},
-    },
-};
+use crate::call::{Call, ClientContext};
+use crate::grpc::generation::{GenerateEncoder, Incoming, JobService};
+use crate::grpc::response::{ResponseStream, log_rejection};
+use crate::middleware::limits::{RequestMemory, Reservation};
+use crate::middleware::{Admission, CallResponse};
 use prost::Message;
 use std::sync::Arc;
 use weir_engine::clock;

@@ -4,18 +4,14 @@
 //! engine's thread records into the open slice, once a character.
 
 use hdrhistogram::Histogram;
-use std::{
-    collections::VecDeque,
-    ops::AddAssign,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use weir_engine::{
-    clock,
-    observer::EngineEvent,
-    options::FinishReason,
-    summary::{EncodedDocument, SummaryResult},
-};
+use std::collections::VecDeque;
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weir_engine::clock;
+use weir_engine::observer::EngineEvent;
+use weir_engine::options::FinishReason;
+use weir_engine::summary::{EncodedDocument, SummaryResult};
 use weir_kernels::error::Error;
 use weir_models::usage::{LevelCounts, Timing, Usage};
 

@@ -9,13 +9,12 @@
 //! - `registry`: the models that are served, their engines and health
 //! - `calls`: the handlers that all surfaces share
 //! - `grpc`: the services of `weir.v1`; `open_inference`: the Open Inference Protocol; `http`: OpenAI's API and the playground
-//! - `completion_request`: requests in JSON, as requests of `weir.v1`; `collected`: the size of responses that are not streamed
+//! - `completion_request`: requests in JSON, as requests of `weir.v1`
 //! - `status`: errors as gRPC statuses; `tokenization`: converts large requests off the threads that serve connections
 //! - [`metrics`]: every metric, declared once; `latency_windows`: the data of latency reports; `traces`: spans
 
 mod call;
 mod calls;
-mod collected;
 pub(crate) mod completion_request;
 pub mod config;
 #[cfg(any(test, fuzzing))]
@@ -33,14 +32,10 @@ mod tokenization;
 mod traces;
 mod transport;
 
-pub use crate::{
-    call::REQUEST_ID,
-    grpc::admin::{AdminConfig, MODEL_NAME, ModelLoader, is_model_name},
-    registry::{Engines, LaunchedEngine, Lease, Monitor},
-    status::{DOMAIN, WRONG_KIND_OF_MODEL, status},
-    traces::Traces,
-    transport::{
-        admin_port::serve_admin_port,
-        connections::{Accepted, Duplex, Listener},
-    },
-};
+pub use crate::call::REQUEST_ID;
+pub use crate::grpc::admin::{AdminConfig, MODEL_NAME, ModelLoader, is_model_name};
+pub use crate::registry::{Engines, LaunchedEngine, Lease, Monitor};
+pub use crate::status::{DOMAIN, WRONG_KIND_OF_MODEL, status};
+pub use crate::traces::Traces;
+pub use crate::transport::admin_port::serve_admin_port;
+pub use crate::transport::connections::{Accepted, Duplex, Listener};

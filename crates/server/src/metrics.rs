@@ -12,27 +12,17 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Metric, Registry},
 };
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{self, Relaxed},
-        },
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
-use weir_engine::{
-    Handle, clock,
-    observer::{EngineEvent, Observer},
-    options::FinishReason,
-};
-use weir_kernels::{
-    error::{Code, Error},
-    sync::lock,
-};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use weir_engine::observer::{EngineEvent, Observer};
+use weir_engine::options::FinishReason;
+use weir_engine::{Handle, clock};
+use weir_kernels::error::{Code, Error};
+use weir_kernels::sync::lock;
 use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.

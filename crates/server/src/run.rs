@@ -4,34 +4,26 @@
 //! `middleware`, and `http` on a port of its own. Calls from `http` and `open_inference` reach the handlers of `grpc` through
 //! `calls`. All calls pass the one admission in `middleware`.
 
-use crate::{
-    calls::Calls,
-    collected::CollectedLimits,
-    config::TransportConfig,
-    grpc::{
-        admin::{self, AdminConfig},
-        generation::{EditingLimits, JobService},
-        health::HealthService,
-        latency::LatencyService,
-        models::ModelsService,
-    },
-    http,
-    middleware::{
-        self, Admission,
-        auth::KEYLESS_MESSAGE_BYTES,
-        compression::compressing,
-        limits::{BodyMemory, CallTable},
-        observe::RefusalLog,
-    },
-    open_inference::{self, service::InferenceService},
-    registry::{Engines, Gate, Monitor},
-    tokenization::TokenizationWorkers,
-    traces::Traces,
-    transport::{
-        connections::{self, Listener, Protocol},
-        http2,
-    },
-};
+use crate::calls::Calls;
+use crate::config::TransportConfig;
+use crate::grpc::admin::{self, AdminConfig};
+use crate::grpc::generation::{EditingLimits, JobService};
+use crate::grpc::health::HealthService;
+use crate::grpc::latency::LatencyService;
+use crate::grpc::models::ModelsService;
+use crate::http;
+use crate::middleware::auth::KEYLESS_MESSAGE_BYTES;
+use crate::middleware::compression::compressing;
+use crate::middleware::limits::{BodyMemory, CallTable, CollectedLimits};
+use crate::middleware::observe::RefusalLog;
+use crate::middleware::{self, Admission};
+use crate::open_inference;
+use crate::open_inference::service::InferenceService;
+use crate::registry::{Engines, Gate, Monitor};
+use crate::tokenization::TokenizationWorkers;
+use crate::traces::Traces;
+use crate::transport::connections::{self, Listener, Protocol};
+use crate::transport::http2;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use tonic::{server::NamedService, service::Routes};

@@ -1,9 +1,7 @@
 //! Decompresses, parses and tokenizes large requests on threads of their own, so that the threads that serve connections stay free.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
-};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::{sync::Semaphore, task::spawn_blocking};
 use tracing::Span;
 use weir_kernels::error::{Error, Result};
@@ -71,13 +69,10 @@ impl TokenizationWorkers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{
-        sync::{
-            Condvar,
-            atomic::{AtomicUsize, Ordering::SeqCst},
-        },
-        thread,
-    };
+    use std::sync::Condvar;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::thread;
     use tokio::task::{JoinHandle, yield_now};
 
     /// Work that waits until it is released.

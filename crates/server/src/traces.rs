@@ -5,17 +5,13 @@
 //! without a collector spans are lost, and nothing else. tower-http's `TraceLayer` does not suffice: it would not end a span with
 //! the gRPC status of the trailers.
 
-use opentelemetry::{
-    Context, KeyValue,
-    propagation::{Extractor, TextMapPropagator},
-    trace::{Span as _, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _},
-};
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{Span as _, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
+use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
-use opentelemetry_sdk::{
-    Resource,
-    propagation::TraceContextPropagator,
-    trace::{Sampler, SdkTracer, SdkTracerProvider},
-};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 use std::time::{Duration, SystemTime};
 use tonic::codegen::http::{HeaderMap, HeaderName};
 use weir_client::status::CODE_NAMES;

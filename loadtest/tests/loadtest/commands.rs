@@ -1,9 +1,7 @@
 //! The program as a command, against a stub on a loopback port.
 
-use super::{
-    stub::Script,
-    support::{command, ms, run_interrupted, script, serve, wait},
-};
+use super::stub::Script;
+use super::support::{command, ms, run_interrupted, script, serve, wait};
 use crate::*;
 use serde_json::json;
 use std::path::Path;

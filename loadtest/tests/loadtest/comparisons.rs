@@ -1,14 +1,10 @@
 //! Comparisons of models with known gains.
 
-use super::{
-    stub::{Script, Stub},
-    support::{ms, spec, target},
-};
+use super::stub::{Script, Stub};
+use super::support::{ms, spec, target};
 use crate::*;
-use weir_loadtest::{
-    client::SymbolUnit,
-    comparison::{ModelComparison, text_bits},
-};
+use weir_loadtest::client::SymbolUnit;
+use weir_loadtest::comparison::{ModelComparison, text_bits};
 
 /// Returns a slow model, and one with a third of its time per character and half of its time to the first.
 fn scripts() -> Vec<Script> {

@@ -1,9 +1,7 @@
 //! A server that requires client certificates and a key.
 
-use crate::{
-    support::{command, script},
-    *,
-};
+use crate::support::{command, script};
+use crate::*;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};

@@ -1,10 +1,8 @@
 //! Sessions that edit documents, against a stub whose completions and delays are known.
 
-use super::{
-    known_delays::undisturbed,
-    stub::Script,
-    support::{ms, script, serve},
-};
+use super::known_delays::undisturbed;
+use super::stub::Script;
+use super::support::{ms, script, serve};
 use crate::*;
 
 /// Twelve characters are typed in each of two documents. The stub's best completion has two characters, and the third best four.

@@ -1,10 +1,8 @@
 //! Known delays are measured on a paused clock, which advances only while all tasks wait: nothing but the stub's delays takes
 //! time, and the tolerance holds on any machine. The last tests use sockets and the machine's clock.
 
-use crate::{
-    support::{Test, ms, near},
-    *,
-};
+use crate::support::{Test, ms, near};
+use crate::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::runtime::Builder;
 use weir_client::connection::ServerEndpoint;

@@ -2,38 +2,28 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed unwrap fails the test")]
 
-use crate::{
-    stub::{Script, Stub},
-    support::serve,
-};
+use crate::stub::{Script, Stub};
+use crate::support::serve;
 use serde_json::Value;
-use std::{
-    fs,
-    future::pending,
-    io,
-    path::PathBuf,
-    process::Output,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-use tokio::{
-    net::TcpListener,
-    runtime::Runtime,
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use std::future::pending;
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fs, io};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_stream::StreamExt;
-use tonic::{
-    Request, Status,
-    transport::{Channel, Endpoint, server::TcpIncoming},
-};
-use weir_loadtest::{
-    comparison::{ComparisonSetup, compare_models},
-    driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load},
-    report::LoadPoint,
-    schedule::{ArrivalProcess, LoadPattern, RunLength},
-    workload::{RequestTarget, WorkloadSpec},
-};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+use weir_loadtest::comparison::{ComparisonSetup, compare_models};
+use weir_loadtest::driver::{LoadResult, LoadRun, LoadSetup, Objectives, RequestSource, WorkloadMix, run_load};
+use weir_loadtest::report::LoadPoint;
+use weir_loadtest::schedule::{ArrivalProcess, LoadPattern, RunLength};
+use weir_loadtest::workload::{RequestTarget, WorkloadSpec};
 use weir_proto::v1::GenerateRequest;
 mod commands;
 mod comparisons;

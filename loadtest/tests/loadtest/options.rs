@@ -1,9 +1,7 @@
 //! Options that would measure something else than intended, and files that are no reports, are refused.
 
-use super::{
-    stub::Script,
-    support::{script, serve},
-};
+use super::stub::Script;
+use super::support::{script, serve};
 use crate::*;
 
 #[test]

@@ -1,18 +1,14 @@
 //! Reports: the documented example has the keys of real reports, and the page is self-contained.
 
-use super::{
-    comparisons::compare_of,
-    known_delays::script,
-    stub::Script,
-    support::{Test, ms, spec},
-};
+use super::comparisons::compare_of;
+use super::known_delays::script;
+use super::stub::Script;
+use super::support::{Test, ms, spec};
 use crate::*;
 use std::{collections::BTreeMap, path::Path};
-use weir_loadtest::{
-    client::{DocumentInfo, ModelInfo, ServerSoftware},
-    knee::{self, Knee},
-    report::{self, Conditions, FORMAT, MeasurementReport, MissingPart, ReportPart},
-};
+use weir_loadtest::client::{DocumentInfo, ModelInfo, ServerSoftware};
+use weir_loadtest::knee::{self, Knee};
+use weir_loadtest::report::{self, Conditions, FORMAT, MeasurementReport, MissingPart, ReportPart};
 
 /// Mark of loads that the tester may have distorted.
 const LIMITED: &str = "†";

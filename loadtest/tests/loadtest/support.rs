@@ -2,17 +2,13 @@
 
 use crate::*;
 use hyper_util::rt::TokioIo;
-use std::{
-    ffi::OsStr,
-    process::{Child, Command, Stdio},
-};
+use std::ffi::OsStr;
+use std::process::{Child, Command, Stdio};
 use weir_client::connection::Client;
-use weir_loadtest::{
-    client::ConnectionPool,
-    schedule::{ArrivalSchedule, ScheduledRequest},
-    stats::{RequestFigures, RequestStats},
-    workload::{Length, PromptSource, TypingSpec},
-};
+use weir_loadtest::client::ConnectionPool;
+use weir_loadtest::schedule::{ArrivalSchedule, ScheduledRequest};
+use weir_loadtest::stats::{RequestFigures, RequestStats};
+use weir_loadtest::workload::{Length, PromptSource, TypingSpec};
 
 /// Relative error that the documentation promises for known delays.
 pub(crate) const TOLERANCE: f64 = 0.02;

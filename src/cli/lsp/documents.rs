@@ -235,10 +235,8 @@ fn begins_line(text: &str, offset: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::lsp::{
-        documents::tests::PositionEncoding::{Utf8, Utf16},
-        protocol::Position,
-    };
+    use crate::cli::lsp::documents::tests::PositionEncoding::{Utf8, Utf16};
+    use crate::cli::lsp::protocol::Position;
     use proptest::prelude::*;
 
     fn limits() -> DocumentLimits {

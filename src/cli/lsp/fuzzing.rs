@@ -1,12 +1,10 @@
 //! Entry point of the fuzz target for the language server: accepts any bytes, and must not panic. Compiled for tests and fuzz
 //! targets only.
 
-use crate::cli::lsp::{
-    documents::{DocumentLimits, Documents},
-    protocol::{self, Frame, Input},
-    server::LanguageServer,
-    sessions::{CompletionOptions, Sessions},
-};
+use crate::cli::lsp::documents::{DocumentLimits, Documents};
+use crate::cli::lsp::protocol::{self, Frame, Input};
+use crate::cli::lsp::server::LanguageServer;
+use crate::cli::lsp::sessions::{CompletionOptions, Sessions};
 use tokio::{runtime::Builder, sync::mpsc};
 use weir_client::connection::Client;
 use weir_proto::v1::Until;

@@ -3,10 +3,8 @@
 use lsp_server::{ErrorCode, Message, RequestId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::{
-    io::{BufRead, Read, Write, copy, sink},
-    thread::{Builder, JoinHandle},
-};
+use std::io::{BufRead, Read, Write, copy, sink};
+use std::thread::{Builder, JoinHandle};
 use tokio::sync::mpsc;
 use weir_kernels::error::{Error, Result, quoted};
 

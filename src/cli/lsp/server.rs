@@ -1,13 +1,11 @@
 //! The language server: takes the client's messages and the sessions' events, one at a time.
 
-use crate::cli::lsp::{
-    documents::{Documents, PositionEncoding},
-    protocol::{
-        CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, MayChange, OpenParams,
-        POSITION_ENCODINGS, Severity,
-    },
-    sessions::{CompletionKind, Outbox, Place, SessionEvent, Sessions, WaitingRequest},
+use crate::cli::lsp::documents::{Documents, PositionEncoding};
+use crate::cli::lsp::protocol::{
+    CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, MayChange, OpenParams,
+    POSITION_ENCODINGS, Severity,
 };
+use crate::cli::lsp::sessions::{CompletionKind, Outbox, Place, SessionEvent, Sessions, WaitingRequest};
 use lsp_server::{ErrorCode, Message, Notification, Request, RequestId};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -5,24 +5,17 @@
 //! in progress, but a session whose server does not answer ends. While the server cannot be reached, requests get empty answers at
 //! once.
 
-use crate::cli::{
-    lsp::{
-        documents::{DocumentText, Documents, PositionEncoding},
-        protocol::{Severity, TextRange, failure, response},
-    },
-    output::to_stderr,
-};
+use crate::cli::lsp::documents::{DocumentText, Documents, PositionEncoding};
+use crate::cli::lsp::protocol::{Severity, TextRange, failure, response};
+use crate::cli::output::to_stderr;
 use lsp_server::{ErrorCode, RequestId};
 use serde_json::{Value, json};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::{
-    sync::mpsc::{self, error::TrySendError},
-    task::AbortHandle,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::task::AbortHandle;
 use weir_client::connection::Client;
 use weir_engine::completion::is_word_character;
 use weir_kernels::error::{Error, clip, printable};
@@ -748,13 +741,9 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::lsp::{
-        documents::DocumentLimits,
-        sessions::{
-            CompletionKind,
-            tests::PositionEncoding::{Utf8, Utf16},
-        },
-    };
+    use crate::cli::lsp::documents::DocumentLimits;
+    use crate::cli::lsp::sessions::CompletionKind;
+    use crate::cli::lsp::sessions::tests::PositionEncoding::{Utf8, Utf16};
     use serde_json::Value;
     use weir_client::connection::Client;
     use weir_proto::v1::{CompletionItem, DocumentApplied, DocumentCompletions, StaleRequest, Until};

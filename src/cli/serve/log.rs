@@ -1,16 +1,12 @@
 //! The log of a server: its flags, and the thread that writes it, so that a slow or closed stderr never stops a request.
 
 use crate::cli::output::ColorChoice;
-use std::{
-    borrow::Cow,
-    io::{self, Write},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder};
 use tracing_subscriber::EnvFilter;
 use weir_server::config::{Announce, Checks};

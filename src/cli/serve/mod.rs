@@ -5,38 +5,26 @@ mod log;
 mod models;
 pub(crate) mod ports;
 
-use crate::cli::{
-    model::runtime,
-    output::{self, ColorChoice},
-    serve::{
-        log::{LogArgs, LogWriter},
-        models::{CheckpointLoader, admin, load_all},
-        ports::{ADMIN, HTTP, Listeners, OperationsArgs, OptionalPort, PortState, ReservedPort},
-    },
-    signals::{EndSignals, exit},
-};
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
-    pin::pin,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use crate::cli::model::runtime;
+use crate::cli::output::{self, ColorChoice};
+use crate::cli::serve::log::{LogArgs, LogWriter};
+use crate::cli::serve::models::{CheckpointLoader, admin, load_all};
+use crate::cli::serve::ports::{ADMIN, HTTP, Listeners, OperationsArgs, OptionalPort, PortState, ReservedPort};
+use crate::cli::signals::{EndSignals, exit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{io, thread};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
-use weir_client::command_line::FlagOrigins;
-use weir_kernels::{
-    error::{Error, Result, printable},
-    memory,
-};
-use weir_server::{
-    Engines, Listener, Monitor, Traces,
-    config::{Announce, Checks, CredentialFiles, LiveCredentials, Origins, ServeConfig},
-    run::{ServerParts, run as serve},
-    serve_admin_port,
-};
+use weir_client::flags::FlagOrigins;
+use weir_kernels::error::{Error, Result, printable};
+use weir_kernels::memory;
+use weir_server::config::{Announce, Checks, CredentialFiles, LiveCredentials, Origins, ServeConfig};
+use weir_server::run::{ServerParts, run as serve};
+use weir_server::{Engines, Listener, Monitor, Traces, serve_admin_port};
 
 /// How long workers may take to finish their step once the server has drained.
 const WORKER_TIME: Duration = Duration::from_secs(1);

@@ -1,17 +1,12 @@
 //! The segment cache, the document cache, and memory pressure.
 
 use super::*;
-use crate::{
-    document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses},
-    engine::{harness::counting_evictions, resume::tight},
-};
-use weir::{
-    engine::{
-        DocumentEvent, DocumentSource, DocumentUpload,
-        summary::{ByteRange, EncodedDocument, SummaryResult},
-    },
-    models::contract::PoolingChoice,
-};
+use crate::document_model::{BLOCK, BYTES, LoggedStep, MARKS, TOKENS, hypotheses};
+use crate::engine::harness::counting_evictions;
+use crate::engine::resume::tight;
+use weir::engine::summary::{ByteRange, EncodedDocument, SummaryResult};
+use weir::engine::{DocumentEvent, DocumentSource, DocumentUpload};
+use weir::models::contract::PoolingChoice;
 
 const CACHE: usize = 64 << 20;
 

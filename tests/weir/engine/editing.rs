@@ -1,15 +1,13 @@
 //! Sessions that edit a document give the results of cold requests for the same text, bit for bit, after any edits.
 
 use super::*;
-use crate::{
-    engine::harness::{counting_evictions, drive, fresh_row},
-    toy_model::RequestCounts,
+use crate::engine::harness::{counting_evictions, drive, fresh_row};
+use crate::toy_model::RequestCounts;
+use weir::engine::completion::{
+    CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol,
 };
-use weir::engine::{
-    completion::{CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol},
-    edited_text::Splice,
-    editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores},
-};
+use weir::engine::edited_text::Splice;
+use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores};
 
 use weir::kernels::error::floor_boundary;
 

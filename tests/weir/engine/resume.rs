@@ -1,15 +1,13 @@
 //! Streams that are resumed, endless, or read slowly.
 
 use super::*;
-use crate::engine::{
-    caching::{ask, engine, limits},
-    harness::{counting_evictions, drive, fresh_row, read_rest, read_to_error, run as run_alone, session},
+use crate::engine::caching::{ask, engine, limits};
+use crate::engine::harness::{
+    counting_evictions, drive, fresh_row, read_rest, read_to_error, run as run_alone, session,
 };
 use proptest::prelude::*;
-use weir::{
-    engine::cache::{Capacity, Key, SegmentCache},
-    models::usage::LevelCounts,
-};
+use weir::engine::cache::{Capacity, Key, SegmentCache};
+use weir::models::usage::LevelCounts;
 
 /// State from which a session resumes after it lost its row.
 #[derive(Debug, Clone, Copy, PartialEq)]

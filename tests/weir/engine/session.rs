@@ -3,10 +3,8 @@
 use super::*;
 use crate::engine::harness::{drive, fresh_row, run};
 use proptest::prelude::*;
-use weir::engine::{
-    sampling::{LogprobOptions, Sampler},
-    speculation::Speculation,
-};
+use weir::engine::sampling::{LogprobOptions, Sampler};
+use weir::engine::speculation::Speculation;
 
 /// Returns the expected output for the symbol at `position` of a text.
 fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries: bool) -> EmittedSymbol {

@@ -1,21 +1,15 @@
 //! The admin service, its port, and reloads.
 
 use super::*;
-use crate::{
-    certificates::{CLIENT_SERIAL, credentials},
-    wire::{
-        connections::tried,
-        editing::{Session, closed, complete, many_splices},
-    },
-};
+use crate::certificates::{CLIENT_SERIAL, credentials};
+use crate::wire::connections::tried;
+use crate::wire::editing::{Session, closed, complete, many_splices};
 use tonic::codegen::http::{self};
-use weir::server::{
-    config::{CredentialFiles, LiveCredentials},
-    serve_admin_port,
-};
+use weir::server::config::{CredentialFiles, LiveCredentials};
+use weir::server::serve_admin_port;
+use weir_proto::v1::model_generation::State;
 use weir_proto::v1::{
     ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
-    model_generation::State,
 };
 
 const TOKEN: &str = "a-token-for-the-tests";

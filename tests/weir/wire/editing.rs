@@ -3,13 +3,11 @@
 use super::*;
 use std::{io::Write as _, net::TcpStream};
 use tokio::task::block_in_place;
-use tungstenite::{
-    HandshakeError, Message, WebSocket,
-    client::client,
-    error::Error,
-    handshake::client::{Request, Response, generate_key},
-    protocol::frame::coding::CloseCode,
-};
+use tungstenite::client::client;
+use tungstenite::error::Error;
+use tungstenite::handshake::client::{Request, Response, generate_key};
+use tungstenite::protocol::frame::coding::CloseCode;
+use tungstenite::{HandshakeError, Message, WebSocket};
 use weir::server::config::EditingConfig;
 use weir_proto::v1::{EditRequest, EditResponse, Until, edit_response::Event};
 

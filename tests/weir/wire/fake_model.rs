@@ -2,10 +2,8 @@
 
 use super::*;
 use crate::toy_model::StepGate;
-use weir::models::{
-    contract::{PageUse, state_mut},
-    text::TextNormaliser,
-};
+use weir::models::contract::{PageUse, state_mut};
+use weir::models::text::TextNormaliser;
 
 /// Symbols of the vocabulary. The first ends a segment.
 pub(super) const SYMBOLS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "é", "!"];

@@ -1,18 +1,14 @@
 //! Start, reload, shutdown, resumed streams and traces.
 
 use super::*;
-use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
-    },
-    common::v1::any_value::Value,
-    trace::v1::{Span, status::StatusCode},
-};
-use tonic::{
-    Response,
-    transport::{self, server::TcpIncoming},
-};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use tonic::Response;
+use tonic::transport;
+use tonic::transport::server::TcpIncoming;
 use weir::server::Traces;
 
 const STEP: Duration = Duration::from_millis(2);

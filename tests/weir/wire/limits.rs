@@ -1,10 +1,8 @@
 //! Limits on requests, calls and memory, which the server frees afterwards.
 
 use super::*;
-use crate::wire::{
-    codec::compress,
-    connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed},
-};
+use crate::wire::codec::compress;
+use crate::wire::connections::{self, END_STREAM, GOAWAY, SETTINGS, connect_from, frames, until_closed};
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir_proto::v1::ScoreResponse;
 

@@ -17,45 +17,31 @@ mod other_calls;
 mod overload;
 mod summaries;
 
-use crate::{
-    support::{settings, t5_shortened},
-    wire::{
-        connections::{
-            ALICE, BOB, DATA, RST_STREAM, alice_and_bob, bearing, called, channel_from, connect, frame, is_healthy,
-            segment, sent, to_end, with_keys,
-        },
-        fake_model::{Fake, Kind, MAX_SYMBOLS},
-        http::{Reply, connect_and_send},
-    },
-    *,
+use crate::support::{settings, t5_shortened};
+use crate::wire::connections::{
+    ALICE, BOB, DATA, RST_STREAM, alice_and_bob, bearing, called, channel_from, connect, frame, is_healthy, segment,
+    sent, to_end, with_keys,
 };
+use crate::wire::fake_model::{Fake, Kind, MAX_SYMBOLS};
+use crate::wire::http::{Reply, connect_and_send};
+use crate::*;
 pub(crate) use connections::{exchange_http2, framed};
 use h2::{RecvStream, client::SendRequest};
 pub(crate) use http::exchange;
-use std::{
-    collections::HashMap,
-    f64::consts::LN_2,
-    ops::{Deref, DerefMut},
-    sync::atomic::AtomicBool,
-};
+use std::collections::HashMap;
+use std::f64::consts::LN_2;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
 use tokio::{net::TcpSocket, sync::oneshot, task::JoinHandle, time::sleep};
-use tonic::{
-    codegen::{
-        Bytes,
-        http::{Response, Version},
-    },
-    metadata::MetadataValue,
-};
+use tonic::codegen::Bytes;
+use tonic::codegen::http::{Response, Version};
+use tonic::metadata::MetadataValue;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_types::{ErrorDetails, StatusExt};
-use weir::{
-    engine::Phase,
-    server::{
-        AdminConfig, ModelLoader, Monitor, REQUEST_ID,
-        config::{AdminToken, Checks},
-        run::run,
-    },
-};
+use weir::engine::Phase;
+use weir::server::config::{AdminToken, Checks};
+use weir::server::run::run;
+use weir::server::{AdminConfig, ModelLoader, Monitor, REQUEST_ID};
 use weir_proto::{
     inference::{
         InferParameter, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice,

@@ -3,9 +3,8 @@
 use super::*;
 use crate::wire::{admin::Watched, connections, generation::inference};
 use std::future::Future;
-use weir_proto::v1::{
-    GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, latency_client::LatencyClient,
-};
+use weir_proto::v1::latency_client::LatencyClient;
+use weir_proto::v1::{GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest};
 
 const ROWS: usize = 4;
 

@@ -1,17 +1,13 @@
 //! The document cache: encoded documents for later requests of the same tenant, found by their id. The tenant whose documents
 //! have the most bytes loses its least recently used one first, so a tenant within an equal part of the cache loses none.
 
-use crate::{
-    accounting,
-    observer::{EngineEvent, Measurements},
-    summary::EncodedDocument,
-};
+use crate::accounting;
+use crate::observer::{EngineEvent, Measurements};
+use crate::summary::EncodedDocument;
 use lru::LruCache;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 use weir_models::contract::Document;
 

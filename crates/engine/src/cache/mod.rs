@@ -3,11 +3,7 @@
 mod documents;
 mod segment;
 
-pub use crate::cache::{
-    documents::DocumentCacheUsage,
-    segment::{Capacity, Hit, Key, SegmentCache, SegmentCacheUsage},
-};
-pub(crate) use crate::cache::{
-    documents::{CachedDocument, DocumentCache},
-    segment::SegmentCacheHandle,
-};
+pub use crate::cache::documents::DocumentCacheUsage;
+pub(crate) use crate::cache::documents::{CachedDocument, DocumentCache};
+pub(crate) use crate::cache::segment::SegmentCacheHandle;
+pub use crate::cache::segment::{Capacity, Hit, Key, SegmentCache, SegmentCacheUsage};

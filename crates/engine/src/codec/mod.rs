@@ -7,7 +7,5 @@
 pub mod coder;
 pub mod format;
 
-pub use crate::codec::{
-    coder::{Code, CodeInput, Coded, CodingProgress, DEFAULT_BLOCK, MAX_BLOCK, default_windows},
-    format::{BlockStream, CompressOptions, Compressor, Decompressor, Totals},
-};
+pub use crate::codec::coder::{Code, CodeInput, Coded, CodingProgress, DEFAULT_BLOCK, MAX_BLOCK, default_windows};
+pub use crate::codec::format::{BlockStream, CompressOptions, Compressor, Decompressor, Totals};

@@ -22,14 +22,10 @@ mod budget;
 mod randomized_tests;
 pub(crate) mod tenants;
 
+use crate::accounting;
+use crate::scheduler::budget::{EncodeShare, PromptShare};
 pub(crate) use crate::scheduler::tenants::QueuedStatus;
-use crate::{
-    accounting,
-    scheduler::{
-        budget::{EncodeShare, PromptShare},
-        tenants::{Demand, Rank, Tenants, Waiting},
-    },
-};
+use crate::scheduler::tenants::{Demand, Rank, Tenants, Waiting};
 use std::collections::VecDeque;
 
 /// Work that one priority level is worth: about a second of one busy core.

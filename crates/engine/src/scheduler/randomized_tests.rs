@@ -1,15 +1,10 @@
 //! Seeded randomized tests: the scheduler with simulated requests and memory, checked against what it guarantees. Every request is
 //! served once, budgets are kept, tenants share fairly, and order follows seniority.
 
-use crate::scheduler::{
-    RowActivity, RowStatus, RunPermit, WorkDone,
-    tenants::{Beginning, Demand},
-    *,
-};
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-};
+use crate::scheduler::tenants::{Beginning, Demand};
+use crate::scheduler::{RowActivity, RowStatus, RunPermit, WorkDone, *};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 struct Simulation {
     scheduler: Scheduler<SimRequest>,

@@ -6,13 +6,11 @@
 //! requests.
 
 use crate::accounting;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hasher as _;
-use std::{
-    collections::{BTreeMap, VecDeque},
-    hash::{DefaultHasher, Hash},
-    ops::RangeInclusive,
-    sync::Arc,
-};
+use std::hash::{DefaultHasher, Hash};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// Maximum tenants without requests whose debt is kept.
 const MAX_DEBTORS: usize = 256;

@@ -7,11 +7,9 @@
 //! Order of summation: each score is one sum over the numbers of the head, and each output number one sum over the keys, in
 //! order. A query's result depends on the keys alone, not on the batch.
 
-use crate::{
-    Compute, LANES,
-    attention::floats::Softmax,
-    isa::{Isa, Simd, WIDTH, multiversion},
-};
+use crate::attention::floats::Softmax;
+use crate::isa::{Isa, Simd, WIDTH, multiversion};
+use crate::{Compute, LANES};
 use std::ops::Range;
 
 /// Queries that pass the keys together.

@@ -1,16 +1,12 @@
 //! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
 
-use crate::{
-    LANES,
-    attention::{
-        layout::{POSITIONS, PageLayout, scales_bytes},
-        queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work},
-    },
-    dtype::LoadAsF32,
-    isa::{Simd, WIDTH},
-    memory::{Pod, cast},
-    rowwise::{add_up, exp},
-};
+use crate::LANES;
+use crate::attention::layout::{POSITIONS, PageLayout, scales_bytes};
+use crate::attention::queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work};
+use crate::dtype::LoadAsF32;
+use crate::isa::{Simd, WIDTH};
+use crate::memory::{Pod, cast};
+use crate::rowwise::{add_up, exp};
 use std::{marker::PhantomData, ops::Range};
 
 impl<L: LoadAsF32> Stored for FloatStorage<L> {

@@ -1,10 +1,8 @@
 //! How keys and values lie in a page, and how a position is written.
 
-use crate::{
-    CacheDtype, LANES,
-    dtype::{inverse_of, scale_of, to_bf16, to_byte},
-    memory::cast_mut,
-};
+use crate::dtype::{inverse_of, scale_of, to_bf16, to_byte};
+use crate::memory::cast_mut;
+use crate::{CacheDtype, LANES};
 
 // Layout of a page of keys and values, and how these are written.
 

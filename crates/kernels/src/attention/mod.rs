@@ -17,19 +17,15 @@ mod floats;
 pub(crate) mod layout;
 mod queries;
 
+use crate::attention::floats::{Columns, FloatStorage, Int8Storage, Job, PageHead, Softmax, Stored};
+use crate::attention::queries::{MAX_COLUMNS, RowSet, Run, SPAN, Span, Work};
 pub use crate::attention::{
     dense::{DenseKeys, DenseLayout, HeadKeyValues, RelativeKeys, attend_dense, attend_sections, attend_selected},
     layout::{POSITIONS, PageLayout, write},
     queries::{AttentionHead, Bias, DistanceTable, KeyPages, Query, QueryBuffer, QueryRow, QueryVariants, ROW_TILE},
 };
-use crate::{
-    CacheDtype, Isa,
-    attention::{
-        floats::{Columns, FloatStorage, Int8Storage, Job, PageHead, Softmax, Stored},
-        queries::{MAX_COLUMNS, RowSet, Run, SPAN, Span, Work},
-    },
-    isa::{Simd, multiversion},
-};
+use crate::isa::{Simd, multiversion};
+use crate::{CacheDtype, Isa};
 use std::marker::PhantomData;
 
 /// Computes `outs`: each row's softmax(scores) · values, (head_dim). NaN if a score is NaN or +∞, or if all scores are −∞.
@@ -276,17 +272,13 @@ fn multiply_distances<S: Simd, N: Stored>(
 mod tests {
     //! Compares attention with a naive implementation.
     use super::*;
-    use crate::{
-        Compute, ThreadPool,
-        attention::{
-            attend,
-            layout::{POSITIONS, PageLayout, write},
-            queries::{BLOCK, RowSet, Runs, SPAN},
-        },
-        memory::Arena,
-        pages::{Page, PagePool},
-        testing::{assert_fused_agree, assert_near, dot, naive_attention, stored},
-    };
+    use crate::attention::attend;
+    use crate::attention::layout::{POSITIONS, PageLayout, write};
+    use crate::attention::queries::{BLOCK, RowSet, Runs, SPAN};
+    use crate::memory::Arena;
+    use crate::pages::{Page, PagePool};
+    use crate::testing::{assert_fused_agree, assert_near, dot, naive_attention, stored};
+    use crate::{Compute, ThreadPool};
     use proptest::{prelude::*, sample::select};
     use std::{collections::BTreeSet, sync::Arc};
 

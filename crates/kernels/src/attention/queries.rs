@@ -1,20 +1,16 @@
 //! The inputs of attention: queries in the form in which they are multiplied with keys, the pages that each row attends to, tables
 //! of distances, the runs of pages that rows share, and each thread's memory.
 
-use crate::{
-    CacheDtype, Compute,
-    attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes},
-    dtype::{inverse_of, scale_of, to_bf16},
-    error::Result,
-    linear::QuantizedRows,
-    memory::{Aligned, Arena, Region, cast_mut},
-    pages::Page,
-};
-use std::{
-    cell::RefCell,
-    ops::Range,
-    sync::{Arc, OnceLock},
-};
+use crate::attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes};
+use crate::dtype::{inverse_of, scale_of, to_bf16};
+use crate::error::Result;
+use crate::linear::QuantizedRows;
+use crate::memory::{Aligned, Arena, Region, cast_mut};
+use crate::pages::Page;
+use crate::{CacheDtype, Compute};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// Query of one head for its keys, or for its distances.
 #[derive(Clone, Copy, Default)]

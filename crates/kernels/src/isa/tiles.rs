@@ -3,14 +3,10 @@
 //! Eight tiles of 16 rows × 64 bytes live next to the vector registers. Linux gives a process their use on request. The standard
 //! library has neither the detection nor the instructions yet, so both are assembly.
 
-use std::{
-    arch::{
-        asm,
-        x86_64::{__cpuid_count, _xgetbv, CpuidResult},
-    },
-    marker::PhantomData,
-    sync::OnceLock,
-};
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid_count, _xgetbv, CpuidResult};
+use std::marker::PhantomData;
+use std::sync::OnceLock;
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;

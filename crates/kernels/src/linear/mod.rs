@@ -11,10 +11,8 @@ mod product;
 mod tiles;
 mod weights;
 
-pub use crate::linear::{
-    product::Epilogue,
-    weights::{Linear, QuantizedRows, WeightArena},
-};
+pub use crate::linear::product::Epilogue;
+pub use crate::linear::weights::{Linear, QuantizedRows, WeightArena};
 use crate::{Compute, Dtype, Isa, linear::product::ProductJob, pool::DisjointSlice};
 use std::ops::Range;
 

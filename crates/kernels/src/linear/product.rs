@@ -4,15 +4,12 @@
 //! bytes of a panel while these are in the nearest cache, and prefetch the next one. Between slices, sums are kept in memory
 //! without rounding, so slices and tiles do not change any bit.
 
-use crate::{
-    LANES,
-    isa::{Simd, multiversion},
-    linear::weights::{
-        FloatWeights, Int4Cell, Int4Weights, Int8Weights, IntegerOutputs, Linear, SumSlot, WeightFormat,
-    },
-    pool::DisjointSlice,
-    rowwise,
+use crate::isa::{Simd, multiversion};
+use crate::linear::weights::{
+    FloatWeights, Int4Cell, Int4Weights, Int8Weights, IntegerOutputs, Linear, SumSlot, WeightFormat,
 };
+use crate::pool::DisjointSlice;
+use crate::{LANES, rowwise};
 use std::ops::Range;
 
 /// Bytes of a slice of a full panel, which then uses at most four lines of each cache set.

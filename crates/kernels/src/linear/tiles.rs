@@ -1,14 +1,10 @@
 //! int8 and int4 products of several rows on AMX tiles: the sums of up to 32 rows × 32 outputs stay in four tiles. Tiles are
 //! loaded from the same packed weights as vectors; int4 weights are expanded to that layout. Integer sums are exact.
 
-use crate::{
-    isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion},
-    linear::{
-        product::{MAX_WIDTH, ProductJob, finish},
-        weights::{self, Int8Weights},
-    },
-    memory::Aligned,
-};
+use crate::isa::{ActiveTiles, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, multiversion};
+use crate::linear::product::{MAX_WIDTH, ProductJob, finish};
+use crate::linear::weights::{self, Int8Weights};
+use crate::memory::Aligned;
 use std::{arch::asm, cell::RefCell, ops::Range};
 
 /// Minimum rows. The product of one row with weights from memory is a little faster with vectors.
@@ -248,11 +244,9 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        Dtype, Isa,
-        linear::{Epilogue, Linear, WeightArena},
-        testing::{apply, computes, numbers, packed},
-    };
+    use crate::linear::{Epilogue, Linear, WeightArena};
+    use crate::testing::{apply, computes, numbers, packed};
+    use crate::{Dtype, Isa};
 
     /// Rows that fill no tile, one, two and more; steps that fill no tile, whole tiles, and leave a rest; one group, a whole panel,
     /// and a panel with one group after others.

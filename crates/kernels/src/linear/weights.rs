@@ -1,14 +1,11 @@
 //! Packed weight matrices, their storage formats with the arithmetic of each, and rows of activations in int8.
 
-use crate::{
-    Compute, Dtype, LANES,
-    dtype::{LoadAsF32, inverse_of, scale_of, to_bf16, to_byte},
-    error::{Error, Result},
-    isa::{Simd, pack_bytes},
-    memory::{Arena, Region},
-    pool::DisjointSlice,
-    rowwise,
-};
+use crate::dtype::{LoadAsF32, inverse_of, scale_of, to_bf16, to_byte};
+use crate::error::{Error, Result};
+use crate::isa::{Simd, pack_bytes};
+use crate::memory::{Arena, Region};
+use crate::pool::DisjointSlice;
+use crate::{Compute, Dtype, LANES, rowwise};
 use std::marker::PhantomData;
 
 /// A storage format of weights on one instruction set.

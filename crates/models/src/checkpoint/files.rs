@@ -1,20 +1,16 @@
 //! The files of a checkpoint's folder, which may come from anywhere: which of them are opened, what is wrong with others, how new
 //! files replace them, and how JSON is parsed, with errors that name the key, the expected and the actual value.
 
-use serde::{
-    Deserialize,
-    de::{self, DeserializeOwned},
-};
+use serde::Deserialize;
+use serde::de::{self, DeserializeOwned};
 use serde_json::Value;
 use serde_path_to_error::{Path as KeyPath, Segment};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    fs::{self, File, OpenOptions},
-    io::{ErrorKind, Read, Write},
-    marker::PhantomData,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Mismatch, QUOTED, Result, clip, mismatch, split_place};
 
 /// The file that every checkpoint has.

@@ -1,22 +1,18 @@
 //! Writes a checkpoint: completely or not at all. Files get names that no reader looks for, and are then renamed. While one is
 //! replaced, the folder has no `config.json`, but never one configuration with another's weights.
 
-use crate::{
-    checkpoint::{
-        config::{CONFIG_FILE, Config},
-        files::{PartialFile, sync_folder, unwritable},
-        weights::{self, CARD_FILE, FileDtype, INDEX_FILE, TensorSpec, WEIGHTS_FILE, hexadecimal, scale_name},
-    },
-    ngrams::NgramTable,
-    text::subwords::TOKENIZER_FILE,
+use crate::checkpoint::config::{CONFIG_FILE, Config};
+use crate::checkpoint::files::{PartialFile, sync_folder, unwritable};
+use crate::checkpoint::weights::{
+    self, CARD_FILE, FileDtype, INDEX_FILE, TensorSpec, WEIGHTS_FILE, hexadecimal, scale_name,
 };
+use crate::ngrams::NgramTable;
+use crate::text::subwords::TOKENIZER_FILE;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use std::{
-    fs::{self, File},
-    io::{BufWriter, ErrorKind, Write},
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result};
 
 /// Elements start at a multiple of this, so that readers can map elements of four bytes.

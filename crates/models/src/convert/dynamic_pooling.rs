@@ -1,16 +1,14 @@
 //! Checkpoints of the official Dynamic Token Pooling code (PiotrNawrot/dynamic-pooling at commit 1e6f360): the `.pt` that its
 //! training writes, or a folder with the arguments in `config.json` and the tensors in `model.safetensors`.
 
-use crate::{
-    checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, files::parse, read_weights_with_progress},
-    convert::{
-        converted::{Converted, read_config, rename_key, source_name},
-        pickle::{Pickle, PickleValue},
-        torch::{SourceForm, TorchFile, TorchTensors, items, plain, text},
-    },
-    family::{TensorSpec, families::blueprint},
-    text::TextNormaliser,
-};
+use crate::checkpoint::files::parse;
+use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, read_weights_with_progress};
+use crate::convert::converted::{Converted, read_config, rename_key, source_name};
+use crate::convert::pickle::{Pickle, PickleValue};
+use crate::convert::torch::{SourceForm, TorchFile, TorchTensors, items, plain, text};
+use crate::family::TensorSpec;
+use crate::family::families::blueprint;
+use crate::text::TextNormaliser;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use std::{collections::BTreeSet, path::Path};

@@ -1,18 +1,17 @@
 //! Checkpoints of GPT-2 as Hugging Face's `GPT2LMHeadModel` stores them. `config.json` may have a vocabulary in the form of
 //! latent segment models; without one, symbols have ids only.
 
-use crate::{
-    checkpoint::{
-        CONFIG_FILE, Config, WEIGHTS_FILE, Weights, files::parse, hugging_face::completed, read_weights_with_progress,
-        weights::shapes_in,
-    },
-    convert::converted::{
-        Converted, SpecialVocabulary, TIED, activation, check_copy, listed, official_key, read_config, rename_key,
-        source_name, transpose,
-    },
-    family::{TensorSpec, families::blueprint},
-    text::TextNormaliser,
+use crate::checkpoint::files::parse;
+use crate::checkpoint::hugging_face::completed;
+use crate::checkpoint::weights::shapes_in;
+use crate::checkpoint::{CONFIG_FILE, Config, WEIGHTS_FILE, Weights, read_weights_with_progress};
+use crate::convert::converted::{
+    Converted, SpecialVocabulary, TIED, activation, check_copy, listed, official_key, read_config, rename_key,
+    source_name, transpose,
 };
+use crate::family::TensorSpec;
+use crate::family::families::blueprint;
+use crate::text::TextNormaliser;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::Path;

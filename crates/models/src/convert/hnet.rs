@@ -4,34 +4,26 @@
 //! Three kinds of tensors change their form: `in_proj` and `fc1` are split into their parts, convolutions become (taps,
 //! channels), and the rotated rows of queries and keys are reordered so that a pair is two neighbours.
 
-use crate::{
-    checkpoint::{
-        self, CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights,
-        files::{check_source, contents, parse},
-        read_weights_with_progress,
-    },
-    convert::{
-        converted::{Converted, TIED, check_copy, only_file, read_config, rename_key, source_name, transpose},
-        torch::{TorchFile, TorchTensors},
-    },
-    family::{
-        TensorSpec,
-        families::blueprint,
-        hnet::{Architecture, HnetBlueprint, StageConfig, parse_layers},
-    },
-    nn::window::MAX_LENGTH,
-    text::{TextMarks, TextNormaliser},
+use crate::checkpoint::files::{check_source, contents, parse};
+use crate::checkpoint::{
+    self, CONFIG_FILE, Config, INDEX_FILE, Tensor, VocabularyConfig, WEIGHTS_FILE, Weights, read_weights_with_progress,
 };
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, SeqAccess, Unexpected, Visitor, value::SeqAccessDeserializer},
+use crate::convert::converted::{
+    Converted, TIED, check_copy, only_file, read_config, rename_key, source_name, transpose,
 };
+use crate::convert::torch::{TorchFile, TorchTensors};
+use crate::family::TensorSpec;
+use crate::family::families::blueprint;
+use crate::family::hnet::{Architecture, HnetBlueprint, StageConfig, parse_layers};
+use crate::nn::window::MAX_LENGTH;
+use crate::text::{TextMarks, TextNormaliser};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::{borrow::Cow, fmt, path::Path};
-use weir_kernels::{
-    error::{Error, Result},
-    ssm::HEAD,
-};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::ssm::HEAD;
 
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);

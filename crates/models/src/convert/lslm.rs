@@ -2,19 +2,13 @@
 //! in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`. The paper's baseline is
 //! Hugging Face's GPT-2 (`model_type` "gpt2") with the same vocabulary.
 
-use crate::{
-    checkpoint::{
-        CONFIG_FILE, Config, TensorSpec, Weights,
-        files::{UniqueMap, parse},
-        read_weights_with_progress,
-    },
-    convert::{
-        converted::{Converted, SpecialVocabulary, official_key, read_config, rename_key, source_name},
-        gpt2,
-    },
-    family::{families::blueprint, t5_layers::transformers_name},
-    text::TextNormaliser,
-};
+use crate::checkpoint::files::{UniqueMap, parse};
+use crate::checkpoint::{CONFIG_FILE, Config, TensorSpec, Weights, read_weights_with_progress};
+use crate::convert::converted::{Converted, SpecialVocabulary, official_key, read_config, rename_key, source_name};
+use crate::convert::gpt2;
+use crate::family::families::blueprint;
+use crate::family::t5_layers::transformers_name;
+use crate::text::TextNormaliser;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -3,29 +3,22 @@
 //! a dictionary, `dict.txt`, and a SentencePiece model. Copies of the embedding, version numbers and scorers of layers without
 //! pooling are checked and dropped.
 
-use crate::{
-    checkpoint::{
-        CONFIG_FILE, Config, VocabularyConfig, Weights,
-        files::{parse, read_limited},
-        read_weights_with_progress,
-        weights::shapes_in,
-    },
-    contract::GenerationDefaults,
-    convert::{
-        converted::{Converted, check_copy, only_file, read_config, rename_key},
-        sentencepiece::{self, Algorithm, SentencePiece, mark, metaspace, normalizer, unigram},
-        torch::{TorchFile, TorchTensors, items, plain},
-    },
-    family::{TensorSpec, families::blueprint},
-    text::{BLANK, SubwordTokenizer, TextNormaliser, subwords::TOKENIZER_FILE},
-};
+use crate::checkpoint::files::{parse, read_limited};
+use crate::checkpoint::weights::shapes_in;
+use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights, read_weights_with_progress};
+use crate::contract::GenerationDefaults;
+use crate::convert::converted::{Converted, check_copy, only_file, read_config, rename_key};
+use crate::convert::sentencepiece::{self, Algorithm, SentencePiece, mark, metaspace, normalizer, unigram};
+use crate::convert::torch::{TorchFile, TorchTensors, items, plain};
+use crate::family::TensorSpec;
+use crate::family::families::blueprint;
+use crate::text::subwords::TOKENIZER_FILE;
+use crate::text::{BLANK, SubwordTokenizer, TextNormaliser};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use weir_kernels::error::{Error, Result};
 
 /// Names of training checkpoints, in order of preference.

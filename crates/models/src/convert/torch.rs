@@ -1,22 +1,16 @@
 //! Reads files of `torch.save`: zip archives of a pickle and of storages. torch never compresses, so compressed entries are
 //! rejected: then no entry is larger than the archive. A tensor is checked against its storage before a number is read.
 
-use crate::{
-    checkpoint::{
-        CONFIG_FILE, FileDtype, Weights,
-        files::{self, contents},
-        weights::{check_finite, same_names},
-    },
-    convert::pickle::{self, Object, Pickle, PickleValue},
-    family::TensorSpec,
-};
+use crate::checkpoint::files::{self, contents};
+use crate::checkpoint::weights::{check_finite, same_names};
+use crate::checkpoint::{CONFIG_FILE, FileDtype, Weights};
+use crate::convert::pickle::{self, Object, Pickle, PickleValue};
+use crate::family::TensorSpec;
 use serde_json::{Map, Value as Json};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io::{BufReader, ErrorKind, Read},
-    path::{Path, PathBuf},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
 use weir_kernels::error::{Error, Result};
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 

@@ -2,26 +2,22 @@
 //! sunyt32/torchscale at 4ad9dfd): the `.pt` that training writes, or a folder with arguments and `model.safetensors`. Arguments
 //! have the code's own names (`decoder_embed_dim` …) or the names in `arguments`. xPos's scales are compared, not stored.
 
-use crate::{
-    checkpoint::{
-        CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, files::parse, read_weights_with_progress,
-        weights::shapes_in,
-    },
-    convert::{
-        converted::{Converted, TIED, check_copy, listed, official_key, read_config, rename_key, source_name},
-        pickle::PickleValue,
-        torch::{SourceForm, TorchFile, TorchTensors, items, plain},
-    },
-    family::{Init, TensorSpec, families::blueprint},
-    nn::position::zeta,
-    text::TextNormaliser,
+use crate::checkpoint::files::parse;
+use crate::checkpoint::weights::shapes_in;
+use crate::checkpoint::{CONFIG_FILE, Config, Tensor, WEIGHTS_FILE, Weights, read_weights_with_progress};
+use crate::convert::converted::{
+    Converted, TIED, check_copy, listed, official_key, read_config, rename_key, source_name,
 };
+use crate::convert::pickle::PickleValue;
+use crate::convert::torch::{SourceForm, TorchFile, TorchTensors, items, plain};
+use crate::family::families::blueprint;
+use crate::family::{Init, TensorSpec};
+use crate::nn::position::zeta;
+use crate::text::TextNormaliser;
 use serde::Deserialize;
 use serde_json::{Value as Json, Value, json};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use weir_kernels::error::{Error, Result};
 
 /// Largest difference of a scale from the computed one: the official code computes it in f32.

@@ -1,11 +1,9 @@
 //! The table of model families: a new family is a file and a line here.
 
+use crate::checkpoint::Config;
 #[cfg(feature = "candle")]
 use crate::family::hugging_face;
-use crate::{
-    checkpoint::Config,
-    family::{Blueprint, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5},
-};
+use crate::family::{Blueprint, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5};
 use std::path::Path;
 use weir_kernels::error::{Error, Result};
 

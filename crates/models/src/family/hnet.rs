@@ -11,44 +11,34 @@
 //! In reading order: [`Architecture`]; [`HnetState`], one sequence, which snapshots make rewindable; [`Hnet`], the weights and the
 //! steps; the passes through the stages; loading; random weights for `weir init`.
 
-use crate::{
-    checkpoint::{self, Column, Config, Init},
-    contract::{
-        BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepCost,
-        StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
-    },
-    family::{
-        Blueprint, Parts, TensorSpec,
-        parts::{
-            self, Check, HeadWork, MAX_LAYERS, Tensors, check_feed, check_rollback, linear, matrix, with_status,
-            work_mut,
-        },
-    },
-    nn::{
-        Activation, Position,
-        attention::{Caches, FeedForward},
-        kv_cache::KvCache,
-        mamba2::{
-            self, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun, page_bytes,
-        },
-        pooling::{Router, RouterWork, begins_chunk, boundary_probability, move_average},
-        position::{PositionScheme, Rotary},
-        sized,
-        window::{CHUNK, ROLLBACK, Window},
-    },
-    text::Vocabulary,
-    usage::{LevelCounts, MAX_LEVELS},
+use crate::checkpoint::{self, Column, Config, Init};
+use crate::contract::{
+    BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepCost,
+    StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
 };
+use crate::family::parts::{
+    self, Check, HeadWork, MAX_LAYERS, Tensors, check_feed, check_rollback, linear, matrix, with_status, work_mut,
+};
+use crate::family::{Blueprint, Parts, TensorSpec};
+use crate::nn::attention::{Caches, FeedForward};
+use crate::nn::kv_cache::KvCache;
+use crate::nn::mamba2::{
+    self, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun, page_bytes,
+};
+use crate::nn::pooling::{Router, RouterWork, begins_chunk, boundary_probability, move_average};
+use crate::nn::position::{PositionScheme, Rotary};
+use crate::nn::window::{CHUNK, ROLLBACK, Window};
+use crate::nn::{Activation, Position, sized};
+use crate::text::Vocabulary;
+use crate::usage::{LevelCounts, MAX_LEVELS};
 use serde::Deserialize;
 use std::{collections::VecDeque, path::Path, sync::Arc};
-use weir_kernels::{
-    Compute, Dtype,
-    attention::PageLayout,
-    error::{Error, Result},
-    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-    pages::{Page, PagePool},
-    ssm::{HEAD, Taps},
-};
+use weir_kernels::attention::PageLayout;
+use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
+use weir_kernels::pages::{Page, PagePool};
+use weir_kernels::ssm::{HEAD, Taps};
+use weir_kernels::{Compute, Dtype};
 
 /// Maximum stages, the innermost included.
 const MAX_STAGES: usize = MAX_LEVELS + 1;

@@ -8,41 +8,35 @@
 //! In reading order: [`Architecture`]; the embeddings of n-grams; [`HourglassState`], one sequence; [`Work`], a thread's buffers;
 //! [`Hourglass`], the weights and the three steps; the functions that move vectors between states and buffers; loading.
 
-use crate::{
-    checkpoint::{self, Config, Weights},
-    contract::{
-        BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, Noise, PageUse, ReplayStart, Scratch, SequenceRow,
-        SkippedSegments, State, StepCost, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
-    },
-    family::{
-        Blueprint, Parts, TensorSpec,
-        parts::{
-            self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback,
-            clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
-        },
-        settings::Bounds,
-    },
-    nn::{
-        Activation, ConfigError, Position,
-        attention::{Caches, NormOrder, Stack, StackWork},
-        boundary::{self, Boundaries, BoundaryConfig, BoundaryDecision, Evidence, Fixed, Learned, Spikes, Whitespace},
-        kv_cache::KvCache,
-        pooling::{Pooling, mean_of_sum},
-        position::PositionKind,
-        window::Window,
-    },
-    text::Vocabulary,
+use crate::checkpoint::{self, Config, Weights};
+use crate::contract::{
+    BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, Noise, PageUse, ReplayStart, Scratch, SequenceRow,
+    SkippedSegments, State, StepCost, StepStatus, SymbolBoundary, Want, advance, check_mode, state_mut, state_ref,
 };
+use crate::family::parts::{
+    self, Batch, Check, HeadWork, Loader, StackShape, StackSpec, Watcher, check_feed, check_rollback,
+    clone_with_capacity, linear, matrix, norm, watch, with_status, work_mut,
+};
+use crate::family::settings::Bounds;
+use crate::family::{Blueprint, Parts, TensorSpec};
+use crate::nn::attention::{Caches, NormOrder, Stack, StackWork};
+use crate::nn::boundary::{
+    self, Boundaries, BoundaryConfig, BoundaryDecision, Evidence, Fixed, Learned, Spikes, Whitespace,
+};
+use crate::nn::kv_cache::KvCache;
+use crate::nn::pooling::{Pooling, mean_of_sum};
+use crate::nn::position::PositionKind;
+use crate::nn::window::Window;
+use crate::nn::{Activation, ConfigError, Position};
+use crate::text::Vocabulary;
 use serde::Deserialize;
 use std::{ops::RangeInclusive, path::Path, sync::Arc};
-use weir_kernels::{
-    Compute,
-    distribution::entropy,
-    error::{Error, Result},
-    linear::Linear,
-    pages::PagePool,
-    rowwise::{LayerNorm, layer_norm},
-};
+use weir_kernels::Compute;
+use weir_kernels::distribution::entropy;
+use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::Linear;
+use weir_kernels::pages::PagePool;
+use weir_kernels::rowwise::{LayerNorm, layer_norm};
 
 /// The hourglass's `architecture` in `config.json`.
 #[derive(Debug, Clone, Deserialize)]

@@ -10,42 +10,33 @@
 //! In reading order: [`Architecture`]; [`LslmState`], one sequence; [`Work`], a thread's buffers; [`Lslm`], the weights and the
 //! three steps; the functions that move vectors between states and buffers, for the encoders and for the decoder; loading.
 
-use crate::{
-    checkpoint::{self, Config},
-    contract::{
-        self, BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State,
-        StepStatus, SymbolBoundary, Want, check_mode, state_mut, state_ref,
-    },
-    family::{
-        Blueprint, Parts, TensorSpec,
-        parts::{
-            self, Batch, Check, Tensors, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits,
-            first_logits, watch, with_status, work_mut,
-        },
-        t5_layers::{T5LayerShape, matrix, norm},
-    },
-    nn::{
-        Activation, Position,
-        attention::{Caches, MemoryPart, StackWork},
-        boundary::{self, Summed},
-        kv_cache::KvCache,
-        pooling::Pooling,
-        position::{Buckets, PositionScheme},
-        sized,
-        t5::T5Stack,
-    },
-    text::SpecialSymbols,
+use crate::checkpoint::{self, Config};
+use crate::contract::{
+    self, BoundaryMode, BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+    SymbolBoundary, Want, check_mode, state_mut, state_ref,
 };
+use crate::family::parts::{
+    self, Batch, Check, Tensors, Watcher, check_feed, check_rollback, clone_with_capacity, deliver_logits,
+    first_logits, watch, with_status, work_mut,
+};
+use crate::family::t5_layers::{T5LayerShape, matrix, norm};
+use crate::family::{Blueprint, Parts, TensorSpec};
+use crate::nn::attention::{Caches, MemoryPart, StackWork};
+use crate::nn::boundary::{self, Summed};
+use crate::nn::kv_cache::KvCache;
+use crate::nn::pooling::Pooling;
+use crate::nn::position::{Buckets, PositionScheme};
+use crate::nn::t5::T5Stack;
+use crate::nn::{Activation, Position, sized};
+use crate::text::SpecialSymbols;
 use serde::Deserialize;
 use std::{ops::Range, path::Path, sync::Arc};
-use weir_kernels::{
-    Compute,
-    attention::PageLayout,
-    distribution::{log_probability, sigmoid},
-    error::{Error, Result},
-    linear::{Epilogue, Linear},
-    pages::{Page, PagePool},
-};
+use weir_kernels::Compute;
+use weir_kernels::attention::PageLayout;
+use weir_kernels::distribution::{log_probability, sigmoid};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::{Epilogue, Linear};
+use weir_kernels::pages::{Page, PagePool};
 
 /// The latent segment model's `architecture` in `config.json`.
 #[derive(Debug, Clone, Deserialize)]

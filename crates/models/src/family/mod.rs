@@ -14,13 +14,11 @@ pub(crate) mod settings;
 pub mod t5;
 pub mod t5_layers;
 
+use crate::checkpoint::{CONFIG_FILE, Config, Weights};
 pub use crate::checkpoint::{Init, TensorSpec};
-use crate::{
-    checkpoint::{CONFIG_FILE, Config, Weights},
-    contract::{BoundaryMode, Card, Exactness, Model},
-    family::settings::{Bounds, Settings},
-    ngrams::NgramTable,
-};
+use crate::contract::{BoundaryMode, Card, Exactness, Model};
+use crate::family::settings::{Bounds, Settings};
+use crate::ngrams::NgramTable;
 use std::{fmt::Debug, path::Path, sync::Arc};
 use weir_kernels::error::Result;
 

@@ -1,14 +1,10 @@
 //! How a model is loaded: element type, instruction set, threads, limits of memory.
 
-use std::{
-    fmt::{self, Display, Formatter},
-    str::FromStr,
-    sync::Arc,
-};
-use weir_kernels::{
-    Compute, Dtype, Isa, ThreadPool,
-    error::{Error, Result},
-};
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+use std::sync::Arc;
+use weir_kernels::error::{Error, Result};
+use weir_kernels::{Compute, Dtype, Isa, ThreadPool};
 
 /// Hard limit on the symbols of a sequence, above all checkpoints' and flags' limits: some tables have this many entries.
 pub const MAX_SYMBOLS: usize = 1 << 24;

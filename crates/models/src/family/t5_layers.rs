@@ -1,14 +1,10 @@
 //! A layer of T5, in the families that have such layers: its tensors, their names in Hugging Face's transformers, and loading.
 
-use crate::{
-    checkpoint::TensorSpec,
-    family::parts::Tensors,
-    nn::{
-        Activation,
-        attention::{Cross, FeedForward},
-        t5::T5Layer,
-    },
-};
+use crate::checkpoint::TensorSpec;
+use crate::family::parts::Tensors;
+use crate::nn::Activation;
+use crate::nn::attention::{Cross, FeedForward};
+use crate::nn::t5::T5Layer;
 use weir_kernels::error::Result;
 
 /// Dimensions of a layer.

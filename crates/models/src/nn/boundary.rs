@@ -3,12 +3,10 @@
 
 use crate::nn::{Activation, ConfigError, Position, sized};
 use serde::Deserialize;
-use weir_kernels::{
-    Compute, Dtype,
-    distribution::sigmoid,
-    error::Result,
-    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
-};
+use weir_kernels::distribution::sigmoid;
+use weir_kernels::error::Result;
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
+use weir_kernels::{Compute, Dtype};
 
 /// `boundaries` of a checkpoint's architecture.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -5,17 +5,12 @@
 //! the document's order, [`EncoderStack::finish`] takes the vectors through the rest, in any order. A layer's
 //! [`EncoderAttention`] defines how keys and values are stored and read.
 
-use crate::nn::{
-    Activation,
-    attention::{Layer, NormOrder, add, copy_norm},
-    sized,
-};
-use weir_kernels::{
-    Compute, Isa,
-    attention::{DenseLayout, HeadKeyValues, attend_dense, attend_selected},
-    linear::{Epilogue, QuantizedRows},
-    rowwise::add_layer_norm,
-};
+use crate::nn::attention::{Layer, NormOrder, add, copy_norm};
+use crate::nn::{Activation, sized};
+use weir_kernels::attention::{DenseLayout, HeadKeyValues, attend_dense, attend_selected};
+use weir_kernels::linear::{Epilogue, QuantizedRows};
+use weir_kernels::rowwise::add_layer_norm;
+use weir_kernels::{Compute, Isa};
 
 /// Queries of one task.
 const GROUP: usize = 16;

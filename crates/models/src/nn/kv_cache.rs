@@ -3,12 +3,10 @@
 //! behind are freed from the front.
 
 use std::sync::Arc;
-use weir_kernels::{
-    attention::{self, KeyPages, POSITIONS, PageLayout},
-    error::{Error, Result},
-    memory::{cast, cast_mut},
-    pages::{Page, PagePool},
-};
+use weir_kernels::attention::{self, KeyPages, POSITIONS, PageLayout};
+use weir_kernels::error::{Error, Result};
+use weir_kernels::memory::{cast, cast_mut};
+use weir_kernels::pages::{Page, PagePool};
 
 /// Initial capacity of the page list, so that steps of a usual sequence never reallocate it.
 const PAGE_LIST_CAPACITY: usize = 256;

@@ -2,24 +2,19 @@
 //! Read from state-spaces/mamba at commit a6a1dae, `mamba_ssm/modules/mamba2.py`, with one group of B and C, biases only in the
 //! convolution, and the gate before the norm. A [`HybridStack`] has such mixers and attention.
 
-use crate::nn::{
-    Position,
-    attention::{Caches, FeedForward, SelfAttention, Softmax, StackPass, StackWork, add},
-    position::PositionScheme,
-    sized,
-    window::Window,
-};
+use crate::nn::attention::{Caches, FeedForward, SelfAttention, Softmax, StackPass, StackWork, add};
+use crate::nn::position::PositionScheme;
+use crate::nn::window::Window;
+use crate::nn::{Position, sized};
 use std::sync::Arc;
-use weir_kernels::{
-    Compute,
-    attention::PageLayout,
-    error::{Error, Result},
-    linear::{Epilogue, Linear, QuantizedRows},
-    memory::cast_mut,
-    pages::{Page, PagePool},
-    rowwise::{RmsNorm, rms_norm},
-    ssm::{HEAD, ScanInput, ScanRun, Taps, convolve, scan},
-};
+use weir_kernels::Compute;
+use weir_kernels::attention::PageLayout;
+use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows};
+use weir_kernels::memory::cast_mut;
+use weir_kernels::pages::{Page, PagePool};
+use weir_kernels::rowwise::{RmsNorm, rms_norm};
+use weir_kernels::ssm::{HEAD, ScanInput, ScanRun, Taps, convolve, scan};
 
 /// Weights of a mixer. D = width, H = heads of 64, E = 64·H, N = columns of a head's state, W = taps, C = E + 2·N channels.
 pub struct Mamba2 {

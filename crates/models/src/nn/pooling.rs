@@ -2,10 +2,8 @@
 
 use crate::nn::sized;
 use serde::Deserialize;
-use weir_kernels::{
-    Compute,
-    linear::{Epilogue, Linear, QuantizedRows},
-};
+use weir_kernels::Compute;
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows};
 
 /// How a segment becomes one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

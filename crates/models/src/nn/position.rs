@@ -9,13 +9,11 @@
 use crate::nn::{ConfigError, Position, window::Window};
 use serde::Deserialize;
 use std::sync::{Arc, OnceLock};
-use weir_kernels::{
-    Compute,
-    attention::{Bias, DistanceTable, POSITIONS, PageLayout, Query, QueryBuffer, QueryVariants},
-    error::Result,
-    linear::{Epilogue, Linear, QuantizedRows},
-    memory::Arena,
-};
+use weir_kernels::Compute;
+use weir_kernels::attention::{Bias, DistanceTable, POSITIONS, PageLayout, Query, QueryBuffer, QueryVariants};
+use weir_kernels::error::Result;
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows};
+use weir_kernels::memory::Arena;
 
 /// `position` of a checkpoint's architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]

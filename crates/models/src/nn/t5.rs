@@ -3,20 +3,17 @@
 //! unscaled with a learned number for each bucket of distances. A [`T5Stack`] is causal and caches its keys; a [`T5Encoder`]
 //! looks both ways.
 
-use crate::nn::{
-    Position,
-    attention::{self, Caches, Cross, FeedForward, HookPoint, SelfAttention, Softmax, StackPass, StackWork, add},
-    position::PositionScheme,
-    sized,
-    window::Window,
+use crate::nn::attention::{
+    self, Caches, Cross, FeedForward, HookPoint, SelfAttention, Softmax, StackPass, StackWork, add,
 };
-use weir_kernels::{
-    Compute,
-    attention::{DenseKeys, DenseLayout, PageLayout, RelativeKeys, attend_sections},
-    error::Result,
-    linear::{Epilogue, Linear},
-    rowwise::{RmsNorm, rms_norm},
-};
+use crate::nn::position::PositionScheme;
+use crate::nn::window::Window;
+use crate::nn::{Position, sized};
+use weir_kernels::Compute;
+use weir_kernels::attention::{DenseKeys, DenseLayout, PageLayout, RelativeKeys, attend_sections};
+use weir_kernels::error::Result;
+use weir_kernels::linear::{Epilogue, Linear};
+use weir_kernels::rowwise::{RmsNorm, rms_norm};
 
 /// One layer's weights. D = width, I = heads · head_dim.
 pub struct T5Layer {

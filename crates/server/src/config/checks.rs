@@ -1,14 +1,12 @@
 //! Which hosts and origins a request may name.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
-use std::{
-    collections::BTreeMap,
-    fmt::Display,
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-};
 use weir_kernels::error::{Error, QUOTED_BYTES, Result, clip, quoted};
 use weir_models::checkpoint::files::check_folder;
 

@@ -1,16 +1,12 @@
 //! Secrets: the admin token, API keys, the files that have them, and the credentials in use, which can be replaced.
 
-use crate::config::{
-    Tls, TlsFiles,
-    checks::Checks,
-    secret_file::{foreign_kind, read_text, warn_if_open},
-};
+use crate::config::checks::Checks;
+use crate::config::file::{foreign_kind, read_text, warn_if_open};
+use crate::config::{Tls, TlsFiles};
 use sha2::{Digest, Sha256};
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
-};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// Minimum bytes of a token: shorter tokens can be guessed.
@@ -284,10 +280,8 @@ impl LiveCredentials {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{
-        keys::{AdminToken, Keys, MAX_BYTES, MAX_KEYS, UsedKeys},
-        secret_file::foreign_kind,
-    };
+    use crate::config::file::foreign_kind;
+    use crate::config::keys::{AdminToken, Keys, MAX_BYTES, MAX_KEYS, UsedKeys};
 
     #[test]
     fn tokens_must_be_long_and_visible() {

@@ -5,25 +5,20 @@ pub(crate) mod checks;
 #[cfg(feature = "settings-file")]
 pub mod file;
 mod keys;
-mod secret_file;
 mod tls;
 
 use crate::config::checks::{AllowedNames, CorsOrigins};
-pub use crate::config::{
-    checks::{Checks, Origins, parse_bytes, parse_switch},
-    keys::{AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, UsedKeys},
-    tls::{Tls, TlsFiles},
-};
-use std::{
-    fmt::{self},
-    io::{self, Write},
-    net::SocketAddr,
-    num::NonZero,
-    path::PathBuf,
-    sync::Arc,
-    thread::available_parallelism,
-    time::Duration,
-};
+pub use crate::config::checks::{Checks, Origins, parse_bytes, parse_switch};
+pub use crate::config::keys::{AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, UsedKeys};
+pub use crate::config::tls::{Tls, TlsFiles};
+use std::fmt;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
 use weir_engine::Limits;
 use weir_models::{checkpoint::CheckpointSource, load};
 

@@ -1,20 +1,16 @@
 //! Certificates and keys for TLS, read from PEM files.
 
-use crate::config::{checks::Checks, secret_file::warn_if_open};
-use std::{
-    fmt::{self, Display},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
-use tokio_rustls::rustls::{
-    self, RootCertStore, ServerConfig,
-    crypto::{CryptoProvider, ring},
-    pki_types::{
-        CertificateDer, CertificateRevocationListDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
-    server::{VerifierBuilderError, WebPkiClientVerifier, danger::ClientCertVerifier},
-};
+use crate::config::checks::Checks;
+use crate::config::file::{self, warn_if_open};
+use std::fmt::{self, Display};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use weir_client::tls::{no_authority, no_certificate, no_private_key, other_key};
 
 /// Maximum bytes of the revocation lists: a large authority's have a hundred thousand entries.
@@ -126,7 +122,7 @@ impl Checks {
 
 fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem> {
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes = crate::config::secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = file::read_file(file).map_err(|why| TlsProblem { flag, why })?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let certificates = certificates.map_err(|error| problem(&describe(&error)))?;
     if certificates.is_empty() {
@@ -139,7 +135,7 @@ fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'s
 fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem> {
     let flag = "--tls-key";
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes = crate::config::secret_file::read(file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = file::read_file(file).map_err(|why| TlsProblem { flag, why })?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
         pem::Error::NoItemsFound => {
             let found = no_private_key(&bytes).unwrap_or("none");
@@ -181,8 +177,7 @@ fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
 fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsProblem> {
     let flag = "--tls-client-crl";
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes =
-        crate::config::secret_file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(|why| TlsProblem { flag, why })?;
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
     let lists = lists.map_err(|error| problem(&describe(&error)))?;
     match lists.is_empty() {

@@ -1,31 +1,25 @@
 //! The `Admin` service: operators with the token load and unload models while the server runs.
 
-use crate::{
-    call::{Call, Reply},
-    config::AdminToken,
-    grpc::convert::count,
-    middleware::{auth::bearer, compression::compressing},
-    registry::{Engines, Gate, Lease, draining_error},
-    status::status,
-};
-use std::{
-    path::{Component, Path, PathBuf},
-    sync::Arc,
-};
+use crate::call::{Call, Reply};
+use crate::config::AdminToken;
+use crate::grpc::convert::count;
+use crate::middleware::auth::bearer;
+use crate::middleware::compression::compressing;
+use crate::registry::{Engines, Gate, Lease, draining_error};
+use crate::status::status;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use sysinfo::System;
 use tokio::sync::Semaphore;
-use tonic::{
-    Request, Response, Status,
-    service::{Interceptor, interceptor::InterceptedService},
-};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Request, Response, Status};
 use weir_engine::{Limits, Phase};
 use weir_kernels::error::{Error, Result, clip};
 use weir_models::contract::Model;
-use weir_proto::v1::{
-    self,
-    admin_server::{self, AdminServer},
-    model_generation::State,
-};
+use weir_proto::v1;
+use weir_proto::v1::admin_server::{self, AdminServer};
+use weir_proto::v1::model_generation::State;
 
 /// Loads checkpoints, so that the server does not depend on the model families.
 pub trait ModelLoader: Send + Sync {

@@ -27,7 +27,7 @@ pub(super) const MAX_COALESCE: usize = 4096;
 
 /// The options of a `Generate` that concern its response only.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct ResponseFormat {
+pub(crate) struct ResponseFormat {
     /// Characters of the prompt.
     pub(super) prompt_chars: usize,
     /// Unicode characters of the prompt.
@@ -75,7 +75,7 @@ pub(super) struct CharacterDetails {
 }
 
 /// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
-pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
+pub(crate) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
     let resumed_field = if request.resume_ids.is_empty() { "resume_text" } else { "resume_ids" };
     let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
@@ -132,7 +132,7 @@ pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
 }
 
 /// Returns the job of a `Score`, and its seed. Fails if a field is out of bounds.
-pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
+pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
     let windows = request.windows.map(|wire| WindowOptions { length: size(wire.length), stride: size(wire.stride) });
     // Before the text, which may be long, is encoded.
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
@@ -165,7 +165,7 @@ fn known_ids(text: &str, ids: &[u32], limit: usize, card: &Card) -> Result<Vec<u
 }
 
 /// Returns the job of a `Segment`, and its seed. Fails if a field is out of bounds.
-pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
+pub(crate) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
     let symbols = match &*request.ids {
         [] => card.encode("text", &request.text)?,
         ids => known_ids(&request.text, ids, card.max_symbols, card)?,
@@ -186,7 +186,7 @@ pub(super) fn compress_options(wire: &v1::CompressOptions, card: &Card) -> Compr
 }
 
 /// Returns the options of a `Summarize`. Fails if a field is out of bounds.
-pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+pub(crate) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let sampled = |sampled: v1::Sampling| v1::Sampling {
         repetition_penalty: sampled.repetition_penalty.or(wire.repetition_penalty),
@@ -209,7 +209,7 @@ pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Resul
 
 /// Returns how a `Summarize` treats a document that is too long. Fails if its two fields contradict each other, and for parts of a
 /// document that is already encoded.
-pub(super) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocuments> {
+pub(crate) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocuments> {
     let field = "options.long_documents";
     let number = wire.long_documents.unwrap_or_default();
     let known = v1::LongDocuments::try_from(number);

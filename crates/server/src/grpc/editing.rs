@@ -385,7 +385,7 @@ pub(crate) fn request_id(message: &v1::EditRequest) -> Option<u64> {
 }
 
 /// Returns the splices of a message. Fails if they are too many, and for an offset that no text has.
-pub(super) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
+pub(crate) fn splices(message: v1::SpliceDocument) -> Result<Vec<Splice>> {
     let splice = |(index, v1::TextSplice { start_byte, end_byte, text })| {
         let in_item = |error| Error::InItem { list: "splice.splices", index, error: Box::new(error) };
         let start = offset("start_byte", start_byte).map_err(in_item)?;
@@ -406,13 +406,13 @@ pub(crate) fn check_splice_count(count: usize) -> Result<()> {
 }
 
 /// Narrows an offset. Fails if it is larger than any text.
-pub(super) fn offset(field: &'static str, offset: u64) -> Result<usize> {
+pub(crate) fn offset(field: &'static str, offset: u64) -> Result<usize> {
     let too_large = |_| Error::bad_option(field, offset.to_string(), "an offset in the text");
     usize::try_from(offset).map_err(too_large)
 }
 
 /// Returns the rules of a search. Fails for an unknown end.
-pub(super) fn rules(message: &v1::CompleteDocument) -> Result<CompletionRules> {
+pub(crate) fn rules(message: &v1::CompleteDocument) -> Result<CompletionRules> {
     let number = message.until.unwrap_or_default();
     let unknown = |_| Error::bad_option("complete.until", number.to_string(), "a value of Until");
     let end = match v1::Until::try_from(number).map_err(unknown)? {

@@ -1,18 +1,14 @@
 //! The service `Latency`: reports how long requests took, per model, next to an estimate of the time without pooling.
 
-use crate::{
-    call::{Call, Reply},
-    grpc::convert::{self, count, nanoseconds},
-    latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts, SHARE_UNITS},
-    registry::{Engines, Lease},
-    status::status,
-};
+use crate::call::{Call, Reply};
+use crate::grpc::convert::{self, count, nanoseconds};
+use crate::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, LayerTotals, ReportCounts, SHARE_UNITS};
+use crate::registry::{Engines, Lease};
+use crate::status::status;
 use std::time::UNIX_EPOCH;
 use tonic::{Request, Response};
-use weir_engine::{
-    Handle,
-    calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
-};
+use weir_engine::Handle;
+use weir_engine::calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable};
 use weir_kernels::error::{Error, Result};
 use weir_models::{contract::unpooled_name, usage::by_level};
 use weir_proto::v1::{self, ReportWindow, latency_server};

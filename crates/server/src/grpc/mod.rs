@@ -4,8 +4,6 @@ pub(crate) mod admin;
 pub(crate) mod codec;
 pub(crate) mod convert;
 pub(crate) mod editing;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 pub(crate) mod generation;
 pub(crate) mod health;
 pub(crate) mod latency;

@@ -1,16 +1,12 @@
 //! The service `Models`: describes the models that are served, and their limits.
 
-use crate::{
-    call::{Call, Reply},
-    collected::UNARY_BYTES,
-    config::TransportConfig,
-    grpc::{
-        convert::{MAX_COALESCE, count, nanoseconds},
-        response::symbol_text,
-    },
-    registry::Engines,
-    status::status,
-};
+use crate::call::{Call, Reply};
+use crate::config::TransportConfig;
+use crate::grpc::convert::{MAX_COALESCE, count, nanoseconds};
+use crate::grpc::response::symbol_text;
+use crate::middleware::limits::UNARY_BYTES;
+use crate::registry::Engines;
+use crate::status::status;
 use prost::Message as _;
 use tonic::{Request, Response};
 use weir_engine::{Handle, PRIORITIES, options::OptionLimits};

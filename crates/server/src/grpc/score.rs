@@ -1,11 +1,11 @@
 //! The messages of a `Score` response: chunks of characters, then the summary. The encoder keeps only the next chunk.
 
 use crate::{
-    collected::check_unary,
     grpc::{
         convert,
         response::{MessageEncoder, character, ends_segment, is_cut},
     },
+    middleware::limits::check_unary,
 };
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_engine::{

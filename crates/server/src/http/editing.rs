@@ -3,40 +3,29 @@
 //! The call begins before the handshake is answered. So the server checks the key and counts the session while it can still
 //! answer with an HTTP status.
 
-use crate::{
-    call::ClientContext,
-    completion_request::parse_json,
-    grpc::editing::{EditMessage, MAX_SPLICES, check_splice_count, failed, request_id as action_id},
-    http::{error::ApiError, state::ApiState},
-    middleware::limits::{BodyMemory, RequestMemory, Reservation},
-    tokenization::TokenizationWorkers,
-    transport::http1::{ReceivedBytes, UpgradeContext},
-};
-use axum::{
-    Extension,
-    body::Bytes,
-    extract::{
-        FromRequestParts, Request, State, WebSocketUpgrade,
-        ws::{CloseCode, CloseFrame, Message, Utf8Bytes, WebSocket, close_code},
-    },
-    http::{
-        HeaderMap, HeaderValue, StatusCode,
-        header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE},
-    },
-    middleware::Next,
-    response::{IntoResponse, Response},
-};
+use crate::call::ClientContext;
+use crate::completion_request::parse_json;
+use crate::grpc::editing::{EditMessage, MAX_SPLICES, check_splice_count, failed, request_id as action_id};
+use crate::http::error::ApiError;
+use crate::http::state::ApiState;
+use crate::middleware::limits::{BodyMemory, RequestMemory, Reservation};
+use crate::tokenization::TokenizationWorkers;
+use crate::transport::http1::{ReceivedBytes, UpgradeContext};
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::ws::{CloseCode, CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
+use axum::extract::{FromRequestParts, Request, State, WebSocketUpgrade};
+use axum::http::header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use prost::Message as _;
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{IgnoredAny, SeqAccess, Visitor},
-};
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
-use tokio::{
-    sync::mpsc::{self, OwnedPermit, Sender},
-    time::{MissedTickBehavior, interval, timeout},
-};
+use tokio::sync::mpsc::{self, OwnedPermit, Sender};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -814,20 +803,16 @@ pub(crate) fn check_response(response: &v1::EditResponse) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        config::TransportConfig,
-        http::editing::{read_message, response_text},
-        middleware::limits::{BodyMemory, RequestMemory},
-    };
+    use crate::config::TransportConfig;
+    use crate::http::editing::{read_message, response_text};
+    use crate::middleware::limits::{BodyMemory, RequestMemory};
     use axum::{Router, extract::WebSocketUpgrade, routing::get};
     use hyper::server::conn::http1;
     use hyper_util::{rt::TokioIo, service::TowerToHyperService};
     use std::sync::Arc;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
-        sync::mpsc::{self, Receiver},
-        task::JoinHandle,
-    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::sync::mpsc::{self, Receiver};
+    use tokio::task::JoinHandle;
     use tokio_stream::wrappers::ReceiverStream;
     use weir_proto::v1::{
         DocumentApplied, DocumentScores, EditFailure, EditRequest, EditResponse, OpenDocument, SpliceDocument,

@@ -1,9 +1,7 @@
 //! The playground: one HTML page that loads nothing from other servers, which its content policy also forbids.
 
-use axum::{
-    http::header,
-    response::{Html, IntoResponse, Response},
-};
+use axum::http::header;
+use axum::response::{Html, IntoResponse, Response};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use sha2::{Digest, Sha256};
 use std::sync::LazyLock;

@@ -3,13 +3,12 @@
 use crate::{
     call::ClientContext,
     calls::Calls,
-    collected::CollectedLimits,
     grpc::{models::ModelsService, summarization::SummaryResponses},
     http::error::ApiError,
     middleware::{
         CallResponse,
         compression::Encoding,
-        limits::{Reservation, drained},
+        limits::{CollectedLimits, Reservation, drained},
     },
     open_inference::service::InferenceService,
     registry::{Monitor, draining_error},

@@ -3,14 +3,13 @@
 
 use crate::{
     call::ClientContext,
-    collected::CollectedSize,
     completion_request::{CompletionRequest, Path, own_name},
     http::{
         error::{ApiError, Json},
         response::{self, Completion, CompletionHead, EventSource},
         state::{ApiState, JSON, Summarized},
     },
-    middleware::limits::GuardedBody,
+    middleware::limits::{CollectedSize, GuardedBody},
     registry::{Engines, Lease, continues_text, summarizes},
 };
 use axum::{

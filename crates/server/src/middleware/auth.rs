@@ -1,11 +1,9 @@
 //! Authentication. Health and reflection need no key: load balancers and tools call them, and they reveal nothing about the models'
 //! users.
 
-use crate::{
-    call::{Peer, Principal},
-    config::{Credentials, Keys},
-    middleware::layer::HttpRequest,
-};
+use crate::call::{Peer, Principal};
+use crate::config::{Credentials, Keys};
+use crate::middleware::layer::HttpRequest;
 use tonic::codegen::http::{Request, header::AUTHORIZATION};
 
 /// Services that need no key.

@@ -1,32 +1,22 @@
 //! Limits on time: the deadline that a client sets with `grpc-timeout`, and how long a client may leave its response unread.
 
-use crate::{
-    call::{Call, STREAM_INFER},
-    middleware::{
-        compression::is_streamed,
-        layer::{HttpRequest, Middleware, Next, NextFrame},
-        limits::{BodyMemory, Reservation, trailers},
-    },
-    status::status,
-};
+use crate::call::{Call, STREAM_INFER};
+use crate::middleware::compression::is_streamed;
+use crate::middleware::layer::{HttpRequest, Middleware, Next, NextFrame};
+use crate::middleware::limits::{BodyMemory, Reservation, trailers};
+use crate::status::status;
 use http_body::{Body as HttpBody, Frame};
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    task::{Context, Poll, Wake, Waker},
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 use tokio::{task::AbortHandle, time::sleep_until};
-use tonic::{
-    Status,
-    body::Body,
-    codegen::{
-        Bytes,
-        http::{HeaderMap, Response},
-    },
-};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+use tonic::codegen::http::{HeaderMap, Response};
 use tower::ServiceExt;
 use tracing::Instrument;
 use weir_engine::clock;

@@ -1,22 +1,14 @@
 //! A middleware is a function around the next service.
 
 use http_body::Frame;
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
-use tonic::{
-    Status,
-    body::Body,
-    codegen::{
-        Bytes, StdError,
-        http::{Request, Response},
-    },
-};
-use tower::{
-    Layer, Service,
-    util::{BoxCloneSyncService, MapErr},
-};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{Bytes, StdError};
+use tower::util::{BoxCloneSyncService, MapErr};
+use tower::{Layer, Service};
 
 /// The rest of the stack, as one middleware sees it.
 pub(crate) type Next = BoxCloneSyncService<HttpRequest, Response<Body>, StdError>;

@@ -9,36 +9,28 @@ pub(crate) mod layer;
 pub(crate) mod limits;
 pub(crate) mod observe;
 
-use crate::{
-    call::{Call, ClientContext, REQUEST_ID, request_id},
-    config::{LiveCredentials, TransportConfig},
-    metrics::Metrics,
-    middleware::{
-        auth::{needs_no_key, take_principal},
-        deadlines::begin_by,
-        layer::{Around, HttpRequest, Middleware, MiddlewareFuture, Next},
-        limits::{BodyMemory, CallPlace, CallTable, GuardedBody},
-        observe::{OpenCall, RefusalLog, catch_panic, log_span},
-    },
-    registry::Engines,
-    status::{self, status},
-    tokenization::TokenizationWorkers,
-    traces::Traces,
-};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Instant,
-};
+use crate::call::{Call, ClientContext, REQUEST_ID, request_id};
+use crate::config::{LiveCredentials, TransportConfig};
+use crate::metrics::Metrics;
+use crate::middleware::auth::{needs_no_key, take_principal};
+use crate::middleware::deadlines::begin_by;
+use crate::middleware::layer::{Around, HttpRequest, Middleware, MiddlewareFuture, Next};
+use crate::middleware::limits::{BodyMemory, CallPlace, CallTable, GuardedBody};
+use crate::middleware::observe::{OpenCall, RefusalLog, catch_panic, log_span};
+use crate::registry::Engines;
+use crate::status::{self, status};
+use crate::tokenization::TokenizationWorkers;
+use crate::traces::Traces;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Code, Status,
-    body::Body,
-    codegen::http::{HeaderValue, Response, StatusCode},
-    service::Routes,
-};
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderValue, Response, StatusCode};
+use tonic::service::Routes;
+use tonic::{Code, Status};
 use tower::{ServiceBuilder, ServiceExt};
 use tracing::{Instrument, Span};
 use weir_engine::clock;

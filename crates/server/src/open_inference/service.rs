@@ -3,10 +3,12 @@
 use crate::{
     call::{Call, Reply},
     calls::Calls,
-    collected::{CollectedLimits, check_unary},
     grpc::generation::Incoming,
     metrics::{CountAndTime, RequestTotals},
-    middleware::{deadlines::begin_by, limits::RequestMemory},
+    middleware::{
+        deadlines::begin_by,
+        limits::{CollectedLimits, RequestMemory, check_unary},
+    },
     open_inference::{
         request::{DEFAULT_LEVEL, InferRequest, OutputOptions, PRIORITY_LEVELS, VERSION, check_version},
         response::{ResponseBuilder, for_client},

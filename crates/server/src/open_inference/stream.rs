@@ -3,9 +3,8 @@
 use crate::{
     call::{Call, ClientContext},
     calls::{Calls, Generated},
-    collected::CollectedSize,
     middleware::{
-        limits::RequestMemory,
+        limits::{CollectedSize, RequestMemory},
         observe::{undecodable, unreadable},
     },
     open_inference::{

@@ -2,10 +2,9 @@
 //! an element of BYTES follows its length in four bytes.
 
 use weir_kernels::error::{Error, QUOTED_BYTES, Result, clip, quoted};
-use weir_proto::inference::{
-    DataType, InferTensorContents, ModelInferRequest, ModelInferResponse, model_infer_request::InferInputTensor,
-    model_infer_response::InferOutputTensor,
-};
+use weir_proto::inference::model_infer_request::InferInputTensor;
+use weir_proto::inference::model_infer_response::InferOutputTensor;
+use weir_proto::inference::{DataType, InferTensorContents, ModelInferRequest, ModelInferResponse};
 
 /// Bytes of the length in front of an element of BYTES.
 const LENGTH_BYTES: usize = 4;

@@ -3,43 +3,34 @@
 //! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`TransportConfig::handshake`] for TLS and
 //! the preface together, and is closed otherwise, so that a silent client occupies a place for seconds only.
 
-use crate::{
-    call::Peer,
-    config::{LiveCredentials, TransportConfig, UsedKeys},
-    middleware::observe::LogLine,
-    transport::filters::{Adapted, DuplicateAckFilter, SettingsLimit, StreamAdapter},
-};
-use axum::{
-    body::{Body, HttpBody},
-    extract::Request,
-};
+use crate::call::Peer;
+use crate::config::{LiveCredentials, TransportConfig, UsedKeys};
+use crate::middleware::observe::LogLine;
+use crate::transport::filters::{Adapted, DuplicateAckFilter, SettingsLimit, StreamAdapter};
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
 use http_body::{Frame, SizeHint};
 use hyper_util::{rt::TokioIo, server::graceful::GracefulConnection};
 use sha2::{Digest, Sha256};
 use socket2::SockRef;
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap, hash_map},
-    future::{Future, poll_fn},
-    io::{self, Error, ErrorKind},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    pin::{Pin, pin},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, hash_map};
+use std::future::{Future, poll_fn};
+use std::io::{self, Error, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, copy, duplex, sink},
-    net::{TcpListener, TcpStream},
-    runtime::Handle,
-    sync::{Semaphore, mpsc, watch},
-    task::{JoinSet, spawn_blocking},
-    time::{Sleep, sleep, timeout},
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, copy, duplex, sink};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::{
     LazyConfigAcceptor,
     rustls::{ServerConfig, pki_types::CertificateDer, server::Acceptor},
@@ -47,10 +38,9 @@ use tokio_rustls::{
 };
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    codegen::Bytes,
-    transport::{Channel, Endpoint, Uri, server::TcpIncoming},
-};
+use tonic::codegen::Bytes;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 use webpki::EndEntityCert;
 use weir_engine::clock;
@@ -1103,10 +1093,8 @@ mod tests {
     //! Tests of the table without connections.
     use super::*;
     use rcgen::{CertificateParams, KeyPair, SanType};
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        time::timeout,
-    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::timeout;
 
     const ALICE: &str = "10.0.0.1";
 

@@ -1,11 +1,9 @@
 //! Filters of byte streams: the frames of HTTP/2 that hyper must not see.
 
-use std::{
-    io::{self, ErrorKind, IoSlice},
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Instant,
-};
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use weir_engine::clock;
 

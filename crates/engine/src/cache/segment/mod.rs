@@ -11,18 +11,14 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    accounting, clock,
-    observer::{EngineEvent, Measurements},
-    session::Session,
-    text_window::{Digest, TextView},
-};
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use crate::observer::{EngineEvent, Measurements};
+use crate::session::Session;
+use crate::text_window::{Digest, TextView};
+use crate::{accounting, clock};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use weir_kernels::error::Result;
 use weir_models::contract::{BoundaryMode, BoundaryOptions, Card, Noise, PageUse, State, SymbolSlices};
 

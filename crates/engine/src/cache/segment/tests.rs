@@ -1,17 +1,12 @@
 //! Tests of the segment cache with states made of shared pages.
 
-use crate::{
-    cache::segment::{MAX_OPEN_STATES, OpenMatch, OpenState, *},
-    text_window::SharedPrefix,
-};
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
-};
-use weir_models::{
-    contract::{PageUse, ReplayStart, SkippedSegments},
-    random::{Purpose, uniform},
-};
+use crate::cache::segment::{MAX_OPEN_STATES, OpenMatch, OpenState, *};
+use crate::text_window::SharedPrefix;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use weir_models::contract::{PageUse, ReplayStart, SkippedSegments};
+use weir_models::random::{Purpose, uniform};
 
 impl<T> Tree<T> {
     /// Returns all texts with their nodes, and checks the invariants of the tree.

@@ -2,15 +2,12 @@
 //!
 //! Tensors never change, so forks share them. The bytes are taken from a [`Budget`], one reservation for each block or state.
 
-use crate::{
-    contract::{PageUse, State},
-    family::parts::check_rollback,
-};
+use crate::contract::{PageUse, State};
+use crate::family::parts::check_rollback;
 use candle_core::Tensor;
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use weir_kernels::error::{Error, Result};
 
 pub(super) fn failed(error: candle_core::Error) -> Error {

@@ -11,36 +11,26 @@ mod mamba;
 pub mod memory;
 mod transformer;
 
-use crate::{
-    checkpoint::{
-        Config,
-        files::contents,
-        hugging_face::{DOWNLOAD, FAMILY, T5_MODEL_TYPES},
-    },
-    contract::{
-        BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
-        check_mode, state_mut, state_ref,
-    },
-    family::{
-        Blueprint, Parts, TensorSpec,
-        decoder::set_fed,
-        hugging_face::{
-            memory::{BLOCK, Budget, Memory, MemoryShape, TokenState, failed},
-            transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors},
-        },
-        parts::check_feed,
-        settings::{Bounds, DeviceChoice},
-    },
-    text::subwords::TOKENIZER_FILE,
+use crate::checkpoint::Config;
+use crate::checkpoint::files::contents;
+use crate::checkpoint::hugging_face::{DOWNLOAD, FAMILY, T5_MODEL_TYPES};
+use crate::contract::{
+    BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
+    check_mode, state_mut, state_ref,
 };
+use crate::family::decoder::set_fed;
+use crate::family::hugging_face::memory::{BLOCK, Budget, Memory, MemoryShape, TokenState, failed};
+use crate::family::hugging_face::transformer::{Architecture, Keys, Network, ReadArchitecture, Tensors};
+use crate::family::parts::check_feed;
+use crate::family::settings::{Bounds, DeviceChoice};
+use crate::family::{Blueprint, Parts, TensorSpec};
+use crate::text::subwords::TOKENIZER_FILE;
 use candle_core::{Device, Tensor};
 use rayon::ThreadPool;
 use serde::Deserialize;
 use std::{path::Path, sync::Arc};
-use weir_kernels::{
-    Dtype,
-    error::{Error, Result, quoted},
-};
+use weir_kernels::Dtype;
+use weir_kernels::error::{Error, Result, quoted};
 
 // The table of architectures, and a model of the table behind the contract.
 

@@ -129,7 +129,7 @@ impl Server {
 
 /// Returns the error of a call with the name of the argument that names a model.
 fn named(error: Error) -> Error {
-    with_flag(error, "model", "NAME")
+    with_flag(with_flag(error, "model", "NAME"), "name", "NAME")
 }
 
 /// Runs the command. Fails if the server cannot be reached or rejects the call.
@@ -137,7 +137,9 @@ pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
         match args.command {
             AdminCommand::Load { server, path, name } => {
-                let (loaded, draining) = server.connect().await?.load_model(path, name).await?;
+                let answer = server.connect().await?.load_model(path, name).await;
+                let (loaded, draining) =
+                    answer.map_err(|error| with_flag(with_flag(error, "path", "PATH"), "name", "--name"))?;
                 if server.json {
                     return output::json(&json!({ "loaded": shown(&loaded), "draining": draining }));
                 }

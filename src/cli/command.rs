@@ -118,9 +118,11 @@ fn with_aliases(command: clap::Command) -> clap::Command {
 mod tests {
     use crate::cli::{
         command::Cli,
-        flag_names::{fields_and_flags, with_flag, with_flag_names},
+        flag_names::{ALIASES, own_names, with_flag, with_flag_names},
     };
     use clap::{Command, CommandFactory};
+    use std::collections::BTreeSet;
+    use weir_client::status::api_name;
     use weir_kernels::error::Error;
 
     /// Collects every flag of a command and its subcommands as (command path, flag).
@@ -165,48 +167,44 @@ mod tests {
         let command = Cli::command();
         let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
         let flags: Vec<&str> = arguments.filter_map(|flag| flag.get_long()).collect();
-        for (field, flag) in fields_and_flags() {
-            assert!(flags.contains(&flag.trim_start_matches("--")), "{field}: no command has {flag}");
+        for (field, own) in own_names() {
+            let subcommand = own.strip_prefix("`weir ").map(|name| name.trim_end_matches('`'));
+            let is_subcommand = subcommand.is_some_and(|name| command.find_subcommand(name).is_some());
+            assert!(is_subcommand || flags.contains(&own.trim_start_matches("--")), "{field}: no command has {own}");
+            assert!(api_name(field).is_some(), "{field}: the client keeps no such name apart");
         }
     }
 
     #[test]
+    fn flags_with_another_name_are_listed() {
+        let mut all = Vec::new();
+        flags(&Cli::command(), "", &mut all);
+        let long = |name: &str| format!("--{name}");
+        let aliases = all.iter().flat_map(|(_, flag)| {
+            let main = flag.get_long().map(long).unwrap_or_default();
+            flag.get_visible_aliases().unwrap_or_default().into_iter().map(move |alias| (main.clone(), long(alias)))
+        });
+        let aliases: BTreeSet<_> = aliases.collect();
+        let listed = ALIASES.map(|(main, alias)| (main.to_owned(), alias.to_owned()));
+        assert_eq!(aliases, listed.into());
+    }
+
+    #[test]
     fn a_field_is_reported_as_its_flag() {
-        let message = |field| {
-            with_flag_names(Error::BadOption { field, found: "65".into(), bound: "1 to 64".into() }).to_string()
-        };
+        let message = |field| with_flag_names(Error::bad_option(field, "65", "1 to 64")).to_string();
         assert_eq!(message("options.beam_size"), "--beam: expected 1 to 64, found 65");
         assert_eq!(message("--windowed"), "--windowed: expected 1 to 64, found 65");
         assert_eq!(message("prompt"), "--prompt: expected 1 to 64, found 65");
-        assert_eq!(
-            with_flag(Error::bad_option("prompt", "65", "1 to 64"), "prompt", "--ids").to_string(),
-            "--ids: expected 1 to 64, found 65"
-        );
-        let refused = |message: &str| {
-            let (field, why) = message.split_at(message.find(": ").unwrap());
-            Error::Refused { server: "h:1".into(), field: field.into(), why: why.into() }
+        assert_eq!(message("stopping.stop[3]"), "--stop: expected 1 to 64, found 65");
+        let refused = || {
+            let error = Error::Answer { field: "prompt", why: ": 65".into() };
+            Error::Refused { server: "h:1".into(), error: error.into() }
         };
-        let remote = |message: &str| with_flag_names(refused(message)).to_string();
+        assert_eq!(with_flag_names(with_flag(refused(), "prompt", "--ids")).to_string(), "h:1: --ids: 65");
+        assert_eq!(with_flag_names(with_flag(refused(), "text", "--file")).to_string(), "h:1: --prompt: 65");
         assert_eq!(
-            remote("model: expected one that reads (for Summarize), found \"m\", another (use Generate)"),
-            "h:1: --model: expected one that reads (for `weir summarize`), found \"m\", another (use `weir generate`)"
+            with_flag_names(Error::only_continues_text("m", "s")).to_string(),
+            "--model: expected a model that reads documents, found \"m\", a model that continues text: s (use `weir generate`)"
         );
-        let local = |call| {
-            let found = "another".into();
-            with_flag_names(Error::WrongKind { call, model: "m".into(), wanted: "pools", found }).to_string()
-        };
-        let expected = "--max-segments: expected a model that pools, found \"m\", another";
-        assert_eq!(local("stopping.max_segments"), expected);
-        assert_eq!(local("Segment"), "--model: expected one that pools (for `weir segment`), found \"m\", another");
-        assert_eq!(remote("stopping.max_chars: 0 to 8"), "h:1: --max-chars: 0 to 8");
-        assert_eq!(remote("stopping.max_chars_more: 0 to 8"), "h:1: stopping.max_chars_more: 0 to 8");
-        assert_eq!(remote("stopping.stop[3]: 257 characters"), "h:1: --stop: 257 characters");
-        assert_eq!(
-            remote("stopping.min_chars: 0 to 3 (the value of max_chars)"),
-            "h:1: --min-chars: 0 to 3 (the value of --max-chars)"
-        );
-        let text = with_flag(refused("text: 0"), "text", "--file");
-        assert_eq!(text.to_string(), "h:1: --file: 0");
-        assert_eq!(remote("Unavailable: draining"), "h:1: Unavailable: draining");
     }
 }

@@ -3,13 +3,17 @@
 use crate::cli::{generate, model::IN_PROCESS};
 use weir_kernels::error::Error;
 
-/// Request fields, dotted as on the wire, and the flags that set them. [`generate::FLAGS`] has the options of `weir generate`.
-const FLAGS: [(&str, &str); 20] = [
+/// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`generate::FLAGS`] has the
+/// options of `weir generate`.
+const NAMES: [(&str, &str); 23] = [
+    ("Generate", "`weir generate`"),
+    ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("chunk.text", "--file"),
     ("complete.until", "--until"),
     ("model", "--model"),
+    ("name", "--model"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
     ("options.early_stopping", "--early-stopping"),
@@ -27,47 +31,27 @@ const FLAGS: [(&str, &str); 20] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// The `call` of errors about a model in commands without the flag `--model`.
-const WITHOUT_FLAG: [&str; 2] = ["attention resolution", "this benchmark"];
+/// Flags with another name, each with that.
+pub(crate) const ALIASES: [(&str, &str); 5] = [
+    ("--max-chars", "--max-tokens"),
+    ("--max-len", "--max-new-tokens"),
+    ("--max-len", "--max-tokens"),
+    ("--min-len", "--min-new-tokens"),
+    ("--no-repeat-ngram", "--no-repeat-ngram-size"),
+];
 
-/// Returns all request fields that flags set, each with its flag.
-pub(crate) fn fields_and_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
-    FLAGS.into_iter().chain(generate::FLAGS)
-}
-
-/// Returns the flag of a field, or the command of a method. An element of a list has the flag of the list.
-fn own_name(name: &str) -> Option<&'static str> {
-    let command = match name {
-        "Generate" => "`weir generate`",
-        "Summarize" => "`weir summarize`",
-        "Score" => "`weir score`",
-        "Segment" => "`weir segment`",
-        "Compress" => "`weir compress`",
-        "Edit" => "`weir lsp`",
-        _ => {
-            let list = name.split_once('[').map_or(name, |(list, _)| list);
-            return fields_and_flags().find(|(field, _)| *field == list).map(|(_, flag)| flag);
-        }
+/// Returns the name by which the user gave a flag.
+fn as_given(flag: &'static str) -> &'static str {
+    let is_given = |alias: &str| {
+        let value = |argument: String| argument.strip_prefix(alias).map(str::to_owned);
+        std::env::args().filter_map(value).any(|value| value.is_empty() || value.starts_with('='))
     };
-    Some(command)
+    ALIASES.iter().find(|(main, alias)| *main == flag && is_given(alias)).map_or(flag, |(_, alias)| alias)
 }
 
-/// Replaces the names that a server's message has in parentheses: the method that was called or that should be, and the option on
-/// which a limit depends.
-fn with_own_names(text: &str) -> String {
-    let mut parts = text.split('(');
-    let mut named = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let own = ["for ", "use ", "the value of "].iter().find_map(|start| {
-            let (name, rest) = part.strip_prefix(start)?.split_once(')')?;
-            let option = || fields_and_flags().find(|(field, _)| field.rsplit('.').next() == Some(name));
-            let own = own_name(name).or_else(|| option().map(|(_, flag)| flag))?;
-            Some(format!("{start}{own}){rest}"))
-        });
-        named.push('(');
-        named.push_str(own.as_deref().unwrap_or(part));
-    }
-    named
+/// Returns all names of the gRPC API that have another here, each with that.
+pub(crate) fn own_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    NAMES.into_iter().chain(generate::FLAGS)
 }
 
 /// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process
@@ -75,31 +59,18 @@ fn with_own_names(text: &str) -> String {
 pub(super) fn message(error: Error) -> String {
     match with_flag_names(error) {
         Error::Remote { server, answer } if server == IN_PROCESS => answer,
-        Error::Refused { server, field, why } if server == IN_PROCESS => field + &why,
+        Error::Refused { server, error } if server == IN_PROCESS => error.to_string(),
         other => other.to_string(),
     }
 }
 
 pub(crate) fn with_flag_names(error: Error) -> Error {
-    match error {
-        Error::WrongKind { call, .. } if WITHOUT_FLAG.contains(&call) => error,
-        Error::WrongKind { .. } | Error::OtherMethod { .. } => {
-            let text = error.named(|name| own_name(name).unwrap_or(name)).to_string();
-            // The message about a method begins with the field `model`.
-            Error::Setting(if text.starts_with("--") { text } else { format!("--{text}") })
-        }
-        Error::Refused { server, field, why } => {
-            let field = own_name(&field).map_or(field, str::to_owned);
-            Error::Refused { server, field, why: with_own_names(&why) }
-        }
-        other => other.named(|name| own_name(name).unwrap_or(name)),
-    }
+    // An element of a list has the flag of the list.
+    let list = |name: &'static str| name.split_once('[').map_or(name, |(list, _)| list);
+    error.named(|name| own_names().find(|(field, _)| *field == list(name)).map_or(name, |(_, own)| as_given(own)))
 }
 
 /// Returns the error with the name `flag` in place of `name`, for a field that several flags set.
 pub(super) fn with_flag(error: Error, name: &str, flag: &'static str) -> Error {
-    match error {
-        Error::Refused { server, field, why } if field == name => Error::Refused { server, field: flag.into(), why },
-        other => other.named(|field| if field == name { flag } else { field }),
-    }
+    error.named(|field| if field == name { flag } else { field })
 }

@@ -9,14 +9,17 @@
 //!
 //! - `weir …` runs the built program. The answer is its stderr if it fails, otherwise its stdout. Variables may stand before it.
 //!   `sh -c SCRIPT` is answered likewise, and finds the program as `weir`.
-//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip` or `--deflate`;
-//!   `--http 2` speaks HTTP/2. The answer is the status with the error's type, code and field; its
+//! - `curl ADDRESS/PATH` takes `-X`, `-H`, `-d` and `--json`, and JSON that it compresses by `--gzip`, `--deflate` or
+//!   `--raw-deflate`; `--http 2` speaks HTTP/2. The answer is the status with the error's type, code and field; its
 //!   message, or the body without its empty lines; and the body as JSON. `-w '%header{NAME}'` puts a header of the response behind
 //!   the status.
 //! - `grpcurl ADDRESS SERVICE/METHOD` takes `-H` and `-d` with the messages as JSON. The answer is the code with the reason and the
 //!   field; the message; and the reason's metadata as JSON. The JSON of a call that succeeds is the response, or a list of responses.
+//!   With `-max-time SECONDS`, the answer `Open` has the responses of a call that is still open then.
+//! - `lsp FLAGS` runs and initializes `weir lsp`, and sends it each `-d MESSAGE`, once the message before is answered if it has an id.
+//!   The JSON is the list of the answers.
 //!
-//! Of the last two, the message and the JSON may be left out, and the JSON may lack members. `{grpc}` and its like stand for
+//! Of all but the first, the message and the JSON may be left out, and the JSON may lack members. `{grpc}` and its like stand for
 //! addresses, `%{a*3}` for `aaa`, and `…` for any text. Paragraphs that begin with `#` are comments.
 //!
 //! A case with files is a folder with a `case.txt`, whose commands run in one copy of the folder. If they call `{grpc}` or `{http}`, a
@@ -25,12 +28,16 @@
 use crate::{
     hostile_checkpoints::{entries::SMALL_CONFIG, write_valid},
     process::{Program, outcome, program},
-    wire::{CaseServers, errors::answer_of_call, exchange, exchange_http2, framed},
+    wire::{
+        CaseServers,
+        errors::{answer_of_call, answer_within},
+        exchange, exchange_http2, framed,
+    },
     *,
 };
 use flate2::{
     Compression,
-    read::{GzEncoder, ZlibEncoder},
+    read::{DeflateEncoder, GzEncoder, ZlibEncoder},
 };
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
@@ -194,6 +201,11 @@ async fn answer(command: &str, folder: &dyn Fn() -> Rc<TempDir>) -> Answer {
         }
         Some(("curl", words)) => curl(words).await,
         Some(("grpcurl", words)) => grpcurl(words).await,
+        Some(("lsp", words)) => {
+            let (flags, messages) = words.split_at(words.iter().position(|word| word == "-d").unwrap());
+            let answers = lsp::answers(flags, folder().path(), messages.iter().skip(1).step_by(2));
+            Answer { head: "Ok".into(), message: String::new(), json: answers.into() }
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -372,6 +384,10 @@ async fn curl(words: &[String]) -> Answer {
                 encoding = Some("content-encoding: deflate");
                 ZlibEncoder::new(value.as_bytes(), Compression::fast()).read_to_end(&mut body).unwrap();
             }
+            "--raw-deflate" => {
+                encoding = Some("content-encoding: deflate");
+                DeflateEncoder::new(value.as_bytes(), Compression::fast()).read_to_end(&mut body).unwrap();
+            }
             "-w" => printed = value.strip_prefix("%header{").and_then(|name| name.strip_suffix('}')),
             other => panic!("{other}"),
         }
@@ -406,15 +422,19 @@ async fn grpcurl(words: &[String]) -> Answer {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
         let mut pool = DescriptorPool::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
         pool.decode_file_descriptor_set(weir_proto::INFERENCE_DESCRIPTOR_SET).unwrap();
+        pool.decode_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET).unwrap();
         pool
     });
     let [address, path, options @ ..] = words else { panic!("{words:?}") };
     let (service, method) = path.split_once('/').unwrap();
     let service = POOL.get_service_by_name(service).unwrap_or_else(|| panic!("no {service}"));
     let method = service.methods().find(|known| known.name() == method).unwrap_or_else(|| panic!("no {path}"));
-    let (mut headers, mut body) = (Vec::new(), Vec::new());
+    let mut headers = Vec::new();
+    let mut body = Vec::new();
+    let mut max_time = None;
     for option in options.chunks(2) {
         match (option[0].as_str(), option[1].as_str()) {
+            ("-max-time", seconds) => max_time = Some(Duration::from_secs(seconds.parse().unwrap())),
             ("-H", header) => headers.push(header.split_once(": ").unwrap()),
             ("-d", messages) => {
                 for message in Deserializer::from_str(messages).into_iter::<Value>() {
@@ -425,8 +445,7 @@ async fn grpcurl(words: &[String]) -> Answer {
             (other, _) => panic!("{other}"),
         }
     }
-    let (mut body, status) = answer_of_call(address.parse().unwrap(), &format!("/{path}"), body, &headers).await;
-    if status.code() == Code::Ok {
+    let responses = |mut body: Vec<u8>| {
         let mut responses = Vec::new();
         while body.len() >= 5 {
             let length = u32::from_be_bytes(body[1..5].try_into().unwrap()) as usize;
@@ -436,8 +455,17 @@ async fn grpcurl(words: &[String]) -> Answer {
             responses.push(response.serialize_with_options(serde_json::value::Serializer, &options).unwrap());
             body.drain(..5 + length);
         }
-        let json = if method.is_server_streaming() { Value::from(responses) } else { responses.pop().unwrap() };
-        return Answer { head: "Ok".into(), message: String::new(), json };
+        if method.is_server_streaming() { Value::from(responses) } else { responses.pop().unwrap() }
+    };
+    let address = address.parse().unwrap();
+    let path = format!("/{path}");
+    if let Some(time) = max_time {
+        let json = responses(answer_within(time, address, &path, body, &headers).await);
+        return Answer { head: "Open".into(), message: String::new(), json };
+    }
+    let (body, status) = answer_of_call(address, &path, body, &headers).await;
+    if status.code() == Code::Ok {
+        return Answer { head: "Ok".into(), message: String::new(), json: responses(body) };
     }
     let details = status.get_error_details();
     let info = details.error_info();

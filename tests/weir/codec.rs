@@ -207,7 +207,7 @@ fn what_cannot_be_compressed_is_refused() {
     refused(compress(MODEL, &[]), &[&format!("weir: {text}: "), unknown, "--normalise"]);
     assert!(!Path::new(&out).exists());
     let summarizer = checkpoint("pyramidion", "pyramidion");
-    let kind = ["--model: expected one that", "(for `weir compress`)"];
+    let kind = ["--model: expected a model that reads characters or bytes, found "];
     refused(compress(summarizer.to_str().unwrap(), &[]), &kind);
     compress(MODEL, &["--normalise"]).unwrap();
     let back = path(folder.path(), "back");
@@ -351,7 +351,7 @@ fn blocks_come_back_in_every_family_dtype_and_batch() {
         let model = &*configuration.model;
         let name = &configuration.name;
         let is_bitwise = model.card().exactness == Exactness::Bitwise;
-        if let Err(error) = check_model("the codec", model.card()) {
+        if let Err(error) = check_model(model.card()) {
             let reason = if is_bitwise { "reads subwords" } else { "computes the same bits" };
             assert!(error.to_string().contains(reason), "{name}: {error}");
             continue;

@@ -25,7 +25,7 @@ fn ids(count: usize) -> String {
 
 #[test]
 fn segment_needs_a_model_that_pools() {
-    let kind = "--model: expected one that pools its input (for `weir segment`), found ";
+    let kind = "--model: expected a model that pools its input, found ";
     refused(&["segment", "--model", &model("vanilla"), "--text", "a b"], kind);
     let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
     refused(&args, "--ids: expected at most 10 characters, found 11");

@@ -486,9 +486,6 @@ fn inspect_reports_the_resolution() {
     assert_eq!(by_file["resolution"]["distances"], 6);
     let pooled = crate::support::converted("whitespaces");
     let error = weir(&["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
-    assert!(
-        error.contains("model: expected one that is of the family decoder (for attention resolution), found "),
-        "{error}"
-    );
+    assert!(error.contains("attention resolution: expected a model that is of the family decoder, found "), "{error}");
     assert!(weir(&["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
 }

@@ -97,7 +97,10 @@ struct Client {
 impl Client {
     /// Starts the server without a message.
     fn silent(options: &Options) -> Self {
-        let mut command = options.command();
+        Self::of(options.command())
+    }
+
+    fn of(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let (sender, messages) = sync_channel(256);
@@ -117,10 +120,14 @@ impl Client {
     /// Starts and initializes the server. Also returns its answer.
     fn start(options: &Options) -> (Self, Value) {
         let mut client = Self::silent(options);
-        let capabilities = options.capabilities.clone();
-        let answer = client.ask("initialize", json!({ "processId": null, "capabilities": capabilities }));
-        client.notify("initialized", json!({}));
+        let answer = client.initialize(&options.capabilities);
         (client, answer)
+    }
+
+    fn initialize(&mut self, capabilities: &Value) -> Value {
+        let answer = self.ask("initialize", json!({ "processId": null, "capabilities": capabilities }));
+        self.notify("initialized", json!({}));
+        answer
     }
 
     /// Sends bytes as they are.
@@ -256,6 +263,27 @@ impl Drop for Client {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Initializes `weir lsp` and sends it messages in JSON, one after another. Returns the answers to those that have an id.
+pub(crate) fn answers<'a>(
+    flags: &[String],
+    folder: &Path,
+    messages: impl IntoIterator<Item = &'a String>,
+) -> Vec<Value> {
+    let mut command = program(&["lsp"]);
+    command.args(flags).current_dir(folder);
+    let mut client = Client::of(command);
+    client.initialize(&json!({}));
+    let mut answers = Vec::new();
+    for message in messages {
+        client.send_raw(frame(message).as_bytes());
+        if message.contains("\"id\":") {
+            let is_answer = |answer: &Value| answer.get("id").is_some() && answer.get("method").is_none();
+            answers.push(client.wait_for(message, is_answer));
+        }
+    }
+    answers
 }
 
 fn notification(method: &str, params: Value) -> Value {
@@ -628,7 +656,7 @@ fn a_model_that_does_not_continue_texts_is_refused_at_the_start() {
     for (flags, expected) in [
         (
             &["--model", &*summarizer, "--threads=1"][..],
-            "--model: expected one that continues texts of characters or bytes (for `weir lsp`), found ",
+            "--model: expected a model that continues texts of characters or bytes, found ",
         ),
         (
             &["--model", unpooled, "--until", "segment", "--threads=1"],

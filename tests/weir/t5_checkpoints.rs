@@ -226,7 +226,7 @@ fn commands_take_a_folder() {
     let error = load(copy.path(), &settings()).err().unwrap().to_string();
     assert!(error.contains("sha256"), "{error}");
     let (ok, _, refused) = weir(&["generate", "--model", folder, "--prompt", "a"]);
-    assert!(!ok && refused.contains("model: expected one that"), "{refused}");
+    assert!(!ok && refused.contains("model: expected a model that"), "{refused}");
 }
 
 /// The reference reads the same tensors as from a converted checkpoint.

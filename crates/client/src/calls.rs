@@ -258,12 +258,11 @@ impl Client {
 
     async fn administered<T>(&self, answer: Result<Response<T>, Status>) -> Result<T> {
         match answer {
-            Ok(answer) => Ok(answer.into_inner()),
             Err(status) if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {
                 let advice = "check --admin-token-file or WEIR_ADMIN_TOKEN";
                 Err(self.rejected(format!("{}: {advice}", status.message())))
             }
-            Err(status) => Err(self.failed(&status).await),
+            answer => self.answered(answer.map(Response::into_inner)).await,
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     address,
     failed_connection::{FailedConnection, with_key_flags},
-    status::rule_and_field,
+    status,
     tls::ClientTls,
 };
 use std::{fmt, time::Duration};
@@ -198,18 +198,19 @@ impl Client {
         }
     }
 
-    /// Returns the error of a refused call. The field stands apart, so that a command can name its own.
+    /// Returns the error of a refused call. Its names stand apart, so that a command can print its own.
     fn refused(&self, status: &Status) -> Error {
-        let details = status.get_error_details();
-        self.rejected_field(rule_and_field(&details).1, status.message())
+        self.refused_with(status::refusal(&status.get_error_details(), status.message()), status.message())
     }
 
     /// Returns the error of an answer about `field`, with which it begins.
     pub fn rejected_field(&self, field: Option<&str>, answer: &str) -> Error {
-        match field.and_then(|field| Some((field, answer.strip_prefix(field)?))) {
-            Some((field, why)) => {
-                Error::Refused { server: self.server.address.clone(), field: field.into(), why: why.into() }
-            }
+        self.refused_with(field.and_then(|field| status::answer(field, answer)), answer)
+    }
+
+    fn refused_with(&self, error: Option<Error>, answer: &str) -> Error {
+        match error {
+            Some(error) => Error::Refused { server: self.server.address.clone(), error: error.into() },
             None => self.rejected(answer.to_owned()),
         }
     }

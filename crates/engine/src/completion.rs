@@ -363,12 +363,11 @@ impl CompletionRules {
     pub fn validate(&self, card: &Card) -> Result<()> {
         within("complete.count", self.count, COUNTS)?;
         within("complete.max_chars", self.max_chars, LENGTHS)?;
-        let wrong = |call, wanted| {
-            let found = format!("a model of another kind: {}", card.shape);
-            Err(Error::WrongKind { call, model: card.name.clone(), wanted, found })
+        let wrong = |field, wanted| {
+            Err(Error::wrong_kind(field, &card.name, wanted, format!("a model of another kind: {}", card.shape)))
         };
         if card.vocabulary.is_subword() {
-            return wrong("Edit", "reads characters or bytes");
+            return wrong("model", "reads characters or bytes");
         }
         if self.end == CompletionEnd::Segment && !card.pooled {
             return wrong("complete.until", "pools its input");
@@ -821,7 +820,7 @@ mod tests {
         assert_eq!(message(rules(1, 257)), "complete.max_chars: expected 1 to 256, found 257");
         let unpooled = Card { pooled: false, ..card() };
         let segment = CompletionRules { end: CompletionEnd::Segment, ..rules(1, 4) };
-        assert!(matches!(segment.validate(&unpooled), Err(Error::WrongKind { call: "complete.until", .. })));
+        assert!(matches!(segment.validate(&unpooled), Err(Error::WrongKind { field: "complete.until", .. })));
     }
 
     /// Returns the symbols that a request appends if the next symbol always has probability 0.8. Symbol 2 has a boundary.

@@ -81,7 +81,7 @@ impl EditSession {
     pub fn open(engine: Handle, terms: Terms, text: String, revision: u64, limit: usize) -> Result<Self> {
         check_priority(terms.priority)?;
         let card = engine.card();
-        let wrong = |wanted, found| Err(Error::WrongKind { call: "Edit", model: card.name.clone(), wanted, found });
+        let wrong = |wanted, found: String| Err(Error::wrong_kind("model", &card.name, wanted, found));
         if card.vocabulary.is_subword() || engine.document_limits().is_some() {
             return wrong("continues texts of characters or bytes", format!("a model of another kind: {}", card.shape));
         }

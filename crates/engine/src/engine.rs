@@ -329,18 +329,16 @@ const CURSOR: &str = "complete.cursor_byte";
 /// `NeverFits` if it could not run even alone.
 fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session> {
     let card = model.card();
-    // The call that errors name, and two pairs of fields, for too much work and for too much memory: the first is to blame by
-    // itself, the second together with the text.
-    let (call, work_fields, memory_fields) = match &job {
-        Job::Generate(_) => ("Generate", ["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
-        Job::Score(request) if request.windows.is_some() => {
-            ("Score", ["text", "windows.stride"], ["windows.length"; 2])
-        }
-        Job::Score(_) => ("Score", ["text"; 2], ["text"; 2]),
-        Job::Code(_) => ("the codec", ["block", "windows.stride"], ["windows.length"; 2]),
-        Job::Next(_) => ("Edit", [CURSOR; 2], [CURSOR; 2]),
+    // Two pairs of fields, for too much work and for too much memory: the first is to blame by itself, the second together with
+    // the text.
+    let (work_fields, memory_fields) = match &job {
+        Job::Generate(_) => (["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
+        Job::Score(request) if request.windows.is_some() => (["text", "windows.stride"], ["windows.length"; 2]),
+        Job::Score(_) => (["text"; 2], ["text"; 2]),
+        Job::Code(_) => (["block", "windows.stride"], ["windows.length"; 2]),
+        Job::Next(_) => ([CURSOR; 2], [CURSOR; 2]),
     };
-    check_takes_texts(call, model)?;
+    check_takes_texts(model)?;
     let session = match job {
         Job::Generate(request) => {
             let speculation = request.speculation.or(Some(limits.speculation));
@@ -355,12 +353,12 @@ fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session>
     Ok(session)
 }
 
-fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
+fn check_takes_texts(model: &dyn Model) -> Result<()> {
     match model.document_encoder() {
         None => Ok(()),
         Some(_) => {
             let card = model.card();
-            Err(Error::only_summarizes(call, &card.name, "continues a prompt", &card.shape))
+            Err(Error::only_summarizes(&card.name, "continues a prompt", &card.shape))
         }
     }
 }

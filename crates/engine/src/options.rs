@@ -341,12 +341,12 @@ pub fn check_stop_length(field: &'static str, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a call or option that only pooling models have.
-pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
+/// Rejects an option that only models have that pool, or the `model` of such a call.
+pub fn must_pool(field: &'static str, card: &Card) -> Result<()> {
     if card.pooled {
         return Ok(());
     }
-    Err(Error::wrong_kind(call, &card.name, "pools its input", format!("a model without pooling: {}", card.shape)))
+    Err(Error::wrong_kind(field, &card.name, "pools its input", format!("a model without pooling: {}", card.shape)))
 }
 
 /// Rejects an empty text and one longer than the model's maximum sequence length.

@@ -98,7 +98,15 @@ impl Summarize {
         };
         within("options.max_tokens", max_tokens, 1..=token_limit)?;
         let min_tokens = self.min_tokens.unwrap_or_else(|| defaults.min_tokens.min(max_tokens));
-        within("options.min_tokens", min_tokens, 0..=max_tokens)?;
+        if min_tokens > max_tokens {
+            let field = "options.min_tokens";
+            return Err(Error::AboveOption {
+                field,
+                found: min_tokens,
+                limit: max_tokens,
+                other: "options.max_tokens",
+            });
+        }
         let no_repeat_ngram = self.no_repeat_ngram.unwrap_or(defaults.no_repeat_ngram);
         if no_repeat_ngram == 1 || no_repeat_ngram > SummaryLimits::NGRAM {
             let bound = format!("0 to disable the rule, or 2 to {}", SummaryLimits::NGRAM);

@@ -59,13 +59,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// A `field` has the name of the surface that reads it: gRPC's, dotted as on the wire; a key of a request in JSON; or a flag. The
 /// set of these names is open, because each surface has fields that this crate knows nothing of. A surface that prints names of
-/// its own for gRPC's passes them to [`named`](Error::named).
+/// its own for gRPC's passes them to [`named`](Error::named), so every name in a message is a field of its variant.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message shows what its fields are")]
 pub enum Error {
     /// No model is served under that name.
-    #[error("model: expected one of {}, found {name:?}", known.join(", "))]
-    UnknownModel { name: String, known: Vec<String> },
+    #[error("{field}: expected one of {}, found {name:?}", known.join(", "))]
+    UnknownModel { field: &'static str, name: String, known: Vec<String> },
     /// No service of this server has that method.
     #[error("unknown method {path:?}: no service of this server has it")]
     UnknownMethod {
@@ -95,7 +95,7 @@ pub enum Error {
         bound: String,
     },
     /// A number above the value of another option.
-    #[error("{field}: expected 0 to {limit} (the value of {}), found {found}", last_name(other))]
+    #[error("{field}: expected 0 to {limit} (the value of {other}), found {found}")]
     AboveOption { field: &'static str, found: usize, limit: usize, other: &'static str },
     /// Malformed input, such as invalid JSON.
     #[error("{why}")]
@@ -138,20 +138,15 @@ pub enum Error {
         what: &'static str,
         limit: usize,
     },
-    /// A call or an option that this kind of model does not support.
-    #[error("{}", wrong_kind(call, model, wanted, found))]
-    WrongKind { call: &'static str, model: String, wanted: &'static str, found: String },
-    /// A call for which the model has another method.
-    #[error("{}", wrong_kind(call, model, wanted, &other_method(does, instead, shape)))]
-    OtherMethod {
-        call: &'static str,
+    /// A model that does not support the call, whose field `model` is wrong, or an option.
+    #[error("{field}: expected a model that {wanted}, found {model:?}, {found}{}", instead.map(|call| format!(" (use {call})")).unwrap_or_default())]
+    WrongKind {
+        field: &'static str,
         model: String,
-        wanted: &'static str,
-        /// The verb for the model's task: `summarizes`.
-        does: &'static str,
-        /// The method to call instead.
-        instead: &'static str,
-        shape: String,
+        wanted: String,
+        found: String,
+        /// The method that the model has instead.
+        instead: Option<&'static str>,
     },
     /// A call without a valid API key.
     #[error("unauthenticated: {why}")]
@@ -286,7 +281,7 @@ pub enum Error {
     NeedsNormaliser {
         found: String,
         offset: usize,
-        normaliser: &'static str,
+        normaliser: String,
         /// The option that asks for it: `normalise`.
         option: &'static str,
     },
@@ -297,14 +292,12 @@ pub enum Error {
         /// Its answer, or why there was none.
         answer: String,
     },
-    /// A remote server that refused a call because of a field of the request.
-    #[error("{server}: {field}{why}")]
-    Refused {
-        server: String,
-        field: String,
-        /// The rest of its message, which began with the field.
-        why: String,
-    },
+    /// A remote server that refused a call, with its error.
+    #[error("{server}: {error}")]
+    Refused { server: String, error: Box<Self> },
+    /// A remote server's answer about a field, without the field at its beginning.
+    #[error("{field}{why}")]
+    Answer { field: &'static str, why: String },
     /// An invalid setting of this program.
     #[error("{0}")]
     Setting(String),
@@ -330,9 +323,9 @@ impl Error {
             | Self::TooMuchWork { .. }
             | Self::Damaged { .. }
             | Self::NeedsNormaliser { .. }
+            | Self::Answer { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. }
-            | Self::OtherMethod { .. }
             | Self::CompressedWith { .. }
             | Self::Checkpoint { .. }
             | Self::Unverified { .. }
@@ -361,51 +354,45 @@ impl Error {
     }
 
     /// Creates a [`WrongKind`](Self::WrongKind) error about the model of that name.
-    pub fn wrong_kind(call: &'static str, model: &str, wanted: &'static str, found: impl Into<String>) -> Self {
-        Self::WrongKind { call, model: model.into(), wanted, found: found.into() }
+    pub fn wrong_kind(field: &'static str, model: &str, wanted: &str, found: impl Into<String>) -> Self {
+        Self::WrongKind { field, model: model.into(), wanted: wanted.into(), found: found.into(), instead: None }
     }
 
     /// Creates the error for a call of a model that only summarizes. `shape` describes the model.
-    pub fn only_summarizes(call: &'static str, model: &str, wanted: &'static str, shape: &str) -> Self {
-        Self::OtherMethod {
-            call,
-            model: model.into(),
-            wanted,
-            does: "summarizes",
-            instead: "Summarize",
-            shape: shape.into(),
-        }
+    pub fn only_summarizes(model: &str, wanted: &str, shape: &str) -> Self {
+        Self::other_method(model, wanted, format!("a model that summarizes: {shape}"), "Summarize")
     }
 
     /// Creates the error for a document of a model that only continues text. `shape` describes the model.
     pub fn only_continues_text(model: &str, shape: &str) -> Self {
-        Self::OtherMethod {
-            call: "Summarize",
-            model: model.into(),
-            wanted: "reads documents",
-            does: "continues text",
-            instead: "Generate",
-            shape: shape.into(),
-        }
+        Self::other_method(model, "reads documents", format!("a model that continues text: {shape}"), "Generate")
+    }
+
+    fn other_method(model: &str, wanted: &str, found: String, method: &'static str) -> Self {
+        let instead = Some(method);
+        Self::WrongKind { field: "model", model: model.into(), wanted: wanted.into(), found, instead }
     }
 
     /// Returns the error with the names that a surface has, by `name`, for fields and methods of the gRPC API.
-    pub fn named(mut self, name: impl Fn(&'static str) -> &'static str) -> Self {
+    pub fn named(mut self, name: impl Copy + Fn(&'static str) -> &'static str) -> Self {
         match &mut self {
-            Self::UnknownSymbol { field, .. }
+            Self::UnknownModel { field, .. }
+            | Self::UnknownSymbol { field, .. }
             | Self::BadOption { field, .. }
             | Self::TooLong { field, .. }
             | Self::LongerThan { field, .. }
             | Self::NeverFits { field, .. }
             | Self::TooMuchWork { field, .. }
-            | Self::WrongKind { call: field, .. }
-            | Self::NeedsNormaliser { option: field, .. } => *field = name(field),
+            | Self::NeedsNormaliser { option: field, .. }
+            | Self::WrongKind { field, instead: None, .. }
+            | Self::Answer { field, .. } => *field = name(field),
             Self::AboveOption { field: first, other: second, .. }
             | Self::Exclusive { first, second }
-            | Self::OtherMethod { call: first, instead: second, .. } => {
+            | Self::WrongKind { field: first, instead: Some(second), .. } => {
                 *first = name(first);
                 *second = name(second);
             }
+            Self::Refused { error, .. } => **error = std::mem::replace(&mut **error, Self::Cancelled).named(name),
             _ => {}
         }
         self
@@ -594,29 +581,6 @@ pub fn floor_boundary(text: &str, byte: usize) -> usize {
     byte
 }
 
-/// Returns true for the name of a field or a flag, such as `stopping.stop`, and false for the name of a method or a command.
-pub fn is_field_name(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_.-".contains(c))
-}
-
-/// Returns the last part of a dotted name.
-pub fn last_name(field: &str) -> &str {
-    field.rsplit('.').next().unwrap_or(field)
-}
-
-/// Describes a model that has another method.
-pub fn other_method(does: &str, instead: &str, shape: &str) -> String {
-    format!("a model that {does} (use {instead}): {shape}")
-}
-
-/// Returns the message about a call or an option that a model does not support.
-fn wrong_kind(call: &str, model: &str, wanted: &str, found: &str) -> String {
-    if is_field_name(call) {
-        return format!("{call}: expected a model that {wanted}, found {model:?}, {found}");
-    }
-    format!("model: expected one that {wanted} (for {call}), found {model:?}, {found}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -639,47 +603,28 @@ mod tests {
         let flag = |name| match name {
             "stopping.max_chars" => "--max-chars",
             "stopping.min_chars" => "--min-chars",
-            "Segment" => "`weir segment`",
             "Generate" => "`weir generate`",
             other => other,
         };
-        let shown = |error: Error| [error.to_string(), error.named(flag).to_string()];
+        let server = "h:1".to_owned();
+        let named =
+            |error: Error| Error::Refused { server: server.clone(), error: error.into() }.named(flag).to_string();
         let field = "stopping.min_chars";
         let other = "stopping.max_chars";
         assert_eq!(
-            shown(Error::AboveOption { field, found: 4, limit: 3, other }),
-            [
-                "stopping.min_chars: expected 0 to 3 (the value of max_chars), found 4",
-                "--min-chars: expected 0 to 3 (the value of --max-chars), found 4"
-            ]
-        );
-        let wanted = "pools";
-        let unpooled = |call| Error::WrongKind { call, model: "m".into(), wanted, found: "another".into() };
-        assert_eq!(
-            shown(unpooled("Segment")),
-            [
-                "model: expected one that pools (for Segment), found \"m\", another",
-                "model: expected one that pools (for `weir segment`), found \"m\", another"
-            ]
+            named(Error::AboveOption { field, found: 4, limit: 3, other }),
+            "h:1: --min-chars: expected 0 to 3 (the value of --max-chars), found 4"
         );
         assert_eq!(
-            shown(unpooled(other)),
-            [
-                "stopping.max_chars: expected a model that pools, found \"m\", another",
-                "--max-chars: expected a model that pools, found \"m\", another"
-            ]
+            named(Error::wrong_kind(other, "m", "pools", "another")),
+            "h:1: --max-chars: expected a model that pools, found \"m\", another"
         );
-        let does = "continues text";
-        let instead = "Generate";
-        let error = Error::OtherMethod { call: "Segment", model: "m".into(), wanted, does, instead, shape: "s".into() };
         assert_eq!(
-            shown(error),
-            [
-                "model: expected one that pools (for Segment), found \"m\", a model that continues text (use Generate): s",
-                "model: expected one that pools (for `weir segment`), found \"m\", a model that continues text \
-                 (use `weir generate`): s"
-            ]
+            named(Error::only_continues_text("m", "s")),
+            "h:1: model: expected a model that reads documents, found \"m\", a model that continues text: s \
+             (use `weir generate`)"
         );
+        assert_eq!(named(Error::Answer { field, why: ": 0 to 8".into() }), "h:1: --min-chars: 0 to 8");
     }
 
     #[test]

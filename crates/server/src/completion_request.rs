@@ -2,7 +2,8 @@
 //! parameters of the Open Inference Protocol.
 //!
 //! Field names are OpenAI's, else vLLM's, else the gRPC API's. [`CompletionRequest`] has the fields that the server supports,
-//! and [`OTHER_FIELDS`] other servers' fields: one that would change the text is refused by name. A null counts as absent.
+//! and [`OTHER_FIELDS`] other servers' fields: one that would change the text is refused by name. A null counts as absent. Errors
+//! name a field as the client did.
 
 use serde::{
     Deserialize, Deserializer,
@@ -24,23 +25,97 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Default of `max_tokens` for a model of characters or bytes: about as much text.
 const DEFAULT_MAX_CHARACTERS: u32 = 128;
 
-/// Returns this API's name of a field or a method of the gRPC API. An element of a list has the name of the list.
-pub(crate) fn own_name(name: &str) -> &str {
-    let list = name.split_once('[').map_or(name, |(list, _)| list);
-    match list {
-        "prompt_ids" => "prompt",
-        "chunk.text" => "document",
-        "stopping.max_chars" => "max_tokens",
-        "stopping.min_chars" => "min_tokens",
-        "stopping.max_segments" => "max_segments",
-        "stopping.stop" => "stop",
-        "stopping.ignore_eos" => "ignore_eos",
-        "details.top_logprobs" | "details.logprobs" => "logprobs",
-        "details.boundaries" => "boundaries",
-        "details.echo" => "echo",
-        "Generate" => "/v1/completions",
-        "Summarize" => "/v1/summaries",
-        _ => list.strip_prefix("sampling.").or_else(|| name.strip_prefix("options.")).unwrap_or(name),
+/// The surface of a request, which has its own names for the gRPC API's fields and methods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Surface {
+    /// A path of the HTTP API without fields of its own.
+    #[default]
+    Http,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/completions` of a model that summarizes: the prompt is the document.
+    SummarizedPrompts,
+    /// `/v1/summaries`.
+    Summaries,
+    /// The Open Inference Protocol over gRPC.
+    Inference,
+    /// The Open Inference Protocol over HTTP.
+    HttpInference,
+}
+
+/// The names that errors of a request have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Names {
+    surface: Surface,
+    aliases: Aliases,
+}
+
+/// The fields that a client sent by another name, each with that.
+type Aliases = Vec<(&'static str, &'static str)>;
+
+impl From<Surface> for Names {
+    fn from(surface: Surface) -> Self {
+        Self { surface, aliases: Aliases::new() }
+    }
+}
+
+impl Names {
+    /// Returns an error with the client's names for fields and methods of the gRPC API.
+    pub(crate) fn name(&self, error: Error) -> Error {
+        error.named(|name| {
+            let own = self.surface.own_name(name);
+            self.aliases.iter().find(|(field, _)| *field == own).map_or(own, |(_, alias)| alias)
+        })
+    }
+}
+
+impl Surface {
+    /// Returns the surface's name of a field or a method of the gRPC API. An element of a list has the name of the list.
+    fn own_name(self, name: &'static str) -> &'static str {
+        match (name.split_once('[').map_or(name, |(list, _)| list), self) {
+            ("Generate", Self::Inference) => "ModelInfer",
+            ("Generate", Self::HttpInference) => "/infer",
+            ("Generate", _) => "/v1/completions",
+            ("Summarize", Self::Inference) => "weir.v1.Summarization",
+            ("Summarize", _) => "/v1/summaries",
+            ("name" | "model_name", Self::Http | Self::HttpInference) => "model",
+            (_, Self::Http) => name,
+            ("prompt" | "prompt_ids", Self::Inference | Self::HttpInference) => "text_input",
+            ("prompt" | "prompt_ids", _) | ("chunk" | "chunk.text", Self::SummarizedPrompts) => "prompt",
+            ("chunk" | "chunk.text", _) => "document",
+            ("options.document_id", _) => "document_id",
+            ("options.beam_size", Self::SummarizedPrompts) => "best_of",
+            ("options.beam_size", _) => "beam_size",
+            ("options.hypotheses", Self::SummarizedPrompts) => "n",
+            ("options.hypotheses", _) => "hypotheses",
+            ("options.model", _) => "model",
+            ("options.priority", _) => "priority",
+            ("options.length_penalty", _) => "length_penalty",
+            ("options.early_stopping", _) => "early_stopping",
+            ("options.no_repeat_ngram", _) => "no_repeat_ngram",
+            ("options.hard_topk", _) => "hard_topk",
+            ("options.cut", _) => "cut",
+            ("options.long_documents", _) => "long_documents",
+            ("stopping.max_chars" | "options.max_tokens", _) => "max_tokens",
+            ("stopping.min_chars" | "options.min_tokens", _) => "min_tokens",
+            ("stopping.max_segments", _) => "max_segments",
+            ("stopping.stop", _) => "stop",
+            ("stopping.include_stop", _) => "include_stop_str_in_output",
+            ("stopping.ignore_eos", _) => "ignore_eos",
+            ("sampling.temperature", _) => "temperature",
+            ("sampling.top_k", _) => "top_k",
+            ("sampling.top_p", _) => "top_p",
+            ("sampling.min_p", _) => "min_p",
+            ("sampling.repetition_penalty" | "options.repetition_penalty", _) => "repetition_penalty",
+            ("sampling.presence_penalty", _) => "presence_penalty",
+            ("sampling.frequency_penalty", _) => "frequency_penalty",
+            ("sampling.seed", _) => "seed",
+            ("sampling.logit_bias", _) => "logit_bias",
+            ("details.echo", _) => "echo",
+            ("details.logprobs" | "details.top_logprobs", _) => "logprobs",
+            ("details.boundaries", _) => "boundaries",
+            (list, _) => list,
+        }
     }
 }
 
@@ -61,10 +136,11 @@ pub(crate) struct CompletionRequest {
     pub(crate) prompt: Prompts<MAX_CHOICES>,
     pub(crate) document: Option<String>,
     pub(crate) document_id: Option<String>,
-    #[serde(alias = "max_new_tokens", alias = "max_completion_tokens")]
     pub(crate) max_tokens: Option<u32>,
-    #[serde(alias = "min_new_tokens")]
+    max_new_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
     pub(crate) min_tokens: Option<u32>,
+    min_new_tokens: Option<u32>,
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<i64>,
@@ -91,16 +167,19 @@ pub(crate) struct CompletionRequest {
     pub(crate) boundaries: Option<bool>,
     pub(crate) boundary_mode: Option<String>,
     pub(crate) max_segments: Option<u32>,
-    #[serde(alias = "num_beams")]
-    pub(crate) beam_size: Option<u32>,
+    beam_size: Option<u32>,
+    num_beams: Option<u32>,
     pub(crate) hypotheses: Option<u32>,
     pub(crate) length_penalty: Option<f32>,
     pub(crate) early_stopping: Option<EarlyStopping>,
-    #[serde(alias = "no_repeat_ngram_size")]
-    pub(crate) no_repeat_ngram: Option<u32>,
+    no_repeat_ngram: Option<u32>,
+    no_repeat_ngram_size: Option<u32>,
+    do_sample: Option<bool>,
     pub(crate) cut: Option<bool>,
     pub(crate) long_documents: Option<LongDocuments>,
     pub(crate) hard_topk: Option<bool>,
+    #[serde(skip)]
+    aliases: Aliases,
 }
 
 #[derive(Deserialize, Default, Clone, Copy)]
@@ -119,12 +198,55 @@ fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::
 impl CompletionRequest {
     /// Parses the body of a request. Fails as [`parse_json`] does, and at a field that the path refuses.
     pub(crate) fn parse<'a>(json: impl Into<Cow<'a, [u8]>>, path: Path) -> Result<Self> {
-        parse(json.into(), "the body", Some(path))
+        parse::<Self>(json.into(), "the body", Some(path))?.without_aliases()
     }
 
     /// Converts the parsed fields of a completion. Fails as [`parse`](Self::parse) does. Errors call the fields `input`.
     pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
-        read_fields(Value::Object(fields), Some(Path::Completions)).map_err(|unread| unread.into_error(input))
+        let read = read_fields::<Self, _>(Value::Object(fields), Some(Path::Completions));
+        read.map_err(|unread| unread.into_error(input))?.without_aliases()
+    }
+
+    /// Moves the values of aliases to their fields. Fails if a field has two values.
+    fn without_aliases(mut self) -> Result<Self> {
+        for (field, name, aliases) in [
+            (
+                &mut self.max_tokens,
+                "max_tokens",
+                &[
+                    ("max_new_tokens", self.max_new_tokens.take()),
+                    ("max_completion_tokens", self.max_completion_tokens.take()),
+                ][..],
+            ),
+            (&mut self.min_tokens, "min_tokens", &[("min_new_tokens", self.min_new_tokens.take())]),
+            (&mut self.beam_size, "beam_size", &[("num_beams", self.num_beams.take())]),
+            (
+                &mut self.no_repeat_ngram,
+                "no_repeat_ngram",
+                &[("no_repeat_ngram_size", self.no_repeat_ngram_size.take())],
+            ),
+        ] {
+            let mut first = name;
+            for &(alias, value) in aliases {
+                match (*field, value) {
+                    (None, Some(_)) => {
+                        *field = value;
+                        first = alias;
+                        self.aliases.push((name, alias));
+                    }
+                    (Some(stated), Some(other)) if stated != other => {
+                        return Err(Error::Exclusive { first, second: alias });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Returns the names that errors of this request have on a surface.
+    pub(crate) fn names(&self, surface: Surface) -> Names {
+        Names { surface, aliases: self.aliases.clone() }
     }
 
     /// Returns true if the response is a stream.
@@ -154,9 +276,8 @@ impl CompletionRequest {
     /// Returns the requests of `Generate`, one for each choice: the first prompt's, then the next one's. Without a prompt,
     /// it is empty. Each is built when it is taken. Fails if an option is unsupported; `Generate` checks the others.
     pub(crate) fn generate_requests(&self) -> Result<impl ExactSizeIterator<Item = v1::GenerateRequest>> {
-        if let Some(size) = self.no_repeat_ngram.filter(|size| *size > 0) {
-            return Err(Error::bad_option("no_repeat_ngram", size.to_string(), "0 (this model does not summarize)"));
-        }
+        self.reject_searched()?;
+        self.check_do_sample(self.temperature != Some(0.0))?;
         let prompts = self.prompt.list().unwrap_or_default();
         let count = prompts.len().max(1);
         let n = self.choices_per_prompt();
@@ -259,12 +380,14 @@ impl CompletionRequest {
     /// Returns the messages of the call that a summary request makes: options, then the document in chunks.
     pub(crate) fn summary_messages(&self) -> Result<Vec<SummarizeRequest>> {
         let sampling = self.summary_sampling()?;
+        // The summary is sampled only if the request has a sampling option; otherwise it is searched.
+        let sampling = (sampling != v1::Sampling::default()).then_some(sampling);
+        self.check_do_sample(sampling.is_some())?;
         let options = v1::SummarizeOptions {
             model: self.model.clone(),
             beam_size: self.beam_size,
             hypotheses: self.hypotheses,
-            // The summary is sampled only if the request has a sampling option; otherwise it is searched.
-            sampling: (sampling != v1::Sampling::default()).then_some(sampling),
+            sampling,
             document_id: self.document_id.clone(),
             hard_topk: self.hard_topk,
             ..self.summary_options()
@@ -276,6 +399,8 @@ impl CompletionRequest {
     /// unsupported; `Summarize` checks the others.
     pub(crate) fn summarize_requests(&self, model: &str) -> Result<Vec<Vec<SummarizeRequest>>> {
         self.reject_unsummarized()?;
+        let is_sampled = self.temperature.is_some_and(|temperature| temperature != 0.0);
+        self.check_do_sample(is_sampled)?;
         let n = self.choices_per_prompt();
         let prompts = self.prompt.list()?;
         check_choices(n, prompts.len())?;
@@ -283,7 +408,6 @@ impl CompletionRequest {
             return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
         }
         let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let is_sampled = self.temperature.is_some_and(|temperature| temperature != 0.0);
         if !is_sampled {
             self.reject_unsearched()?;
         }
@@ -328,17 +452,44 @@ impl CompletionRequest {
         Ok(v1::Sampling { repetition_penalty: None, ..self.sampling(self.top_k()?, seed) })
     }
 
+    /// Fails if `do_sample` contradicts the other options.
+    fn check_do_sample(&self, is_sampled: bool) -> Result<()> {
+        match self.do_sample {
+            Some(stated) if stated != is_sampled => Err(Error::bad_option(
+                "do_sample",
+                stated.to_string(),
+                format!("{is_sampled} (as the other options say)"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if an option of searches would change a text that a model continues symbol by symbol.
+    fn reject_searched(&self) -> Result<()> {
+        let early_stopping = self.early_stopping.filter(|when| *when != EarlyStopping::False);
+        for (field, found, neutral) in [
+            ("beam_size", self.beam_size.filter(|size| *size != 1).map(|size| size.to_string()), "1"),
+            ("no_repeat_ngram", self.no_repeat_ngram.filter(|size| *size != 0).map(|size| size.to_string()), "0"),
+            ("length_penalty", other_than(1.0, self.length_penalty), "1"),
+            ("early_stopping", early_stopping.map(|when| when.name().to_owned()), "false"),
+        ] {
+            if let Some(found) = found {
+                return Err(Error::bad_option(field, found, format!("{neutral} (this model does not summarize)")));
+            }
+        }
+        Ok(())
+    }
+
     /// Fails if an option of sampling would change a text that is searched.
     fn reject_unsearched(&self) -> Result<()> {
-        let other_than = |neutral: f32, value: Option<f32>| value.filter(|value| *value != neutral);
         let biases = self.logit_bias.0.len();
         for (field, found) in [
             ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
             ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),
-            ("top_p", other_than(1.0, self.top_p).map(|p| p.to_string())),
-            ("min_p", other_than(0.0, self.min_p).map(|p| p.to_string())),
-            ("presence_penalty", other_than(0.0, self.presence_penalty).map(|penalty| penalty.to_string())),
-            ("frequency_penalty", other_than(0.0, self.frequency_penalty).map(|penalty| penalty.to_string())),
+            ("top_p", other_than(1.0, self.top_p)),
+            ("min_p", other_than(0.0, self.min_p)),
+            ("presence_penalty", other_than(0.0, self.presence_penalty)),
+            ("frequency_penalty", other_than(0.0, self.frequency_penalty)),
         ] {
             if let Some(found) = found {
                 return Err(Error::bad_option(field, found, "no value without a temperature above 0"));
@@ -357,7 +508,7 @@ impl CompletionRequest {
             ("boundary_mode", self.boundary_mode.as_deref().map(quoted)),
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
-            ("speculate", self.speculate.as_ref().map(|Speculate(setting)| quoted(setting))),
+            ("beam_size", self.beam_size.map(|size| size.to_string())),
             ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
         ] {
             if let Some(found) = found {
@@ -366,6 +517,11 @@ impl CompletionRequest {
         }
         Ok(())
     }
+}
+
+/// Returns a number unless it is absent or changes nothing.
+fn other_than(neutral: f32, value: Option<f32>) -> Option<String> {
+    value.filter(|value| *value != neutral).map(|value| value.to_string())
 }
 
 /// Returns the messages of a call: options, then the document in chunks that end at a character boundary.
@@ -392,66 +548,121 @@ pub(crate) enum Path {
     Summaries,
 }
 
-/// The fields that only completions have.
-const COMPLETION_FIELDS: &str = "prompt n best_of stop include_stop_str_in_output ignore_eos echo logprobs logit_bias \
-    resume_text speculate stream_options boundaries boundary_mode max_segments";
+impl fmt::Display for Path {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(if *self == Self::Completions { "/v1/completions" } else { "/v1/summaries" })
+    }
+}
 
-/// The fields that only summaries have.
-const SUMMARY_FIELDS: &str = "document document_id beam_size num_beams hypotheses hard_topk";
-
-/// What a field of other servers means here.
-#[derive(Clone, Copy)]
+/// What a field means that the server does not support, at least on one path.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum OtherField {
     /// It cannot change the text.
     Ignored,
-    /// It changes the text, unless its value is one of these, separated by ` or `, or null.
+    /// It changes the text, unless its value is empty ([`EMPTY`]) or one of these, separated by ` or `.
     Refused(&'static str),
+    /// It changes the text, and only this path supports it. On others, its value may be empty or one of these.
+    OnlyOf(Path, &'static str),
 }
 
-/// The fields of other servers that the server does not support: of OpenAI, vLLM, SGLang, TGI, llama.cpp and transformers.
-const OTHER_FIELDS: [(OtherField, &str); 11] = [
+/// Values that count as absent, as [`Description`] has them. An object without fields may mean something.
+const EMPTY: [&str; 3] = ["null", "\"\"", "[]"];
+
+/// The fields of OpenAI, vLLM, SGLang, TGI, llama.cpp, transformers and Triton that the server does not support, and those that only
+/// one path supports. Completions ignore a field that is not here either; summaries refuse it.
+const OTHER_FIELDS: [(OtherField, &str); 17] = [
     (
         OtherField::Ignored,
-        "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction \
-         request_id rid cache_salt cache_prompt id_slot use_cache keep_alive details decoder_input_details \
-         parallel_tool_calls top_n_tokens top_logprobs prompt_logprobs return_token_ids return_tokens_as_token_ids \
-         guided_decoding_backend guided_whitespace_pattern spaces_between_special_tokens",
+        "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction request_id \
+         rid session_id extra_key cache_salt cache_prompt id_slot n_keep n_cache_reuse use_cache cache_implementation \
+         keep_alive details decoder_input_details parallel_tool_calls top_n_tokens top_logprobs prompt_logprobs n_probs \
+         return_logprob logprob_start_len top_logprobs_num logprob_token_ids post_sampling_probs return_token_ids \
+         return_tokens return_tokens_as_token_ids return_hidden_states output_scores output_logits \
+         return_dict_in_generate response_fields timings_per_token return_progress stream_interval \
+         guided_decoding_backend guided_whitespace_pattern spaces_between_special_tokens truncation_side \
+         dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold \
+         mirostat_tau mirostat_eta pad_token_id bos_token_id num_assistant_tokens prompt_lookup_num_tokens",
     ),
     (
         OtherField::Refused("null"),
         "structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf \
-         stop_regex n_predict num_predict truncate truncate_prompt_tokens prompt_embeds samplers adapter_id lora_path \
-         custom_logit_processor vllm_xargs reasoning reasoning_effort verbosity web_search_options",
+         grammar format tools functions stop_strings stop_sequences stop_words stop_regex stop_token_ids eos_token_id \
+         end_id bad_words bad_words_ids force_words_ids allowed_token_ids suppress_tokens begin_suppress_tokens \
+         forced_bos_token_id forced_eos_token_id forced_decoder_ids decoder_start_token_id sequence_bias constraints \
+         logits_processors custom_logit_processor custom_params vllm_xargs samplers top_h dola_layers \
+         exponential_decay_length_penalty repetition_detection n_predict num_predict max_length max_time truncate \
+         truncate_prompt_tokens sampling_seed random_seed inputs input input_ids prompt_token_ids prompt_embeds \
+         input_embeds text messages suffix input_prefix input_suffix input_extra negative_prompt negative_prompt_ids \
+         system template chat_template images image_data audio_data multimodal_data session_params lora lora_path \
+         lora_request lora_name adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
+         web_search_options",
     ),
+    (OtherField::Refused("{}"), "options parameters sampling_params generation_config chat_template_kwargs"),
     (OtherField::Refused("{\"type\":\"text\"}"), "response_format"),
     (OtherField::Refused("\"none\" or \"auto\""), "tool_choice function_call"),
     (
-        OtherField::Refused("[]"),
-        "tools functions stop_token_ids bad_words bad_words_ids allowed_token_ids suppress_tokens logits_processors",
+        OtherField::Refused("false"),
+        "use_beam_search guided_json_object watermark watermarking return_full_text no_stop_trim token_healing \
+         renormalize_logits continue_final_message",
     ),
-    (OtherField::Refused("\"\""), "suffix grammar input_prefix input_suffix"),
-    (OtherField::Refused("false"), "use_beam_search guided_json_object watermark return_full_text no_stop_trim"),
-    (OtherField::Refused("true"), "do_sample add_special_tokens skip_special_tokens"),
+    (OtherField::Refused("true"), "add_special_tokens skip_special_tokens"),
     (
         OtherField::Refused("0"),
-        "mirostat xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff",
+        "mirostat xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff n_indent min_keep \
+         t_max_predict_ms min_length encoder_no_repeat_ngram_size diversity_penalty top_a smoothing_factor",
     ),
-    (OtherField::Refused("1"), "typical_p tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups"),
-    (OtherField::Refused("-1"), "top_n_sigma"),
+    (
+        OtherField::Refused("1"),
+        "typical_p tfs_z repeat_penalty encoder_repetition_penalty num_beam_groups beam_width guidance_scale \
+         num_return_sequences n_cmpl",
+    ),
+    (OtherField::Refused("-1"), "top_n_sigma adaptive_target thinking_token_budget"),
+    (OtherField::Refused("-1 or 64"), "repeat_last_n"),
+    (OtherField::OnlyOf(Path::Completions, "null"), "prompt logprobs boundary_mode max_segments stop resume_text"),
+    (OtherField::OnlyOf(Path::Completions, "{}"), "logit_bias"),
+    (OtherField::OnlyOf(Path::Completions, "1"), "n best_of"),
+    (OtherField::OnlyOf(Path::Completions, "false"), "include_stop_str_in_output ignore_eos echo boundaries"),
+    (OtherField::OnlyOf(Path::Summaries, "null"), "document document_id hard_topk"),
+    (OtherField::OnlyOf(Path::Summaries, "1"), "hypotheses"),
 ];
 
-impl Path {
-    /// Returns a field of which the text may depend and that requests of this path do not have, with the values that they may have.
-    fn refused_field(self, name: &str) -> Option<(&'static str, &'static str)> {
-        let (others, bound) = match self {
-            Self::Completions => (SUMMARY_FIELDS, "null (a field of /v1/summaries)"),
-            Self::Summaries => (COMPLETION_FIELDS, "null (a field of /v1/completions)"),
+/// A field whose value may change the text, on a path that does not support it.
+#[derive(Clone, Copy)]
+struct RefusedField {
+    name: &'static str,
+    /// The values that it may have, separated by ` or `.
+    values: &'static str,
+    /// The path that supports it.
+    supporting: Option<Path>,
+}
+
+impl RefusedField {
+    /// Checks a value, as [`Description`] has it.
+    fn check(self, found: String) -> Result<()> {
+        let Self { name, values, supporting } = self;
+        if EMPTY.contains(&&*found) || values.split(" or ").any(|value| value == found) {
+            return Ok(());
+        }
+        let bound = match supporting {
+            Some(path) => format!("{values} (a field of {path})"),
+            None if values.contains(" or ") => format!("{values} (the only supported values)"),
+            None => format!("{values} (the only supported value)"),
         };
-        let refused = OTHER_FIELDS.iter().filter_map(|(field, names)| match field {
-            OtherField::Refused(values) => Some((*names, *values)),
-            OtherField::Ignored => None,
-        });
-        [(others, bound)].into_iter().chain(refused).find_map(|(names, values)| Some((listed(name, names)?, values)))
+        Err(Error::bad_option(name, found, bound))
+    }
+}
+
+impl Path {
+    /// Returns a field that this path does not support, if its value may change the text.
+    fn refused_field(self, name: &str) -> Option<RefusedField> {
+        OTHER_FIELDS.iter().find_map(|&(field, names)| {
+            let (values, supporting) = match field {
+                OtherField::Refused(values) => (values, None),
+                OtherField::OnlyOf(path, values) if path != self => (values, Some(path)),
+                OtherField::OnlyOf(..) | OtherField::Ignored => return None,
+            };
+            Some(RefusedField { name: listed(name, names)?, values, supporting })
+        })
     }
 }
 
@@ -588,8 +799,8 @@ struct Fields<'a, I> {
     known: &'static [&'static str],
     /// `None` if the others are ignored.
     path: Option<Path>,
-    /// The field whose value is read next, and the values that it may have, if it is one that the path refuses.
-    refused: Option<(&'static str, &'static str)>,
+    /// The field whose value is read next, if it is one that the path refuses.
+    refused: Option<RefusedField>,
     /// Why the request is refused.
     refusal: &'a mut Option<Error>,
 }
@@ -659,23 +870,19 @@ impl<'de, M: MapAccess<'de>> MapAccess<'de> for Fields<'_, M> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, M::Error> {
-        let Some((field, values)) = self.refused.take() else { return self.inner.next_value_seed(seed) };
+        let Some(field) = self.refused.take() else { return self.inner.next_value_seed(seed) };
         let Description(found) = self.inner.next_value()?;
-        if found == "null" || values.split(" or ").any(|value| value == found) {
-            // absent
-            return seed.deserialize(().into_deserializer());
+        if let Err(error) = field.check(found) {
+            *self.refusal = Some(error);
+            return Err(M::Error::custom("a refused field"));
         }
-        let only = match values {
-            values if values.ends_with(')') => "",
-            values if values.contains(" or ") => " (the only supported values)",
-            _ => " (the only supported value)",
-        };
-        *self.refusal = Some(Error::bad_option(field, found, format!("{values}{only}")));
-        Err(M::Error::custom("a refused field"))
+        // absent
+        seed.deserialize(().into_deserializer())
     }
 }
 
-/// A value in a few words: a scalar, an empty list, an empty object, or an object of one field as JSON, others by their type.
+/// A value in a few words: a scalar, an empty list, an empty object, or an object of one field as JSON, others by their type. A list
+/// of nulls and empty strings counts as empty.
 struct Description(String);
 
 impl<'de> Deserialize<'de> for Description {
@@ -710,7 +917,8 @@ impl<'de> Visitor<'de> for DescriptionVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<String, E> {
-        Ok(value.to_string())
+        // Zero has no sign.
+        Ok((value + 0.0).to_string())
     }
 
     fn visit_str<E>(self, text: &str) -> Result<String, E> {
@@ -718,7 +926,12 @@ impl<'de> Visitor<'de> for DescriptionVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
-        Ok(if count_rest(&mut list)? == 0 { "[]" } else { "a list" }.to_owned())
+        let mut is_empty = true;
+        while is_empty && let Some(Description(element)) = list.next_element()? {
+            is_empty = EMPTY.contains(&&*element);
+        }
+        count_rest(&mut list)?;
+        Ok(if is_empty { "[]" } else { "a list" }.to_owned())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
@@ -734,7 +947,7 @@ impl<'de> Visitor<'de> for DescriptionVisitor {
 }
 
 /// Returns the error of a value at `path`, as serde writes paths. The message begins with the path, or with `input` if it is empty.
-pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> Error {
+fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> Error {
     let path = key(path);
     let message = error.to_string();
     let mismatch = mismatch(&message, vec![path], error.is_data());
@@ -746,11 +959,6 @@ pub(crate) fn unreadable(input: &str, path: &str, error: &serde_json::Error) -> 
 /// Returns a path of serde's as errors state it. It ends with `?` where the text ends within a key, and is `.` at the root.
 fn key(path: &str) -> &str {
     path.trim_end_matches('?').trim_end_matches('.')
-}
-
-/// Builds the error of a field with a value of the wrong type.
-pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
-    Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
 }
 
 /// Returns the names of the fields of a request, aliases included, as serde derives them.
@@ -1105,6 +1313,8 @@ impl Visitor<'_> for SpeculateVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message as _;
+    use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
     use weir_models::text::{TextNormaliser, Vocabulary};
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
@@ -1138,16 +1348,22 @@ mod tests {
     /// Every value that changes nothing is accepted on both paths, and another one is refused by name.
     #[test]
     fn fields_of_other_servers_are_in_one_table() {
+        let known = field_names::<CompletionRequest>();
         for (field, names) in OTHER_FIELDS {
             for (name, path) in names.split(' ').flat_map(|name| [(name, Path::Completions), (name, Path::Summaries)]) {
                 let read = |value: &str| {
                     CompletionRequest::parse(format!("{{\"{name}\": {value}}}").as_bytes(), path).map(drop)
                 };
-                let OtherField::Refused(values) = field else {
-                    read("[{}]").unwrap();
-                    continue;
+                assert_eq!(known.contains(&name), matches!(field, OtherField::OnlyOf(..)), "{name}");
+                let values = match field {
+                    OtherField::Ignored => {
+                        read("[{}]").unwrap();
+                        continue;
+                    }
+                    OtherField::OnlyOf(supporting, _) if supporting == path => continue,
+                    OtherField::Refused(values) | OtherField::OnlyOf(_, values) => values,
                 };
-                values.split(" or ").chain(["null"]).for_each(|value| read(value).unwrap());
+                values.split(" or ").chain(EMPTY).for_each(|value| read(value).unwrap());
                 for value in ["[0]", "{\"a\": 1}", "\"x\"", "7.5"] {
                     assert!(
                         matches!(read(value), Err(Error::BadOption { field, .. }) if field == name),
@@ -1156,11 +1372,67 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Returns the fields of a message, those of its messages included, dotted after `prefix`.
+    fn dotted_fields(messages: &[DescriptorProto], message: &str, prefix: &str) -> Vec<String> {
+        let message = messages.iter().find(|found| found.name() == message).unwrap();
+        let fields = message.field.iter().flat_map(|field| {
+            let name = format!("{prefix}{}", field.name());
+            match field.type_name().rsplit('.').next().filter(|_| field.r#type() == Type::Message) {
+                Some(nested) if nested != "LogitBias" => dotted_fields(messages, nested, &format!("{}.", field.name())),
+                _ => vec![name],
+            }
+        });
+        fields.collect()
+    }
+
+    #[test]
+    fn every_field_of_a_call_has_its_own_name() {
+        let set = FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
+        let messages: Vec<_> = set.file.into_iter().flat_map(|file| file.message_type).collect();
         let known = field_names::<CompletionRequest>();
-        for name in [COMPLETION_FIELDS, SUMMARY_FIELDS].iter().flat_map(|names| names.split(' ')) {
-            assert!(known.contains(&name), "{name}");
+        // Over gRPC only.
+        let without = ["stream.coalesce_chars", "stream.per_segment", "resume_ids", "details.ids"];
+        for (surface, message, prefix) in [
+            (Surface::Completions, "GenerateRequest", ""),
+            (Surface::Summaries, "SummarizeOptions", "options."),
+            (Surface::SummarizedPrompts, "SummarizeOptions", "options."),
+        ] {
+            for field in dotted_fields(&messages, message, prefix) {
+                let own = surface.own_name(field.clone().leak());
+                assert!(known.contains(&own) || without.contains(&&*field), "{field}: {own}");
+            }
         }
-        assert!(!OTHER_FIELDS.iter().any(|(_, names)| names.split(' ').any(|name| known.contains(&name))));
+    }
+
+    #[test]
+    fn a_field_has_one_value_and_the_name_that_was_sent() {
+        let read = |body: &str| CompletionRequest::parse(body.as_bytes(), Path::Completions);
+        let error = Error::AboveOption { field: "stopping.min_chars", found: 5, limit: 2, other: "stopping.max_chars" };
+        for (body, max, bound) in [
+            (r#"{"max_tokens": 2}"#, 2, "min_tokens: expected 0 to 2 (the value of max_tokens), found 5"),
+            (r#"{"max_tokens": null, "max_completion_tokens": 3}"#, 3, "…(the value of max_completion_tokens), …"),
+            (r#"{"max_new_tokens": 4, "max_tokens": null}"#, 4, "…(the value of max_new_tokens), …"),
+            (r#"{"max_new_tokens": 4, "max_tokens": 4.0, "min_new_tokens": 5}"#, 4, "min_new_tokens: …max_tokens…"),
+        ] {
+            let request = read(body).unwrap();
+            assert_eq!(request.max_tokens, Some(max), "{body}");
+            let Error::AboveOption { field, found, limit, other } = error else { panic!() };
+            let named = request.names(Surface::Completions).name(Error::AboveOption { field, found, limit, other });
+            let parts: Vec<_> = bound.split('…').collect();
+            assert!(parts.iter().all(|part| named.to_string().contains(part)), "{named}");
+        }
+        for (body, message) in [
+            (r#"{"max_tokens": 1, "max_new_tokens": 2}"#, "max_tokens and max_new_tokens exclude each other: give one"),
+            (
+                r#"{"max_completion_tokens": 1, "max_new_tokens": 2}"#,
+                "max_new_tokens and max_completion_tokens exclude each other: give one",
+            ),
+            (r#"{"num_beams": 1, "beam_size": 2}"#, "beam_size and num_beams exclude each other: give one"),
+        ] {
+            assert_eq!(read(body).map(drop).unwrap_err().to_string(), message);
+        }
     }
 
     #[test]

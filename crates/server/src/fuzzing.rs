@@ -2,7 +2,7 @@
 //! only.
 
 use crate::{
-    completion_request::{CompletionRequest, Path, parse_json},
+    completion_request::{CompletionRequest, Path, Surface, parse_json},
     grpc::{
         convert::{generate_job, long_documents, score_job, segment_job, summary_options},
         editing::{failed, offset, rules, splices},
@@ -61,7 +61,7 @@ pub fn inference_request(data: &[u8]) {
     let json = json.map(|request| request.into_message(String::new(), String::new()));
     let messages = decode_bounded(&mut &data[..]).into_iter().chain(json);
     let Some(card) = CARDS.last() else { return };
-    let requests = messages.filter_map(|message| InferRequest::parse(message, card).ok());
+    let requests = messages.filter_map(|message| InferRequest::parse(message, card, Surface::Inference).ok());
     requests.for_each(|request| generate(request.generate));
 }
 

@@ -408,7 +408,7 @@ impl Engines {
         let mut table = self.write();
         let Some(generation) = table.serving.remove(name) else {
             drop(table);
-            return Err(self.unknown(name));
+            return Err(self.unknown("name", name));
         };
         table.draining.push(Arc::clone(&generation));
         drop(table);
@@ -451,7 +451,7 @@ impl Engines {
         };
         let lease = table.serving.get(name).map(Lease::new);
         drop(table);
-        lease.ok_or_else(|| self.unknown(name))
+        lease.ok_or_else(|| self.unknown(field, name))
     }
 
     /// Returns all engines in service, sorted by name.
@@ -575,8 +575,8 @@ impl Engines {
         }
     }
 
-    fn unknown(&self, name: &str) -> Error {
-        Error::UnknownModel { name: clip(name, NAME_BYTES), known: self.names() }
+    fn unknown(&self, field: &'static str, name: &str) -> Error {
+        Error::UnknownModel { field, name: clip(name, NAME_BYTES), known: self.names() }
     }
 
     fn notify_change(&self) {

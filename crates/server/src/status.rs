@@ -11,9 +11,9 @@ use std::{
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt, pb};
 pub use weir_client::status::WRONG_KIND_OF_MODEL;
+use weir_client::status::{BAD_OPTION, EXCLUSIVE_OPTIONS, NEEDS_NORMALISER, UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
 pub(crate) use weir_client::status::{CODE_NAMES, rule_and_field};
-use weir_client::status::{UNKNOWN_DOCUMENT, UNKNOWN_MODEL};
-use weir_kernels::error::{Error, clip, last_name, other_method};
+use weir_kernels::error::{Error, clip};
 
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
@@ -85,8 +85,8 @@ impl DetailsBuilder {
     /// Adds the details of an error. Returns the reason.
     fn describe(&mut self, error: &Error) -> &'static str {
         match error {
-            Error::UnknownModel { name, known } => {
-                self.add("model", name).add("known", &known.join(", ")).reason(UNKNOWN_MODEL)
+            Error::UnknownModel { field, name, known } => {
+                self.add("field", field).add("model", name).add("known", &known.join(", ")).reason(UNKNOWN_MODEL)
             }
             Error::UnknownMethod { path } => self.add("path", path).reason("UNKNOWN_METHOD"),
             Error::UnknownDocument { id } => self.add("document_id", id).reason(UNKNOWN_DOCUMENT),
@@ -94,11 +94,12 @@ impl DetailsBuilder {
                 self.field(field, error).add("symbol", found).number("offset", *offset).reason("UNKNOWN_SYMBOL")
             }
             Error::BadOption { field, found, bound } => {
-                self.field(field, error).add("value", found).add("bound", bound).reason("BAD_OPTION")
+                self.field(field, error).add("value", found).add("bound", bound).reason(BAD_OPTION)
             }
             Error::AboveOption { field, found, limit, other } => {
-                let bound = format!("0 to {limit} (the value of {})", last_name(other));
-                self.field(field, error).number("value", *found).add("bound", &bound).reason("BAD_OPTION")
+                let bound = format!("0 to {limit} (the value of {other})");
+                self.field(field, error).number("value", *found).add("bound", &bound);
+                self.number("limit", *limit).add("other", other).reason(BAD_OPTION)
             }
             Error::Unreadable { field: Some(field), .. } => self.field(field, error).reason("UNREADABLE"),
             Error::Unreadable { field: None, .. } => "UNREADABLE",
@@ -110,22 +111,21 @@ impl DetailsBuilder {
                 self.add("model", model).add("difference", difference).reason("UNVERIFIED")
             }
             Error::Exclusive { first, second } => {
-                self.field(first, error).field(second, error).reason("EXCLUSIVE_OPTIONS")
+                let both = self.field(first, error).field(second, error);
+                both.add("field", first).add("other", second).reason(EXCLUSIVE_OPTIONS)
             }
             Error::TooLong { field, length, limit, unit, why } => {
-                self.field(field, error).add("unit", unit).add_why(*why);
-                self.number("length", *length).number("limit", *limit);
-                "TOO_LONG"
+                self.field(field, error).add("unit", unit).number("limit", *limit).add_optional("why", *why);
+                self.number("length", *length).reason("TOO_LONG")
             }
             // The same rule; the total length is unknown.
             Error::LongerThan { field, limit, unit, why } => {
-                self.field(field, error).add("unit", unit).number("limit", *limit).add_why(*why);
-                self.add("length", &format!("more than {limit}"));
-                "TOO_LONG"
+                self.field(field, error).add("unit", unit).number("limit", *limit).add_optional("why", *why);
+                self.add("length", &format!("more than {limit}")).reason("TOO_LONG")
             }
-            Error::WrongKind { call, model, wanted, found } => self.wrong_kind(call, model, wanted, found),
-            Error::OtherMethod { call, model, wanted, does, instead, shape } => {
-                self.wrong_kind(call, model, wanted, &other_method(does, instead, shape))
+            Error::WrongKind { field, model, wanted, found, instead } => {
+                self.add("field", field).add("model", model).add("wanted", wanted).add("found", found);
+                self.add_optional("instead", *instead).reason(WRONG_KIND_OF_MODEL)
             }
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
@@ -152,7 +152,7 @@ impl DetailsBuilder {
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
             Error::Oversized { limit, .. } => self.number("limit", *limit).reason("OVERSIZED"),
-            Error::Remote { .. } | Error::Refused { .. } => "REMOTE",
+            Error::Remote { .. } | Error::Refused { .. } | Error::Answer { .. } => "REMOTE",
             Error::NoMemory { needed, available } => {
                 self.number("needed", *needed).number("available", *available).reason("NO_MEMORY")
             }
@@ -175,12 +175,13 @@ impl DetailsBuilder {
                 .add("model", model)
                 .add("expected", expected)
                 .reason("COMPRESSED_WITH"),
-            Error::NeedsNormaliser { found, offset, normaliser, .. } => self
+            Error::NeedsNormaliser { found, offset, normaliser, option } => self
                 .field("text", error)
                 .add("symbol", found)
                 .number("offset", *offset)
                 .add("normaliser", normaliser)
-                .reason("NEEDS_NORMALISER"),
+                .add("other", option)
+                .reason(NEEDS_NORMALISER),
             Error::Setting(_) => "SETTING",
             Error::Internal(_) => "INTERNAL",
         }
@@ -191,17 +192,14 @@ impl DetailsBuilder {
         self
     }
 
-    fn wrong_kind(&mut self, call: &str, model: &str, wanted: &str, found: &str) -> &'static str {
-        self.add("call", call).add("model", model).add("wanted", wanted).add("found", found).reason(WRONG_KIND_OF_MODEL)
-    }
-
     fn number(&mut self, key: &str, count: usize) -> &mut Self {
         self.add(key, &count.to_string())
     }
 
-    fn add_why(&mut self, why: Option<&str>) {
-        if let Some(why) = why {
-            self.add("why", why);
+    fn add_optional(&mut self, key: &str, value: Option<&str>) -> &mut Self {
+        match value {
+            Some(value) => self.add(key, value),
+            None => self,
         }
     }
 
@@ -246,7 +244,7 @@ mod tests {
     fn cases() -> Vec<(Error, Code, &'static str)> {
         let retry = Duration::from_millis(1500);
         vec![
-            (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, Code::NotFound, "known"),
+            (Error::UnknownModel { field: "a", name: "x".into(), known: vec!["a".into()] }, Code::NotFound, "known"),
             (Error::UnknownDocument { id: "x".into() }, Code::NotFound, "document_id"),
             (Error::UnknownMethod { path: "/x".into() }, Code::Unimplemented, "path"),
             (
@@ -266,11 +264,7 @@ mod tests {
                 Code::InvalidArgument,
                 "limit",
             ),
-            (
-                Error::WrongKind { call: "Segment", model: "m".into(), wanted: "pools", found: "vanilla".into() },
-                Code::FailedPrecondition,
-                "found",
-            ),
+            (Error::only_continues_text("m", "vanilla"), Code::FailedPrecondition, "instead"),
             (Error::Unauthenticated { why: "no key" }, Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, Code::ResourceExhausted, "limit"),
             (Error::TooMany { what: "calls", limit: 1, retry }, Code::ResourceExhausted, "limit"),

@@ -26,7 +26,7 @@ use std::{
 use tokio::sync::mpsc;
 use weir_client::connection::Client;
 use weir_engine::Limits;
-use weir_kernels::error::{Error, Result, is_field_name};
+use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     CompleteDocument, EditFailure, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
     edit_response::Event as EditEvent,
@@ -86,11 +86,8 @@ async fn check_editing(client: &Client, model: Option<String>, until: Until) -> 
     }
     drop(requests);
     let mut responses = client.edit(receiver).await?;
-    // A failure about the kind of model names its field in the text only.
-    let refused = |EditFailure { message, .. }: EditFailure| {
-        let field = message.split_once(": ").map(|(field, _)| field).filter(|field| is_field_name(field));
-        Err(client.rejected_field(field, &message))
-    };
+    let refused =
+        |EditFailure { field, message, .. }: EditFailure| Err(client.rejected_field(field.as_deref(), &message));
     match responses.next().await?.and_then(|response| response.event) {
         Some(EditEvent::Applied(_)) => {}
         Some(EditEvent::Failed(failure)) => return refused(failure),

@@ -54,6 +54,25 @@ pub(crate) async fn answer_of_call(
     timeout(Duration::from_secs(20), call).await.expect("an answer")
 }
 
+/// Sends `body` and returns what arrives of the response's body in this time. Fails if the call ends before.
+pub(crate) async fn answer_within(
+    time: Duration,
+    address: SocketAddr,
+    path: &str,
+    body: Vec<u8>,
+    headers: &[(&str, &str)],
+) -> Vec<u8> {
+    let mut response = called(connect(address, 1 << 20).await, path, body, headers).await.unwrap();
+    let mut bytes = Vec::new();
+    let read = async {
+        while let Some(part) = response.body_mut().data().await {
+            bytes.extend_from_slice(&part.unwrap());
+        }
+    };
+    timeout(time, read).await.expect_err("the call ended");
+    bytes
+}
+
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 
 const SCORE: &str = "/weir.v1.Generation/Score";

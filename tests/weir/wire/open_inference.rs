@@ -188,7 +188,7 @@ async fn the_only_model_that_continues_text_needs_no_name() {
         match answer.infer_response {
             Some(response) if response.id == "second" => assert_eq!(response.model_name, "fake"),
             // An unknown model is reported before a wrong shape.
-            _ => assert!(answer.error_message.contains("model: expected one of "), "{}", answer.error_message),
+            _ => assert!(answer.error_message.contains("model_name: expected one of "), "{}", answer.error_message),
         }
     }
     reader.gate.release();

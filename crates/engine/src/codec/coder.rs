@@ -158,7 +158,7 @@ impl Code {
     /// Checks the model, the block and the windows. Fails with [`Error::WrongKind`], [`Error::BadOption`] or
     /// [`Error::UnknownSymbol`].
     pub fn validate(&self, card: &Card) -> Result<()> {
-        check_model("the codec", card)?;
+        check_model(card)?;
         self.windows.validate(card)?;
         match &self.input {
             CodeInput::Compress(symbols) => {
@@ -203,8 +203,8 @@ pub fn default_windows(card: &Card) -> WindowOptions {
 }
 
 /// Rejects a model whose bits may differ between two computations of one text, and one with too many symbols.
-pub fn check_model(call: &'static str, card: &Card) -> Result<()> {
-    let wrong = |wanted, found| Err(Error::WrongKind { call, model: card.name.clone(), wanted, found });
+pub fn check_model(card: &Card) -> Result<()> {
+    let wrong = |wanted, found: String| Err(Error::wrong_kind("model", &card.name, wanted, found));
     if card.exactness != Exactness::Bitwise {
         return wrong(
             "computes the same bits in every batch (exactness `bitwise`)",
@@ -471,10 +471,10 @@ mod tests {
     #[test]
     fn only_models_with_the_same_bits_are_accepted() {
         let card = card();
-        check_model("Compress", &card).unwrap();
+        check_model(&card).unwrap();
         let within = Card { exactness: Exactness::Within(1e-4), ..card };
-        let message = check_model("Compress", &within).unwrap_err().to_string();
-        assert!(message.starts_with("model: expected one that computes the same bits in every batch"), "{message}");
+        let message = check_model(&within).unwrap_err().to_string();
+        assert!(message.starts_with("model: expected a model that computes the same bits in every batch"), "{message}");
         assert!(message.ends_with("found \"m\", one whose exactness is within 0.0001"), "{message}");
     }
 

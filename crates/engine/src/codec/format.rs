@@ -460,7 +460,7 @@ impl TextReader {
                 return Err(match self.vocabulary.normaliser() {
                     TextNormaliser::None => Error::UnknownSymbol { field: TEXT, found, offset, unit: "character" },
                     normaliser => {
-                        let normaliser = normaliser.name();
+                        let normaliser = normaliser.name().to_owned();
                         Error::NeedsNormaliser { found, offset, normaliser, option: "normalise" }
                     }
                 });
@@ -587,7 +587,7 @@ pub struct Compressor {
 impl Compressor {
     /// Creates the stream of a text. Fails if the model has no [exactness](check_model) that suffices, or an option is out of bounds.
     pub fn new(card: &Card, options: CompressOptions) -> Result<Self> {
-        check_model("Compress", card)?;
+        check_model(card)?;
         let CompressOptions { block, windows, normalise, text_bytes } = options;
         Ok(Self {
             header: Header::new(card, block, windows, text_bytes)?,
@@ -700,7 +700,7 @@ pub struct Decompressor<'a> {
 impl<'a> Decompressor<'a> {
     /// Creates the stream of a text that `card`'s model compressed. Fails if the model has no [exactness](check_model) that suffices.
     pub fn new(card: &'a Card) -> Result<Self> {
-        check_model("Decompress", card)?;
+        check_model(card)?;
         Ok(Self {
             card,
             reader: ContainerReader::default(),

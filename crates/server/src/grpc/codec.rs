@@ -93,7 +93,7 @@ impl JobService {
         let Some(compress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let mut blocks = self.codec_blocks("Compress", options.model.as_deref(), &call, options.priority)?;
+        let mut blocks = self.codec_blocks(options.model.as_deref(), &call, options.priority)?;
         blocks.reports_progress = options.progress();
         let engine = blocks.engine.clone();
         let options = convert::compress_options(&options, engine.card());
@@ -114,7 +114,7 @@ impl JobService {
         let Some(decompress_request::Part::Options(options)) = parts.next().await?.and_then(|first| first.part) else {
             return Err(no_options());
         };
-        let mut blocks = self.codec_blocks("Decompress", options.model.as_deref(), &call, options.priority)?;
+        let mut blocks = self.codec_blocks(options.model.as_deref(), &call, options.priority)?;
         blocks.reports_progress = options.progress();
         let engine = blocks.engine.clone();
         Decompressor::new(engine.card())?;
@@ -124,18 +124,12 @@ impl JobService {
         }))
     }
 
-    /// Returns the blocks of a call of `method`, with the model's engine. Fails if the model summarizes.
-    fn codec_blocks(
-        &self,
-        method: &'static str,
-        model: Option<&str>,
-        call: &Call,
-        priority: Option<i32>,
-    ) -> Result<CodecBlocks> {
+    /// Returns the blocks of a call, with the model's engine. Fails if the model summarizes.
+    fn codec_blocks(&self, model: Option<&str>, call: &Call, priority: Option<i32>) -> Result<CodecBlocks> {
         let engine = self.engines.find_able("model", model, continues_text)?;
         if !continues_text(&engine) {
             let card = engine.card();
-            return Err(Error::only_summarizes(method, &card.name, "reads texts symbol by symbol", &card.shape));
+            return Err(Error::only_summarizes(&card.name, "reads texts symbol by symbol", &card.shape));
         }
         Ok(CodecBlocks::new(engine, terms(call, priority), Arc::clone(&self.memory)))
     }

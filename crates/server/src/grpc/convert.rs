@@ -220,17 +220,10 @@ pub(crate) fn long_documents(wire: &v1::SummarizeOptions) -> Result<LongDocument
         }
         (v1::LongDocuments::Unspecified | v1::LongDocuments::Refuse, None | Some(false)) => LongDocuments::Refuse,
         (v1::LongDocuments::Chunk, None | Some(false)) => LongDocuments::Chunk,
-        (other, Some(cut)) => {
-            let bound = format!("a value that agrees with cut, which is {cut}");
-            return Err(Error::bad_option(field, other.as_str_name(), bound));
-        }
+        (_, Some(_)) => return Err(Error::Exclusive { first: field, second: "options.cut" }),
     };
     if chosen == LongDocuments::Chunk && wire.document_id.is_some() {
-        return Err(Error::bad_option(
-            field,
-            "LONG_DOCUMENTS_CHUNK with document_id",
-            "refuse or cut (document_id names an encoded document)",
-        ));
+        return Err(Error::bad_option(field, chosen.name(), "refuse or cut (the document is encoded already)"));
     }
     Ok(chosen)
 }
@@ -484,7 +477,7 @@ impl ResumedRequest {
         let field = "resume_text";
         let vocabulary = &card.vocabulary;
         if !vocabulary.is_spelled_out() {
-            let found = format!("{}, which needs resume_ids", card.shape);
+            let found = format!("{}, whose texts are resumed by ids, over gRPC", card.shape);
             return Err(Error::wrong_kind(field, &card.name, "has a text for each of its symbols", found));
         }
         let text_chars = text.chars().count();
@@ -493,7 +486,11 @@ impl ResumedRequest {
             && vocabulary.is_bytes()
         {
             let found = format!("U+FFFD at character {offset}, which stands for bytes that are not UTF-8");
-            return Err(Error::bad_option(field, found, "a text without U+FFFD, or resume_ids"));
+            return Err(Error::bad_option(
+                field,
+                found,
+                "a text without U+FFFD (ids, over gRPC, can stand for such bytes)",
+            ));
         }
         let symbols = vocabulary.encode_exactly(field, text)?;
         if let Some(end) = vocabulary.end_byte()

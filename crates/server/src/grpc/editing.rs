@@ -13,7 +13,7 @@ use crate::{
     metrics::EditEvent,
     middleware::limits::{BodyMemory, CallPlace, RequestMemory, Reservation},
     registry::{Lease, continues_text},
-    status::{CODE_NAMES, status},
+    status::{CODE_NAMES, rule_and_field, status},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use std::{
@@ -485,13 +485,13 @@ pub(super) fn scores(id: u64, revision: u64, scored: Scores, vocabulary: &Vocabu
 pub(crate) fn failed(id: Option<u64>, error: &Error) -> v1::EditResponse {
     let status = status(error, "");
     let details = status.get_error_details();
-    let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
+    let (rule, field) = rule_and_field(&details);
     response(Event::Failed(v1::EditFailure {
         id,
         code: CODE_NAMES[status.code() as usize].to_owned(),
-        reason: details.error_info().map(|info| info.reason.clone()).unwrap_or_default(),
+        reason: rule.to_owned(),
         message: status.message().to_owned(),
-        field: violation.map(|violation| violation.field.clone()),
+        field: field.map(str::to_owned),
     }))
 }
 

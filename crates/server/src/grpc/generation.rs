@@ -117,7 +117,7 @@ impl JobService {
         let permit = self.gate.enter()?;
         let priority = request.message.priority;
         let engine = self.engines.find_able("model", request.message.model.as_deref(), segments_text)?;
-        must_pool("Segment", engine.card())?;
+        must_pool("model", engine.card())?;
         let convert = |message: v1::SegmentRequest, engine: &Lease| {
             let (job, seed) = convert::segment_job(&message, engine.card())?;
             let vocabulary = &engine.card().vocabulary;

@@ -4,7 +4,7 @@
 use crate::{
     call::ClientContext,
     calls::Generated,
-    completion_request::{CompletionRequest, Path, parse_json},
+    completion_request::{CompletionRequest, Names, Path, Surface, parse_json},
     http::{
         error::ApiError,
         response::{self, Choice, Completion, CompletionHead, TokenCounts},
@@ -58,7 +58,8 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
             request.prompt.list()?;
         }
     }
-    let completion = Generations::start(&state, client, &request).await?;
+    let completion = Generations::start(&state, client, &request).await;
+    let completion = completion.map_err(|error| ApiError::named(error, &request.names(Surface::Completions)))?;
     let counts = completion.counts();
     let received_at = request.wants_boundaries().then_some(received_at);
     Ok(counts.add_header(response::complete(completion, &state, &tenant, request, received_at).await?))
@@ -67,6 +68,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
 /// The calls of one request, and the output collected from them.
 struct Generations {
     head: CompletionHead,
+    names: Names,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     /// The running calls by the index of their choice.
@@ -76,7 +78,7 @@ struct Generations {
 }
 
 impl Generations {
-    async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self, ApiError> {
+    async fn start(state: &ApiState, client: &ClientContext, request: &CompletionRequest) -> Result<Self> {
         let mut choices = Vec::new();
         let mut streams = StreamMap::new();
         for (index, message) in request.generate_requests()?.enumerate() {
@@ -87,7 +89,8 @@ impl Generations {
             streams.insert(index, generated);
         }
         let head = CompletionHead::new(&client.request_id);
-        Ok(Self { head, choices, choices_per_prompt: request.choices_per_prompt(), streams, bytes: 0 })
+        let names = request.names(Surface::Completions);
+        Ok(Self { head, names, choices, choices_per_prompt: request.choices_per_prompt(), streams, bytes: 0 })
     }
 
     /// Counts the tokens of all choices. A prompt counts once, however many choices it has.
@@ -141,6 +144,10 @@ impl Completion for Generations {
 
     fn head(&self) -> &CompletionHead {
         &self.head
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
     }
 
     fn usage(&self) -> Value {

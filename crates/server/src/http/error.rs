@@ -1,7 +1,7 @@
 //! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form. Also the form of JSON in responses.
 
 use crate::{
-    completion_request::own_name,
+    completion_request::Names,
     middleware::observe::Refusal,
     status::{code, details, message, rule_and_field},
 };
@@ -36,9 +36,9 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: code.into(), retry_after: None, log_code }
     }
 
-    /// Creates the response to an error. `own_name` returns a surface's names for fields and methods of the gRPC API.
-    pub(crate) fn named(error: Error, own_name: fn(&str) -> &str) -> Self {
-        let error = error.named(own_name);
+    /// Creates the response to an error, with the names of its request.
+    pub(crate) fn named(error: Error, names: &Names) -> Self {
+        let error = names.name(error);
         let details = details(&error);
         let (rule, field) = rule_and_field(&details);
         let wait = details.retry_info().and_then(|retry| retry.retry_delay);
@@ -92,7 +92,7 @@ impl From<PathRejection> for ApiError {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
-        Self::named(error, own_name)
+        Self::named(error, &Names::default())
     }
 }
 
@@ -173,6 +173,7 @@ pub(crate) fn json_text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::completion_request::Surface;
     use std::time::Duration;
 
     #[test]
@@ -184,7 +185,7 @@ mod tests {
         let invalid = |rule: &str, field: &str| Some((Code::InvalidArgument, rule.to_owned(), Some(field.to_owned())));
         assert_eq!(logged(Error::bad_option("best_of", "3", "1").into()), invalid("BAD_OPTION", "best_of"));
         let of_a_call = Error::bad_option("sampling.top_p", "3", "0 to 1");
-        assert_eq!(logged(of_a_call.into()), invalid("BAD_OPTION", "top_p"));
+        assert_eq!(logged(ApiError::named(of_a_call, &Surface::Completions.into())), invalid("BAD_OPTION", "top_p"));
         let chat = ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", "no").with_param("messages");
         assert_eq!(logged(chat), invalid("NO_CHAT_TEMPLATE", "messages"));
         let late = ApiError::new(StatusCode::REQUEST_TIMEOUT, "incomplete", "late");

@@ -36,7 +36,10 @@ use crate::{
     },
     transport::{
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
-        http1::{BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext},
+        http1::{
+            BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext,
+            remove_empty_segments,
+        },
         http2,
     },
 };
@@ -156,30 +159,6 @@ async fn needs_http1(request: hyper::Request<Incoming>) -> Response {
     http2::discard(request.into_body()).await;
     let response = ApiError::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "http_version", message).into_response();
     if is_head { response.map(|_| Body::empty()) } else { response }
-}
-
-/// Removes empty segments from a path: clients add a slash to an address that ends with one, or at the end of a path.
-fn remove_empty_segments(uri: &mut Uri) {
-    if uri.path() == "/" || !(uri.path().contains("//") || uri.path().ends_with('/')) {
-        return;
-    }
-    let mut path = String::new();
-    for segment in uri.path().split('/').filter(|segment| !segment.is_empty()) {
-        path.push('/');
-        path.push_str(segment);
-    }
-    if path.is_empty() {
-        path.push('/');
-    }
-    if let Some(query) = uri.query() {
-        path.push('?');
-        path.push_str(query);
-    }
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = path.parse().ok();
-    if let Ok(shorter) = Uri::from_parts(parts) {
-        *uri = shorter;
-    }
 }
 
 /// Decides which web pages may send requests and read responses.

@@ -4,14 +4,14 @@
 
 use crate::{
     call::ClientContext,
-    completion_request::parse_json,
+    completion_request::{Surface, parse_json},
     grpc::generation::Incoming,
     http::{
         error::{ApiError, Json},
         state::{ApiState, JSON, PathResult},
     },
     middleware::limits::GuardedBody,
-    open_inference::{self, response::own_name},
+    open_inference,
 };
 use axum::{
     Extension,
@@ -101,11 +101,6 @@ pub(crate) async fn model_ready(
     finish(&client, answer.await)
 }
 
-/// Returns this API's name of a field or a method of the gRPC API: documents have a path of their own over HTTP.
-fn http_name(name: &str) -> &str {
-    if name == "Summarize" { "/v1/summaries" } else { own_name(name) }
-}
-
 /// Answers a request for text, in one message.
 pub(crate) async fn infer(
     State(state): State<ApiState>,
@@ -134,9 +129,9 @@ async fn handle(
     let message = request.into_message(path.model(), path.version);
     let inference = &state.inference;
     let answer = state.calls.begin(method!("ModelInfer"), client, message.encoded_len(), async |call, memory| {
-        inference.infer(Incoming { message, call, memory: Some(memory) }, false).await
+        inference.infer(Incoming { message, call, memory: Some(memory) }, Surface::HttpInference).await
     });
-    let answer = answer.await.map_err(|error| ApiError::named(error, http_name))?.into_complete();
+    let answer = answer.await?.into_complete();
     let bytes = answer.encoded_len().saturating_mul(FORMATTED);
     let mut size = state.collected.begin(&tenant, "use ModelStreamInfer over gRPC");
     size.grow_to(bytes)?;

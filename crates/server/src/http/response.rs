@@ -1,7 +1,7 @@
 //! Completions in OpenAI's JSON, collected or as server-sent events.
 
 use crate::{
-    completion_request::{CompletionRequest, StreamOptions, finish_reason},
+    completion_request::{CompletionRequest, Names, StreamOptions, finish_reason},
     http::{
         error::{ApiError, Json, json_text},
         state::{ApiState, unix_seconds},
@@ -89,10 +89,8 @@ pub(crate) trait Completion: Unpin + Send + 'static {
 
     fn usage(&self) -> Value;
 
-    /// Converts the error of a call.
-    fn error(&self, error: Error) -> ApiError {
-        error.into()
-    }
+    /// Returns the names that errors of the calls have.
+    fn names(&self) -> &Names;
 }
 
 /// Answers a request, which arrived at `received_at` if messages report the time since then.
@@ -112,7 +110,7 @@ pub(crate) async fn complete<C: Completion>(
     drop(request);
     let mut size = state.collected.begin(tenant, "set stream to true");
     while let Some(index) = poll_fn(|cx| completion.poll_output(cx)).await {
-        index.map_err(|error| completion.error(error))?;
+        index.map_err(|error| ApiError::named(error, completion.names()))?;
         size.grow_to(completion.bytes())?;
     }
     if !completion.is_complete() {
@@ -155,8 +153,8 @@ impl<C: Completion> EventSource for CompletionEvents<C> {
         Some(message)
     }
 
-    fn error(&self, error: Error) -> ApiError {
-        self.completion.error(error)
+    fn names(&self) -> Names {
+        self.completion.names().clone()
     }
 
     fn is_complete(&self) -> bool {
@@ -462,9 +460,9 @@ pub(crate) trait EventSource: Unpin + Send + 'static {
     /// Returns true if the last message has arrived.
     fn is_complete(&self) -> bool;
 
-    /// Converts the error of a call.
-    fn error(&self, error: Error) -> ApiError {
-        error.into()
+    /// Returns the names that errors of the call have.
+    fn names(&self) -> Names {
+        Names::default()
     }
 
     /// Returns the event after the last message, if there is one.
@@ -483,7 +481,7 @@ pub(crate) async fn response(mut source: impl EventSource, late_headers: bool) -
                 waits = !source.is_output(&message);
                 queue.extend(source.event(message).map(|event| event_line(&event)));
             }
-            Some(Err(error)) => return Err(source.error(error)),
+            Some(Err(error)) => return Err(ApiError::named(error, &source.names())),
             None => waits = false,
         }
     }
@@ -554,7 +552,7 @@ impl<S: EventSource> Stream for EventStream<S> {
             let is_done = message.is_none() && open.is_complete();
             let event = match message {
                 Some(Ok(message)) => open.event(message),
-                Some(Err(status)) => Some(open.error(status).body()),
+                Some(Err(error)) => Some(ApiError::named(error, &open.names()).body()),
                 None if is_done => open.last_event(),
                 None => Some(ApiError::from(ended_early()).body()),
             };
@@ -695,7 +693,8 @@ mod tests {
     }
 
     async fn sent(messages: impl IntoIterator<Item = Result<u32>>, is_complete: bool) -> Vec<String> {
-        let call = Call { messages: messages.into_iter().collect(), is_complete };
+        let messages = messages.into_iter().collect();
+        let call = Call { messages, is_complete };
         let response = response(call, false).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let text = std::str::from_utf8(&bytes).unwrap().to_owned();

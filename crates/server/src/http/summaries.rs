@@ -3,7 +3,7 @@
 
 use crate::{
     call::ClientContext,
-    completion_request::{CompletionRequest, Path, own_name},
+    completion_request::{CompletionRequest, Names, Path, Surface},
     http::{
         error::{ApiError, Json},
         response::{self, Completion, CompletionHead, EventSource},
@@ -52,24 +52,23 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
-    let messages = request.summary_messages()?;
+    let names = request.names(Surface::Summaries);
+    let in_own_words = |error| ApiError::named(error, &names);
+    let messages = request.summary_messages().map_err(in_own_words)?;
     let wants_stream = request.wants_stream();
     // The document is in the messages.
     drop(request);
-    let response = state.calls.summarize(client, messages).await?;
+    let messages = state.calls.summarize(client, messages).await.map_err(in_own_words)?;
+    let late_headers = state.calls.jobs.late_headers;
     if wants_stream {
-        return response::response(
-            SummaryEvents { messages: response, is_complete: false },
-            state.calls.jobs.late_headers,
-        )
-        .await;
+        return response::response(SummaryEvents { messages, is_complete: false, names }, late_headers).await;
     }
     let size = state.collected.begin(&tenant, "set stream to true");
-    collect(response, size).await
+    collect(messages, size).await.map_err(in_own_words)
 }
 
 /// Returns the summary in one message, once it is complete.
-async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Response, ApiError> {
+async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Response> {
     let mut bytes = 0_usize;
     let mut summary = Map::new();
     let mut text = String::new();
@@ -96,7 +95,7 @@ async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Re
         }
     }
     if !summary.contains_key("timing") {
-        return Err(response::ended_early().into());
+        return Err(response::ended_early());
     }
     let response = Json(Value::from(summary)).into_response();
     Ok(response.map(|body| Body::new(GuardedBody::new(body, size))))
@@ -202,6 +201,7 @@ struct SummaryEvents {
     messages: Summarized,
     /// True after the last event.
     is_complete: bool,
+    names: Names,
 }
 
 impl EventSource for SummaryEvents {
@@ -216,22 +216,16 @@ impl EventSource for SummaryEvents {
         message.event.as_ref().map(event_json)
     }
 
+    fn names(&self) -> Names {
+        self.names.clone()
+    }
+
     fn is_output(&self, message: &SummarizeResponse) -> bool {
         !matches!(message.event, Some(Event::Started(_)))
     }
 
     fn is_complete(&self) -> bool {
         self.is_complete
-    }
-}
-
-/// Returns the name in a completion request of a field or a method of the gRPC API.
-fn completion_name(name: &str) -> &str {
-    match own_name(name) {
-        "document" => "prompt",
-        "hypotheses" => "n",
-        "beam_size" => "best_of",
-        other => other,
     }
 }
 
@@ -253,8 +247,9 @@ pub(crate) async fn complete_by_summaries(
     engine: &Lease,
     tenant: &Arc<str>,
 ) -> Result<Response, ApiError> {
+    let names = request.names(Surface::SummarizedPrompts);
     let completion = SummaryCompletion::start(state, client, &request, engine).await;
-    let completion = completion.map_err(|error| ApiError::named(error, completion_name))?;
+    let completion = completion.map_err(|error| ApiError::named(error, &names))?;
     response::complete(completion, state, tenant, request, None).await
 }
 
@@ -355,6 +350,7 @@ struct SummaryCounts {
 /// The calls of one request.
 struct SummaryCompletion {
     head: CompletionHead,
+    names: Names,
     /// Choices of each prompt.
     n: usize,
     /// Maximum tokens, end mark included, of a text that the model ended. In a longer text, the search forced the end mark.
@@ -390,6 +386,7 @@ impl SummaryCompletion {
         let longest = longest.map_or(limits.generation.max_tokens, |max| max as usize);
         Ok(Self {
             head: CompletionHead::new(&client.request_id),
+            names: request.names(Surface::SummarizedPrompts),
             n: request.choices_per_prompt(),
             longest,
             end: limits.marks.end,
@@ -485,8 +482,8 @@ impl Completion for SummaryCompletion {
         &self.head
     }
 
-    fn error(&self, error: Error) -> ApiError {
-        ApiError::named(error, completion_name)
+    fn names(&self) -> &Names {
+        &self.names
     }
 
     /// Counts of a prompt are known once its summary is complete.

@@ -10,7 +10,7 @@ use crate::{
     middleware::layer::{HttpRequest, MiddlewareFuture, Next},
     tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use std::{
     io::{self, ErrorKind, Read},
     sync::Arc,
@@ -156,7 +156,9 @@ impl Encoding {
     fn reader(self, compressed: &[u8]) -> Box<dyn Read + '_> {
         match self {
             Self::Gzip => Box::new(MultiGzDecoder::new(compressed)),
-            Self::Deflate => Box::new(ZlibDecoder::new(compressed)),
+            Self::Deflate if has_zlib_header(compressed) => Box::new(ZlibDecoder::new(compressed)),
+            // Some clients of HTTP leave out the header.
+            Self::Deflate => Box::new(DeflateDecoder::new(compressed)),
         }
     }
 
@@ -188,6 +190,14 @@ impl Encoding {
     pub(crate) fn max_decompressed(length: usize) -> usize {
         length.saturating_mul(GROWTH)
     }
+}
+
+/// Returns true for data in zlib's format, and false for deflate's, which has no header and checksum.
+fn has_zlib_header(compressed: &[u8]) -> bool {
+    const METHOD: u8 = 8;
+    compressed
+        .first_chunk()
+        .is_some_and(|&header: &[u8; 2]| header[0] & 0xf == METHOD && u16::from_be_bytes(header).is_multiple_of(31))
 }
 
 /// Decompresses the messages of one call.

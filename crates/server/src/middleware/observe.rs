@@ -609,15 +609,14 @@ mod tests {
 
     #[test]
     fn a_refusal_names_its_field_and_no_key_of_the_client() {
-        let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
         let unreadable = |path: &str, why: &str| Error::Unreadable { field: Some(path.into()), why: why.into() };
         let decoding = format!("{DECODING}Sampling.top_p: GenerateRequest.sampling: invalid wire type");
         for (error, field) in [
-            (Error::UnknownModel { name: "x".into(), known: vec![] }, Some("model")),
+            (Error::UnknownModel { field: "name", name: "x".into(), known: vec![] }, Some("name")),
             (Error::UnknownDocument { id: "x".into() }, Some("document_id")),
             (Error::bad_option("n", "0", "1"), Some("n")),
-            (wrong_kind("Generate"), Some("model")),
-            (wrong_kind("stopping.max_segments"), Some("stopping.max_segments")),
+            (Error::only_continues_text("m", "f"), Some("model")),
+            (Error::wrong_kind("stopping.max_segments", "m", "w", "f"), Some("stopping.max_segments")),
             (Error::Oversized { what: "the body", limit: 1 }, None),
             (unreadable("top_p", "top_p: expected a number"), Some("top_p")),
             (unreadable("logit_bias.secret", "x"), Some("logit_bias")),

@@ -123,10 +123,13 @@ mod tests {
 
     #[test]
     fn details_have_the_clients_names() {
-        let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "pools", found: "another".into() };
-        for (call, named) in [("Generate", "ModelInfer"), ("stopping.max_segments", "max_segments")] {
-            let details = for_client(wrong_kind(call), "r").get_error_details();
-            assert_eq!(details.error_info().unwrap().metadata["call"], named);
+        let wrong_kind = Error::wrong_kind("stopping.max_segments", "m", "pools", "another");
+        for (error, key, named) in [
+            (Error::only_summarizes("m", "pools", "another"), "instead", "weir.v1.Summarization"),
+            (wrong_kind, "field", "max_segments"),
+        ] {
+            let details = for_client(error, "r").get_error_details();
+            assert_eq!(details.error_info().unwrap().metadata[key], named);
             assert_eq!(details.request_info().unwrap().request_id, "r");
         }
     }

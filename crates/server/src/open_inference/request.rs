@@ -1,7 +1,7 @@
 //! Converts a `ModelInferRequest` to a request of `Generate`, and reads which outputs the client wants.
 
 use crate::{
-    completion_request::{CompletionRequest, parse_value, unreadable, wrong_type},
+    completion_request::{CompletionRequest, Names, Surface, parse_json, parse_value},
     open_inference::tensors::{
         EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown_tensor,
     },
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 use weir_engine::clock;
-use weir_kernels::error::{Error, Result, clip, quoted};
+use weir_kernels::error::{Error, QUOTED_BYTES, Result, clip, quoted};
 use weir_models::contract::Card;
 use weir_proto::{
     inference::{InferParameter, ModelInferRequest, infer_parameter::ParameterChoice},
@@ -46,13 +46,15 @@ const PRIORITY: &str = "priority";
 pub(crate) const TIMEOUT: &str = "timeout";
 
 /// Fields whose values stay text even if they look like numbers.
-const TEXTS: [&str; 3] = ["stop", "suffix", "boundary_mode"];
+const TEXTS: [&str; 4] = ["stop", "suffix", "boundary_mode", "resume_text"];
 
 pub(crate) struct InferRequest {
     pub(crate) generate: v1::GenerateRequest,
     pub(super) output: OutputOptions,
     /// Time at which the client stops waiting.
     pub(super) deadline: Option<Instant>,
+    /// The names that errors have.
+    pub(super) names: Names,
 }
 
 /// The outputs that a client wants, and their form.
@@ -91,7 +93,7 @@ pub(super) fn check_version(version: &str) -> Result<()> {
 impl InferRequest {
     /// Checks and converts a request to the model of `card`. Fails at the first invalid input, output or parameter, before
     /// any is copied.
-    pub(crate) fn parse(mut request: ModelInferRequest, card: &Card) -> Result<Self> {
+    pub(crate) fn parse(mut request: ModelInferRequest, card: &Card, surface: Surface) -> Result<Self> {
         check_version(&request.model_version)?;
         if request.id.len() > ID_BYTES {
             return Err(Error::bad_option("id", request.id.len().to_string(), format!("at most {ID_BYTES} bytes")));
@@ -103,10 +105,11 @@ impl InferRequest {
             .text(TEXT_INPUT)
             .ok_or_else(|| Error::bad_option("inputs", "none", format!("one named {TEXT_INPUT}")))?;
         let stream = inputs.flag(STREAM).unwrap_or(false);
+        let empty_final = server_parameter(&request.parameters, EMPTY_FINAL, "true or false", Value::as_bool)?;
         let output = OutputOptions {
             outputs: outputs(&request, &inputs),
             stream,
-            empty_final: flag(&request.parameters, EMPTY_FINAL)?.unwrap_or(false),
+            empty_final: empty_final.unwrap_or(false),
             id: request.id,
         };
         let priority = priority(&request.parameters)?;
@@ -124,7 +127,8 @@ impl InferRequest {
         fields.insert("echo".into(), echo.into());
         let mut completion = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
         completion.adapt_to(card);
-        let mut requests = completion.generate_requests()?;
+        let names = completion.names(surface);
+        let mut requests = completion.generate_requests().map_err(|error| names.name(error))?;
         let choices = requests.len();
         let Some(mut generate) = requests.next().filter(|_| choices == 1) else {
             return Err(Error::bad_option("n", choices.to_string(), "1 (each request has one response)"));
@@ -137,7 +141,7 @@ impl InferRequest {
         let counted = stream && output.has("num_output_tokens");
         let logprobs = counted || output.has("logprobs") || output.has("cumulative_logprob");
         generate.details.get_or_insert_default().logprobs = Some(logprobs);
-        Ok(Self { generate, output, deadline })
+        Ok(Self { generate, output, deadline, names })
     }
 }
 
@@ -187,27 +191,32 @@ fn outputs(request: &ModelInferRequest, inputs: &Inputs) -> [bool; OUTPUTS.len()
 
 fn sampling_parameters(text: &str) -> Result<Map<String, Value>> {
     check_size(SAMPLING_PARAMETERS, text.len())?;
-    let unreadable = |error| unreadable(SAMPLING_PARAMETERS, SAMPLING_PARAMETERS, &error);
-    serde_json::from_value(parse_value(text).map_err(unreadable)?).map_err(unreadable)
+    parse_json(text.as_bytes(), SAMPLING_PARAMETERS).map_err(|error| match error {
+        Error::Unreadable { field: None, why } => {
+            Error::Unreadable { field: Some(SAMPLING_PARAMETERS.to_owned()), why }
+        }
+        other => other,
+    })
 }
 
 /// Returns the parameters of a request that are for the model.
 fn parameters(all: HashMap<String, InferParameter>) -> Map<String, Value> {
     let is_for_server = |name: &str| name.starts_with("triton_") || [PRIORITY, TIMEOUT].contains(&name);
-    let value = |parameter: InferParameter| {
-        Some(match parameter.parameter_choice? {
-            ParameterChoice::BoolParam(value) => value.into(),
-            ParameterChoice::Int64Param(value) => value.into(),
-            ParameterChoice::Uint64Param(value) => value.into(),
-            ParameterChoice::StringParam(value) => value.into(),
-            // A whole number has no fraction in this form.
-            ParameterChoice::DoubleParam(value) => parse_value(&value.to_string()).unwrap_or_default(),
-        })
-    };
     all.into_iter()
         .filter(|(name, _)| !is_for_server(name))
-        .filter_map(|(name, parameter)| Some((name, value(parameter)?)))
+        .filter_map(|(name, parameter)| Some((name, value(parameter.parameter_choice?))))
         .collect()
+}
+
+fn value(parameter: ParameterChoice) -> Value {
+    match parameter {
+        ParameterChoice::BoolParam(value) => value.into(),
+        ParameterChoice::Int64Param(value) => value.into(),
+        ParameterChoice::Uint64Param(value) => value.into(),
+        ParameterChoice::StringParam(value) => value.into(),
+        // A whole number has no fraction in this form. JSON has no infinite numbers.
+        ParameterChoice::DoubleParam(value) => parse_value(&value.to_string()).unwrap_or(value.to_string().into()),
+    }
 }
 
 /// Converts numbers and flags in text form, which clients of Triton's text models send.
@@ -226,23 +235,23 @@ fn parse_texts(fields: &mut Map<String, Value>) {
     }
 }
 
-fn flag(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Result<Option<bool>> {
-    match parameters.get(name).map(|parameter| &parameter.parameter_choice) {
-        None => Ok(None),
-        Some(Some(ParameterChoice::BoolParam(flag))) => Ok(Some(*flag)),
-        Some(_) => Err(wrong_type(name, "a bool_param")),
-    }
+/// Returns a parameter for the server. Fails if it has a value that `read` does not return.
+fn server_parameter<T>(
+    parameters: &HashMap<String, InferParameter>,
+    name: &'static str,
+    expected: &str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Option<T>> {
+    let Some(choice) = parameters.get(name).and_then(|parameter| parameter.parameter_choice.clone()) else {
+        return Ok(None);
+    };
+    let value = value(choice);
+    let wrong = || Error::bad_option(name, clip(&value.to_string(), QUOTED_BYTES), expected);
+    read(&value).ok_or_else(wrong).map(Some)
 }
 
 fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Result<Option<u64>> {
-    match parameters.get(name).map(|parameter| &parameter.parameter_choice) {
-        None => Ok(None),
-        Some(Some(ParameterChoice::Uint64Param(count))) => Ok(Some(*count)),
-        Some(Some(ParameterChoice::Int64Param(count))) => {
-            u64::try_from(*count).map(Some).map_err(|_| Error::bad_option(name, count.to_string(), "0 or more"))
-        }
-        Some(_) => Err(wrong_type(name, "an int64_param or uint64_param")),
-    }
+    server_parameter(parameters, name, "a whole number of at least 0", Value::as_u64)
 }
 
 /// Converts Triton's priority to ours, where larger is higher.
@@ -286,7 +295,7 @@ mod tests {
         inputs.extend(sampling.map(|text| bytes("sampling_parameters", text)));
         let parameters = parameters.iter().map(parameter).collect();
         let card = Card::for_tests(Vocabulary::byte_level(TextNormaliser::None));
-        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, &card)
+        InferRequest::parse(ModelInferRequest { inputs, parameters, ..Default::default() }, &card, Surface::Inference)
     }
 
     #[test]

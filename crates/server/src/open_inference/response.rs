@@ -1,10 +1,10 @@
 //! Responses: events of `Generate` as output tensors.
 
 use crate::{
-    completion_request::{self, finish_reason},
+    completion_request::{Names, Surface, finish_reason},
     open_inference::{
         request::{OutputOptions, VERSION},
-        tensors::{OUTPUTS, OutputValue, TEXT_INPUT, push_output},
+        tensors::{OUTPUTS, OutputValue, push_output},
     },
     status::{CODE_NAMES, status},
 };
@@ -165,20 +165,9 @@ fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {
     (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
 }
 
-/// Returns this protocol's name of a field or a method of the gRPC API.
-pub(crate) fn own_name(name: &str) -> &str {
-    match name {
-        "prompt" => TEXT_INPUT,
-        "Generate" => "ModelInfer",
-        // This protocol has no such method.
-        "Summarize" => name,
-        _ => completion_request::own_name(name),
-    }
-}
-
-/// Returns the status of an error in the client's names.
+/// Returns the status of an error with this protocol's names.
 pub(super) fn for_client(error: Error, request_id: &str) -> Status {
-    status(&error.named(own_name), request_id)
+    status(&Names::from(Surface::Inference).name(error), request_id)
 }
 
 /// A request of a stream, or the reason why it cannot be decoded.

@@ -3,6 +3,7 @@
 use crate::{
     call::{Call, Reply},
     calls::Calls,
+    completion_request::Surface,
     grpc::generation::Incoming,
     metrics::{CountAndTime, RequestTotals},
     middleware::{
@@ -64,13 +65,13 @@ fn named(engines: &Engines, name: &str) -> Result<Lease> {
     engines.find_able("model_name", Some(name), continues_text)
 }
 
-/// Returns a model that continues text, for the method `call`. Fails if it is unknown or summarizes documents.
-fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
+/// Returns a model that continues text. Fails if it is unknown or summarizes documents.
+fn find_generating(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
     check_version(version)?;
     let engine = engines.find_able("name", Some(name), continues_text)?;
     if !continues_text(&engine) {
         let card = engine.card();
-        return Err(Error::only_summarizes(call, &card.name, "continues a prompt", &card.shape));
+        return Err(Error::only_summarizes(&card.name, "continues a prompt", &card.shape));
     }
     Ok(engine)
 }
@@ -199,19 +200,26 @@ pub(crate) struct InferenceService {
 }
 
 impl InferenceService {
-    /// Answers a request in one message, which is short enough for any client if it `is_unary`.
+    /// Answers a request in one message, which is short enough for any client if the surface is gRPC's.
     pub(crate) async fn infer(
         &self,
         request: Incoming<oip::ModelInferRequest>,
-        is_unary: bool,
+        surface: Surface,
     ) -> Result<oip::ModelInferResponse> {
         let Incoming { message, call, memory } = request;
+        let mut request = self.parse(&call.tenant(), message, memory, surface).await?;
+        let names = std::mem::take(&mut request.names);
+        // Its state would fill half of a thread's stack, which the futures around it copy.
+        Box::pin(self.answer(call, request, surface)).await.map_err(|error| names.name(error))
+    }
+
+    async fn answer(&self, call: Call, request: InferRequest, surface: Surface) -> Result<oip::ModelInferResponse> {
         let tenant = call.tenant();
-        let InferRequest { generate, mut output, deadline } = self.parse(&tenant, message, memory).await?;
+        let InferRequest { generate, mut output, deadline, .. } = request;
         if output.stream {
             return Err(Error::bad_option("stream", "true", "false (ModelStreamInfer streams)"));
         }
-        if is_unary {
+        if surface == Surface::Inference {
             let engine = self.monitor.engines().find_able("model_name", generate.model.as_deref(), continues_text)?;
             check_answer(&generate, &output, engine.card())?;
         }
@@ -233,24 +241,25 @@ impl InferenceService {
         built.await
     }
 
-    /// Parses a request of this tenant, on a worker if it is long. Holds `memory` until then.
+    /// Parses a request of this tenant, on a worker if it is long. Holds `memory` until then. Errors have the surface's names.
     pub(crate) async fn parse(
         &self,
         tenant: &Arc<str>,
         message: oip::ModelInferRequest,
         memory: Option<RequestMemory>,
+        surface: Surface,
     ) -> Result<InferRequest> {
         let engine = named(self.monitor.engines(), &message.model_name)?;
         let parsed = self.calls.jobs.workers.run(tenant, message.encoded_len(), move || {
             let _memory = memory;
-            InferRequest::parse(message, engine.card())
+            InferRequest::parse(message, engine.card(), surface)
         });
         parsed.await.flatten()
     }
 
     /// Returns the tensors of a model.
     pub(crate) fn metadata(&self, name: &str, version: &str) -> Result<oip::ModelMetadataResponse> {
-        let engine = find_generating(self.monitor.engines(), "ModelMetadata", name, version);
+        let engine = find_generating(self.monitor.engines(), name, version);
         engine.map(|engine| model_metadata_response(&engine))
     }
 
@@ -312,7 +321,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_config(&self, request: Request<oip::ModelConfigRequest>) -> Reply<oip::ModelConfigResponse> {
         let oip::ModelConfigRequest { name, version } = request.get_ref();
-        let engine = find_generating(self.monitor.engines(), "ModelConfig", name, version);
+        let engine = find_generating(self.monitor.engines(), name, version);
         let config = engine.map(|engine| Some(model_config_of(&engine))).map_err(status_of(&Call::of(&request)))?;
         Ok(Response::new(oip::ModelConfigResponse { config }))
     }
@@ -337,7 +346,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<oip::ModelInferRequest>) -> Reply<oip::ModelInferResponse> {
         let call = Call::of(&request);
-        self.infer(Incoming::of(request), true).await.map(Response::new).map_err(status_of(&call))
+        self.infer(Incoming::of(request), Surface::Inference).await.map(Response::new).map_err(status_of(&call))
     }
 
     /// Never called: `InferenceServer` handles this method with its own codec.

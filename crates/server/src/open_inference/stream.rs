@@ -3,6 +3,7 @@
 use crate::{
     call::{Call, ClientContext},
     calls::{Calls, Generated},
+    completion_request::{Names, Surface},
     middleware::{
         limits::{CollectedSize, RequestMemory},
         observe::{undecodable, unreadable},
@@ -30,6 +31,7 @@ type PendingCall = Pin<Box<dyn Future<Output = Result<Generated>> + Send>>;
 /// One request and its response.
 pub(super) struct StreamedRequest {
     id: String,
+    names: Names,
     stage: CallStage,
     response: ResponseBuilder,
     /// The memory of a response that is not streamed. Held until the connection asks for more, which is after it has sent the message.
@@ -47,7 +49,7 @@ enum CallStage {
 impl StreamedRequest {
     /// Starts a valid request. Its response counts in `size`, unless it is streamed.
     pub(super) fn new(calls: Calls, client: ClientContext, request: InferRequest, size: CollectedSize) -> Self {
-        let InferRequest { generate, output, deadline } = request;
+        let InferRequest { generate, output, deadline, names } = request;
         let id = output.id.clone();
         let size = (!output.stream).then_some(size);
         let response = ResponseBuilder::new(output);
@@ -55,14 +57,16 @@ impl StreamedRequest {
         let client = client.until(deadline);
         let call = Box::pin(async move { calls.generate(&client, generate).await });
         let stage = CallStage::Pending(call);
-        Self { id, stage, response, size, request_id, ready: VecDeque::new() }
+        Self { id, names, stage, response, size, request_id, ready: VecDeque::new() }
     }
 
     /// Answers an invalid request.
     fn rejected(id: &str, error: Error, request_id: &str) -> Self {
         let response = ResponseBuilder::default();
         let ready = [failure_message(id, &for_client(error, request_id))].into();
-        Self { id: id.to_owned(), stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
+        let id = id.to_owned();
+        let names = Names::default();
+        Self { id, names, stage: CallStage::Ended, response, size: None, request_id: "".into(), ready }
     }
 
     /// Handles the next message of the call, or its end.
@@ -99,7 +103,8 @@ impl StreamedRequest {
     fn fail(&mut self, error: Error) {
         self.response = ResponseBuilder::default();
         self.size = None;
-        self.ready.push_back(failure_message(&self.id, &for_client(error, &self.request_id)));
+        let status = for_client(self.names.name(error), &self.request_id);
+        self.ready.push_back(failure_message(&self.id, &status));
         self.stage = CallStage::Ended;
     }
 }
@@ -208,7 +213,7 @@ impl InferStream {
         let id = request.as_ref().map(shortened_id).unwrap_or_default();
         let parsed = Box::pin(async move {
             let request = request.map_err(|reason| undecodable(&reason))?;
-            service.parse(&tenant, request, None).await
+            service.parse(&tenant, request, None, Surface::Inference).await
         });
         self.parsing = Some(ParsingRequest { id, client, parsed });
     }

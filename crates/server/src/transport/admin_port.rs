@@ -6,7 +6,7 @@ use crate::{
     registry::Monitor,
     transport::{
         connections::{AcceptFailures, ConnectionLimits, ConnectionTable, OpenConnection},
-        http1::BrowserChecks,
+        http1::{BrowserChecks, remove_empty_segments},
     },
 };
 use axum::{
@@ -18,7 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use hyper::server::conn::http1;
+use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -28,6 +28,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
+use tower::ServiceExt;
 
 /// Maximum connections, in all and of one network. A further one closes the oldest that has not sent a request.
 const CONNECTIONS: ConnectionLimits = ConnectionLimits { total: 256, per_network: 64 };
@@ -84,7 +85,12 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
         let call = tracked.begin_call();
         async move { next.run(request).await.map(|body| Body::new(GuardedBody::new(body, call))) }
     });
-    let service = TowerToHyperService::new(router.layer(track_call));
+    // Not a layer of the router, which has chosen a path by then.
+    let service = router.layer(track_call).map_request(|mut request: hyper::Request<Incoming>| {
+        remove_empty_segments(request.uri_mut());
+        request
+    });
+    let service = TowerToHyperService::new(service);
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
     let served = server.serve_connection(TokioIo::new(stream), service);

@@ -50,6 +50,30 @@ use tonic::Code;
 use weir_engine::clock;
 use weir_kernels::error::quoted;
 
+/// Removes empty segments from a path: clients add a slash to an address that ends with one, or at the end of a path.
+pub(crate) fn remove_empty_segments(uri: &mut Uri) {
+    if uri.path() == "/" || !(uri.path().contains("//") || uri.path().ends_with('/')) {
+        return;
+    }
+    let mut path = String::new();
+    for segment in uri.path().split('/').filter(|segment| !segment.is_empty()) {
+        path.push('/');
+        path.push_str(segment);
+    }
+    if path.is_empty() {
+        path.push('/');
+    }
+    if let Some(query) = uri.query() {
+        path.push('?');
+        path.push_str(query);
+    }
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = path.parse().ok();
+    if let Ok(shorter) = Uri::from_parts(parts) {
+        *uri = shorter;
+    }
+}
+
 // Web pages of other servers must not use a port through their visitors' browsers. A page of another origin can send requests, and a
 // page whose host name points at this server (DNS rebinding) can also read the responses. A browser sends both names, in `Origin` and
 // `Host`. Other clients send no `Origin`, and `Host` as they like.

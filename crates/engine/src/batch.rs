@@ -44,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) heartbeat: Heartbeat,
     /// Step times of the model: `None` until a measurement succeeds or fails.
     pub(crate) calibration: Mutex<Option<Calibrated>>,
+    /// Held while the model's steps are timed, and by the worker while it runs: both would take the model's memory.
+    pub(crate) running: Mutex<()>,
     /// Set when the worker breaks; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
     pub(crate) broken: watch::Sender<bool>,
 }
@@ -61,6 +63,7 @@ impl Inner {
             measurements,
             heartbeat: Heartbeat::new(),
             calibration: Mutex::default(),
+            running: Mutex::default(),
             broken: watch::Sender::new(false),
         }
     }

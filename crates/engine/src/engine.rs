@@ -184,10 +184,11 @@ impl Handle {
     }
 
     /// Times the model's steps for about `budget` and stores the result, unless a result is known that is not
-    /// [doubtful](super::calibration::TimingTable::doubt). Blocks the calling thread; `go_on` may stop it with `Break`. The
-    /// caller makes sure that nothing else runs.
+    /// [doubtful](super::calibration::TimingTable::doubt). Blocks the calling thread, and requests of this engine until it ends;
+    /// `go_on` may stop it with `Break`. The caller makes sure that nothing else runs.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
-        let Inner { model, limits, calibration, .. } = self.inner();
+        let Inner { model, limits, calibration, running, .. } = self.inner();
+        let _running = lock(running);
         calibration::measure_once(calibration, || calibration::measure(&**model, limits.rows, budget, &mut go_on))
     }
 

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::time::{sleep, timeout};
-use weir_kernels::error::Error;
+use weir_kernels::{error::Error, sync::lock};
 
 /// Message of the error that all requests get when the worker panics outside of the work for single requests.
 const WORKER_PANICKED: &str = "the model's worker panicked";
@@ -142,6 +142,9 @@ impl Worker {
     }
 
     fn run_round(&mut self, now: Instant) -> Round {
+        // a calibration stops after its present step once a request waits
+        let inner = Arc::clone(&self.inner);
+        let _running = lock(&inner.running);
         self.batch.poll_requests(now, &self.waker);
         self.end_requests(now);
         if !self.admit(now) {

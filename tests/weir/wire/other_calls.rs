@@ -4,7 +4,10 @@ use super::*;
 use crate::wire::fake_model::HELD_SYMBOLS;
 use tokio::time::Instant;
 use tonic::codec::CompressionEncoding;
-use weir::engine::score::{WindowScore, score_window, windows};
+use weir::engine::{
+    self,
+    score::{WindowScore, score_window, windows},
+};
 
 /// Time in which a request that is not held would be answered.
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -268,6 +271,38 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         // The row's memory is released after its last event.
         eventually("all memory is released", || model.memory().in_use == 0).await;
     }
+}
+
+/// A calibration may hold memory that a request needs. The request waits until it has stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_for_a_calibration() {
+    let of = WindowOptions { length: 70, stride: 16 };
+    let unlimited = fixture("fixed_sf3");
+    let memory_bytes = settings().memory_bytes - unlimited.memory().limit + unlimited.bytes_for(of.length);
+    let model = load(&converted("fixed_sf3"), &Settings { memory_bytes, ..settings() }).unwrap();
+    let handle = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
+    let symbols = Random::new(7).text(300, model.card().vocabulary.len());
+    let mut events = None;
+    let mut held = 0;
+    let asking = handle.clone();
+    // the engine ends with its last handle
+    let _kept = handle.clone();
+    let calibrating = tokio::task::spawn_blocking(move || {
+        let _ = handle.calibrate(Duration::from_secs(60), || {
+            held = held.max(model.memory().in_use);
+            if held == 0 {
+                return std::ops::ControlFlow::Continue(());
+            }
+            let score = Score { symbols: symbols.clone(), windows: Some(of), ..Default::default() };
+            events = Some(asking.submit(Job::Score(score), None).unwrap());
+            // a worker that did not wait would run out of memory now
+            std::thread::sleep(Duration::from_millis(100));
+            std::ops::ControlFlow::Break(())
+        });
+        events
+    });
+    let mut events = calibrating.await.unwrap().expect("the timed steps hold memory");
+    while !matches!(events.recv().await.unwrap().unwrap(), engine::Event::Finished { .. }) {}
 }
 
 #[tokio::test]

@@ -280,6 +280,9 @@ impl MessageEncoder for GenerateEncoder {
                     total_ns = timing.total_ns,
                     "finished"
                 );
+                if matches!(reason, FinishReason::Stop(_)) {
+                    self.pieces.stop();
+                }
                 self.finished = Some(v1::Finished {
                     reason: convert::reason(&reason).into(),
                     matched_stop: self.matched_stop(&reason),

@@ -54,6 +54,8 @@ pub(super) struct Pieces {
     split: PieceSplit,
     details: CharacterDetails,
     detokenizer: StreamDetokenizer,
+    /// True if generated symbols were sent before, and no others yet.
+    continues: bool,
     vocabulary: Arc<Vocabulary>,
 }
 
@@ -68,12 +70,14 @@ impl Pieces {
             split: format.split,
             details: format.details,
             detokenizer: StreamDetokenizer::new(Arc::clone(&vocabulary)),
+            continues: false,
             vocabulary,
         }
     }
 
     /// Continues after generated symbols that were sent before.
     pub(super) fn skip(&mut self, symbols: &[u32]) {
+        self.continues = !symbols.is_empty();
         for &symbol in symbols {
             self.detokenizer.push(symbol);
         }
@@ -81,7 +85,15 @@ impl Pieces {
 
     /// Appends the next characters.
     pub(super) fn push(&mut self, characters: Vec<EmittedSymbol>) {
+        self.continues &= characters.is_empty();
         self.waiting.extend(characters);
+    }
+
+    /// Ends the text before a stop string. If no symbol came before it, it began with the code point that was unfinished.
+    pub(super) fn stop(&mut self) {
+        if self.continues {
+            self.detokenizer = StreamDetokenizer::new(Arc::clone(&self.vocabulary));
+        }
     }
 
     /// Returns true if a piece should be sent before more characters are taken.

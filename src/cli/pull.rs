@@ -25,7 +25,6 @@ use std::{
 use tokio_rustls::rustls::crypto::ring;
 use ureq::{
     Agent, Body,
-    config::RedirectAuthHeaders,
     http::{HeaderMap, Response, StatusCode},
     tls::{Certificate, RootCerts, TlsConfig, TlsProvider},
 };
@@ -193,13 +192,15 @@ fn check_weights(source: &CheckpointSource, blueprint: &dyn Blueprint, sha256: &
 // must be plain: none reaches out of the folder.
 
 /// Optional files next to the configuration and the weights.
-const OPTIONAL: [&str; 8] = [
+const OPTIONAL: [&str; 10] = [
     CARD_FILE,
     NGRAMS_FILE,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "spiece.model",
+    "vocab.json",
+    "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
 ];
@@ -474,8 +475,7 @@ impl HttpFolder {
     fn new(url: String, hub: Option<HubAccess>) -> Result<Self> {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
-            .max_redirects(REDIRECTS)
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .max_redirects(0)
             .user_agent(concat!("weir/", env!("CARGO_PKG_VERSION")))
             .max_response_header_size(HEADER_BYTES)
             .timeout_connect(Some(ANSWER_TIMEOUT))
@@ -486,6 +486,24 @@ impl HttpFolder {
             config = config.https_only(true).tls_config(tls()?);
         }
         Ok(Self { agent: config.build().new_agent(), url, hub, commit: OnceCell::new() })
+    }
+
+    /// Requests a URL and follows redirects. Only requests to the Hub's own scheme, host and port carry the token.
+    fn request(&self, url: &str) -> Result<Response<Body>> {
+        let mut place = url.to_owned();
+        for _ in 0..=REDIRECTS {
+            let mut request = self.agent.get(&place);
+            if let Some(HubAccess { token: HubToken::Sent(token), .. }) = &self.hub
+                && origin(&place) == origin(&self.url)
+            {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            let response = request.call().map_err(|error| unanswered(url, &error.to_string()))?;
+            let target = response.headers().get("location").and_then(|target| target.to_str().ok());
+            let Some(target) = target.filter(|_| response.status().is_redirection()) else { return Ok(response) };
+            place = redirected(&place, target);
+        }
+        Err(unanswered(url, &format!("more than {REDIRECTS} redirects")))
     }
 
     fn file_url(&self, name: &str) -> String {
@@ -553,11 +571,7 @@ impl FileSource for HttpFolder {
             return Err(Error::checkpoint(&self.url, "the name of a file", expected, format!("{name:?}")));
         }
         let url = self.file_url(name);
-        let mut request = self.agent.get(&url);
-        if let Some(HubAccess { token: HubToken::Sent(token), .. }) = &self.hub {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let response = request.call().map_err(|error| unanswered(&url, &error.to_string()))?;
+        let response = self.request(&url)?;
         let status = response.status();
         // Storage of objects answers so for a missing file, if the client may not list the others.
         let is_hidden = status == StatusCode::FORBIDDEN && need == Need::Optional;
@@ -589,6 +603,27 @@ fn unanswered(url: &str, error: &str) -> Error {
         _ => "; is the address correct, and can this machine reach it?",
     };
     Error::Setting(format!("SOURCE: cannot fetch {}: {error}{hint}", clip(url, 500)))
+}
+
+/// Returns scheme, host and port of a URL, with the user.
+fn origin(url: &str) -> &str {
+    let after_scheme = url.find("://").map_or(0, |scheme| scheme + 3);
+    let end = url[after_scheme..].find(['/', '?', '#']).map_or(url.len(), |length| after_scheme + length);
+    &url[..end]
+}
+
+/// Returns the URL to which a response of `url` redirects. Requests to URLs without a scheme fail.
+fn redirected(url: &str, target: &str) -> String {
+    let origin = origin(url);
+    let scheme = url.split("//").next().unwrap_or_default();
+    let path = &url[..url.find(['?', '#']).unwrap_or(url.len())];
+    let folder = path.rfind('/').filter(|slash| *slash >= origin.len()).map_or(path, |slash| &path[..slash]);
+    match target.split(['/', '?', '#']).next() {
+        Some(start) if start.contains(':') => target.to_owned(),
+        _ if target.starts_with("//") => format!("{scheme}{target}"),
+        _ if target.starts_with('/') => format!("{origin}{target}"),
+        _ => format!("{folder}/{target}"),
+    }
 }
 
 /// Returns true if a URL can hold the name of a file or folder as it is.
@@ -705,7 +740,7 @@ const FILE_BYTES: u64 = 64 << 10;
 
 #[derive(PartialEq, Eq)]
 enum HubToken {
-    /// The user's token. Every request carries it, except after a redirect to another host.
+    /// The user's token.
     Sent(String),
     /// The user has no token.
     Unset,

@@ -331,6 +331,28 @@ fn the_hub_is_reached_over_tls() {
     none.refused("hf:org/small", &[], &["no certificate authorities", "SSL_CERT_FILE"]);
 }
 
+/// Another port of the Hub's host is another server.
+#[test]
+fn a_redirect_takes_the_token_to_the_hub_only() {
+    let certificates = Certificates::new();
+    let tls = || certificates.access(false).credentials.current().tls.as_ref().unwrap().http1();
+    let storage = WebServer::start_with(Some(tls()), |_| Answer::file(small().join("model.safetensors")));
+    let elsewhere = format!("{}/weights", storage.url());
+    let hub = WebServer::start_with(Some(tls()), move |request| match request.path.as_str() {
+        "/org/small/resolve/main/config.json" => Answer::redirect("moved/config.json"),
+        "/org/small/resolve/main/moved/config.json" => Answer::redirect("/org/new/config.json"),
+        "/org/new/config.json" => Answer::file(small().join("config.json")),
+        "/org/small/resolve/main/model.safetensors" => Answer::redirect(&elsewhere),
+        _ => Answer::status(404),
+    });
+    let user = User { endpoint: hub.url(), authorities: certificates.path("ca.pem"), ..User::new() };
+    user.pull(&["hf:org/small"]).unwrap();
+    assert_eq!(digest(&user.models().join("small")), digest(&small()));
+    let has_token = |request: &Request| request.headers.contains("authorization: bearer hf_secret");
+    assert!(hub.requests().iter().all(has_token) && !storage.requests().iter().any(has_token));
+    assert_eq!(storage.requests().len(), 1);
+}
+
 #[test]
 fn a_token_stays_here_if_the_environment_forbids_to_send_it() {
     let certificates = Certificates::new();

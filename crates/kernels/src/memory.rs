@@ -8,6 +8,7 @@ use crate::{
 };
 use memmap2::MmapMut;
 use std::{
+    fs,
     ops::{Deref, DerefMut},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -66,7 +67,21 @@ impl Block {
 }
 
 fn out_of_memory(bytes: usize, reason: impl std::fmt::Display) -> Error {
-    Error::Internal(format!("cannot allocate {bytes} bytes of memory: {reason}"))
+    let limit = address_space().map_or_else(String::new, |(limit, used)| {
+        format!("; ulimit -v allows {limit} bytes, of which {used} are in use")
+    });
+    Error::Internal(format!("cannot allocate {bytes} bytes of memory: {reason}{limit}"))
+}
+
+/// Returns the limit of this process's address space and the bytes in use; none without a limit, or where Linux does not report it.
+pub fn address_space() -> Option<(usize, usize)> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
+    let limit = limit?.parse().ok()?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let used: usize =
+        status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse().ok())?;
+    Some((limit, used.saturating_mul(1 << 10)))
 }
 
 /// Exclusively owned bytes of a block, aligned to a cache line and initially zero.

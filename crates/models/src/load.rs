@@ -18,8 +18,11 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
-use std::{f64::consts::TAU, fs, path::Path, sync::Arc};
-use weir_kernels::error::{Error, Result};
+use std::{f64::consts::TAU, path::Path, sync::Arc};
+use weir_kernels::{
+    error::{Error, Result},
+    memory::address_space,
+};
 
 /// Loads the checkpoint in `dir` under its folder's name. The error names file, key, expected and actual value.
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
@@ -107,17 +110,6 @@ fn check_address_space(source: &CheckpointSource, blueprint: &dyn Blueprint) -> 
     }
     let expected = format!("at most {left} bytes to load it: ulimit -v allows {limit}, of which {used} are in use");
     Err(Error::checkpoint(source.path(), "the model", expected, format!("{needed} bytes")))
-}
-
-/// Returns the limit of this process's address space and the bytes in use; none without a limit, or where Linux does not report it.
-fn address_space() -> Option<(usize, usize)> {
-    let limits = fs::read_to_string("/proc/self/limits").ok()?;
-    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
-    let limit = limit?.parse().ok()?;
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let used: usize =
-        status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse().ok())?;
-    Some((limit, used.saturating_mul(1 << 10)))
 }
 
 /// Reads the configuration of a checkpoint, or of a Hugging Face folder that needs no conversion.

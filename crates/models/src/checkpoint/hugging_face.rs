@@ -54,7 +54,10 @@ const DEFAULTS: [(&[&str], &str); 9] = [
         &["llama"],
         r#"{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2}"#,
     ),
-    (&["qwen2", "qwen3"], r#"{"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}"#),
+    (
+        &["qwen2", "qwen3"],
+        r#"{"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32}"#,
+    ),
     (&["qwen3"], r#"{"head_dim": 128}"#),
     (
         &["gemma2"],
@@ -91,8 +94,9 @@ const DEFAULTS: [(&[&str], &str); 9] = [
     ),
 ];
 
-/// Keys whose null is a value: no window, no cap, no end. Null stands for the default of any other key.
-const NULLABLE: [&str; 4] = ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "eos_token_id"];
+/// Keys whose null is a value: no window, no cap, no end, as many heads as there are. Null stands for the default of any other key.
+const NULLABLE: [&str; 5] =
+    ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "eos_token_id", "num_key_value_heads"];
 
 /// Returns the keys of `text`, a `config.json` of Hugging Face, and the defaults of absent ones. Values stay as they are written.
 pub(crate) fn completed(text: &[u8], file: &Path) -> Result<Box<RawValue>> {
@@ -127,6 +131,12 @@ struct SharedKeys {
     vocab_size: usize,
     max_position_embeddings: Option<usize>,
     n_positions: Option<usize>,
+    eos_token_id: Option<EndIds>,
+}
+
+/// Keys that count only if the file has them.
+#[derive(Deserialize)]
+struct StatedKeys {
     eos_token_id: Option<EndIds>,
 }
 
@@ -177,7 +187,7 @@ pub(crate) fn check_needs_no_conversion(model_type: Option<&RawValue>, file: &Pa
 /// Reads a configuration from the text of `file`, a `config.json`, and from the files next to it.
 pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
     let architecture = completed(text, file)?;
-    let stated: SharedKeys = files::parse(text, file, "")?;
+    let stated: StatedKeys = files::parse(text, file, "")?;
     let keys: SharedKeys = files::parse(architecture.get().as_bytes(), file, "")?;
     let dir = parent(file);
     let generation_file = files::present(dir, GENERATION_FILE)?;

@@ -16,6 +16,11 @@ use std::{
 };
 use weir_kernels::error::{Error, Result, clip};
 
+/// The matrix of logits in Hugging Face's layout. If it is tied, files have it, the embedding, or copies of both.
+pub const HEAD: &str = "lm_head.weight";
+
+/// What a file without it should have.
+pub const EXPECTED_HEAD: &str = "a tensor, unless tie_word_embeddings is true";
 /// A tensor that a checkpoint must hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
@@ -713,9 +718,16 @@ pub fn same_names<'a>(
     found: impl IntoIterator<Item = &'a String>,
 ) -> Result<()> {
     let found: BTreeSet<&String> = found.into_iter().collect();
-    none_of(file, expected.iter().filter(|name| !found.contains(name)), "a tensor", "none")?;
+    none_missing(file, expected.iter().filter(|name| !found.contains(name)))?;
     let superfluous = found.into_iter().filter(|name| !expected.contains(*name) && !is_constant(name));
     none_of(file, superfluous, "no tensor of this name", "one")
+}
+
+/// Fails for the first of the `missing` names.
+fn none_missing(file: &Path, missing: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
+    let mut missing = missing.into_iter().peekable();
+    let is_head = missing.peek().is_some_and(|name| name.as_ref() == HEAD);
+    none_of(file, missing, if is_head { EXPECTED_HEAD } else { "a tensor" }, "none")
 }
 
 /// Fails for the first of the `wrong` names.
@@ -993,7 +1005,7 @@ fn header_limit(specs: &[TensorSpec], listed: &BTreeSet<String>) -> u64 {
 fn check_present(file: &Path, specs: &[TensorSpec], is_present: impl Fn(&str) -> bool) -> Result<()> {
     let is_missing = |spec: &&TensorSpec| !is_present(&spec.name) && !spec.tied_to.is_some_and(&is_present);
     let missing: BTreeSet<&String> = specs.iter().filter(is_missing).map(|spec| &spec.name).collect();
-    none_of(file, missing, "a tensor", "none")
+    none_missing(file, missing)
 }
 
 /// Marks the tensors of `specs` in the headers, which must have exactly these, constants and copies of tied matrices. Returns the
@@ -1009,7 +1021,7 @@ fn select<R>(shards: &mut [OpenShard<R>], specs: &[TensorSpec]) -> Result<BTreeS
         let found: HashMap<&str, &TensorEntry> =
             header.tensors.iter().filter(|entry| shard.has(&entry.name)).map(|entry| (&*entry.name, entry)).collect();
         let lacks = |name: &&String| is_known(name) && !found.contains_key(name.as_str());
-        none_of(file, shard.names.iter().flatten().filter(lacks), "a tensor", "none")?;
+        none_missing(file, shard.names.iter().flatten().filter(lacks))?;
         if shard.names.is_none() {
             check_present(file, specs, |name| found.contains_key(name))?;
         }

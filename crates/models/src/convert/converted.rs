@@ -24,12 +24,17 @@ pub(crate) fn source_name<'a>(names: &[(&str, &'a str)], name: &str) -> Option<&
     names.iter().find(|(weir, _)| *weir == name).map(|(_, source)| *source)
 }
 
-/// Replaces the key of a checkpoint error by its name in the table of (weir's, source's) names; `otherwise` renames the rest.
+/// Replaces the key of a checkpoint error, and keys in backticks of what is expected, by their names in the table of (weir's, source's)
+/// names; `otherwise` renames other keys of errors.
 pub(crate) fn rename_key(error: Error, names: &[(&str, &str)], otherwise: impl Fn(&str) -> String) -> Error {
     match error {
         Error::Checkpoint { file, key, expected, found } => {
             let key = source_name(names, &key).map_or_else(|| otherwise(&key), str::to_owned);
-            Error::Checkpoint { file, key, expected, found }
+            let renamed = |expected: String, (weir, source): &(&str, &str)| {
+                let name = weir.rsplit('.').next().unwrap_or_default();
+                expected.replace(&format!("`{name}`"), source)
+            };
+            Error::Checkpoint { file, key, expected: names.iter().fold(expected, renamed), found }
         }
         other => other,
     }

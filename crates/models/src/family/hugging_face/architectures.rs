@@ -34,9 +34,29 @@ impl LlamaKeys {
     /// Returns a transformer without biases, windows and norms of heads. Heads share the hidden size unless `head_dim` is stated.
     pub(super) fn transformer(&self, keys: &Keys<'_>, model_type: &'static str) -> Result<Transformer> {
         let heads = self.num_attention_heads;
-        let head_dim = self.head_dim.unwrap_or(self.hidden_size / heads.max(1));
         keys.layers("num_hidden_layers", self.num_hidden_layers)?;
-        keys.dims([("num_attention_heads", heads), ("head_dim", head_dim)])?;
+        keys.dims([
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("num_attention_heads", heads),
+            ("intermediate_size", self.intermediate_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ])?;
+        let head_dim = match self.head_dim {
+            Some(stated) => {
+                keys.dims([("head_dim", stated)])?;
+                if stated % 2 == 1 {
+                    return keys.fail("head_dim", "an even number", stated);
+                }
+                stated
+            }
+            // the positions of a head's numbers are pairs
+            None if self.hidden_size.is_multiple_of(heads.saturating_mul(2)) => self.hidden_size / heads,
+            None => {
+                let expected = format!("an even multiple of num_attention_heads, {heads}, without head_dim");
+                return keys.fail("hidden_size", expected, self.hidden_size);
+            }
+        };
         Ok(Transformer {
             model_type,
             symbols: self.vocab_size,

@@ -8,8 +8,8 @@ use crate::family::{
     hugging_face::{
         memory::{LayerBlocks, LayerMemory, Memory, MemoryShape},
         transformer::{
-            Activation, Architecture, Computed, Ends, HEAD, Keys, Masks, Network, Norm, Projection, Scores, Tensors,
-            attend,
+            Activation, Architecture, Computed, Ends, HEAD, Keys, MAX_DIM, Masks, Network, Norm, Projection, Scores,
+            Tensors, attend,
         },
     },
     parts::matrix,
@@ -48,8 +48,11 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
         ("n_positions", config.n_positions),
         ("n_embd", config.n_embd),
         ("n_head", config.n_head),
-        ("n_inner", config.inner()),
+        ("n_inner", config.n_inner.unwrap_or(1)),
     ])?;
+    if config.inner() > MAX_DIM {
+        return keys.fail("n_embd", format!("1 to {}, without n_inner", MAX_DIM / 4), config.n_embd);
+    }
     if !config.n_embd.is_multiple_of(config.n_head) {
         return keys.fail("n_head", format!("a divisor of n_embd, {}", config.n_embd), config.n_head);
     }

@@ -6,7 +6,9 @@ use crate::family::{
     TensorSpec,
     hugging_face::{
         memory::{LayerMemory, Memory, MemoryShape, failed},
-        transformer::{Activation, Architecture, Computed, Ends, HEAD, Keys, Network, Norm, Projection, Tensors},
+        transformer::{
+            Activation, Architecture, Computed, Ends, HEAD, Keys, MAX_DIM, Network, Norm, Projection, Tensors,
+        },
     },
     parts::matrix,
     settings::Bounds,
@@ -64,10 +66,14 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>> {
         ("vocab_size", config.vocab_size),
         ("hidden_size", config.hidden_size),
         ("state_size", config.state_size),
-        ("intermediate_size", config.inner()),
+        ("intermediate_size", config.intermediate_size.unwrap_or(1)),
         ("time_step_rank", config.rank()),
         ("conv_kernel", config.conv_kernel),
     ])?;
+    let most = MAX_DIM / config.hidden_size;
+    if config.intermediate_size.is_none() && !(1..=most).contains(&config.expand) {
+        return keys.fail("expand", format!("1 to {most}, without intermediate_size"), config.expand);
+    }
     if config.conv_kernel < 2 {
         return keys.fail("conv_kernel", "at least 2", config.conv_kernel);
     }

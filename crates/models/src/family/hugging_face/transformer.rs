@@ -98,7 +98,7 @@ pub(super) struct Computed {
 }
 
 /// Maximum of a dimension: far above any model, far below an overflow of a product.
-const MAX_DIM: usize = 1 << 22;
+pub(super) const MAX_DIM: usize = 1 << 22;
 
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
@@ -282,6 +282,12 @@ struct Scaling {
 /// Frequency base of a checkpoint that states none.
 const DEFAULT_THETA: f64 = 10_000.0;
 
+/// Minimum of the base, below which frequencies grow.
+const MIN_THETA: f64 = 1.0;
+
+/// Minimum of a number that scales frequencies, so that angles stay finite.
+const MIN_SCALE: f64 = 1e-6;
+
 #[derive(Debug, Clone)]
 pub(super) struct Rotary {
     /// (head_dim / 2): angle of one position.
@@ -289,18 +295,19 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    /// Reads the frequencies of heads of `head_dim` numbers. Fails if the head is odd, or the scaling is not supported.
+    /// Reads the frequencies of heads of `head_dim` numbers, which are even. Fails if the scaling is not supported.
     pub(super) fn read(keys: Keys<'_>, head_dim: usize) -> Result<Self> {
         let RotaryKeys { rope_theta, rope_scaling, rope_parameters } = keys.parse()?;
         let (name, scaling) = match rope_scaling.filter(|scaling| *scaling != Scaling::default()) {
             Some(scaling) => ("rope_scaling", Some(scaling)),
             None => ("rope_parameters", rope_parameters),
         };
-        if head_dim % 2 == 1 {
-            return keys.fail("head_dim", "an even number", head_dim);
+        let inner_theta = scaling.as_ref().and_then(|scaling| scaling.rope_theta);
+        let theta_key = if inner_theta.is_some() { format!("{name}.rope_theta") } else { "rope_theta".into() };
+        let theta = inner_theta.or(rope_theta).unwrap_or(DEFAULT_THETA);
+        if !(MIN_THETA..f64::INFINITY).contains(&theta) {
+            return keys.fail(theta_key, format!("at least {MIN_THETA}"), theta);
         }
-        let theta = scaling.as_ref().and_then(|scaling| scaling.rope_theta).or(rope_theta).unwrap_or(DEFAULT_THETA);
-        keys.positive("rope_theta", theta)?;
         let plain: Vec<f64> =
             (0..head_dim).step_by(2).map(|index| 1.0 / theta.powf(index as f64 / head_dim as f64)).collect();
         let Some(scaling) = scaling else { return Ok(Self::from(&plain)) };
@@ -308,10 +315,11 @@ impl Rotary {
             return keys.fail(format!("{name}.partial_rotary_factor"), "1, the only one that weir computes", part);
         }
         let number = |key: &str, value: Option<f64>| match value {
-            Some(value) if value > 0.0 && value.is_finite() => Ok(value),
-            Some(value) => keys.fail(format!("{name}.{key}"), "above 0", value),
+            Some(value) if value >= MIN_SCALE && value.is_finite() => Ok(value),
+            Some(value) => keys.fail(format!("{name}.{key}"), format!("at least {MIN_SCALE}"), value),
             None => keys.fail(format!("{name}.{key}"), "a number", "nothing"),
         };
+        let type_key = if scaling.rope_type.is_some() { "rope_type" } else { "type" };
         match scaling.rope_type.as_deref().or(scaling.r#type.as_deref()).unwrap_or("default") {
             "default" => Ok(Self::from(&plain)),
             "linear" => {
@@ -339,7 +347,7 @@ impl Rotary {
                 });
                 Ok(Self::from(&scaled.collect::<Vec<_>>()))
             }
-            other => keys.fail(format!("{name}.rope_type"), "one of default, linear, llama3", other),
+            other => keys.fail(format!("{name}.{type_key}"), "one of default, linear, llama3", other),
         }
     }
 
@@ -446,8 +454,7 @@ fn mask(len: usize, keys: usize, window: Option<usize>, device: &Device) -> cand
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// The matrix of logits. If it is tied, files have it, the embedding, or copies of both.
-pub(super) const HEAD: &str = "lm_head.weight";
+pub(super) use crate::checkpoint::weights::HEAD;
 
 /// An architecture of this kind. D = `dim`, H = `heads`, K = `kv_heads`, h = `head_dim`, F = `feed_forward`, V = `symbols`.
 #[derive(Debug, Clone)]
@@ -484,16 +491,7 @@ pub(super) struct Transformer {
 
 impl Transformer {
     pub(super) fn checked(self, keys: Keys<'_>) -> Result<Box<dyn Architecture>> {
-        keys.layers("num_hidden_layers", self.windows.len())?;
-        keys.dims([
-            ("vocab_size", self.symbols),
-            ("hidden_size", self.dim),
-            ("num_attention_heads", self.heads),
-            ("num_key_value_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("intermediate_size", self.feed_forward),
-            ("max_position_embeddings", self.positions),
-        ])?;
+        keys.dims([("num_key_value_heads", self.kv_heads)])?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of num_attention_heads, {}", self.heads);
             return keys.fail("num_key_value_heads", expected, self.kv_heads);

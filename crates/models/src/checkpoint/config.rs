@@ -8,7 +8,7 @@ use crate::{
     },
     contract::{GenerationDefaults, SamplingDefaults},
     text::{
-        SpecialSymbols, SpelledId, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, Vocabulary,
+        AddedToken, SpecialSymbols, SubwordTokenizer, TextMarks, TextNormaliser, TokenMarks, Vocabulary,
         VocabularyError,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
@@ -63,7 +63,7 @@ pub enum VocabularyConfig {
     /// Byte values from this id on; all other ids are special symbols.
     MarkedBytes(u32, SpecialSymbols),
     /// Byte values from this id on, the number of ids, and added tokens. The other ids are ByT5's.
-    SparseBytes(u32, usize, Vec<SpelledId>),
+    SparseBytes(u32, usize, Vec<AddedToken>),
     /// Byte values, two of which mark the start and the end of a text.
     DelimitedBytes(TextMarks),
     /// Byte values, one of which ends a text when the model generates it.
@@ -87,7 +87,7 @@ struct Kinds {
     size: Option<usize>,
     tokenizer: Option<String>,
     #[serde(default)]
-    added: Vec<SpelledId>,
+    added: Vec<AddedToken>,
 }
 
 impl TryFrom<Kinds> for VocabularyConfig {
@@ -241,12 +241,11 @@ impl Config {
             if let Some(dir) = file.parent() {
                 check_inside(dir, &tokenizer)?;
             }
-            let mut subwords = SubwordTokenizer::parse(&files::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
-            if config.family == "t5" {
-                // as in transformers; fairseq, from which the others are, reads them as text
-                subwords = subwords.and_then(SubwordTokenizer::with_special_tokens);
-            }
-            config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&tokenizer))?));
+            let subwords = SubwordTokenizer::parse(&files::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
+            let subwords = subwords.map_err(|error| error.in_file(&tokenizer))?;
+            // as in transformers; fairseq, from which the others are, reads special tokens as text
+            let subwords = if config.family == "t5" { subwords.with_special_tokens() } else { subwords };
+            config.subwords = Some(Arc::new(subwords));
         }
         config.validate(file)?;
         Ok(config)

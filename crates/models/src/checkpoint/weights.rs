@@ -21,6 +21,7 @@ pub const HEAD: &str = "lm_head.weight";
 
 /// What a file without it should have.
 pub const EXPECTED_HEAD: &str = "a tensor, unless tie_word_embeddings is true";
+
 /// A tensor that a checkpoint must hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {

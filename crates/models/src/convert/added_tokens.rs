@@ -1,10 +1,13 @@
-//! Tokens that were added to a slow tokenizer of transformers, which are in no SentencePiece model: `added_tokens_decoder` in
-//! `tokenizer_config.json`, or else `added_tokens.json`. `special_tokens_map.json` tells which of them are special.
+//! Tokens that were added to a slow tokenizer of transformers: `added_tokens_decoder` in `tokenizer_config.json`, or else
+//! `added_tokens.json`, and the special tokens that `tokenizer_config.json` and `special_tokens_map.json` name.
 
 use crate::{
     checkpoint::files::{self, parse},
     convert::converted::read_config,
-    text::SpelledId,
+    text::{
+        AddedToken,
+        subwords::{BEGINS_WORD, PYTHON_KEY},
+    },
 };
 use serde_json::{Value as Json, json};
 use std::{
@@ -22,28 +25,11 @@ pub(super) const ADDED_FILE: &str = "added_tokens.json";
 /// Names of special tokens.
 pub(super) const SPECIAL_FILE: &str = "special_tokens_map.json";
 
-/// A token that text is searched for before it is normalised.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct AddedToken {
-    pub(super) content: String,
-    pub(super) special: bool,
-    rstrip: bool,
-    single_word: bool,
-}
-
-impl AddedToken {
-    /// Returns the token in the form of `tokenizer.json`. A slow tokenizer drops the spaces before it with those at the end of a text.
-    pub(super) fn json(&self, id: usize) -> Json {
-        let Self { content, special, rstrip, single_word } = self;
-        json!({ "id": id, "content": content, "special": special, "single_word": single_word, "lstrip": true,
-            "rstrip": rstrip, "normalized": false })
-    }
-
-    /// Returns the token in the form of a vocabulary of bytes.
-    pub(super) fn spelled(self, id: usize) -> SpelledId {
-        let Self { content, special, rstrip, .. } = self;
-        SpelledId { id: u32::try_from(id).unwrap_or(u32::MAX), text: content, special, strips: rstrip }
-    }
+/// Returns a token in the form of `tokenizer.json`.
+pub(super) fn token_json(token: &AddedToken) -> Json {
+    let AddedToken { id, text, special, lstrip, rstrip, single_word, begins_word } = token;
+    json!({ "id": id, "content": text, "special": special, "single_word": single_word, "lstrip": lstrip,
+        "rstrip": rstrip, "normalized": false, PYTHON_KEY: if *begins_word { BEGINS_WORD } else { "" } })
 }
 
 /// Returns the contents of an optional file; null if there is none.
@@ -62,20 +48,17 @@ pub(super) fn read(dir: &Path, settings: &Json, size: usize) -> Result<BTreeMap<
     special.extend(names(&settings["additional_special_tokens"]));
     let mut tokens = BTreeMap::new();
     let mut add = |file: &str, key: String, found: String, content: Option<&str>, flags: &Json| {
-        let id = found.parse().ok();
+        let id = found.parse().ok().filter(|id: &u32| (*id as usize) < size);
         let wrong =
             |expected: String, found: String| Err(Error::checkpoint(dir.join(file), key.as_str(), expected, found));
-        let Some(id) = id.filter(|id: &usize| *id < size) else {
+        let Some(id) = id else {
             return wrong(format!("an id below {size}, the number of the model's ids"), found);
         };
         let Some(content) = content.filter(|content| !content.is_empty()) else {
             return wrong("a text".into(), flags["content"].to_string());
         };
-        let is = |flag: &str| flags[flag] == Json::Bool(true);
-        let special = is("special") || special.contains(content);
-        let token =
-            AddedToken { content: content.to_owned(), special, rstrip: is("rstrip"), single_word: is("single_word") };
-        tokens.insert(id, token);
+        let token = with_flags(id, content, flags);
+        tokens.insert(id as usize, AddedToken { special: token.special || special.contains(content), ..token });
         Ok(())
     };
     match settings["added_tokens_decoder"].as_object() {
@@ -92,6 +75,33 @@ pub(super) fn read(dir: &Path, settings: &Json, size: usize) -> Result<BTreeMap<
         }
     }
     Ok(tokens)
+}
+
+fn with_flags(id: u32, text: &str, flags: &Json) -> AddedToken {
+    let is = |flag: &str| flags[flag] == Json::Bool(true);
+    AddedToken {
+        id,
+        text: text.to_owned(),
+        special: is("special"),
+        lstrip: is("lstrip"),
+        rstrip: is("rstrip"),
+        single_word: is("single_word"),
+        begins_word: false,
+    }
+}
+
+/// Returns a special token that a folder names at `key`, such as `eos_token`, and which otherwise is `usual`, without its id. Only a
+/// name without flags strips white space, if `strips`.
+pub(super) fn named(dir: &Path, settings: &Json, key: &str, usual: &str, strips: bool) -> Result<AddedToken> {
+    let map = read_optional(dir, SPECIAL_FILE)?;
+    let is_listed = settings["added_tokens_decoder"].is_object();
+    let stated = [&map[key], &settings[key]].into_iter().filter(|value| !value.is_null());
+    let stated = if is_listed { stated.last() } else { stated.take(1).last() };
+    let flags = stated.filter(|value| value["content"].is_string());
+    let name = flags.map(|value| &value["content"]).or(stated).and_then(Json::as_str).unwrap_or(usual);
+    let token = AddedToken { special: true, ..with_flags(0, name, flags.unwrap_or(&Json::Null)) };
+    let strips = strips && flags.is_none();
+    Ok(AddedToken { lstrip: token.lstrip || strips, rstrip: token.rstrip || strips, ..token })
 }
 
 /// Returns the tokens that a value of `special_tokens_map.json` names: a text, an object with `content`, or a list of these.

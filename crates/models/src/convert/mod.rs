@@ -2,6 +2,7 @@
 //! configuration and its tensors, under weir's names. [`pickle`] reads pickles and executes nothing.
 
 mod added_tokens;
+mod bpe;
 pub(crate) mod converted;
 mod dynamic_pooling;
 mod gpt2;

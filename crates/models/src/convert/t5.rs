@@ -8,11 +8,12 @@ use crate::{
         files::{parse, read_limited},
         hugging_face::{GENERATION_FILE, completed},
         read_weights_with_progress,
-        weights::{FilesDigest, PICKLES, Shard, same_names, shapes_in, shards_of},
+        weights::{EXPECTED_HEAD, FilesDigest, HEAD, PICKLES, Shard, same_names, shapes_in, shards_of},
     },
     contract::{EarlyStopping, GenerationDefaults},
     convert::{
-        added_tokens::{self, ADDED_FILE, AddedToken, SETTINGS_FILE, SPECIAL_FILE, read_optional},
+        added_tokens::{self, ADDED_FILE, SETTINGS_FILE, SPECIAL_FILE, read_optional, token_json},
+        bpe::{self, MERGES_FILE, VOCABULARY_FILE},
         converted::{self, Converted, check_copy, read_config, rename_key},
         sentencepiece::{
             self, Algorithm, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, mark, metaspace, normalizer, unigram,
@@ -21,7 +22,8 @@ use crate::{
     },
     family::{TensorSpec, families::blueprint, parts::GENERATION_BOUNDS},
     text::{
-        SpelledId, SubwordTokenizer, TextNormaliser,
+        AddedToken, SubwordTokenizer, TextNormaliser,
+        pieces::UNUSED_SCORE,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE, USER_DEFINED_KEY},
         vocabulary::MAX_SYMBOLS,
     },
@@ -38,8 +40,6 @@ use weir_kernels::error::{Error, Result};
 pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
 
 pub(super) const MRT5_TYPES: &[&str] = &["mrt5"];
-
-const HEAD: &str = "lm_head.weight";
 
 /// Reads a folder of T5, mT5, ByT5 or LongT5. Fails if arguments, tensors, tokenizer or copies of the embedding do not fit.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
@@ -98,7 +98,11 @@ impl<'a> T5Folder<'a> {
             // without a tokenizer the model takes ids only
             generation.prefix.clear();
         }
-        Ok(Self { file, arguments, source, vocabulary, subwords, generation })
+        let folder = Self { file, arguments, source, vocabulary, subwords, generation };
+        if !folder.arguments.tie_word_embeddings && !folder.has_head() {
+            return Err(Error::checkpoint(folder.source.listing(), HEAD, EXPECTED_HEAD, "none"));
+        }
+        Ok(folder)
     }
 
     /// Returns true if the file has a head next to the embedding.
@@ -181,6 +185,7 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.deletion.function.scaled-sigmoid.scale", "sigmoid_mask_scale"),
         ("generation.prefix", "prefix"),
         ("vocabulary.size", "vocab_size"),
+        ("vocabulary.first_byte", "id 3"),
         ("training_length", "n_positions"),
     ];
     rename_key(error, KEYS, str::to_owned)
@@ -514,8 +519,8 @@ impl GenerationSettings {
 const SENTENCEPIECE_FILE: &str = "spiece.model";
 
 /// All files that the tokenizer is read from.
-pub(super) const TOKENIZER_FILES: [&str; 5] =
-    [TOKENIZER_FILE, SENTENCEPIECE_FILE, SETTINGS_FILE, ADDED_FILE, SPECIAL_FILE];
+pub(super) const TOKENIZER_FILES: [&str; 7] =
+    [TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE, MERGES_FILE, SETTINGS_FILE, ADDED_FILE, SPECIAL_FILE];
 
 /// ByT5: the id of byte 0, and the usual number of ids.
 const FIRST_BYTE: u32 = 3;
@@ -524,6 +529,9 @@ const BYTE_IDS: usize = 384;
 
 /// The first ids of most vocabularies.
 const SPECIALS: [&str; 3] = ["<pad>", "</s>", "<unk>"];
+
+/// Keys of their names.
+const SPECIAL_KEYS: [&str; 3] = ["pad_token", "eos_token", "unk_token"];
 
 const USUAL_END: u32 = 1;
 
@@ -541,30 +549,23 @@ fn read_tokenizer(
     let Arguments { vocab_size: size, end, .. } = *arguments;
     let settings = read_optional(dir, SETTINGS_FILE)?;
     let is_byt5 = |json: &Json| json["tokenizer_class"].as_str() == Some("ByT5Tokenizer");
-    let [tokenizer, model] = [TOKENIZER_FILE, SENTENCEPIECE_FILE].map(|name| dir.join(name));
-    let has_no_file = !tokenizer.exists() && !model.exists();
-    if is_byt5(config) || is_byt5(&settings) || (has_no_file && size == BYTE_IDS) {
-        let added = added_tokens::read(dir, &settings, size)?.into_iter().map(|(id, token)| token.spelled(id));
-        // ByT5's have no flags
-        let is_own = |own: &SpelledId| own.id >= FIRST_BYTE && !own.text.starts_with("<extra_id_");
-        return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size, added.filter(is_own).collect()), None));
+    let tokenizers = [TOKENIZER_FILE, SENTENCEPIECE_FILE, VOCABULARY_FILE].map(|name| dir.join(name));
+    let found = tokenizers.iter().position(|file| file.exists());
+    if is_byt5(config) || is_byt5(&settings) || (found.is_none() && size == BYTE_IDS) {
+        return Ok((VocabularyConfig::SparseBytes(FIRST_BYTE, size, byt5_tokens(dir, &settings, size)?), None));
     }
-    let (file, json) = match (tokenizer.exists(), model.exists()) {
-        (true, _) => {
-            let json = read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?;
-            (tokenizer, json)
-        }
-        (false, true) => {
-            let json = from_sentencepiece(&model, &settings, size)?;
-            (model, json)
-        }
-        (false, false) => return Ok((VocabularyConfig::Pieces(size, None), None)),
+    let Some((index, file)) = found.map(|index| (index, &tokenizers[index])) else {
+        return Ok((VocabularyConfig::Pieces(size, None), None));
     };
-    let subwords = SubwordTokenizer::parse(&json).and_then(SubwordTokenizer::with_special_tokens);
-    let subwords = subwords.map_err(|error| error.in_file(&file))?;
+    let json = match index {
+        0 => read_limited(file, MAX_TOKENIZER_BYTES)?,
+        1 => from_sentencepiece(file, &settings, size)?,
+        _ => bpe::read(dir, &settings, size)?,
+    };
+    let subwords = SubwordTokenizer::parse(&json).map_err(|error| error.in_file(file))?.with_special_tokens();
     if subwords.len() > size {
         let expected = format!("at most {size} ids (vocab_size)");
-        return Err(Error::checkpoint(&file, "the file", expected, subwords.len().to_string()));
+        return Err(Error::checkpoint(file, "the file", expected, subwords.len().to_string()));
     }
     let specials: Vec<_> = match end {
         USUAL_END => (0_u32..).zip(SPECIALS).collect(),
@@ -574,10 +575,22 @@ fn read_tokenizer(
         let found = subwords.piece(id);
         if found.as_deref() != Some(special) {
             let found = found.map_or("nothing".into(), |found| format!("{found:?}"));
-            return Err(Error::checkpoint(&file, format!("id {id}"), format!("{special:?}"), found));
+            return Err(Error::checkpoint(file, format!("id {id}"), format!("{special:?}"), found));
         }
     }
     Ok((VocabularyConfig::Pieces(size, Some(TOKENIZER_FILE.into())), Some(Arc::new(subwords))))
+}
+
+/// Returns the tokens of ByT5 that are not as usual: added ones, and marks without white space around them.
+fn byt5_tokens(dir: &Path, settings: &Json, size: usize) -> Result<Vec<AddedToken>> {
+    let mut tokens = added_tokens::read(dir, settings, size)?;
+    for ((id, usual), key) in (0_u32..).zip(SPECIALS).zip(SPECIAL_KEYS) {
+        let token = AddedToken { id, ..added_tokens::named(dir, settings, key, usual, true)? };
+        if token.text != usual || !(token.lstrip && token.rstrip) {
+            tokens.entry(id as usize).or_insert(token);
+        }
+    }
+    Ok(tokens.into_values().collect())
 }
 
 /// Returns the number of sentinels. Fails if it exceeds `size`, the ids of the model, or the ids that any model may have.
@@ -593,9 +606,6 @@ fn sentinels(settings: &Json, size: usize, dir: &Path) -> Result<usize> {
     }
 }
 
-/// Points by which the score of a piece that is in no text is below the scores of all text pieces.
-const NEVER_PENALTY: f32 = 1000.0;
-
 /// Returns a `tokenizer.json` with the ids of a SentencePiece model: its pieces by their kinds, sentinels after them in reverse order,
 /// and added tokens.
 fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u8>> {
@@ -604,52 +614,75 @@ fn from_sentencepiece(file: &Path, settings: &Json, size: usize) -> Result<Vec<u
     if model.algorithm != Algorithm::Unigram {
         return Err(Error::checkpoint(file, "the file", "a unigram model", "another algorithm"));
     }
-    let lowest = model.pieces.iter().map(|(_, score)| *score).fold(0.0, f32::min);
+    let normal = model.by_id.iter().filter(|(.., kind)| *kind == NORMAL).map(|(_, score, _)| *score);
+    let highest = normal.fold(f32::NEG_INFINITY, f32::max);
     let mut vocab = Vec::new();
     let mut marks = BTreeMap::new();
     for (id, (piece, score, kind)) in model.by_id.iter().enumerate() {
-        match *kind {
-            CONTROL | UNKNOWN => drop(marks.insert(id, mark(id, piece))),
+        let score = match *kind {
+            NORMAL => f64::from(*score),
             USER_DEFINED => {
                 let mut token = mark(id, piece);
                 token["special"] = false.into();
                 token[USER_DEFINED_KEY] = true.into();
                 marks.insert(id, token);
+                // as in SentencePiece's search for the best pieces
+                piece.len() as f64 * f64::from(highest) - 0.1
             }
-            _ => {}
+            CONTROL | UNKNOWN => {
+                marks.insert(id, mark(id, piece));
+                UNUSED_SCORE
+            }
+            _ => UNUSED_SCORE,
+        };
+        vocab.push(json!([piece, score]));
+    }
+    let unknown = model.by_id.iter().position(|(.., kind)| *kind == UNKNOWN).unwrap_or(UNKNOWN_ID);
+    let mut added = BTreeMap::new();
+    for (key, usual) in SPECIAL_KEYS.into_iter().zip(SPECIALS) {
+        let token = added_tokens::named(dir, settings, key, usual, false)?;
+        if let Some(id) = model.by_id.iter().position(|(piece, ..)| *piece == token.text) {
+            added.insert(id, AddedToken { id: id as u32, ..token });
         }
-        let is_text = [NORMAL, USER_DEFINED].contains(kind);
-        vocab.push(json!([piece, if is_text { *score } else { lowest - NEVER_PENALTY }]));
     }
-    let unknown = model.by_id.iter().position(|(_, _, kind)| *kind == UNKNOWN).unwrap_or(UNKNOWN_ID);
-    for number in (0..sentinels(settings, size, dir)?).rev() {
-        let id = vocab.len();
-        let content = format!("<extra_id_{number}>");
-        marks.insert(id, mark(id, &content));
-        vocab.push(json!([content, 0.0]));
+    let pieces = vocab.len();
+    for (number, id) in (0..sentinels(settings, size, dir)?).rev().zip(pieces..) {
+        let text = format!("<extra_id_{number}>");
+        let strips = AddedToken { lstrip: true, rstrip: true, ..AddedToken::default() };
+        added.insert(id, AddedToken { id: id as u32, text, special: true, ..strips });
     }
-    for (id, token) in added_tokens::read(dir, settings, size)? {
-        let AddedToken { content, .. } = &token;
-        while vocab.len() <= id {
-            // an id without a token has no text
-            let gap = vocab.len();
+    added.extend(added_tokens::read(dir, settings, size)?);
+    // In transformers' newer way no word begins after an added token, but even before a space.
+    let legacy = settings["legacy"].as_bool();
+    for (id, token) in added {
+        // an id without a token has no text
+        for gap in vocab.len()..id {
             let content = format!("\u{10fffd}{gap}");
             marks.insert(gap, mark(gap, &content));
-            vocab.push(json!([content, 0.0]));
+            vocab.push(json!([content, UNUSED_SCORE]));
         }
-        let known = vocab[id][0] == *content && marks.get(&id).is_some_and(|mark| mark["special"] == token.special);
-        if !known {
-            vocab[id] = json!([content, lowest - NEVER_PENALTY]);
-            marks.insert(id, token.json(id));
+        match vocab.get(id) {
+            None => vocab.push(json!([token.text, UNUSED_SCORE])),
+            Some(known) if known[0] != token.text => vocab[id] = json!([token.text, UNUSED_SCORE]),
+            Some(_) => {}
         }
+        let begins_word = match legacy {
+            Some(legacy) => legacy,
+            None => token.special,
+        };
+        marks.insert(id, token_json(&AddedToken { begins_word, ..token }));
     }
-    // As SentencePiece does, except that older versions of transformers begin a word after each added token.
-    let metaspace = metaspace(if settings["legacy"] == json!(true) { "always" } else { "first" });
+    let metaspace = metaspace("first");
     let decoder = match model.byte_fallback {
         true => json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace] }),
         false => metaspace.clone(),
     };
-    let steps = [normalizer(&model), metaspace, decoder];
+    let mut normalizer = normalizer(&model);
+    if let Some(steps) = normalizer["normalizers"].as_array_mut().filter(|_| legacy == Some(false)) {
+        let mark = json!({ "String": sentencepiece::SPACE });
+        steps.insert(0, json!({ "type": "Replace", "pattern": mark, "content": " " }));
+    }
+    let steps = [normalizer, metaspace, decoder];
     let marks = marks.into_values().collect();
     let json = sentencepiece::tokenizer(marks, steps, unigram(vocab, unknown, model.byte_fallback));
     Ok(json.to_string().into_bytes())
@@ -762,6 +795,8 @@ impl<'a> SourceWeights<'a> {
     /// The file that lists all tensors, for messages.
     fn listing(&self) -> PathBuf {
         match &self.pickles[..] {
+            [] if self.dir.join(INDEX_FILE).exists() => self.dir.join(INDEX_FILE),
+            [] => self.dir.join(WEIGHTS_FILE),
             [only] if only.file.ends_with(PICKLE_FILE) => only.file.clone(),
             _ => self.dir.join(PICKLE_INDEX_FILE),
         }
@@ -791,4 +826,56 @@ fn open(file: &Path) -> Result<(TorchFile, TorchTensors)> {
     let torch = TorchFile::open(file)?;
     let tensors = TorchTensors::at_root(&torch, file)?;
     Ok((torch, tensors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ids that transformers 4.57 and SentencePiece give texts, in folders with the files of small tokenizers.
+    #[test]
+    fn tokenizers_agree_with_transformers() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizers");
+        let golden = std::env::var_os("WEIR_TOKENIZERS").map_or(golden, PathBuf::from);
+        let mut wrong = String::new();
+        let mut compared = 0;
+        for entry in std::fs::read_dir(golden).unwrap() {
+            let dir = entry.unwrap().path();
+            let file = dir.join(CONFIG_FILE);
+            let Ok(text) = read_config(&file) else { continue };
+            let config: Json = parse(completed(&text, &file).unwrap().get().as_bytes(), &file, "").unwrap();
+            let arguments = Arguments::read(&config, T5_TYPES, &file).unwrap();
+            let (vocabulary, subwords) = read_tokenizer(&dir, &config, &arguments).unwrap();
+            let json = json!({});
+            let config = Config::new("t5", vocabulary, TextNormaliser::None, 1, &json, &file);
+            let config = config.unwrap().with(subwords, None);
+            let vocabulary = config.vocabulary(&file).unwrap();
+            let cases: Vec<(String, Vec<u32>)> =
+                serde_json::from_slice(&std::fs::read(dir.join("cases.json")).unwrap()).unwrap();
+            for (text, expected) in cases {
+                for size in [1, 3, 1000] {
+                    let mut tokens = Vec::new();
+                    let mut stream = crate::text::StreamTokenizer::new(Arc::clone(&vocabulary), "text", 1000);
+                    let characters: Vec<char> = text.chars().collect();
+                    for chunk in characters.chunks(size) {
+                        stream.push(&chunk.iter().collect::<String>(), &mut tokens).unwrap();
+                    }
+                    stream.finish(&mut tokens).unwrap();
+                    let mut ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+                    if !stream.is_ended(arguments.end) {
+                        ids.push(arguments.end);
+                    }
+                    compared += 1;
+                    if ids != expected {
+                        wrong += &format!(
+                            "{} {size} {text:?}\n   {expected:?}\n   {ids:?}\n",
+                            dir.file_name().unwrap().display()
+                        );
+                        break;
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty() && compared > 0, "{compared} compared\n{wrong}");
+    }
 }

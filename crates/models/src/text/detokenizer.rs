@@ -64,7 +64,7 @@ impl StreamDetokenizer {
             // ids without a text do not end a code point
             None if self.vocabulary.is_sparse() => {
                 let vocabulary = Arc::clone(&self.vocabulary);
-                if let Some(text) = vocabulary.spelled_text(id) {
+                if let Some(text) = vocabulary.added_text(id) {
                     self.replace_unfinished();
                     self.piece.push_str(text);
                 }

@@ -16,19 +16,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod added_tokens;
 pub mod detokenizer;
 pub mod normaliser;
+pub(crate) mod pieces;
 pub mod stream_tokenizer;
 pub mod subwords;
 mod tokenizer_limits;
 pub mod vocabulary;
 
 pub use crate::text::{
+    added_tokens::AddedToken,
     detokenizer::StreamDetokenizer,
     normaliser::TextNormaliser,
     stream_tokenizer::{LimitStatus, StreamTokenizer, TextCounter, TokenSpan},
     subwords::{BLANK, Subword, SubwordTokenizer},
-    vocabulary::{PlacedText, SpecialSymbols, SpelledId, TextMarks, TokenMarks, Vocabulary},
+    vocabulary::{PlacedText, SpecialSymbols, TextMarks, TokenMarks, Vocabulary},
 };
 use std::path::Path;
 use weir_kernels::error::Error;

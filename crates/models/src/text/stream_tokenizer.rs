@@ -5,7 +5,11 @@
 //! a space that follows a letter, a digit or a printable ASCII character, where the tokenizer also splits
 //! ([`subwords`](super::subwords) accepts no other). At most one word is held, limited to [`WORD_BYTES`].
 
-use crate::text::{StreamDetokenizer, Subword, Vocabulary};
+use crate::text::{
+    StreamDetokenizer, Subword, Vocabulary,
+    added_tokens::{Part, Splitter},
+    subwords::Place,
+};
 use std::{ops::ControlFlow, sync::Arc};
 use weir_kernels::error::{Error, Result, floor_boundary};
 
@@ -54,8 +58,14 @@ pub struct StreamTokenizer {
     held: String,
     /// True if the last character of the normalised text is a space, after which another space is dropped.
     after_space: bool,
-    /// True after a token that takes the white space after it.
-    strips: bool,
+    /// Finds added tokens.
+    splitter: Splitter,
+    /// Place of the held text.
+    place: Place,
+    /// The added token with which the text ends so far.
+    last_added: Option<u32>,
+    /// True once the text has begun.
+    begun: bool,
 }
 
 impl StreamTokenizer {
@@ -73,7 +83,10 @@ impl StreamTokenizer {
             characters: 0,
             held: String::new(),
             after_space: false,
-            strips: false,
+            splitter: Splitter::default(),
+            place: Place::First,
+            last_added: None,
+            begun: false,
         }
     }
 
@@ -95,34 +108,117 @@ impl StreamTokenizer {
     /// Returns the number of bytes received so far.
     pub fn bytes(&self) -> u64 {
         let before = self.prefix_bytes - self.prefix.len() as u64;
-        (self.bytes + self.held.len() as u64).saturating_sub(before)
+        (self.bytes + (self.held.len() + self.splitter.held_bytes()) as u64).saturating_sub(before)
+    }
+
+    /// Returns true if the text has its end mark, `end`: in Python, T5's tokenizers put no second one after one that is spelled out.
+    pub fn is_ended(&self, end: u32) -> bool {
+        let puts_marks = self.vocabulary.tokenizer().is_some_and(|tokenizer| !tokenizer.leading().is_empty());
+        self.last_added == Some(end) && !puts_marks
     }
 
     fn offset(&self, byte: usize) -> u64 {
         (self.bytes + byte as u64).saturating_sub(self.prefix_bytes)
     }
 
-    fn push_prefix(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<()> {
-        let prefix = std::mem::take(&mut self.prefix);
-        if !prefix.is_empty() {
-            self.push(&prefix, tokens)?;
+    /// Begins the text, if nothing was pushed yet: with the ids that the tokenizer puts before each text, and the prefix.
+    fn begin(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        if self.begun {
+            return Ok(());
         }
-        Ok(())
+        self.begun = true;
+        for &id in self.vocabulary.clone().tokenizer().map_or(&[][..], |tokenizer| tokenizer.leading()) {
+            self.push_token(id, 0, tokens);
+        }
+        let prefix = std::mem::take(&mut self.prefix);
+        self.push_chunk(&prefix, false, tokens)
     }
 
     /// Encodes the next chunk and appends the tokens that no later chunk can change. Fails at a character that the vocabulary
     /// cannot encode, and at a word above [`WORD_BYTES`] bytes, unless the text may be truncated there.
     pub fn push(&mut self, chunk: &str, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
-        self.push_prefix(tokens)?;
+        self.begin(tokens)?;
+        self.push_chunk(chunk, false, tokens)?;
+        Ok(self.status)
+    }
+
+    /// Ends the text and appends the tokens of the text that was held back. Fails as [`push`](Self::push) does.
+    pub fn finish(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
+        self.begin(tokens)?;
+        self.push_chunk("", true, tokens)?;
+        self.held = String::new();
+        Ok(self.status)
+    }
+
+    /// Splits a chunk at added tokens and encodes its parts.
+    fn push_chunk(&mut self, chunk: &str, ends: bool, tokens: &mut Vec<TokenSpan>) -> Result<()> {
         if self.status == LimitStatus::Exceeded {
-            return Ok(self.status);
+            return Ok(());
+        }
+        let vocabulary = Arc::clone(&self.vocabulary);
+        match vocabulary.added_tokens() {
+            None => self.push_text(chunk, tokens)?,
+            Some(added) => {
+                let mut splitter = std::mem::take(&mut self.splitter);
+                let pushed = splitter.push(added, chunk, ends, &mut |part| self.push_part(&part, tokens));
+                self.splitter = splitter;
+                pushed?;
+            }
+        }
+        if ends { self.end_part(tokens) } else { Ok(()) }
+    }
+
+    fn push_part(&mut self, part: &Part<'_>, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        match part {
+            Part::Text(text) => return self.push_text(text, tokens),
+            Part::Space("") => return Ok(()),
+            Part::Space(_) | Part::Token(_) | Part::Gap => self.end_part(tokens)?,
+        }
+        let tokenizer = self.vocabulary.tokenizer();
+        self.place = tokenizer.map_or(self.place, |tokenizer| tokenizer.place_after(part, self.place));
+        if self.status == LimitStatus::Exceeded {
+            return Ok(());
+        }
+        match part {
+            Part::Token(token) => {
+                self.push_token(token.id, token.text.len(), tokens);
+                self.skip(&token.text);
+                self.last_added = Some(token.id);
+            }
+            Part::Space(space) => self.skip(space),
+            Part::Text(_) | Part::Gap => {}
+        }
+        Ok(())
+    }
+
+    /// Appends a token of the next bytes, unless the limit is reached.
+    fn push_token(&mut self, id: u32, bytes: usize, tokens: &mut Vec<TokenSpan>) {
+        if self.remaining == 0 {
+            self.status = LimitStatus::Exceeded;
+            return;
+        }
+        self.remaining -= 1;
+        tokens.push(TokenSpan { id, start: self.offset(0), end: self.offset(bytes) });
+    }
+
+    /// Encodes what is held of a text that ends, or is followed by an added token.
+    fn end_part(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        if self.status == LimitStatus::Within && !self.held.is_empty() {
+            self.encode_held(self.held.len(), tokens)?;
+        }
+        Ok(())
+    }
+
+    fn push_text(&mut self, text: &str, tokens: &mut Vec<TokenSpan>) -> Result<()> {
+        if self.status == LimitStatus::Exceeded || text.is_empty() {
+            return Ok(());
         }
         if !self.vocabulary.is_subword() {
-            self.push_characters(chunk, false, tokens)?;
-            return Ok(self.status);
+            self.last_added = None;
+            return self.encode_characters(text, tokens);
         }
-        let mut rest = chunk;
-        // a long chunk is split into pieces, so that the word limit does not depend on where chunks end
+        let mut rest = text;
+        // a long text is split into pieces, so that the word limit does not depend on where chunks end
         while self.status == LimitStatus::Within && !rest.is_empty() {
             let free = WORD_BYTES.saturating_sub(self.held.len()) + 1;
             let first = rest.chars().next().map_or(0, char::len_utf8);
@@ -146,18 +242,7 @@ impl StreamTokenizer {
                 return Err(Error::LongerThan { field: self.field, limit: WORD_BYTES, unit, why: None });
             }
         }
-        Ok(self.status)
-    }
-
-    /// Ends the text and appends the tokens of the text that was held back. Fails as [`push`](Self::push) does.
-    pub fn finish(&mut self, tokens: &mut Vec<TokenSpan>) -> Result<LimitStatus> {
-        if self.status == LimitStatus::Within && !self.vocabulary.is_subword() {
-            self.push_characters("", true, tokens)?;
-        } else if self.status == LimitStatus::Within && !self.held.is_empty() {
-            self.encode_held(self.held.len(), tokens)?;
-        }
-        self.held = String::new();
-        Ok(self.status)
+        Ok(())
     }
 
     fn encode_held(&mut self, end: usize, tokens: &mut Vec<TokenSpan>) -> Result<()> {
@@ -167,11 +252,13 @@ impl StreamTokenizer {
             return self.vocabulary.encode(field, &self.held, usize::MAX).map(|_| ());
         };
         let unknown = |found: String| Error::UnknownSymbol { field, found, offset: self.characters, unit: "character" };
-        let subwords = tokenizer.encode(&self.held[..end]).map_err(unknown)?;
+        let subwords = tokenizer.encode_part(&self.held[..end], self.place).map_err(unknown)?;
+        self.place = Place::Inside;
         if subwords.len() > self.remaining {
             self.status = LimitStatus::Exceeded;
         }
         let count = subwords.len().min(self.remaining);
+        self.last_added = self.last_added.filter(|_| count == 0);
         self.remaining -= count;
         tokens.extend(subwords.into_iter().take(count).map(|Subword { id, start, end }| TokenSpan {
             id,
@@ -181,47 +268,6 @@ impl StreamTokenizer {
         self.bytes += end as u64;
         self.characters += self.held[..end].chars().count();
         self.held.drain(..end);
-        Ok(())
-    }
-
-    /// Encodes characters or bytes. Holds back what may become one of the texts with an id of its own, and the white space before it.
-    fn push_characters(&mut self, chunk: &str, ends: bool, tokens: &mut Vec<TokenSpan>) -> Result<()> {
-        let vocabulary = Arc::clone(&self.vocabulary);
-        let Some(spelled) = vocabulary.spelled() else { return self.encode_characters(chunk, tokens) };
-        self.held.push_str(chunk);
-        let mut held = std::mem::take(&mut self.held);
-        while self.status == LimitStatus::Within {
-            if self.strips {
-                let space = held.len() - held.trim_start().len();
-                self.skip(&held[..space]);
-                held.drain(..space);
-                self.strips = held.is_empty();
-            }
-            // a longer one may begin behind it
-            let known = if ends { held.len() } else { (held.len() + 1).saturating_sub(spelled.longest()) };
-            let Some((start, own)) = spelled.find(&held, known) else {
-                let known = if ends { &held[..] } else { &held[..floor_boundary(&held, known)] };
-                let kept = if ends || known.len() > WORD_BYTES { known } else { known.trim_end() };
-                let end = kept.len();
-                self.encode_characters(&held[..end], tokens)?;
-                held.drain(..end);
-                break;
-            };
-            let before = if own.strips { held[..start].trim_end().len() } else { start };
-            self.encode_characters(&held[..before], tokens)?;
-            self.skip(&held[before..start]);
-            if self.status == LimitStatus::Exceeded || self.remaining == 0 {
-                self.status = LimitStatus::Exceeded;
-                break;
-            }
-            self.remaining -= 1;
-            let [from, to] = [0, own.text.len()].map(|byte| self.offset(byte));
-            tokens.push(TokenSpan { id: own.id, start: from, end: to });
-            self.skip(&own.text);
-            self.strips = own.strips;
-            held.drain(..start + own.text.len());
-        }
-        self.held = held;
         Ok(())
     }
 
@@ -586,7 +632,7 @@ mod tests {
 
     /// The library finds added tokens before it splits the text, so one must not reach over the space after a word.
     #[test]
-    fn added_tokens_that_reach_over_a_space_are_rejected() {
+    fn added_tokens_may_reach_over_a_space() {
         let adding = |content: &str, changes: Value| {
             let mut file = file(&Value::Null, false);
             let id = file["model"]["vocab"].as_array().map(Vec::len);
@@ -596,23 +642,23 @@ mod tests {
             file["added_tokens"].as_array_mut().unwrap().push(token);
             vocabulary(&file)
         };
-        for (content, changes) in [
-            (" the", json!({"single_word": true})),
-            ("the\tab", json!({"normalized": true})),
-            ("the▁ab", json!({"normalized": true})),
-        ] {
-            let error = adding(content, changes).unwrap_err();
-            assert_eq!(error.key, "added_tokens[4]", "{error}");
-        }
+        let error = adding(" the", json!({"single_word": true})).unwrap_err();
+        assert_eq!(error.key, "added_tokens[4]", "{error}");
         for (content, changes) in [
             ("the ab", json!({"special": true, "rstrip": true})),
             ("the ab", json!({})),
             ("the ", json!({})),
             ("<x>", json!({"rstrip": true})),
+            ("<x>", json!({"rstrip": true, "normalized": true})),
+            ("<x>", json!({"rstrip": true, "single_word": true})),
+            ("the ab", json!({"normalized": true})),
+            ("the\tab", json!({"normalized": true})),
+            ("the▁ab", json!({"normalized": true})),
             ("the\tab", json!({})),
             ("\t", json!({"normalized": true})),
             (" <x>", json!({})),
             ("<x>", json!({"lstrip": true})),
+            ("<x>", json!({"lstrip": true, "rstrip": true, "special": true})),
             ("<x>", json!({"single_word": true})),
         ] {
             let vocabulary = adding(content, changes).unwrap();

@@ -1,20 +1,25 @@
 //! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format. Special tokens that a text
-//! spells out become their ids where transformers reads them. A document's tokenizer must encode each word independently; a prompt
-//! is encoded as a whole.
+//! spells out become their ids where transformers reads them; control and byte pieces of SentencePiece that it spells out stay text.
+//! A document's tokenizer must encode each word independently; a prompt is encoded as a whole.
 
 use crate::text::{
-    VocabularyError,
+    AddedToken, VocabularyError,
+    added_tokens::{AddedTokens, Part},
     normaliser::{replace_unfinished, take_complete},
+    pieces::{Pieces, hide},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
 };
-use regex::{Regex, RegexBuilder};
+use regex::RegexBuilder;
 use serde_json::Value;
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::OnceLock,
 };
-use tokenizers::{NormalizedString, Normalizer, PostProcessorWrapper, Tokenizer, step_decode_stream};
+use tokenizers::{
+    DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl, step_decode_stream,
+};
 use weir_kernels::error::{floor_boundary, quoted};
 
 /// Name of the tokenizer's file in a checkpoint.
@@ -26,25 +31,36 @@ pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 /// Key of an added token that is a user-defined piece of SentencePiece. Before it, spaces stay, and after it no word begins.
 pub(crate) const USER_DEFINED_KEY: &str = "user_defined";
 
+/// Key of an added token that is found by the rules of transformers' tokenizers in Python.
+pub(crate) const PYTHON_KEY: &str = "python";
+
+/// Value of that key, if a word begins after the token.
+pub(crate) const BEGINS_WORD: &str = "begins_word";
+
 /// Bytes of a text that are normalised at a time to measure their growth.
 const MEASURED_BYTES: usize = 4096;
 
 /// Growth of a text, in bytes made of one byte, up to which a tokenizer takes the usual time.
 const USUAL_GROWTH: usize = 16;
 
+/// The library's tokenizer around [`Pieces`].
+pub(super) type Tokenizer =
+    TokenizerImpl<Pieces, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
 /// A subword tokenizer.
 pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
-    /// Ids of special tokens, without `unknown`.
+    /// Encodes text after an added token, if no word begins there.
+    inner: Option<Box<Tokenizer>>,
+    /// Ids of special tokens.
     specials: HashSet<u32>,
-    /// Finds special tokens in a document, if these become their ids. A word begins after each. The library finds those in prompts.
-    spelled: Option<Regex>,
+    /// Tokens by which a text is split first. The library finds the others.
+    added: AddedTokens,
     /// True if text may have the ids of special tokens.
     reads_specials: bool,
     /// User-defined pieces with their ids. With them, spaces are stripped only at the end of a text.
     user_defined: Vec<(String, u32)>,
-    /// Ends of a text, before a space, where it must not be split: an added token may reach over the space.
-    unsafe_ends: Vec<String>,
+    unsafe_ends: UnsafeEnds,
     growth: Growth,
     /// The maximum bytes of a piece's text in JSON, once they are wanted.
     longest_piece: OnceLock<usize>,
@@ -59,6 +75,17 @@ pub struct SubwordTokenizer {
     leading: Vec<u32>,
     /// State after some text, from which a text that continues another one is decoded.
     continuation: DecodeState,
+}
+
+/// Place of a part of a text that is encoded by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At the beginning of the text.
+    First,
+    /// After an added token, where a word begins.
+    Word,
+    /// After an added token, where no word begins; or after other text, where the part begins with a space.
+    Inside,
 }
 
 /// One subword of a text, with its bytes.
@@ -104,20 +131,13 @@ impl SubwordTokenizer {
     }
 
     /// Encodes the special tokens that a document spells out as their ids.
-    pub fn with_special_tokens(mut self) -> Result<Self, VocabularyError> {
-        let decoder = self.tokenizer.get_added_tokens_decoder();
-        let mut contents: Vec<_> =
-            decoder.values().filter(|token| token.special).map(|token| &*token.content).collect();
-        // the longest of several tokens wins
-        contents.sort_unstable_by_key(|content| (std::cmp::Reverse(content.len()), *content));
-        let escaped: Vec<_> = contents.into_iter().map(regex::escape).collect();
-        if !escaped.is_empty() {
-            let pattern = RegexBuilder::new(&escaped.join("|")).size_limit(SPELLED_BYTES).build();
-            let wrong =
-                |error: regex::Error| VocabularyError::new("added_tokens", "fewer special tokens", error.to_string());
-            self.spelled = Some(pattern.map_err(wrong)?);
+    #[must_use]
+    pub fn with_special_tokens(mut self) -> Self {
+        if self.added.is_empty() {
+            self.tokenizer.set_encode_special_tokens(false);
+            self.reads_specials = true;
         }
-        Ok(self)
+        self
     }
 
     fn parse_checked(json: &[u8], check: fn(&Value) -> Result<(), VocabularyError>) -> Result<Self, VocabularyError> {
@@ -132,15 +152,14 @@ impl SubwordTokenizer {
         check_patterns(&value)?;
         let growth = Growth::read(&value)?;
         let work = if value["model"].is_object() { bound_model(&mut value["model"])? } else { 1 };
-        let tokenizer: Tokenizer = library(|| json.parse()).map_err(|error| invalid(&error))?;
+        let python = take_python_tokens(&mut value)?;
+        let user_defined = take_user_defined(&mut value);
+        hide(&mut value, &python);
+        let mut tokenizer: Tokenizer =
+            library(|| serde_json::from_value(value.clone()).map_err(Into::into)).map_err(|error| invalid(&error))?;
         let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
         check_templates("post_processor", &processor)?;
         check(&value)?;
-        let unknown = unknown_id(&value, &tokenizer);
-        let specials = special_ids(&tokenizer, unknown);
-        lower_special_scores(&mut value, &specials, unknown);
-        let user_defined = take_user_defined(&mut value);
-        let mut tokenizer: Tokenizer = library(|| value.to_string().parse()).map_err(|error| invalid(&error))?;
         // documents are not truncated, and text that spells out a special token stays text
         tokenizer.with_padding(None).set_encode_special_tokens(true);
         tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
@@ -149,12 +168,22 @@ impl SubwordTokenizer {
         let leading = library(|| leading_ids(&tokenizer)).map_err(|error| invalid(&error))?;
         // nothing else of it applies to a text whose special tokens weir adds
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+        let unknown = unknown_id(&value, &tokenizer);
+        let specials = special_ids(&tokenizer, &python);
         let byte_pieces = BytePieces::read(&value["decoder"], &tokenizer, &specials);
+        let inner = match python.iter().all(|token| token.begins_word) || value["pre_tokenizer"]["type"] != "Metaspace"
+        {
+            true => None,
+            false => {
+                Some(Box::new(without_prefix(&tokenizer, &value["pre_tokenizer"]).map_err(|error| invalid(&error))?))
+            }
+        };
         let mut parsed = Self {
-            unsafe_ends: unsafe_ends(&value["added_tokens"]),
+            unsafe_ends: unsafe_ends(&value["added_tokens"], &tokenizer),
             tokenizer,
+            inner,
             specials,
-            spelled: None,
+            added: AddedTokens::new(python)?,
             reads_specials: false,
             user_defined,
             growth,
@@ -237,48 +266,99 @@ impl SubwordTokenizer {
 
     /// Returns true if an added token may reach from the end of a text over the space after it.
     pub(super) fn may_reach_on(&self, text: &str) -> bool {
-        self.unsafe_ends.iter().any(|end| text.ends_with(end.as_str()))
+        let UnsafeEnds { written, normal } = &self.unsafe_ends;
+        if written.iter().any(|end| text.ends_with(end.as_str())) {
+            return true;
+        }
+        let Some(longest) = normal.iter().map(String::len).max() else { return false };
+        // a normaliser makes at most so many bytes of one character
+        let last = text.char_indices().rev().take(longest + 1).last().map_or(0, |(start, _)| start);
+        let mut last = NormalizedString::from(&text[last..]);
+        let is_known = self.tokenizer.get_normalizer().is_none_or(|own| library(|| own.normalize(&mut last)).is_ok());
+        !is_known || normal.iter().any(|end| last.get().ends_with(end.as_str()))
+    }
+
+    /// Returns the tokens by which a text is split before its parts are encoded.
+    pub(super) fn added_tokens(&self) -> &AddedTokens {
+        &self.added
     }
 
     /// Encodes a text. Fails if the tokenizer has neither a piece nor an unknown token for a part of it, or if normalising makes far
     /// too much of it.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
-        self.check_growth(text)?;
-        let Some(spelled) = &self.spelled else { return self.encode_part(text) };
+        if self.added.is_empty() {
+            return self.encode_part(text, Place::First);
+        }
         let mut subwords = Vec::new();
         let mut from = 0;
-        let shifted = |part: Vec<Subword>, from: usize| {
-            part.into_iter().map(move |Subword { id, start, end }| Subword { id, start: start + from, end: end + from })
-        };
-        for found in spelled.find_iter(text) {
-            subwords.extend(shifted(self.encode_part(&text[from..found.start()])?, from));
-            subwords.extend(self.id_of(found.as_str()).map(|id| Subword {
-                id,
-                start: found.start(),
-                end: found.end(),
-            }));
-            from = found.end();
-        }
-        subwords.extend(shifted(self.encode_part(&text[from..])?, from));
+        let mut place = Place::First;
+        // the parts of a complete text are complete
+        self.added.split(text, &mut |part| {
+            let end = from + part.text().len();
+            match part {
+                Part::Text(text) => {
+                    let shifted = |own: Subword| Subword { start: own.start + from, end: own.end + from, ..own };
+                    subwords.extend(self.encode_part(text, place)?.into_iter().map(shifted));
+                }
+                Part::Token(token) => subwords.push(Subword { id: token.id, start: from, end }),
+                Part::Space(_) | Part::Gap => {}
+            }
+            from = end;
+            place = if end == 0 { place } else { self.place_after(&part, place) };
+            Ok(())
+        })?;
         Ok(subwords)
     }
 
-    /// Encodes a text, or a part of one between special tokens.
-    fn encode_part(&self, text: &str) -> Result<Vec<Subword>, String> {
-        let text = self.without_last_spaces(text);
-        let encoding = library(|| self.tokenizer.encode(text, false))?;
-        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
-        let text_id = |id: u32| match (self.specials.contains(&id) && !self.reads_specials, self.unknown) {
-            (false, _) => Ok(id),
-            (true, Some(unknown)) => Ok(unknown),
-            (true, None) => Err("a special token, which is not text,".to_owned()),
+    /// Returns the place of the text after a part at `place`.
+    pub(super) fn place_after(&self, part: &Part<'_>, place: Place) -> Place {
+        let begins_word = match part {
+            Part::Token(token) => token.begins_word,
+            Part::Gap => self.added.begin_words(),
+            Part::Space(_) => return place,
+            Part::Text(_) => false,
         };
-        // SentencePiece puts a space before a text, also where a user-defined piece is its first
-        let begins = self.user_defined.iter().any(|(piece, _)| text.starts_with(piece));
-        let space = self.id_of(SPACE_MARK.encode_utf8(&mut [0; 4])).filter(|_| begins);
+        if begins_word { Place::Word } else { Place::Inside }
+    }
+
+    /// Encodes a text, or a part of one between added tokens.
+    pub(super) fn encode_part(&self, text: &str, place: Place) -> Result<Vec<Subword>, String> {
+        self.check_growth(text)?;
+        let whole = self.without_last_spaces(text);
+        let mut text = whole;
+        let inner = self.inner.as_deref().filter(|_| place == Place::Inside);
+        let begins_own = |text: &str| self.user_defined.iter().any(|(piece, _)| text.starts_with(piece));
+        if inner.is_some() && !text.starts_with([' ', SPACE_MARK]) {
+            while let Some(first) = text.chars().next().filter(|first| !begins_own(text) && self.becomes_spaces(*first))
+            {
+                text = &text[first.len_utf8()..];
+            }
+        }
+        let tokenizer = inner.unwrap_or(&self.tokenizer);
+        let encoding = library(|| tokenizer.encode(text, false))?;
+        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
+        let text_id = |id: u32| match self.specials.contains(&id) && !self.reads_specials {
+            false => Ok(id),
+            true => self.unknown.ok_or_else(|| "a special token, which is not text,".to_owned()),
+        };
+        // SentencePiece puts a space before a text, also where the text begins with a user-defined piece or with what looks like a
+        // space; transformers' newer way is to put one even before spaces
+        let is_new = self.inner.is_some() && place == Place::First && !self.added.begin_words();
+        let mut first = text.chars();
+        let has_prefix = match (first.next(), first.next()) {
+            _ if begins_own(text) => true,
+            (Some(SPACE_MARK), next) if !self.added.is_empty() => {
+                is_new || !next.is_some_and(|next| next == SPACE_MARK || next.is_whitespace())
+            }
+            (Some(first), _) => is_new && self.becomes_spaces(first),
+            (None, _) => false,
+        };
+        let space = self.id_of(SPACE_MARK.encode_utf8(&mut [0; 4]));
+        let space = space.filter(|_| inner.is_none() && has_prefix && !encoding.is_empty());
         let space = space.map(|id| Ok(Subword { id, start: 0, end: 0 }));
-        let pieces = pieces.map(|(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start, end }));
-        space.into_iter().chain(pieces).collect()
+        let from = whole.len() - text.len();
+        let placed = |(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start: from + start, end: from + end });
+        space.into_iter().chain(pieces.map(placed)).collect()
     }
 
     /// Strips what becomes spaces at the end of a text, if the normaliser does not do so because of user-defined pieces.
@@ -286,17 +366,20 @@ impl SubwordTokenizer {
         if self.user_defined.is_empty() {
             return text;
         }
-        while let Some(last) = text.chars().next_back().filter(|last| last.is_whitespace()) {
-            let mut normal = NormalizedString::from(last.to_string());
-            let normaliser = self.tokenizer.get_normalizer();
-            let is_known = normaliser.is_none_or(|own| library(|| own.normalize(&mut normal)).is_ok());
-            let is_own = self.user_defined.iter().any(|(piece, _)| text.ends_with(piece.as_str()));
-            if !is_known || is_own || normal.get().chars().any(|character| character != ' ') {
-                break;
-            }
+        let is_own = |text: &str| self.user_defined.iter().any(|(piece, _)| text.ends_with(piece.as_str()));
+        while let Some(last) = text.chars().next_back().filter(|last| !is_own(text) && self.becomes_spaces(*last)) {
             text = &text[..text.len() - last.len_utf8()];
         }
         text
+    }
+
+    /// Returns true if the normaliser leaves nothing but spaces of a character.
+    fn becomes_spaces(&self, character: char) -> bool {
+        let mut normal = NormalizedString::from(character.to_string());
+        let normaliser = self.tokenizer.get_normalizer();
+        character.is_whitespace()
+            && normaliser.is_none_or(|own| library(|| own.normalize(&mut normal)).is_ok())
+            && normal.get().chars().all(|character| character == ' ')
     }
 
     /// Checks that normaliser and pre-tokenizer do not multiply a text to more than [`NORMAL_BYTES`]. Only a text that could become so
@@ -330,8 +413,13 @@ impl SubwordTokenizer {
         match self.byte_pieces {
             Some(_) => self.decode_from(DecodeState::default(), ids, &[]),
             // `check_pieces` has decoded each piece alone
-            None => library(|| self.tokenizer.decode(ids, true)).unwrap_or_default(),
+            None => self.decode_pieces(ids),
         }
+    }
+
+    fn decode_pieces(&self, ids: &[u32]) -> String {
+        let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.specials.contains(id)).collect();
+        library(|| self.tokenizer.decode(&ids, true)).unwrap_or_default()
     }
 
     /// Decodes the ids of a text that continues another one. The text begins anew after the last id of `start`.
@@ -364,8 +452,7 @@ impl SubwordTokenizer {
             }
             return;
         }
-        let is_special = |piece: String| self.tokenizer.get_added_vocabulary().is_special_token(&piece);
-        if self.piece(id).is_none_or(is_special) {
+        if self.piece(id).is_none() || self.specials.contains(&id) {
             return;
         }
         let DecodeState { pending, ids, prefix, index } = state;
@@ -379,7 +466,7 @@ impl SubwordTokenizer {
     pub(super) fn decode_rest(&self, state: &mut DecodeState, text: &mut String) {
         let DecodeState { mut pending, ids, prefix, .. } = std::mem::take(state);
         if !ids.is_empty() {
-            let decoded = library(|| self.tokenizer.decode(&ids, true)).unwrap_or_default();
+            let decoded = self.decode_pieces(&ids);
             let common = decoded.chars().zip(prefix.chars()).take_while(|(decoded, returned)| decoded == returned);
             let returned: usize = common.map(|(decoded, _)| decoded.len_utf8()).sum();
             text.push_str(decoded.get(returned..).unwrap_or_default());
@@ -470,7 +557,7 @@ fn has_byte_fallback(decoder: &Value) -> bool {
 }
 
 /// Returns the byte of a byte piece such as `<0x0A>`.
-fn byte_of_piece(piece: &str) -> Option<u8> {
+pub(super) fn byte_of_piece(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
@@ -507,9 +594,6 @@ const PATTERN_BYTES: usize = 1024;
 
 /// Maximum bytes of a compiled regular expression. Time per character grows with it.
 const COMPILED_BYTES: usize = 1 << 20;
-
-/// Maximum bytes of the compiled pattern of all special tokens.
-const SPELLED_BYTES: usize = 64 << 20;
 
 /// Parts of a `tokenizer.json` that may contain regular expressions.
 const PATTERN_PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
@@ -632,39 +716,78 @@ fn is_true(value: &Value) -> bool {
     *value == Value::Bool(true)
 }
 
-/// Checks that no added token reaches over a space after a word in a way that [`unsafe_ends`] cannot tell: the library finds such a
-/// token before it splits the text, in the normalised text or by the characters around it.
+/// Checks that no added token depends on what is before the spaces with which it begins: the library finds such a token before it splits
+/// the text, and the spaces before a word are encoded with it.
 fn check_added_tokens(tokens: &Value) -> Result<(), VocabularyError> {
     for (index, token) in tokens.as_array().into_iter().flatten().enumerate() {
         let content = token["content"].as_str().unwrap_or_default();
-        let normalized = is_true(&token["normalized"]);
-        // a normaliser may turn other white space into a space
-        let is_space = |c: char| c == ' ' || (normalized && (c.is_whitespace() || c == SPACE_MARK));
-        // The spaces before a word are encoded with it. A token of a single word depends on the character before these spaces.
-        let from_word = if is_true(&token["single_word"]) { content } else { content.trim_start_matches(is_space) };
-        let reaches = is_true(&token["rstrip"]) || from_word.contains(is_space);
-        if reaches && (normalized || is_true(&token["single_word"])) && !is_true(&token["special"]) {
-            let expected = "a special token, or a token that has no `rstrip` and contains no space after a word, or neither \
-                            `normalized` nor `single_word`";
+        if is_true(&token["single_word"]) && content.starts_with(|c: char| c.is_whitespace() || c == SPACE_MARK) {
+            let expected = "a token that begins with a space, or is a single word, but not both";
             return Err(VocabularyError::new(format!("added_tokens[{index}]"), expected, quoted(content)));
         }
     }
     Ok(())
 }
 
-/// Returns the ends of a text after which an added token may reach over a space: tokens that take the spaces after them, and the
-/// beginnings of tokens that contain spaces.
-fn unsafe_ends(tokens: &Value) -> Vec<String> {
-    let mut ends = Vec::new();
+/// Ends of a text after which an added token may reach over a space: tokens that take the spaces after them, and the beginnings of tokens
+/// that contain spaces.
+#[derive(Debug)]
+struct UnsafeEnds {
+    written: Vec<String>,
+    /// The ends of a normalised text.
+    normal: Vec<String>,
+}
+
+fn unsafe_ends(tokens: &Value, tokenizer: &Tokenizer) -> UnsafeEnds {
+    let mut ends = UnsafeEnds { written: Vec::new(), normal: Vec::new() };
     for token in tokens.as_array().into_iter().flatten() {
-        let content = token["content"].as_str().unwrap_or_default();
-        let inner = content.match_indices(' ').map(|(space, _)| &content[..space]).filter(|before| !before.is_empty());
-        ends.extend(inner.map(str::to_owned));
+        let written = token["content"].as_str().unwrap_or_default();
+        let id = tokenizer.token_to_id(written);
+        let is_normal = is_true(&token["normalized"]);
+        let normal = id.filter(|_| is_normal).and_then(|id| tokenizer.get_added_vocabulary().simple_id_to_token(id));
+        let content = normal.as_deref().unwrap_or(written);
+        let own = if is_normal { &mut ends.normal } else { &mut ends.written };
+        let is_space = |c: char| c == ' ' || (is_normal && (c.is_whitespace() || c == SPACE_MARK));
+        let inner = content.match_indices(is_space).map(|(space, _)| &content[..space]);
+        own.extend(inner.filter(|before| !before.is_empty()).map(str::to_owned));
         if is_true(&token["rstrip"]) {
-            ends.push(content.to_owned());
+            own.push(content.to_owned());
         }
     }
     ends
+}
+
+/// Returns a tokenizer with the same pieces that puts no space before a text.
+fn without_prefix(tokenizer: &Tokenizer, pre_tokenizer: &Value) -> serde_json::Result<Tokenizer> {
+    let mut pre_tokenizer = pre_tokenizer.clone();
+    pre_tokenizer["prepend_scheme"] = "never".into();
+    let mut inner = tokenizer.clone();
+    inner.with_pre_tokenizer(Some(serde_json::from_value::<PreTokenizerWrapper>(pre_tokenizer)?));
+    Ok(inner)
+}
+
+/// Takes the tokens that are found by the rules of transformers' tokenizers in Python. Fails if one has no text or id.
+fn take_python_tokens(json: &mut Value) -> Result<Vec<AddedToken>, VocabularyError> {
+    let Some(tokens) = json.pointer_mut("/added_tokens").and_then(Value::as_array_mut) else { return Ok(Vec::new()) };
+    let own = |token: &Value| {
+        let is = |flag: &str| is_true(&token[flag]);
+        Some(AddedToken {
+            id: token["id"].as_u64()?.try_into().ok()?,
+            text: token["content"].as_str().filter(|text| !text.is_empty())?.to_owned(),
+            special: is("special"),
+            lstrip: is("lstrip"),
+            rstrip: is("rstrip"),
+            single_word: is("single_word"),
+            begins_word: token[PYTHON_KEY] == BEGINS_WORD,
+        })
+    };
+    let mut found = Vec::new();
+    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| token[PYTHON_KEY].is_string()) {
+        let wrong = || VocabularyError::new(format!("added_tokens[{index}]"), "an id and a text", token.to_string());
+        found.push(own(token).ok_or_else(wrong)?);
+    }
+    tokens.retain(|token| !token[PYTHON_KEY].is_string());
+    Ok(found)
 }
 
 /// Returns the user-defined pieces of SentencePiece. With any, removes the normaliser that strips spaces at the end: it would also strip
@@ -774,29 +897,17 @@ pub(super) fn leading_ids(tokenizer: &Tokenizer) -> tokenizers::Result<Vec<u32>>
     Ok(all[..start.unwrap_or(0)].to_vec())
 }
 
-pub(super) fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
+fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
     let model = &json["model"];
     let id = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
     id.or_else(|| tokenizer.token_to_id(model["unk_token"].as_str()?))
 }
 
-/// Returns the ids of the special tokens except `unknown`, which text is encoded as.
-pub(super) fn special_ids(tokenizer: &Tokenizer, unknown: Option<u32>) -> HashSet<u32> {
+/// Returns the ids of the special tokens.
+fn special_ids(tokenizer: &Tokenizer, python: &[AddedToken]) -> HashSet<u32> {
     let added = tokenizer.get_added_tokens_decoder();
     let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
-    special.filter(|&id| Some(id) != unknown).collect()
-}
-
-/// Lowers the scores of special tokens so far that text that spells one out is encoded as other pieces.
-pub(super) fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Option<u32>) {
-    const PENALTY: f64 = 1000.0;
-    let Some(vocabulary) = json["model"]["vocab"].as_array_mut() else { return };
-    let is_special = |id: u32| specials.contains(&id) || Some(id) == unknown;
-    let text_pieces = (0_u32..).zip(&*vocabulary).filter(|(id, _)| !is_special(*id));
-    let lowest = text_pieces.filter_map(|(_, piece)| piece[1].as_f64()).fold(0.0, f64::min);
-    for (_, piece) in (0_u32..).zip(vocabulary).filter(|(id, piece)| is_special(*id) && piece[1].is_number()) {
-        piece[1] = Value::from(lowest - PENALTY);
-    }
+    special.chain(python.iter().filter(|token| token.special).map(|token| token.id)).collect()
 }
 
 #[cfg(test)]

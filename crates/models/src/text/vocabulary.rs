@@ -2,7 +2,7 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use crate::text::{Subword, SubwordTokenizer, TextNormaliser, VocabularyError};
+use crate::text::{AddedToken, Subword, SubwordTokenizer, TextNormaliser, VocabularyError, added_tokens::AddedTokens};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -38,8 +38,8 @@ enum Symbols {
     /// The index of a character is its id. U+FFFD fills the ids of special symbols.
     Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
     /// The id of a byte is its value plus `first`. The other ids of `count` are special symbols. If `sparse`, they have no
-    /// meaning: they have no text, unless they are `spelled`, and bytes that are not UTF-8 have none either.
-    Bytes { first: u32, count: usize, sparse: bool, spelled: Arc<SpelledIds> },
+    /// meaning: they have no text, unless they are `added`, and bytes that are not UTF-8 have none either.
+    Bytes { first: u32, count: usize, sparse: bool, added: Arc<AddedTokens> },
     /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only. A model that continues prompts has
     /// `marks`.
     Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>>, marks: Option<TokenMarks> },
@@ -98,7 +98,7 @@ impl Vocabulary {
     /// Creates a vocabulary of the 256 byte values of UTF-8 text.
     pub fn byte_level(normaliser: TextNormaliser) -> Self {
         Self::of_symbols(
-            Symbols::Bytes { first: 0, count: BYTES, sparse: false, spelled: Arc::default() },
+            Symbols::Bytes { first: 0, count: BYTES, sparse: false, added: Arc::default() },
             None,
             normaliser,
         )
@@ -123,7 +123,7 @@ impl Vocabulary {
         let count = BYTES + SpecialSymbols::COUNT;
         specials.check(count, is_byte)?;
         Ok(Self::of_symbols(
-            Symbols::Bytes { first, count, sparse: false, spelled: Arc::default() },
+            Symbols::Bytes { first, count, sparse: false, added: Arc::default() },
             Some(specials),
             normaliser,
         ))
@@ -134,7 +134,7 @@ impl Vocabulary {
     pub fn sparse_bytes(
         first: u32,
         count: usize,
-        added: &[SpelledId],
+        added: &[AddedToken],
         normaliser: TextNormaliser,
     ) -> Result<Self, VocabularyError> {
         let min = (first as usize).saturating_add(BYTES);
@@ -150,8 +150,8 @@ impl Vocabulary {
                 format!("id {} {:?}", wrong.id, wrong.text),
             ));
         }
-        let spelled = Arc::new(SpelledIds::of_byt5(first, count, added));
-        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: true, spelled }, None, normaliser))
+        let added = Arc::new(AddedTokens::new(byt5_tokens(first, count, added))?);
+        Ok(Self::of_symbols(Symbols::Bytes { first, count, sparse: true, added }, None, normaliser))
     }
 
     /// Returns the number of symbols, at least one.
@@ -208,18 +208,20 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Bytes { sparse: true, .. })
     }
 
-    /// Returns the texts that have ids of their own, if symbols are bytes.
-    pub(super) fn spelled(&self) -> Option<&SpelledIds> {
-        match &self.symbols {
-            Symbols::Bytes { spelled, .. } => Some(&**spelled).filter(|spelled| !spelled.0.is_empty()),
-            Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
-        }
+    /// Returns the texts that have ids of their own, by which a text is split before it is encoded.
+    pub(super) fn added_tokens(&self) -> Option<&AddedTokens> {
+        let added = match &self.symbols {
+            Symbols::Characters { .. } => return None,
+            Symbols::Bytes { added, .. } => added,
+            Symbols::Subwords { tokenizer, .. } => tokenizer.as_ref()?.added_tokens(),
+        };
+        Some(added).filter(|added| !added.is_empty())
     }
 
     /// Returns the text of an added token of a vocabulary of bytes.
-    pub(super) fn spelled_text(&self, id: u32) -> Option<&str> {
-        let own = self.spelled()?.0.iter().find(|own| own.id == id && !own.special)?;
-        Some(&own.text)
+    pub(super) fn added_text(&self, id: u32) -> Option<&str> {
+        let Symbols::Bytes { added, .. } = &self.symbols else { return None };
+        added.get(id).filter(|own| !own.special).map(|own| &*own.text)
     }
 
     /// Returns the characters in order of their ids, if symbols are characters.
@@ -235,7 +237,7 @@ impl Vocabulary {
         self.characters() == other.characters()
             && self.byte_zero() == other.byte_zero()
             && self.is_sparse() == other.is_sparse()
-            && self.spelled() == other.spelled()
+            && self.added_tokens() == other.added_tokens()
             && self.specials == other.specials
             && self.marks == other.marks
             && self.token_marks() == other.token_marks()
@@ -286,10 +288,10 @@ impl Vocabulary {
             }
             Symbols::Bytes { sparse: true, .. } => {
                 let mut text = String::with_capacity(ids.len());
-                for run in ids.split_inclusive(|&id| self.spelled_text(id).is_some()) {
+                for run in ids.split_inclusive(|&id| self.added_text(id).is_some()) {
                     let bytes: Vec<u8> = run.iter().filter_map(|&id| self.byte_of(id)).collect();
                     text.extend(bytes.utf8_chunks().map(|chunk| chunk.valid()));
-                    text.push_str(run.last().and_then(|&id| self.spelled_text(id)).unwrap_or_default());
+                    text.push_str(run.last().and_then(|&id| self.added_text(id)).unwrap_or_default());
                 }
                 text
             }
@@ -323,7 +325,7 @@ impl Vocabulary {
                 self.tokenizer().and_then(|tokenizer| tokenizer.piece(id)).unwrap_or_else(|| format!("id {id}"))
             }
             _ if self.is_sparse() => {
-                let own = self.spelled().and_then(|spelled| spelled.0.iter().find(|own| own.id == id));
+                let own = self.added_tokens().and_then(|added| added.get(id));
                 own.map_or_else(|| format!("id {id}"), |own| own.text.clone())
             }
             _ => format!("{:?}", self.character(id)),
@@ -349,56 +351,19 @@ fn quote_start(text: &str) -> String {
     }
 }
 
-// Texts that have ids of their own in a vocabulary of bytes.
-
-/// A token of ByT5 that is no byte.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct SpelledId {
-    /// Its id.
-    pub id: u32,
-    /// The text that becomes this id.
-    pub text: String,
-    /// True if it has no text when it is decoded.
-    #[serde(default)]
-    pub special: bool,
-    /// True if white space around it belongs to it.
-    #[serde(default)]
-    pub strips: bool,
-}
-
-/// The tokens of ByT5 that are no bytes, the longest first.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct SpelledIds(Vec<SpelledId>);
-
 /// Sentinels of ByT5, after the bytes.
 const BYT5_SENTINELS: usize = 125;
 
-impl SpelledIds {
-    fn of_byt5(first: u32, count: usize, added: &[SpelledId]) -> Self {
-        let special = |(id, text): (u32, String)| SpelledId { id, text, special: true, strips: id < first };
-        let marks = (0..first).zip(["<pad>", "</s>", "<unk>"].map(str::to_owned));
-        let sentinels =
-            (first + BYTES as u32..count as u32).zip((0..BYT5_SENTINELS).map(|k| format!("<extra_id_{k}>")));
-        let is_new = |own: &SpelledId| added.iter().all(|other| other.id != own.id && other.text != own.text);
-        let usual = marks.chain(sentinels).map(special).filter(is_new);
-        let mut all: Vec<_> = usual.chain(added.iter().cloned()).collect();
-        all.sort_by_key(|own| std::cmp::Reverse(own.text.len()));
-        Self(all)
-    }
-
-    /// Bytes of the longest.
-    pub(super) fn longest(&self) -> usize {
-        self.0.first().map_or(0, |own| own.text.len())
-    }
-
-    /// Returns the first of them in a text that begins before byte `end`, with its place. Of several at one place, the longest.
-    pub(super) fn find(&self, text: &str, end: usize) -> Option<(usize, &SpelledId)> {
-        let starts = text.char_indices().map(|(start, _)| start).take_while(|start| *start < end);
-        let firsts: std::collections::HashSet<u8> = self.0.iter().filter_map(|own| own.text.bytes().next()).collect();
-        let mut possible = starts.filter(|&start| firsts.contains(&text.as_bytes()[start]));
-        possible.find_map(|start| Some((start, self.0.iter().find(|own| text[start..].starts_with(&own.text))?)))
-    }
+/// Returns ByT5's tokens that are no bytes: marks, sentinels, and `added` ones, which replace others with their ids or texts.
+fn byt5_tokens(first: u32, count: usize, added: &[AddedToken]) -> Vec<AddedToken> {
+    let special = |(id, text): (u32, String)| {
+        let strips = id < first;
+        AddedToken { id, text, special: true, lstrip: strips, rstrip: strips, ..AddedToken::default() }
+    };
+    let marks = (0..first).zip(["<pad>", "</s>", "<unk>"].map(str::to_owned));
+    let sentinels = (first + BYTES as u32..count as u32).zip((0..BYT5_SENTINELS).map(|k| format!("<extra_id_{k}>")));
+    let is_new = |own: &AddedToken| added.iter().all(|other| other.id != own.id && other.text != own.text);
+    marks.chain(sentinels).map(special).filter(is_new).chain(added.iter().cloned()).collect()
 }
 
 // Special symbols: ids that a model uses between the characters of a text, which the checkpoint decides. Only `unknown` may

@@ -298,8 +298,10 @@ impl DocumentReceiver {
         if !self.covers_text {
             return self.upload.fail(no_text(TEXT));
         }
-        let end = self.tokenizer.bytes();
-        self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
+        if !self.tokenizer.is_ended(self.end) {
+            let end = self.tokenizer.bytes();
+            self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
+        }
         self.upload.close(cut);
     }
 }

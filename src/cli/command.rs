@@ -3,8 +3,8 @@
 #[cfg(feature = "candle")]
 use crate::cli::verify;
 use crate::cli::{
-    admin, bench, codec, convert, generate, health, init, inspect, lsp, ngrams, output, pull, report, score, segment,
-    serve, summarize,
+    admin, bench, check, codec, convert, generate, health, init, inspect, lsp, ngrams, output, pull, report, score,
+    segment, serve, summarize,
 };
 use clap::{Arg, Parser, Subcommand};
 use clap_complete::Shell;
@@ -39,6 +39,8 @@ pub(super) enum Command {
     Score(score::Args),
     /// Show where a text's segments end.
     Segment(segment::Args),
+    /// Find misspelt words of texts.
+    Check(check::Args),
     /// Complete text in editors, as a language server on standard input and output.
     Lsp(lsp::Args),
     /// Compress texts losslessly with a model.

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod check;
 pub mod codec;
 pub mod command;
 pub mod convert;
@@ -71,6 +72,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Summarize(args) => summarize::run(args, color),
         Command::Score(args) => score::run(args),
         Command::Segment(args) => segment::run(args, color),
+        Command::Check(args) => check::run(args),
         Command::Lsp(args) => lsp::run(args),
         Command::Compress(args) => codec::run_compress(args),
         Command::Decompress(args) => codec::run_decompress(args),

@@ -154,6 +154,10 @@ impl Generation for Recorder {
     async fn segment(&self, _: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {
         Err(Status::unimplemented("segment"))
     }
+
+    async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<v1::CheckResponse>, Status> {
+        Err(Status::unimplemented("check"))
+    }
 }
 
 async fn serve(recorder: Recorder) -> SocketAddr {

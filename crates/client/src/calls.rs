@@ -11,13 +11,13 @@ use weir_proto::inference::{
     ServerMetadataRequest, ServerMetadataResponse, grpc_inference_service_client::GrpcInferenceServiceClient,
 };
 use weir_proto::v1::{
-    DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse, GetModelRequest, GetReportRequest,
-    ListGenerationsRequest, ListModelsRequest, LoadModelRequest, LoadModelResponse, Model, ModelGeneration,
-    ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, ScoreResponse, SegmentRequest, SegmentResponse,
-    SummarizeOptions, SummarizeRequest, SummarizeResponse, UnloadModelRequest, admin_client::AdminClient,
-    editing_client::EditingClient, generation_client::GenerationClient, latency_client::LatencyClient,
-    models_client::ModelsClient, summarization_client::SummarizationClient, summarize_request,
-    summarize_response::Event as SummarizeEvent,
+    CheckRequest, CheckResponse, DocumentChunk, EditRequest, EditResponse, GenerateRequest, GenerateResponse,
+    GetModelRequest, GetReportRequest, ListGenerationsRequest, ListModelsRequest, LoadModelRequest, LoadModelResponse,
+    Model, ModelGeneration, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest, ScoreResponse, SegmentRequest,
+    SegmentResponse, SummarizeOptions, SummarizeRequest, SummarizeResponse, UnloadModelRequest,
+    admin_client::AdminClient, editing_client::EditingClient, generation_client::GenerationClient,
+    latency_client::LatencyClient, models_client::ModelsClient, summarization_client::SummarizationClient,
+    summarize_request, summarize_response::Event as SummarizeEvent,
 };
 
 /// Maximum bytes of a message: the models' vocabularies, the segments of a long text, a summary, or a report with the histograms of
@@ -132,6 +132,12 @@ impl Client {
     /// Splits a text into segments.
     pub async fn segment(&self, request: SegmentRequest) -> Result<SegmentResponse> {
         let response = self.generation().segment(self.request(request)).await;
+        Ok(self.answered(response).await?.into_inner())
+    }
+
+    /// Finds words of a text that are probably misspelt.
+    pub async fn check(&self, request: CheckRequest) -> Result<CheckResponse> {
+        let response = self.generation().check(self.request(request)).await;
         Ok(self.answered(response).await?.into_inner())
     }
 

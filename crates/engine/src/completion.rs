@@ -8,6 +8,7 @@
 
 use crate::{
     options::{check_length, within},
+    spelling::OneEdit,
     text_window::ForkedText,
 };
 use std::{
@@ -28,6 +29,9 @@ use weir_models::{
 
 /// Maximum continuations that one search expands.
 pub const MAX_EXPANSIONS: usize = 1024;
+
+/// Nats by which a spelling is less probable than the best one, at most: the others are no alternatives to it.
+const SPELLING_SPREAD: f64 = 5.0;
 
 /// Maximum bytes of distributions that wait for their turn. Beyond it the search asks for one at a time.
 const WAITING_BYTES: usize = 1 << 17;
@@ -82,6 +86,10 @@ pub struct CompletionSearch {
     rules: CompletionRules,
     vocabulary: Arc<Vocabulary>,
     kinds: Vec<SymbolKind>,
+    /// The only continuations; all if none.
+    spellings: Option<OneEdit>,
+    /// Minimum ln p of a continuation.
+    floor: f64,
     /// (V): true for the symbols that can become part of a continuation.
     continues: Arc<[bool]>,
     nodes: Vec<Node>,
@@ -97,21 +105,38 @@ impl CompletionSearch {
     /// Creates a search whose first expansion is the text itself. Fails as [`CompletionRules::validate`] does.
     pub fn new(rules: CompletionRules, card: &Card) -> Result<Self> {
         rules.validate(card)?;
+        Ok(Self::with(rules, symbol_kinds(&card.vocabulary, rules.end), card))
+    }
+
+    /// Creates a search for the spellings of a word with ln p of at least `floor`, before the symbol `end`, which is no letter.
+    pub(crate) fn of_spellings(spellings: OneEdit, end: u32, count: usize, floor: f64, card: &Card) -> Self {
+        let kind = |symbol| match symbol {
+            symbol if symbol == end => SymbolKind::Ends,
+            symbol if spellings.has(symbol) => SymbolKind::Continues,
+            _ => SymbolKind::Excluded,
+        };
+        let kinds = (0_u32..).take(card.vocabulary.len()).map(kind).collect();
+        let rules = CompletionRules { count, end: CompletionEnd::Word, max_chars: spellings.longest() + 1 };
+        Self { spellings: Some(spellings), floor, ..Self::with(rules, kinds, card) }
+    }
+
+    fn with(rules: CompletionRules, kinds: Vec<SymbolKind>, card: &Card) -> Self {
         let root = Node { parent: None, symbol: 0, depth: 0, logprob: 0.0, boundary: false };
         let candidate = Candidate { logprob: 0.0, order: 0, node: 0, symbol: None, is_complete: false };
-        let kinds = symbol_kinds(&card.vocabulary, rules.end);
-        Ok(Self {
+        Self {
             rules,
             vocabulary: Arc::clone(&card.vocabulary),
             continues: kinds.iter().map(|kind| *kind == SymbolKind::Continues).collect(),
             kinds,
+            spellings: None,
+            floor: f64::NEG_INFINITY,
             nodes: vec![root],
             queue: BinaryHeap::from([candidate]),
             waiting: HashMap::new(),
             found: Vec::new(),
             expansions: 0,
             pushed: 1,
-        })
+        }
     }
 
     /// Returns at most `limit` open continuations without a distribution, until [`take`](Self::take) is called for each.
@@ -150,7 +175,8 @@ impl CompletionSearch {
     /// Returns how far to look ahead after a continuation: by at most `max_symbols`, while ln p is at least `floor`.
     pub fn lookahead(&self, node: NodeId, max_symbols: usize, floor: f64) -> Lookahead {
         let Node { depth, logprob, .. } = self.nodes[node];
-        // nothing is expanded after the last character
+        // nothing is expanded after the last character, and the most probable one may not be in the spelling
+        let max_symbols = if self.spellings.is_some() { 0 } else { max_symbols };
         let max_symbols = max_symbols.min(self.rules.max_chars.saturating_sub(depth + 1));
         let stops_at_boundary = self.rules.end == CompletionEnd::Segment;
         Lookahead { max_symbols, allowed: Arc::clone(&self.continues), min_logprob: floor - logprob, stops_at_boundary }
@@ -200,6 +226,9 @@ impl CompletionSearch {
                 self.queue.pop();
                 let completion = self.completion(best);
                 self.found.push(completion);
+                if self.spellings.is_some() {
+                    self.raise_floor(best.logprob - SPELLING_SPREAD);
+                }
                 continue;
             }
             if best.symbol.is_some() || self.expansions == MAX_EXPANSIONS {
@@ -233,6 +262,7 @@ impl CompletionSearch {
         }
         let softmax = LogSoftmax::new(logits)?;
         let mut ends = 0.0;
+        let mut text = self.symbols(node);
         for (symbol, &logit) in (0_u32..).zip(logits) {
             let own = softmax.exact(logit);
             match self.kinds[symbol as usize] {
@@ -242,14 +272,18 @@ impl CompletionSearch {
                 SymbolKind::Continues if own == f64::NEG_INFINITY => {}
                 SymbolKind::Continues => {
                     let is_complete = depth + 1 == self.rules.max_chars;
-                    if spelling.allows(self.vocabulary.byte_of(symbol), is_complete) {
+                    text.push(symbol);
+                    let begins_spelling = self.spellings.as_ref().is_none_or(|spellings| spellings.begins(&text));
+                    text.pop();
+                    if begins_spelling && spelling.allows(self.vocabulary.byte_of(symbol), is_complete) {
                         let logprob = logprob + own;
                         self.push(Candidate { logprob, order: 0, node, symbol: Some(symbol), is_complete });
                     }
                 }
             }
         }
-        if depth > 0 && ends > 0.0 && is_whole {
+        let is_spelling = self.spellings.as_ref().is_none_or(|spellings| spellings.is(&text));
+        if depth > 0 && ends > 0.0 && is_whole && is_spelling {
             let logprob = logprob + ends.ln();
             self.push(Candidate { logprob, order: 0, node, symbol: None, is_complete: true });
         }
@@ -281,7 +315,17 @@ impl CompletionSearch {
         self.found.len() < self.rules.count && !self.queue.is_empty()
     }
 
+    /// Drops the continuations with ln p below a new floor.
+    fn raise_floor(&mut self, floor: f64) {
+        self.floor = self.floor.max(floor);
+        let floor = self.floor;
+        self.queue.retain(|candidate| candidate.logprob >= floor);
+    }
+
     fn push(&mut self, candidate: Candidate) {
+        if candidate.logprob < self.floor {
+            return;
+        }
         self.queue.push(Candidate { order: self.pushed, ..candidate });
         self.pushed += 1;
     }

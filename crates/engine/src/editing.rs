@@ -75,19 +75,25 @@ pub struct ScoreTask {
     start_bytes: Vec<usize>,
 }
 
+/// Rejects a model that cannot read parts of a text of characters or bytes again and again.
+pub(crate) fn check_rereads(engine: &Handle) -> Result<()> {
+    let card = engine.card();
+    let wrong = |wanted, found: String| Err(Error::wrong_kind("model", &card.name, wanted, found));
+    if card.vocabulary.is_subword() || engine.document_limits().is_some() {
+        return wrong("continues texts of characters or bytes", format!("a model of another kind: {}", card.shape));
+    }
+    if engine.limits().cache_bytes == 0 {
+        return wrong("has a segment cache", "served without one (--cache-memory 0)".into());
+    }
+    Ok(())
+}
+
 impl EditSession {
     /// Opens a document of at most `limit` bytes. Fails for a model that reads tokens or summarizes, and without a segment
     /// cache.
     pub fn open(engine: Handle, terms: Terms, text: String, revision: u64, limit: usize) -> Result<Self> {
         check_priority(terms.priority)?;
-        let card = engine.card();
-        let wrong = |wanted, found: String| Err(Error::wrong_kind("model", &card.name, wanted, found));
-        if card.vocabulary.is_subword() || engine.document_limits().is_some() {
-            return wrong("continues texts of characters or bytes", format!("a model of another kind: {}", card.shape));
-        }
-        if engine.limits().cache_bytes == 0 {
-            return wrong("has a segment cache", "served without one (--cache-memory 0)".into());
-        }
+        check_rereads(&engine)?;
         let text = EditedText::new(text, revision, limit)?;
         let distributions = DistributionCache::default();
         Ok(Self { engine, terms, text, symbols: SessionSymbols::default(), distributions })
@@ -243,6 +249,12 @@ impl CompletionTask {
     /// Creates the task of a search after `prefix` in the text of `session`.
     fn new(session: EditSession, prefix: Arc<SharedPrefix>, search: CompletionSearch) -> Self {
         let EditSession { engine, terms, distributions, .. } = session;
+        Self { place: distributions.begin(prefix.text()), distributions, ..Self::of(engine, terms, prefix, search) }
+    }
+
+    /// Creates the task of a search after `prefix`, outside a session.
+    pub(crate) fn of(engine: Handle, terms: Terms, prefix: Arc<SharedPrefix>, search: CompletionSearch) -> Self {
+        let distributions = DistributionCache::default();
         Self {
             engine,
             terms,

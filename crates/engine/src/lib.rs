@@ -16,6 +16,7 @@
 //! - [`cache`]: the segment cache (beginnings of texts) and the document cache (encoded documents)
 //! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
+//! - [`check`]: finds misspelt words of a text; `spelling` has the spellings that it tries
 //! - [`score`], [`summary`], [`codec`]: what runs on top: scores of texts, summaries of documents, compression
 //! - [`calibration`], `step_times`: step times, measured at load and while serving
 //! - [`observer`]: totals since start, and callbacks while the engine runs
@@ -27,6 +28,7 @@ mod batch;
 pub mod beam;
 pub mod cache;
 pub mod calibration;
+pub mod check;
 pub mod clock;
 pub mod codec;
 pub mod completion;
@@ -42,6 +44,7 @@ mod scheduler;
 pub mod score;
 pub mod session;
 pub mod speculation;
+mod spelling;
 mod state;
 mod step_times;
 pub mod summary;

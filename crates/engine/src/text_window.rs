@@ -232,6 +232,10 @@ impl SharedSymbols {
         shared
     }
 
+    pub(crate) fn symbols(&self) -> &[u32] {
+        &self.symbols
+    }
+
     /// Replaces all symbols of `shared` after the first `len`. Copies only these if a prefix shares them.
     pub(crate) fn replace_after(shared: &mut Arc<Self>, len: usize, symbols: Vec<u32>) {
         if Arc::get_mut(shared).is_none() {

@@ -78,6 +78,7 @@ impl Surface {
             ("Generate", _) => "/v1/completions",
             ("Summarize", Self::Inference) => "weir.v1.Summarization",
             ("Summarize", _) => "/v1/summaries",
+            ("Check", _) => "/v1/check",
             ("name" | "model_name", Self::Http | Self::HttpInference) => "model",
             (_, Self::Http) => name,
             ("prompt" | "prompt_ids", Self::Inference | Self::HttpInference) => "text_input",

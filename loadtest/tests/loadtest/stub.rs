@@ -25,14 +25,14 @@ use weir_proto::{
         *,
     },
     v1::{
-        Calibration, Character, CompleteDocument, CompletionItem, DocumentClosed, DocumentCompletions, Documents,
-        EditFailure, EditRequest, EditResponse, EncoderLayer, EstimatedGain, Finished, GenerateResponse,
-        GetModelRequest, GetReportRequest, GetReportResponse, Limits, ListModelsRequest, ListModelsResponse, Model,
-        ModelReport, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest, SegmentResponse, StaleRequest,
-        SummarizeOptions, SummarizeRequest, SummarizeResponse, SummaryFinished, SummaryPiece, SummaryTiming,
-        SummaryUsage, Timing, Usage, document_closed::Reason, edit_request::Action, edit_response, editing_server,
-        generate_response, generation_server, latency_server, models_server, score_response, summarization_server,
-        summarize_request::Part, summarize_response,
+        Calibration, Character, CheckRequest, CheckResponse, CompleteDocument, CompletionItem, DocumentClosed,
+        DocumentCompletions, Documents, EditFailure, EditRequest, EditResponse, EncoderLayer, EstimatedGain, Finished,
+        GenerateResponse, GetModelRequest, GetReportRequest, GetReportResponse, Limits, ListModelsRequest,
+        ListModelsResponse, Model, ModelReport, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest,
+        SegmentResponse, StaleRequest, SummarizeOptions, SummarizeRequest, SummarizeResponse, SummaryFinished,
+        SummaryPiece, SummaryTiming, SummaryUsage, Timing, Usage, document_closed::Reason, edit_request::Action,
+        edit_response, editing_server, generate_response, generation_server, latency_server, models_server,
+        score_response, summarization_server, summarize_request::Part, summarize_response,
     },
 };
 
@@ -285,6 +285,10 @@ impl generation_server::Generation for Stub {
 
     async fn segment(&self, _: Request<SegmentRequest>) -> Result<Response<SegmentResponse>, Status> {
         Err(Status::unimplemented("the stub has no text to segment"))
+    }
+
+    async fn check(&self, _: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        Err(Status::unimplemented("the stub has no words to check"))
     }
 }
 

@@ -23,6 +23,7 @@ use weir::{
     models::usage::Timing,
 };
 mod caching;
+mod check;
 mod editing;
 mod harness;
 mod limits;

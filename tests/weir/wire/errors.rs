@@ -79,10 +79,12 @@ const SCORE: &str = "/weir.v1.Generation/Score";
 
 const SEGMENT: &str = "/weir.v1.Generation/Segment";
 
+const CHECK: &str = "/weir.v1.Generation/Check";
+
 const GET_MODEL: &str = "/weir.v1.Models/GetModel";
 
 /// All string fields of all requests: method, path of field numbers, and name.
-const STRINGS: [(&str, &[u8], &str); 14] = [
+const STRINGS: [(&str, &[u8], &str); 16] = [
     (GENERATE, &[1], "model"),
     (GENERATE, &[2], "prompt"),
     (GENERATE, &[3, 7, 1], "logit_bias"),
@@ -96,6 +98,8 @@ const STRINGS: [(&str, &[u8], &str); 14] = [
     (SEGMENT, &[1], "model"),
     (SEGMENT, &[2], "text"),
     (SEGMENT, &[3], "boundary_mode"),
+    (CHECK, &[1], "model"),
+    (CHECK, &[2], "text"),
     (GET_MODEL, &[1], "name"),
 ];
 

@@ -7,6 +7,7 @@ from ._errors import FieldViolation, WeirError
 from ._retry import Retry
 from ._settings import Tls
 from ._types import Alternative, Character, LevelUsage, Timing, Usage
+from .check import Check, CheckedWord, CheckOptions, WordAlternative
 from .client import AsyncClient, Client
 from .codec import AsyncCodecStream, CodecStream, CodecSummary, CompressOptions, DecompressOptions
 from .edit import (
@@ -70,6 +71,9 @@ __all__ = [
     "CalibratedStep",
     "Calibration",
     "Character",
+    "Check",
+    "CheckOptions",
+    "CheckedWord",
     "Client",
     "CodecStream",
     "CodecSummary",
@@ -133,4 +137,5 @@ __all__ = [
     "Usage",
     "Vocabulary",
     "WeirError",
+    "WordAlternative",
 ]

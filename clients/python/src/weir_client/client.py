@@ -8,6 +8,7 @@ from typing_extensions import Literal
 
 from ._retry import Retry
 from ._settings import Settings, Tls
+from .check import AsyncCheckCalls, CheckCalls
 from .codec import AsyncCodecCalls, CodecCalls
 from .edit import AsyncEditCalls, EditCalls
 from .generate import AsyncGenerateCalls, GenerateCalls
@@ -20,7 +21,16 @@ from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
 class Client(
-    GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, CodecCalls, EditCalls, ModelCalls, ReportCalls, HealthCalls
+    GenerateCalls,
+    ScoreCalls,
+    SegmentCalls,
+    CheckCalls,
+    SummarizeCalls,
+    CodecCalls,
+    EditCalls,
+    ModelCalls,
+    ReportCalls,
+    HealthCalls,
 ):
     """A blocking client of a weir server, or of several servers behind one address.
 
@@ -54,6 +64,7 @@ class AsyncClient(
     AsyncGenerateCalls,
     AsyncScoreCalls,
     AsyncSegmentCalls,
+    AsyncCheckCalls,
     AsyncSummarizeCalls,
     AsyncCodecCalls,
     AsyncEditCalls,

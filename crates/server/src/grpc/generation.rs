@@ -203,6 +203,11 @@ impl generation_server::Generation for JobService {
         let call = Call::of(&request);
         self.segment_text(Incoming::of(request)).await.map(Response::new).map_err(reject(&call))
     }
+
+    async fn check(&self, request: Request<v1::CheckRequest>) -> Reply<v1::CheckResponse> {
+        let call = Call::of(&request);
+        self.check_text(Incoming::of(request)).await.map(Response::new).map_err(reject(&call))
+    }
 }
 
 /// Encodes the events of one generation.

@@ -1,6 +1,7 @@
 //! The services of `weir.v1`: each converts requests to jobs, submits them to an engine, and streams the events back.
 
 pub(crate) mod admin;
+pub(crate) mod check;
 pub(crate) mod codec;
 pub(crate) mod convert;
 pub(crate) mod editing;

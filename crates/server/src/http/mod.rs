@@ -5,6 +5,7 @@
 //!
 //! hyper itself answers a request whose head it cannot parse: 400, 414 or 431 without a body.
 
+mod check;
 pub(crate) mod codec;
 mod completions;
 pub(crate) mod editing;
@@ -239,6 +240,7 @@ fn router(state: ApiState) -> Router {
     let mut router = Router::new()
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
+        .route("/v1/check", with_options(post(check::check), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
         .route("/v1/compress", with_options(post(codec::compress), "OPTIONS, POST"))
         .route("/v1/decompress", with_options(post(codec::decompress), "OPTIONS, POST"))

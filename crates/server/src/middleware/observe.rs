@@ -40,7 +40,7 @@ use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
 const METHODS: [(&str, &[&str]); 11] = [
-    ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
+    ("weir.v1.Generation", &["Generate", "Score", "Segment", "Check"]),
     ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Codec", &["Compress", "Decompress"]),
     ("weir.v1.Editing", &["Edit"]),

@@ -413,3 +413,61 @@ class Segment(_message.Message):
     open: bool
     chunk_depth: int
     def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ..., chunk_depth: _Optional[int] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("model", "text", "threshold", "alternatives", "max_words", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    threshold: float
+    alternatives: int
+    max_words: int
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., threshold: _Optional[float] = ..., alternatives: _Optional[int] = ..., max_words: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("words", "cut", "compared_words", "usage", "timing", "duration_ns")
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_WORDS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    words: _containers.RepeatedCompositeFieldContainer[CheckedWord]
+    cut: bool
+    compared_words: int
+    usage: Usage
+    timing: Timing
+    duration_ns: int
+    def __init__(self, words: _Optional[_Iterable[_Union[CheckedWord, _Mapping]]] = ..., cut: bool = ..., compared_words: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., duration_ns: _Optional[int] = ...) -> None: ...
+
+class CheckedWord(_message.Message):
+    __slots__ = ("text", "start_byte", "end_byte", "start_utf16", "end_utf16", "logprob", "alternatives")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_BYTE_FIELD_NUMBER: _ClassVar[int]
+    END_BYTE_FIELD_NUMBER: _ClassVar[int]
+    START_UTF16_FIELD_NUMBER: _ClassVar[int]
+    END_UTF16_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start_byte: int
+    end_byte: int
+    start_utf16: int
+    end_utf16: int
+    logprob: float
+    alternatives: _containers.RepeatedCompositeFieldContainer[WordAlternative]
+    def __init__(self, text: _Optional[str] = ..., start_byte: _Optional[int] = ..., end_byte: _Optional[int] = ..., start_utf16: _Optional[int] = ..., end_utf16: _Optional[int] = ..., logprob: _Optional[float] = ..., alternatives: _Optional[_Iterable[_Union[WordAlternative, _Mapping]]] = ...) -> None: ...
+
+class WordAlternative(_message.Message):
+    __slots__ = ("text", "logprob")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...

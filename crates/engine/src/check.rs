@@ -1,0 +1,301 @@
+//! Finds words of a text that are probably misspelt: a spelling one edit away is far more probable in their place.
+//!
+//! One pass over the text gives the log-probability of each symbol and of the most probable symbol in its place. Where the symbols of
+//! a word together are far less probable than those, a search of ranked completions looks for spellings that are, before the
+//! character that follows the word. What follows that character is not compared: on held-out text it changes nothing.
+
+use crate::{
+    api::{Event, Events, Job, Terms},
+    completion::{Completion, CompletionSearch, is_word_character},
+    editing::{CompletionTask, MAX_SCORED_BYTES, check_rereads},
+    engine::{Handle, check_priority},
+    options::{EmittedSymbol, Score, check_length, within},
+    spelling::{Alphabet, OneEdit, is_letter},
+    text_window::{SharedPrefix, SharedSymbols},
+};
+use std::{
+    collections::HashMap,
+    ops::{Range, RangeInclusive},
+    sync::Arc,
+};
+use weir_kernels::error::{Error, Result};
+use weir_models::{
+    contract::Card,
+    usage::{Timing, Usage},
+};
+
+/// Maximum bytes of a text.
+pub const MAX_TEXT_BYTES: usize = MAX_SCORED_BYTES;
+
+/// Bytes that a byte of the text takes while it is checked, at most: its symbol and its score.
+pub const BYTES_PER_BYTE: usize = 256;
+
+/// Default of [`CheckRules::threshold`], chosen for the default model: see its card.
+const DEFAULT_THRESHOLD: f64 = 11.5;
+
+const THRESHOLDS: RangeInclusive<f64> = 0.0..=1000.0;
+
+const ALTERNATIVES: RangeInclusive<usize> = 1..=16;
+
+const WORDS: RangeInclusive<usize> = 1..=1024;
+
+/// Maximum words of a text that are compared with other spellings.
+const MAX_COMPARED: usize = 1024;
+
+/// Nats that a word needs in addition for each letter that it has less than [`LONG`]: many short words are one edit away from it.
+const PER_MISSING_LETTER: f64 = 2.0;
+
+const LONG: usize = 5;
+
+/// Maximum letters of a word.
+const MAX_LETTERS: usize = 40;
+
+/// Nats that a word needs in addition if the text has it twice: names and terms return, typing errors rarely do.
+const REPEATED: f64 = 7.0;
+
+/// The rules of a check.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckRules {
+    /// Minimum nats by which another spelling must be more probable than a word of five letters that the text has once.
+    pub threshold: f64,
+    /// Maximum spellings that are returned for a word.
+    pub alternatives: usize,
+    /// Maximum words that are returned.
+    pub words: usize,
+}
+
+impl Default for CheckRules {
+    fn default() -> Self {
+        Self { threshold: DEFAULT_THRESHOLD, alternatives: 3, words: 256 }
+    }
+}
+
+/// A word that is probably misspelt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedWord {
+    /// Its place in the text.
+    pub bytes: Range<usize>,
+    /// ln p of the word and of the character after it, given the text before it.
+    pub logprob: f64,
+    /// Spellings that are more probable by as much as the word needs, best first. At least one.
+    pub alternatives: Vec<Spelling>,
+}
+
+/// A spelling of a word.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spelling {
+    /// The spelling.
+    pub text: String,
+    /// Its ln p in the word's place, also with the character after the word.
+    pub logprob: f64,
+}
+
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checked {
+    /// The words, in the order of the text.
+    pub words: Vec<CheckedWord>,
+    /// True if the check ended at a limit before the end of the text.
+    pub is_cut: bool,
+    /// Number of words that were compared with other spellings.
+    pub compared: usize,
+    /// The symbols and segments of the text.
+    pub usage: Usage,
+    /// Durations of the pass over the text.
+    pub timing: Timing,
+}
+
+/// A check that is ready to run.
+pub struct CheckTask {
+    engine: Handle,
+    terms: Terms,
+    rules: CheckRules,
+    text: String,
+    symbols: Arc<SharedSymbols>,
+    words: Vec<Word>,
+}
+
+/// A word of the text.
+#[derive(Debug, Clone, PartialEq)]
+struct Word {
+    bytes: Range<usize>,
+    /// Its symbols; the symbol after them also belongs to the text.
+    symbols: Range<usize>,
+    /// Nats by which another spelling must be more probable.
+    needed: f64,
+}
+
+impl CheckTask {
+    /// Encodes a text. Fails if it is empty or has more than [`MAX_TEXT_BYTES`], if a rule is out of bounds, for a model that reads
+    /// tokens or summarizes, and without a segment cache.
+    pub fn new(engine: Handle, terms: Terms, text: &str, rules: CheckRules) -> Result<Self> {
+        check_priority(terms.priority)?;
+        within("threshold", rules.threshold, THRESHOLDS)?;
+        within("alternatives", rules.alternatives, ALTERNATIVES)?;
+        within("max_words", rules.words, WORDS)?;
+        if text.len() > MAX_TEXT_BYTES {
+            let limit = MAX_TEXT_BYTES;
+            return Err(Error::TooLong { field: "text", length: text.len(), limit, unit: "bytes", why: None });
+        }
+        check_rereads(&engine)?;
+        let card = engine.card();
+        let mut symbols = card.encode("text", text)?;
+        check_length("text", symbols.len(), card)?;
+        let starts = card.vocabulary.start_bytes(text, 0);
+        // marks of the model come before the text; without them, a line break lets it predict the first character
+        let mut before = symbols.len().saturating_sub(starts.len());
+        if card.first_logits.is_none() && before == 0 {
+            symbols.splice(0..0, alone(card, "\n"));
+            before = symbols.len() - starts.len();
+        }
+        if text.ends_with(is_word_character) {
+            symbols.extend(alone(card, " "));
+        }
+        let words = words(text, &starts, before, rules.threshold);
+        let symbols = Arc::new(SharedSymbols::new(symbols));
+        Ok(Self { engine, terms, rules, text: text.to_owned(), symbols, words })
+    }
+
+    /// Runs the check. Dropping the future cancels it within one step. Fails as [`Handle::submit`] and its requests do.
+    pub async fn run(self) -> Result<Checked> {
+        let score = Score { symbols: self.symbols.symbols().to_vec(), logprobs: true, top: 1, ..Score::default() };
+        let (characters, usage, timing) = scores(self.engine.submit(Job::Score(score), self.terms.clone())?).await?;
+        let mut checked = Checked { words: Vec::new(), is_cut: false, compared: 0, usage, timing };
+        let alphabet = Alphabet::new(&self.engine.card().vocabulary);
+        for word in &self.words {
+            let Some(logprob) = word.suspicious_logprob(&characters) else { continue };
+            let Some(search) = self.search(word, &alphabet, logprob + word.needed) else { continue };
+            if checked.compared == MAX_COMPARED || checked.words.len() == self.rules.words {
+                checked.is_cut = true;
+                break;
+            }
+            checked.compared += 1;
+            let alternatives = self.spellings(word, search).await?;
+            if !alternatives.is_empty() {
+                checked.words.push(CheckedWord { bytes: word.bytes.clone(), logprob, alternatives });
+            }
+        }
+        Ok(checked)
+    }
+
+    /// Returns the search for spellings of a word with ln p of at least `floor`; none for a word that is not checked.
+    fn search(&self, word: &Word, alphabet: &Arc<Alphabet>, floor: f64) -> Option<CompletionSearch> {
+        let card = self.engine.card();
+        let text = self.text.get(word.bytes.clone())?;
+        let symbols = self.symbols.symbols().get(word.symbols.clone())?;
+        let end = *self.symbols.symbols().get(word.symbols.end)?;
+        let letters = text.chars().count();
+        let spelled = card.vocabulary.decode(symbols);
+        // a word that the normaliser rewrites has other letters
+        let is_checked = (2..=MAX_LETTERS).contains(&letters)
+            && text.chars().all(is_letter)
+            && (spelled == text || spelled == text.to_lowercase());
+        let spellings = OneEdit::new(alphabet, symbols).filter(|_| is_checked)?;
+        Some(CompletionSearch::of_spellings(spellings, end, self.rules.alternatives, floor, card))
+    }
+
+    /// Returns the spellings that a search finds in a word's place.
+    async fn spellings(&self, word: &Word, search: CompletionSearch) -> Result<Vec<Spelling>> {
+        let before = SharedPrefix::of(Arc::clone(&self.symbols), word.symbols.start, Vec::new());
+        // the server may begin to drain meanwhile
+        let terms = Terms { continues: true, ..self.terms.clone() };
+        let found = CompletionTask::of(self.engine.clone(), terms, before, search).run().await?;
+        let vocabulary = &self.engine.card().vocabulary;
+        let spelling = |Completion { symbols, logprob, .. }| Spelling { text: vocabulary.decode(&symbols), logprob };
+        Ok(found.items.into_iter().map(spelling).collect())
+    }
+}
+
+/// Returns the symbol of one character without marks; none if the vocabulary lacks it.
+fn alone(card: &Card, character: &str) -> Option<u32> {
+    card.vocabulary.encode_exactly("text", character).ok()?.first().copied()
+}
+
+/// Reads the events of a score.
+async fn scores(mut events: Events) -> Result<(Vec<EmittedSymbol>, Usage, Timing)> {
+    let mut scored = Vec::new();
+    while let Some(event) = events.recv().await {
+        match event? {
+            Event::Characters(characters) => scored.extend(characters),
+            Event::Finished { usage, timing, .. } => return Ok((scored, usage, timing)),
+            Event::Started { .. } | Event::Next(_) | Event::Coding(_) | Event::Coded(_) | Event::Document(_) => {}
+        }
+    }
+    Err(Error::Internal("the engine ended a score without its end".into()))
+}
+
+/// Finds the words of a text. `starts` has the byte of each symbol, and `before` is the number of symbols before them.
+fn words(text: &str, starts: &[usize], before: usize, threshold: f64) -> Vec<Word> {
+    let mut all: Vec<Range<usize>> = Vec::new();
+    let mut begun = None;
+    for (at, character) in text.char_indices().chain([(text.len(), ' ')]) {
+        match (is_word_character(character), begun) {
+            (true, None) => begun = Some(at),
+            (false, Some(start)) => {
+                all.push(without_quotes(text, start..at));
+                begun = None;
+            }
+            _ => {}
+        }
+    }
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for bytes in &all {
+        *counts.entry(&text[bytes.clone()]).or_default() += 1;
+    }
+    let symbol = |byte| before + starts.partition_point(|start| *start < byte);
+    let word = |bytes: Range<usize>| {
+        let letters = text[bytes.clone()].chars().count();
+        let missing = LONG.saturating_sub(letters) as f64 * PER_MISSING_LETTER;
+        let repeated = if counts.get(&text[bytes.clone()]).is_some_and(|count| *count > 1) { REPEATED } else { 0.0 };
+        Word { symbols: symbol(bytes.start)..symbol(bytes.end), bytes, needed: threshold + missing + repeated }
+    };
+    all.iter().cloned().map(word).collect()
+}
+
+/// Leaves out the apostrophes around a word.
+fn without_quotes(text: &str, bytes: Range<usize>) -> Range<usize> {
+    let is_quote = |character| matches!(character, '\'' | '’');
+    let word = &text[bytes.clone()];
+    let start = bytes.start + word.len() - word.trim_start_matches(is_quote).len();
+    start..start + word.trim_matches(is_quote).len()
+}
+
+impl Word {
+    /// Returns ln p of the word and of the symbol after it, if the most probable symbols in their places are more probable by as much
+    /// as another spelling must be.
+    fn suspicious_logprob(&self, characters: &[EmittedSymbol]) -> Option<f64> {
+        let mut own = 0.0;
+        let mut best = 0.0;
+        for EmittedSymbol { logprob, top, .. } in characters.get(self.symbols.start..=self.symbols.end)? {
+            own += f64::from((*logprob)?);
+            best += f64::from(top.first()?.1);
+        }
+        (best - own >= self.needed).then_some(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str, before: usize) -> Vec<(&str, Range<usize>, f64)> {
+        let starts: Vec<usize> = (0..text.len()).collect();
+        let words = words(text, &starts, before, 10.0);
+        words.into_iter().map(|word| (&text[word.bytes], word.symbols, word.needed)).collect()
+    }
+
+    #[test]
+    fn short_and_repeated_words_need_more() {
+        let words = found("Teh 'cat' didn't: people, people \u{e9}t", 1);
+        let expected = [
+            ("Teh", 1..4, 14.0),
+            ("cat", 6..9, 14.0),
+            ("didn't", 11..17, 10.0),
+            ("people", 19..25, 17.0),
+            ("people", 27..33, 17.0),
+            ("\u{e9}t", 34..37, 16.0),
+        ];
+        assert_eq!(words, expected);
+        assert_eq!(found("'' a", 0), [("", 1..1, 20.0), ("a", 3..4, 18.0)]);
+    }
+}

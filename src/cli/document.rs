@@ -40,7 +40,7 @@ pub(super) struct TextArgs {
 pub(super) struct TextInput {
     /// The flag that gives it.
     pub(super) flag: &'static str,
-    /// Empty if `ids` stand for it.
+    /// Empty if `ids` are given instead.
     pub(super) text: String,
     pub(super) ids: Vec<u32>,
 }

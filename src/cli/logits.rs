@@ -1,4 +1,5 @@
-//! The files of `--logits`: what a scored text and a summary's decoder give in this process. No server sends logits.
+//! Writes the files of `--logits`: the logits of a scored text, or of a summary's decoder. The model runs in this process, because no
+//! server sends logits.
 
 use crate::cli::{
     document::{Document, TextInput},

@@ -1,5 +1,5 @@
-//! The model of a command: its flags, the files that flags name, how a model is found by name, and the server that
-//! runs it, which runs in this process unless a flag names another.
+//! The model of a command: its flags, the files that flags name, how a model is found by name, and the server that runs it. That
+//! server runs in this process unless a flag names another.
 
 use crate::cli::output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};

@@ -1,4 +1,4 @@
-//! `weir score`: bits per character of a text, and all outputs needed to compare two implementations. A server scores the text, which
+//! `weir score`: bits per character of a text, and all outputs needed to compare two implementations. The server that scores the text
 //! runs in this process unless `--server` names another.
 
 use crate::cli::{
@@ -100,7 +100,7 @@ impl Args {
     }
 }
 
-/// More symbols than a sequence has.
+/// At least as many symbols as any sequence has.
 const MAX_STEP: usize = 1 << 24;
 
 /// Parses two numbers LENGTH,STRIDE.
@@ -164,7 +164,7 @@ impl LengthScores {
             let piece = WindowOptions { length, stride: length };
             let scored = scorer.score(Some(piece))?;
             if scores.is_empty() {
-                // The server tells the number of symbols.
+                // The server reports the number of symbols.
                 symbols = scored.symbols;
                 check_lengths(lengths, symbols, max_symbols)?;
             }
@@ -318,7 +318,7 @@ impl Scorer<'_> {
             self.model.report_normalised(self.text.flag, &self.text.text, changed);
         }
         let model = self.model.description()?;
-        // A server of an older version rounds them.
+        // An older server sends only rounded ones.
         let rounded = characters.iter().filter_map(|scored: &Character| scored.logprob).map(f64::from);
         let logprobs: Vec<f64> = if exact.is_empty() { rounded.collect() } else { exact };
         let mut boundaries: Vec<u8> = characters.iter().filter_map(|scored| scored.boundary).map(u8::from).collect();
@@ -503,7 +503,7 @@ struct MarkedTextBits {
     /// Bits of the end-of-segment symbols.
     nxt: f64,
     /// Bits of the text's symbols and its end, with probabilities renormalised over the symbols that a text can contain. `None` if
-    /// a server of an older version does not tell it.
+    /// the server is older and does not report them.
     renormalised: Option<f64>,
 }
 

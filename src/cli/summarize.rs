@@ -298,7 +298,7 @@ fn send(document: &Document, kept: &KeptText) -> Result<DocumentParts> {
             std::thread::spawn(move || read(TextReader::text(&text), &sender, failed, &kept));
         }
         Document::Ids(ids) => {
-            // The channel is empty.
+            // Never fails: the channel is empty.
             let _ = sender.try_send(DocumentChunk { ids: ids.clone(), ..DocumentChunk::default() });
         }
     }
@@ -439,7 +439,7 @@ fn part(part: &SummaryPart) -> Value {
     })
 }
 
-/// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server tells it, and as spans of the text.
+/// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server sends it, and as spans of the text.
 fn pooling(Selected { layer, spans, kept, .. }: &Selected) -> Value {
     let span = |Span { byte_start, byte_end, score }: &Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     let spans: Vec<Value> = spans.iter().map(span).collect();

@@ -82,7 +82,7 @@ fn only_text_model(models: Vec<Model>) -> Option<Model> {
     if texts.next().is_some() { None } else { only }
 }
 
-/// The answer of a call that sends several messages, with the server's own status.
+/// The messages that a call returns, or the server's own status.
 pub type StreamAnswer<M> = Result<Response<Streaming<M>>, Status>;
 
 /// Calls whose status the caller reads itself. [`Client::request`] and [`Client::request_within`] prepare their requests.

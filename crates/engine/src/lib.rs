@@ -6,8 +6,8 @@
 //! - `api`: what callers and the engine exchange: limits, jobs, terms, events
 //! - [`options`]: what a request may ask for, within which bounds
 //! - `engine`: starts the worker, validates and queues requests, reports the engine's state
-//! - `state`: the locked state: the queue, the measured rates, the phase, and the signal that wakes the worker. A file of its own,
-//!   because `tests/interleavings/` compiles it with other locks; `api` is one, because what the engine uses also uses its types
+//! - `state`: the locked state: the queue, the measured rates, the phase, and the signal that wakes the worker;
+//!   `tests/interleavings/` compiles this file with other locks
 //! - `worker`: the loop of the worker thread: end, admit, plan, step
 //! - `scheduler`: which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors
 //! - `request`, `document_request`: a running text or summary: its status, timing and event channel

@@ -38,9 +38,10 @@ pub struct Score {
     pub boundaries: BoundaryOptions,
     /// Windows to score the text in, each a fresh sequence; none: one sequence.
     pub windows: Option<WindowOptions>,
-    /// True for log-probabilities in double precision, too.
+    /// True to also compute log-probabilities in double precision.
     pub exact: bool,
-    /// True if the end-of-text symbol of a model with special symbols follows, which is scored but not fed. Not with windows.
+    /// True if the end-of-text symbol follows the text: it is scored but not fed. Only for a model with special symbols, without
+    /// windows.
     pub ends_text: bool,
 }
 
@@ -223,7 +224,7 @@ pub struct EmittedSymbol {
 pub struct ExactLogprob {
     /// ln p.
     pub logprob: f64,
-    /// ln p among the symbols that a text can contain, and its end; in a model with special symbols.
+    /// ln p among the symbols that a text can contain and its end. `None` unless the model has special symbols.
     pub renormalized: Option<f64>,
 }
 

@@ -217,7 +217,7 @@ pub struct SymbolLogprobs {
 }
 
 impl SymbolLogprobs {
-    /// Returns the symbol that they belong to, with its boundary.
+    /// Returns an emitted symbol with these log-probabilities and its boundary.
     pub(crate) fn emit(self, symbol: u32, decision: Option<SymbolBoundary>) -> EmittedSymbol {
         let Self { logprob, top, exact } = self;
         EmittedSymbol { symbol, logprob, decision, top, cut: None, exact }

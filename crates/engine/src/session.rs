@@ -34,7 +34,7 @@ use weir_models::{
 /// Number of symbols that must be added before a trim runs. Trimming fewer would cost more than it frees.
 const MIN_HELD: usize = 1024;
 
-/// Symbols of a block between two reports of its progress. A step decompresses one.
+/// Minimum symbols of a block between two reports of its progress. A step decompresses one symbol.
 const REPORTED_SYMBOLS: usize = 64;
 
 /// One request from its first symbol to its last.
@@ -54,7 +54,7 @@ pub struct Session {
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
     coded: Option<Coded>,
-    /// Symbols of the block of which progress was reported.
+    /// Coded symbols of the block at the last report of its progress.
     reported: usize,
     /// The distributions after the text, if they are wanted.
     distributions: Option<DistributionsSoFar>,
@@ -335,7 +335,7 @@ impl Session {
         std::mem::take(&mut self.output)
     }
 
-    /// Returns how far the block of a [`Code`] request is coded, each time that this is [`REPORTED_SYMBOLS`] symbols further.
+    /// Returns the progress of a [`Code`] request's block, if it is at least [`REPORTED_SYMBOLS`] symbols beyond the last report.
     pub fn take_coding_progress(&mut self) -> Option<CodingProgress> {
         let progress = self.prompt.coder.as_ref()?.progress();
         if progress.symbols < self.reported + REPORTED_SYMBOLS {

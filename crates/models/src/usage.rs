@@ -56,7 +56,7 @@ impl AddAssign for LevelCounts {
 pub struct Usage {
     /// Symbols of the prompt.
     pub prompt_chars: usize,
-    /// Symbols that the windows of a scored text were fed again as context.
+    /// Symbols of a scored text that were fed again as the context of its windows.
     pub context_chars: usize,
     /// Segments closed within that context.
     pub context_segments: usize,
@@ -104,7 +104,7 @@ impl Usage {
         (segments > 0).then(|| chars as f64 / segments as f64)
     }
 
-    /// Symbols per closed segment over all windows of a scored text, which feed its last symbol to none; none if no segment closed.
+    /// Symbols per closed segment over all windows of a scored text. No window feeds the last symbol. `None` if no segment closed.
     pub fn window_shortening_factor(&self) -> Option<f64> {
         let chars = self.prompt_chars.saturating_sub(1) + self.context_chars;
         let segments = self.prompt_segments + self.context_segments;

@@ -310,8 +310,8 @@ pub(super) struct TransportArgs {
     /// addresses of the machine. Default: 127.0.0.1:50051.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN")]
     pub(super) listen: Option<String>,
-    /// Address to listen on for HTTP and JSON: completions for OpenAI clients, summaries and a playground, with the same keys,
-    /// certificates and limits. Default: 127.0.0.1:8000 if no address is given for any port; otherwise no HTTP.
+    /// Address to listen on for HTTP and JSON: completions for OpenAI clients, summaries, compression and a playground, with the
+    /// same keys, certificates and limits. Default: 127.0.0.1:8000 if no address is given for any port; otherwise no HTTP.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_HTTP_LISTEN")]
     pub(super) http_listen: Option<String>,
     /// Seconds that running requests may take to finish after shutdown begins.

@@ -57,7 +57,7 @@ class SentStatus:
         call.add_done_callback(self._record)
 
     def _record(self, call: Any) -> None:
-        """Keeps the status that the call has now, unless it is that of a failed write."""
+        """Keeps the status that the call has now, unless a failed write set it."""
         code, details = _result(call.code()), _result(call.details())
         if code is None or (code, details) == _FAILED_WRITE:
             return

@@ -72,7 +72,7 @@ class Attempts:
         delay = None if (begun and not self.resumes) or self._finished >= self._retry.attempts else self._delay(error)
         remaining = self.remaining()
         if delay is None or (remaining is not None and delay >= remaining):
-            raise error from None  # the traceback leaves out the error of gRPC, which says the same
+            raise error from None  # keeps gRPC's error, which says the same, out of the traceback
         return delay
 
     def _delay(self, error: WeirError) -> Optional[float]:

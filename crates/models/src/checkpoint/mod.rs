@@ -159,7 +159,7 @@ impl CheckpointSource {
         weights::check_digest(self.card()?, &self.path(), sha256)
     }
 
-    /// Returns what the model is for, as its card says; empty if the card says nothing.
+    /// Returns what the model is for, as its card says; empty if the card does not say.
     pub fn scope(&self) -> Result<String> {
         Ok(self.card()?.map(|card| clip(&card.scope, weights::MAX_SCOPE)).unwrap_or_default())
     }

@@ -274,7 +274,7 @@ struct CodecBlocks {
     running: VecDeque<RunningBlock>,
     /// Blocks that have ended.
     ended: u64,
-    /// True if the client wants to know how far blocks are coded.
+    /// True if the client requested progress.
     reports_progress: bool,
     /// The next block, if the queue or the memory of requests was full.
     waiting: Option<Code>,
@@ -282,7 +282,7 @@ struct CodecBlocks {
     progress_at: Instant,
 }
 
-/// What the first block of a call sends.
+/// An event of the first block of a call.
 enum BlockEvent {
     Coding(v1::CodecProgress),
     Coded(Coded),

@@ -153,7 +153,7 @@ pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
     Ok((options::Score { symbols, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
 }
 
-/// Returns ids that stand for a text. Fails if the request also has a text, and if they are too many or no text has them.
+/// Returns the ids of a text. Fails if the request also has `text`, if there are too many ids, or if one cannot occur in a text.
 fn known_ids(text: &str, ids: &[u32], limit: usize, card: &Card) -> Result<Vec<u32>> {
     if !text.is_empty() {
         return Err(Error::Exclusive { first: "text", second: "ids" });

@@ -49,7 +49,7 @@ pub(crate) struct ScoreEncoder {
 }
 
 impl ScoreEncoder {
-    /// Creates an encoder for a text, of which normalising changed `normalized_chars`.
+    /// Creates an encoder for a text in which normalising changed `normalized_chars` characters.
     pub(super) fn new(job: &Score, seed: u64, card: &Card, normalized_chars: usize) -> Self {
         let text = TextCounter::new(Arc::clone(&card.vocabulary));
         let specials = card.vocabulary.specials();

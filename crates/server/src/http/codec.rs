@@ -110,12 +110,12 @@ struct CodecOptions {
     model: Option<String>,
     normalise: bool,
     stream: bool,
-    /// True if the stream has the sizes of the text as other programs compress it.
+    /// True if the stream also has the sizes that gzip and xz reach.
     compare: bool,
 }
 
 impl CodecOptions {
-    /// Reads the options. Fails for a name that the path does not have, and for a value that is not true or false.
+    /// Reads the options. Fails for an unknown name, and for a flag that is neither true nor false.
     fn of_query(uri: &Uri, compresses: bool) -> Result<Self> {
         let mut options = Self::default();
         for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -156,7 +156,7 @@ fn flag(name: &'static str, value: &str) -> Result<bool> {
     value.parse().map_err(|_| Error::bad_option(name, quoted(value), "true or false"))
 }
 
-/// An event of a codec's call.
+/// An event of a codec call.
 enum CodecOutput {
     Bytes(Vec<u8>),
     Progress(v1::CodecProgress),
@@ -185,7 +185,7 @@ impl From<Decompressed> for CodecOutput {
 
 type CodecOutputs = Pin<Box<dyn Stream<Item = Result<CodecOutput>> + Send>>;
 
-/// Calls of the codec with an input that has arrived as a whole.
+/// Codec calls whose input has arrived completely.
 impl Calls {
     async fn compress(
         &self,
@@ -222,7 +222,7 @@ impl Calls {
     }
 }
 
-/// Bytes of a text as gzip and xz compress it.
+/// Sizes of a text in bytes, as gzip and xz compress it.
 struct OtherSizes {
     gzip: u64,
     xz: u64,
@@ -263,7 +263,7 @@ impl Write for Counted {
 /// The output as server-sent events.
 struct CodecEvents {
     output: CodecOutputs,
-    /// The sizes that other programs reach, until they are sent.
+    /// The sizes that gzip and xz reach, until they are sent.
     others: Option<Pin<Box<dyn Future<Output = Result<OtherSizes>> + Send>>>,
     is_complete: bool,
 }

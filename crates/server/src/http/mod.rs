@@ -1,4 +1,5 @@
-//! The HTTP API: OpenAI's completions and models, summaries, compression, editing over WebSockets, the Open Inference Protocol, and a playground.
+//! The HTTP API: OpenAI's completions and models, summaries, compression, editing over WebSockets, the Open Inference Protocol, and a
+//! playground.
 //!
 //! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This file has the connections, the paths and the bodies.
@@ -152,7 +153,7 @@ pub(crate) async fn serve(
 /// Returns the answer to a request over HTTP/2, or to a gRPC call.
 async fn needs_http1(request: hyper::Request<Incoming>) -> Response {
     let message = "this port speaks HTTP/1.1; only the gRPC port (--listen) speaks HTTP/2";
-    // A call may send its next message only after a response.
+    // At once: a gRPC client may wait for a response before it ends its request.
     if http2::is_grpc(&request) {
         return Status::failed_precondition(message).into_http();
     }

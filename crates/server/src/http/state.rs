@@ -187,8 +187,8 @@ pub(crate) const JSON: &str = "application/json";
 /// The type of a body of bytes.
 pub(crate) const BYTES: &str = "application/octet-stream";
 
-/// Returns true if the headers announce `media_type`. A browser asks the server before it sends [`JSON`] or [`BYTES`] for pages of
-/// other origins, but not before it sends forms and plain text.
+/// Returns true if the headers announce `media_type`. For a page of another origin, a browser asks the server before it sends
+/// [`JSON`] or [`BYTES`], but not before it sends forms or plain text.
 fn has_type(headers: &HeaderMap, media_type: &str) -> bool {
     let is_type = |kind: &str| {
         let kind = kind.split(';').next().unwrap_or_default().trim();

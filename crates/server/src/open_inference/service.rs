@@ -59,8 +59,8 @@ fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
     engines.find("name", Some(name))
 }
 
-/// Returns the model that a request names. Fails if no model has this name, or if it is empty and several
-/// models could answer. An unknown model is reported before problems with the tensors, which depend on the model.
+/// Returns the model that a request names. Fails if no model has this name, or if it is empty and several models could
+/// answer. An unknown model is reported before problems with the tensors, which depend on the model.
 fn named(engines: &Engines, name: &str) -> Result<Lease> {
     engines.find_able("model_name", Some(name), continues_text)
 }

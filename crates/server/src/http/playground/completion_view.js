@@ -183,7 +183,7 @@ class CompletionView {
   async draw() {
     while (this.queue.length) {
       await nextFrame();
-      performance.mark("frame");
+      const began = performance.now();
       // A reader who has scrolled up keeps the place.
       const follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
       for (let room = FRAME_SYMBOLS; room > 0 && this.queue.length; ) {
@@ -197,7 +197,7 @@ class CompletionView {
       this.late.textContent = this.waiting > MANY_WAITING
         ? `This tab draws more slowly than the model writes: ${shown(this.waiting, 0)} ${this.unit}s wait. Speeds are the server's.` : "";
       if (follows) this.text.scrollTop = this.text.scrollHeight;
-      performance.measure("frame", "frame");
+      performance.measure("frame", { start: began });
     }
     this.drawing = null;
   }
@@ -270,7 +270,7 @@ class CompletionView {
     ]));
   }
 
-  /** Sends the request, and shows the completion while it arrives. `changed` is called now and then. */
+  /** Sends the request, and shows the completion while it arrives. Calls `changed` at most every 100 ms, and at the end. */
   async run(body, signal, changed) {
     let reported = 0;
     try {
@@ -287,7 +287,7 @@ class CompletionView {
         }
       });
     } finally {
-      // What has arrived since the user has stopped is not shown.
+      // Messages that wait when the user stops are not shown.
       if (signal.aborted) this.queue = [];
       await this.drawing;
       this.count();

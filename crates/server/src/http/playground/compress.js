@@ -27,7 +27,7 @@ function checkSize(name, size, model) {
   if (size > limit) throw new RequestError(`${name} has ${sizeWords(size)}. This server takes at most ${sizeWords(limit)} in a request.`);
 }
 
-/** Returns a part of the path's query. */
+/** Returns the fields that are set as a query. */
 const queryOf = (fields) => new URLSearchParams(Object.entries(fields).filter(([, value]) => value)).toString();
 
 const bytesOfBase64 = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -40,7 +40,7 @@ async function joined(parts) {
 /** The bottom of the curve, and the place of the names at its right. */
 const CURVE_BOTTOM = 180;
 const CURVE_MARGIN = 60;
-/** Bits per byte by which two lines differ at least if each has a name of its own. */
+/** Minimum distance of two lines with separate names, in bits per byte. */
 const MARK_DISTANCE = 0.25;
 
 /** Returns the lines of other programs: close ones share a name. */
@@ -87,7 +87,7 @@ class BitCurve {
     return sum;
   }
 
-  /** Gives the characters of which no progress came the bits of those before. */
+  /** Gives parts without progress the bits of the part before. */
   finish() {
     this.bins.forEach((bin, index) => {
       if (!bin.bytes) this.bins[index] = this.bins[index - 1] || bin;
@@ -158,7 +158,7 @@ async function compress(signal) {
   const draw = () => {
     frame = null;
     const { chars, bits } = curve.total();
-    // The whole text at the bits so far.
+    // The whole text at the bits per character so far.
     if (sizes.model === null && chars) sizes.estimate = ((bits / chars) * characters) / 8;
     showSizes(sizes);
     curve.draw(at("curve"));
@@ -185,7 +185,7 @@ async function compress(signal) {
     cancelAnimationFrame(frame);
   }
   draw();
-  // What another alphabet replaced does not come back.
+  // A model of characters normalises the text: the bytes that come back may differ.
   compressed = { name: `${name}.weir`, bytes: await joined(parts), original: isOfBytes ? bytes : null };
   at("compress-done").hidden = false;
   compressing.showStatus("Done.");
@@ -252,13 +252,13 @@ async function takeFile(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
   try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(0, MAX_SHOWN_FILE));
+    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(0, MAX_SHOWN_FILE), { stream: true });
   } catch {
     // Other bytes have no text to show.
   }
   at("source").value = text;
   sourceFile = { name: file.name, bytes };
-  at("source-file").textContent = `${file.name}, ${sizeWords(bytes.length)}${text ? "" : ": not a text, and compressed all the same"}`;
+  at("source-file").textContent = `${file.name}, ${sizeWords(bytes.length)}${text ? "" : ", not shown because it is not text"}`;
   at("compress-go").textContent = isCompressed(bytes) ? "Restore" : "Compress";
   compressing.showStatus("");
 }

@@ -11,7 +11,7 @@ const EXTEND_PAUSE = 60;
 const LEAVE_PAUSE = 250;
 /** Most characters of a word that the list repeats. */
 const MAX_BEGINNING = 24;
-/** Characters that may become further words, and characters before the cursor that they are predicted from, at least. */
+/** Characters to predict for further words, and minimum characters before the cursor to predict them from. */
 const EXTENSION = 20;
 const READ_BEFORE = 1024;
 const RETRY_FIRST = 250;
@@ -191,7 +191,7 @@ class Editor {
     return this.items[this.pick].text + (this.pick === 0 ? this.tail : "");
   }
 
-  /** Shows completions. `before` is the ghost text so far, which stays as far as the best completion begins it. */
+  /** Shows completions. `before` is the ghost text so far: its words after the best completion stay. */
   setItems(items, before = "") {
     const [first] = items;
     this.items = items;
@@ -216,7 +216,7 @@ class Editor {
     const { id, cursor } = this.asked;
     const best = this.items[0].text;
     const text = this.text().slice(0, cursor);
-    // A beginning that stays while the text grows, so that the server has read it before.
+    // This beginning stays while the text grows, so that the server finds it in its cache.
     const start = Math.floor(Math.max(0, text.length - READ_BEFORE) / READ_BEFORE) * READ_BEFORE;
     const body = { model: at("edit-model").value, prompt: wellFormed(text.slice(start)) + best, max_tokens: EXTENSION, temperature: 0, stop: ["\n"] };
     const answer = await ask("/v1/completions", { method: "POST", body: JSON.stringify(body) }).then((response) => response.json(), () => null);
@@ -457,7 +457,7 @@ class Fixes {
     if (enters) this.root.querySelector("button").focus();
   }
 
-  /** Shows alternatives that have arrived since, and hides the list of a word that is gone. */
+  /** Hides the list of a word that is gone. */
   refresh() {
     const { words } = this.editor.surprises;
     if (this.word && !words.includes(this.word)) this.hide();

@@ -12,7 +12,7 @@ const SETTINGS = {
 };
 /** Content of each tab's link, for the status message. */
 const LINKED = {
-  "tab-race": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-compress": "the settings, not the text", "tab-edit": "the settings, not the text",
+  "tab-race": "the prompt and the settings", "tab-summarize": "the settings, not the document", "tab-edit": "the settings, not the text",
 };
 /** Settings that can be long, as a sentence names them. */
 const LONG_SETTINGS = { prompt: "prompt has", stop: "stop strings have" };

@@ -1,4 +1,4 @@
-/** Bits from which a character is surprising: the first of a word, which nothing before it in the word predicts, and the others. */
+/** Minimum bits of a surprising character: of the first of a word, which nothing in the word predicts, and of the others. */
 const ODD_FIRST = 13;
 const ODD_REST = 7;
 /** Most words that are marked at a time. */
@@ -13,9 +13,9 @@ class Surprises {
     this.words = [];
   }
 
-  /** Finds the words in the scored parts of a text. Words that were known keep their alternatives. */
+  /** Finds the words in the scored parts of a text. Words that were known keep their alternatives, or wait for them. */
   find(text, parts) {
-    const before = new Map(this.words.map((word) => [this.keyOf(text, word), word.alternatives]));
+    const before = new Map(this.words.map((word) => [this.keyOf(text, word), word]));
     const bits = new Map();
     for (const part of parts) if (part.bits !== null) bits.set(part.start, part.bits);
     const scored = parts.length ? parts[parts.length - 1].end : 0;
@@ -32,7 +32,7 @@ class Surprises {
     this.words = kept;
     for (const word of kept) {
       const known = before.get(this.keyOf(text, word));
-      if (known) word.alternatives = known;
+      if (known) Object.assign(word, { alternatives: known.alternatives, id: known.id });
       // Nothing predicts the first character of the text.
       else if (word.place > 0) word.id = this.ask(word.place);
     }

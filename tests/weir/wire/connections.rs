@@ -4,15 +4,12 @@ use super::{http::Reply, *};
 use h2::client::Builder;
 use std::net::Ipv4Addr;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::ring};
-use tonic::{
-    codec::CompressionEncoding::{self, Deflate, Gzip},
-    codegen::http::Request,
-    metadata::MetadataMap,
-};
-use tonic_reflection::pb::v1::{
-    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-    server_reflection_request::MessageRequest,
-};
+use tonic::codec::CompressionEncoding::{self, Deflate, Gzip};
+use tonic::codegen::http::Request;
+use tonic::metadata::MetadataMap;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use weir_proto::{inference::ServerLiveRequest, v1::SegmentResponse};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -231,7 +228,6 @@ async fn limits_apply_to_the_decompressed_size() {
         for bytes in [64 << 10, 3 << 20] {
             let status = refused(bytes).await;
             assert_refused(&status, Code::OutOfRange, "OVERSIZED");
-            assert!(status.message().contains("expected at most 65536 bytes, found more"), "{status:?}");
         }
         client.segment(text("ab")).await.unwrap();
     }
@@ -340,12 +336,10 @@ async fn wrong_encodings_are_reported() {
         let (_sending, answer) = unfinished(&server, GENERATE, encoding, &incomplete, ANSWERED).await;
         let status = answer.await.expect("an answer");
         assert_refused(&status, Code::InvalidArgument, "UNREADABLE");
-        assert!(status.message().contains("compressed"), "{status:?}");
     }
     let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &incomplete, ANSWERED).await;
     let status = answer.await.expect("an answer");
     assert_eq!(status.code(), Code::Unimplemented);
-    assert!(status.message().contains("`zstd`"), "{status:?}");
     server.at_rest().await;
 }
 

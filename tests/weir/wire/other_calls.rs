@@ -158,13 +158,12 @@ async fn texts_are_refused_by_bytes() {
         let prompt = format!("a{}", text.repeat(1 << 20));
         let request = v1::GenerateRequest { prompt, stopping: stopping(), ..Default::default() };
         let status = server.generation().generate(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument);
-        assert_eq!(status.message(), "prompt: expected at most 64000 bytes, found more");
+        assert_eq!((&*reason(&status), &*field(&status)), ("TOO_LONG", "prompt"));
     }
     let stop = v1::Stopping { stop: vec!["a".repeat(1 << 20)], ..Default::default() };
     let request = v1::GenerateRequest { prompt: "a".into(), stopping: Some(stop), ..Default::default() };
     let status = server.generation().generate(request).await.unwrap_err();
-    assert!(status.message().starts_with("stopping.stop[0]: expected at most "), "{status}");
+    assert_eq!((&*reason(&status), &*field(&status)), ("TOO_LONG", "stopping.stop[0]"));
     server.at_rest().await;
 }
 
@@ -445,7 +444,6 @@ macro_rules! reflects {
             let mut answers = client.server_reflection_info(long).await.unwrap().into_inner();
             let refused = answers.next().await.unwrap().unwrap_err();
             assert_eq!(refused.code(), tonic::Code::OutOfRange);
-            assert_eq!(refused.message(), "the message: expected at most 4096 bytes, found more");
         }
     };
 }

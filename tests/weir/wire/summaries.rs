@@ -509,13 +509,12 @@ async fn documents_with_too_many_parts_or_bytes_are_refused() {
     let long = "a".repeat(65 * TOKENS);
     let status = refused(&server, parts(in_parts(), &[&long])).await;
     assert_eq!(refusal(&status), (Code::InvalidArgument, "options.long_documents".into()));
-    assert!(status.message().contains("at most 64 parts, found about 66 parts"), "{}", status.message());
     assert_eq!(server.model.blocks(), blocks, "before any part is summarized");
     // The first part has no overlap and the others one of a quarter, so that the estimate is too low.
     let text = ["b".repeat(2 * TOKENS), format!("{}. ", "a".repeat(318)).repeat(70)].concat();
     let short = SummarizeOptions { max_tokens: Some(1), min_tokens: Some(0), beam_size: Some(1), ..in_parts() };
     let status = refused(&server, parts(short, &[&text])).await;
-    assert!(status.message().contains("at most 64 parts, found about 65 parts"), "{}", status.message());
+    assert_eq!(refusal(&status), (Code::InvalidArgument, "options.long_documents".into()));
     // one byte more than 16 MiB
     let megabyte = chunk(&"a".repeat(1 << 20));
     let messages = [options(in_parts())].into_iter().chain(std::iter::repeat_n(megabyte, 16)).chain([chunk("a")]);
@@ -752,8 +751,8 @@ async fn t5_cuts_a_document_as_if_it_ended_there() {
     assert_eq!((same.hypotheses, same.usage.unwrap().cut), (cut.hypotheses, false));
     // the prefix alone is longer than the model takes
     let folder = t5_shortened(4);
-    let error = load(folder.path(), &settings()).err().unwrap().to_string();
-    assert!(error.contains("config.json: generation.prefix: expected at most 2 tokens"), "{error}");
+    let error = load(folder.path(), &settings()).err().unwrap();
+    assert!(matches!(&error, Error::Checkpoint { key, .. } if key == "generation.prefix"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

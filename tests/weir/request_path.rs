@@ -41,7 +41,7 @@ const CHOSEN: [(&str, &str); 4] = [
 
 /// What a plain `Generate` does not reach: functions, and types and variants of which it has no value. Each line has the path before
 /// one or several names.
-const NOT_TAKEN: [(&str, &str); 23] = [
+const NOT_TAKEN: [(&str, &str); 24] = [
     // the call succeeds
     ("weir_server::status", "status"),
     ("weir_server::middleware::observe::RefusalLog", "record_status"),
@@ -62,6 +62,7 @@ const NOT_TAKEN: [(&str, &str); 23] = [
     ("weir_kernels::dtype::CacheDtype", "Int8"),
     // the model reads bytes and no documents, and ends segments at whitespace
     ("weir_models::text::subwords", "SubwordTokenizer"),
+    ("weir_models::text::added_tokens", "AddedTokens"),
     ("weir_engine::cache::documents", "DocumentCache"),
     ("weir_engine::session::Generator", "end_segment"),
     ("weir_models::family::hourglass", "EntropyWork"),

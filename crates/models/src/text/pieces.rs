@@ -2,7 +2,7 @@
 //! `<0x41>` would become that piece. In SentencePiece only text pieces are found. The others have no text here: [`hide`] takes
 //! their names away before the library reads them, and [`Pieces`] gives them back and replaces unknown text by its bytes.
 
-use crate::text::{AddedToken, subwords::byte_of_piece};
+use crate::text::AddedToken;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
 use std::{
@@ -45,6 +45,12 @@ pub(super) fn hide(json: &mut Value, python: &[AddedToken]) {
         *piece = json!(["", 0.0]);
     }
     model[HIDDEN_KEY] = names.into();
+}
+
+/// Returns the byte of a byte piece such as `<0x0A>`.
+pub(super) fn byte_of_piece(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
 /// A model whose hidden pieces are in no text. Clones share it.

@@ -6,7 +6,7 @@ use crate::text::{
     AddedToken, VocabularyError,
     added_tokens::{AddedTokens, Part},
     normaliser::{replace_unfinished, take_complete},
-    pieces::{Pieces, hide},
+    pieces::{Pieces, byte_of_piece, hide},
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
 };
 use regex::RegexBuilder;
@@ -554,12 +554,6 @@ impl BytePieces {
 fn has_byte_fallback(decoder: &Value) -> bool {
     decoder["type"] == "ByteFallback"
         || decoder["decoders"].as_array().is_some_and(|all| all.iter().any(has_byte_fallback))
-}
-
-/// Returns the byte of a byte piece such as `<0x0A>`.
-pub(super) fn byte_of_piece(piece: &str) -> Option<u8> {
-    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
-    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
 /// Returns the byte that a character spells: itself if it is printable, else one of the characters from U+0100 on, in order.

@@ -1394,7 +1394,8 @@ mod tests {
         let messages: Vec<_> = set.file.into_iter().flat_map(|file| file.message_type).collect();
         let known = field_names::<CompletionRequest>();
         // Over gRPC only.
-        let without = ["stream.coalesce_chars", "stream.per_segment", "resume_ids", "details.ids"];
+        let without =
+            ["stream.coalesce_chars", "stream.per_segment", "resume_ids", "details.ids", "options.kept_tokens"];
         for (surface, message, prefix) in [
             (Surface::Completions, "GenerateRequest", ""),
             (Surface::Summaries, "SummarizeOptions", "options."),

@@ -402,6 +402,16 @@ PAGES: Dict[str, List[Step]] = {
             r'\{.*"parts":\[\].*\}',
         ),
         Runs("from weir_client import Client", ".+"),
+        Runs(
+            "weir summarize --model models/compared/summarizer-pyramidion --file article.txt --mode extract --sentences 2",
+            r".+\n",
+        ),
+        Runs(
+            "weir summarize --model models/compared/summarizer-pyramidion --table summaries.test.jsonl "
+            "--mode extract --sentences 1 --cut",
+            r".*first sentences: ROUGE-1 .*all +1 .*",
+            (("summaries.test.jsonl", "papers.jsonl"),),
+        ),
         Runs("import openai", needs="openai"),
         Elsewhere("weir pull hf:stanfordnlp/mrt5-small --name mrt5", PULL),
         Runs(

@@ -5,7 +5,7 @@ use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`generate::FLAGS`] has the
 /// options of `weir generate`.
-const NAMES: [(&str, &str); 23] = [
+const NAMES: [(&str, &str); 26] = [
     ("Generate", "`weir generate`"),
     ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
@@ -23,8 +23,11 @@ const NAMES: [(&str, &str); 23] = [
     ("options.long_documents", "--long-documents"),
     ("options.max_tokens", "--max-len"),
     ("options.min_tokens", "--min-len"),
+    ("options.mode", "--mode"),
     ("options.no_repeat_ngram", "--no-repeat-ngram"),
     ("options.repetition_penalty", "--repetition-penalty"),
+    ("options.sampling", "--temperature"),
+    ("options.sentences", "--sentences"),
     ("prompt", "--prompt"),
     ("prompt_ids", "--ids"),
     ("windows.length", "--windowed"),

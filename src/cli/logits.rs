@@ -98,7 +98,7 @@ fn tokens(model: &dyn Model, encoder: &dyn DocumentEncoder, document: &Document,
     if status == LimitStatus::Exceeded && !cut {
         // The end-of-text token also counts.
         let limit = limits.tokens.saturating_sub(1);
-        return Err(Error::LongerThan { field: "--file", limit, unit: "tokens", why: None });
+        return Err(Error::LongerThan { field: "--file", limit, unit: "tokens", why: Some("use --cut") });
     }
     if !covers_text(&tokens) {
         return Err(no_text("--file"));

@@ -400,6 +400,7 @@ pub(super) fn own_limits() -> Limits {
     Limits {
         rows: 1,
         queued_symbols: ANY_NUMBER,
+        document_parts: ANY_NUMBER,
         request_work: ANY_NUMBER,
         request_time: Duration::ZERO,
         stall: UNLIMITED,

@@ -21,13 +21,17 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use weir_client::calls::DocumentParts;
-use weir_engine::summary::LongDocuments;
+use weir_engine::{
+    extract::first_sentences,
+    summary::{LongDocuments, SummaryMode},
+};
 use weir_kernels::error::{Error, Result, printable};
 use weir_measure::format;
 use weir_models::contract::EarlyStopping;
 use weir_proto::v1::{
     DocumentChunk, Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions,
-    SummaryFinishReason, SummaryFinished, SummaryPart, SummaryUsage, summarize_response::Event as SummarizeEvent,
+    SummaryFinishReason, SummaryFinished, SummaryMode as WireSummaryMode, SummaryPart, SummaryUsage,
+    summarize_response::Event as SummarizeEvent,
 };
 
 /// Runs the command. Fails if the checkpoint, the document or an option is invalid, if the server rejects the call, or if stdout
@@ -35,6 +39,11 @@ use weir_proto::v1::{
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     for (flag, file) in [("--file", &args.document.file), ("--table", &args.document.table)] {
         file.as_ref().map_or(Ok(()), |file| check_readable(flag, file))?;
+    }
+    let extracts = args.generation.mode == Some(SummaryMode::Extract);
+    if extracts && (args.document.ids.is_some() || args.logits.is_some()) {
+        let bound = "abstract with --ids or --logits, which have no sentences";
+        return Err(Error::Setting(format!("--mode: expected {bound}, found extract")));
     }
     let source = args.model.open()?;
     let mut limits = own_limits();
@@ -155,7 +164,7 @@ struct DocumentArgs {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     ids: Option<Vec<u32>>,
     /// Summarize many documents: a file with one JSON object per line, with `document`, the reference `summary`, and optionally
-    /// `source`. Prints one line of mean scores per source and one for all.
+    /// `source`. Prints one line of mean scores per source and one for all; of extracts, next to as many first sentences.
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 }
@@ -163,6 +172,14 @@ struct DocumentArgs {
 /// Generation flags. The checkpoint's generation settings are the defaults.
 #[derive(Debug, Clone, clap::Args)]
 struct GenerationArgs {
+    /// What the summary consists of. abstract: text that the model writes (the default). extract: sentences of the document, those that the
+    /// model attends to most.
+    #[arg(long, id = "summary_mode", value_name = "MODE", env = "WEIR_MODE",
+        value_parser = named(SummaryMode::ALL.map(SummaryMode::name), SummaryMode::parse))]
+    mode: Option<SummaryMode>,
+    /// With --mode extract: maximum sentences [default: 3, or any number with --max-len].
+    #[arg(long, value_name = "N", env = "WEIR_SENTENCES")]
+    sentences: Option<u32>,
     /// Beam size; 1 is greedy search.
     #[arg(long, value_name = "N", env = "WEIR_BEAM", value_parser = whole(1..=64u32))]
     beam: Option<u32>,
@@ -172,7 +189,8 @@ struct GenerationArgs {
     /// Minimum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
     #[arg(long, value_name = "N", env = "WEIR_MIN_LEN", visible_alias = "min-new-tokens")]
     min_len: Option<u32>,
-    /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too.
+    /// Maximum tokens before the end-of-text token. In models of the T5 family the end-of-text token counts, too. With --mode extract:
+    /// maximum tokens of all sentences together.
     #[arg(long, value_name = "N", env = "WEIR_MAX_LEN", visible_aliases = ["max-tokens", "max-new-tokens"])]
     max_len: Option<u32>,
     /// A hypothesis' log-probability is divided by its length to this power.
@@ -265,7 +283,13 @@ impl GenerationArgs {
     fn options(&self) -> SummarizeOptions {
         let sampling =
             |temperature| Sampling { temperature: Some(temperature), seed: Some(self.seed), ..Sampling::default() };
+        let mode = |mode| match mode {
+            SummaryMode::Abstract => WireSummaryMode::Abstract.into(),
+            SummaryMode::Extract => WireSummaryMode::Extract.into(),
+        };
         SummarizeOptions {
+            mode: self.mode.map(mode),
+            sentences: self.sentences,
             beam_size: self.beam,
             length_penalty: self.length_penalty,
             min_tokens: self.min_len,
@@ -333,7 +357,7 @@ fn read(
     }
 }
 
-/// Shows the tokens that each pooling layer kept: in reverse video with `color`, otherwise in brackets.
+/// Shows the tokens that each pooling layer kept, and the sentences of an extract: in reverse video with `color`, otherwise in brackets.
 fn highlights(summary: &Summary, color: bool) -> String {
     if color { marked(summary, "\u{1b}[7m", "\u{1b}[0m") } else { marked(summary, "[", "]") }
 }
@@ -341,10 +365,15 @@ fn highlights(summary: &Summary, color: bool) -> String {
 fn marked(summary: &Summary, on: &str, off: &str) -> String {
     let text = &summary.document;
     let tokens = summary.usage().document_tokens;
+    let layers = summary.selected.iter().map(|Selected { layer, tokens: kept, spans, .. }| {
+        (format!("layer {layer}: {kept} of {tokens} tokens kept"), spans)
+    });
+    let sentences = Some(&summary.finished.sentences).filter(|sentences| !sentences.is_empty());
+    let extract = sentences.map(|sentences| (format!("{} sentences extracted", sentences.len()), sentences));
     let mut shown = String::new();
-    for Selected { layer, tokens: kept, spans, .. } in &summary.selected {
+    for (title, spans) in layers.chain(extract) {
         // Never fails: the writer is a `String`.
-        let _ = writeln!(shown, "-- layer {layer}: {kept} of {tokens} tokens kept");
+        let _ = writeln!(shown, "-- {title}");
         let mut shown_to = 0;
         for Span { byte_start, byte_end, .. } in spans {
             let start = (*byte_start as usize).max(shown_to);
@@ -418,6 +447,9 @@ fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
     if !summary.parts.is_empty() {
         object["parts"] = summary.parts.iter().map(part).collect();
     }
+    if !finished.sentences.is_empty() {
+        object["sentences"] = finished.sentences.iter().map(span).collect();
+    }
     if let Some(rouge) = scores {
         object["rouge"] = json!(rouge);
     }
@@ -439,9 +471,12 @@ fn part(part: &SummaryPart) -> Value {
     })
 }
 
+fn span(Span { byte_start, byte_end, score }: &Span) -> Value {
+    json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score })
+}
+
 /// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server sends it, and as spans of the text.
 fn pooling(Selected { layer, spans, kept, .. }: &Selected) -> Value {
-    let span = |Span { byte_start, byte_end, score }: &Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     let spans: Vec<Value> = spans.iter().map(span).collect();
     if kept.is_empty() {
         return json!({ "layer": layer, "spans": spans });
@@ -521,6 +556,10 @@ struct Sums {
     summary_tokens: u64,
     total_ns: u64,
     rouge: RougeScores,
+    /// Sentences of extracts.
+    sentences: usize,
+    /// Scores of as many sentences from the beginning of each document.
+    first: RougeScores,
 }
 
 /// Summarizes every document of the file, and prints the means of each source and of all documents.
@@ -536,9 +575,15 @@ fn summarize_table(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> R
             let why = message(with_flag(error, "chunk.text", "document"));
             Error::Setting(format!("{FLAG}: {}: line {number}: {why}", file.display()))
         };
-        let summary = summarizer.summarize(&Document::Text(document), &mut |_| Ok(())).map_err(with_line)?;
+        let document = Document::Text(document);
+        let summary = summarizer.summarize(&document, &mut |_| Ok(())).map_err(with_line)?;
         let usage = summary.usage();
         let scores = score(&reference, summary.text());
+        let sentences = summary.finished.sentences.len();
+        let first = match &document {
+            Document::Text(document) if sentences > 0 => score(&reference, &first_sentences(document, sentences)),
+            _ => RougeScores::default(),
+        };
         for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
             sums.documents += 1;
             sums.cut += usize::from(usage.cut);
@@ -546,6 +591,8 @@ fn summarize_table(summarizer: &Summarizer<'_>, file: &Path, as_json: bool) -> R
             sums.summary_tokens += usage.summary_tokens;
             sums.total_ns += summary.finished.timing.as_ref().map_or(0, |timing| timing.total_ns);
             sums.rouge += scores;
+            sums.first += first;
+            sums.sentences += sentences;
         }
         progress.update(done as u64 + 1, total);
     }
@@ -567,32 +614,43 @@ impl Sums {
         sum as f64 / self.documents.max(1) as f64
     }
 
-    fn mean_rouge(&self) -> RougeScores {
-        self.rouge / self.documents.max(1) as f64
+    fn mean_rouge(&self, sum: RougeScores) -> RougeScores {
+        sum / self.documents.max(1) as f64
     }
 
     fn json(&self, source: &str) -> Value {
-        json!({
+        let mut means = json!({
             "source": source,
             "documents": self.documents,
             "cut": self.cut,
             "document_tokens": self.mean(self.tokens),
             "summary_tokens": self.mean(self.summary_tokens),
             "ns": self.total_ns / self.documents.max(1) as u64,
-            "rouge": self.mean_rouge(),
-        })
+            "rouge": self.mean_rouge(self.rouge),
+        });
+        if self.sentences > 0 {
+            means["first_sentences_rouge"] = json!(self.mean_rouge(self.first));
+        }
+        means
     }
 }
 
 /// Formats a table of means: F1 in percent, tokens, seconds.
 fn table(rows: &[(String, &Sums)]) -> String {
+    let is_extract = rows.iter().any(|(_, sums)| sums.sentences > 0);
     let counts = ["source", "documents", "cut"];
-    let means = ["ROUGE-1", "ROUGE-2", "ROUGE-L", "document tokens", "summary tokens", "seconds"];
-    let mut lines = vec![counts.into_iter().chain(means).map(str::to_owned).collect::<Vec<_>>()];
+    let scores = ["ROUGE-1", "ROUGE-2", "ROUGE-L"];
+    let of_first = ["first sentences: ROUGE-1", "ROUGE-2", "ROUGE-L"].into_iter().filter(|_| is_extract);
+    let means = ["document tokens", "summary tokens", "seconds"];
+    let titles = counts.into_iter().chain(scores).chain(of_first).chain(means);
+    let mut lines = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
+    let shown = |RougeScores { rouge1, rouge2, rouge_l }| {
+        [rouge1, rouge2, rouge_l].map(|score| format!("{:.2}", 100.0 * score.f1))
+    };
     for (source, sums) in rows {
-        let RougeScores { rouge1, rouge2, rouge_l } = sums.mean_rouge();
         let mut line = vec![source.clone(), sums.documents.to_string(), sums.cut.to_string()];
-        line.extend([rouge1, rouge2, rouge_l].map(|score| format!("{:.2}", 100.0 * score.f1)));
+        line.extend(shown(sums.mean_rouge(sums.rouge)));
+        line.extend(shown(sums.mean_rouge(sums.first)).into_iter().filter(|_| is_extract));
         line.extend([sums.tokens, sums.summary_tokens].map(|tokens| format!("{:.1}", sums.mean(tokens))));
         line.push(format!("{:.2}", sums.mean(sums.total_ns) / 1e9));
         lines.push(line);

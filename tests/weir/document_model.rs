@@ -487,6 +487,11 @@ impl DocumentEncoder for DocumentModel {
         let hash = mix(document.hash ^ u64::from(document.hard));
         Ok(Box::new(DecoderState { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
     }
+
+    /// Attends to later vectors more.
+    fn attention(&self, document: &dyn Document, _: &mut Scratch) -> Result<Vec<f32>> {
+        Ok((1..=document.vectors()).map(|vector| vector as f32).collect())
+    }
 }
 
 /// Returns the vectors that the pooling after the first layer keeps.

@@ -168,7 +168,7 @@ def test_a_long_document_in_parts(reader: local.Server) -> None:
                 weir.summarize(document, **options)
             assert error.value.reason in ("TOO_LONG", "BAD_OPTION")
         assert weir.summarize(document, long_documents="cut").usage.cut
-        with pytest.raises(ValueError, match='long_documents: expected "refuse", "cut" or "chunk", found \'all\''):
+        with pytest.raises(ValueError, match="long_documents: expected one of refuse, cut, chunk, found 'all'"):
             weir.summarize(document, long_documents="all")
     parts = [event for event in events if isinstance(event, SummaryPart)]
     assert finished is not None and tuple(parts) == whole.parts and len(parts) > 1
@@ -189,6 +189,20 @@ def test_a_long_document_in_parts(reader: local.Server) -> None:
             return (await weir.summarize(document, long_documents="chunk", max_tokens=4)).text
 
     assert asyncio.run(ask()) == whole.text != ""
+
+
+def test_an_extract(reader: local.Server) -> None:
+    document = "A weir pools a stream. The mill stands still, and its wheel is dry. Water flows on."
+    with Client(reader.address, timeout=local.TIMEOUT) as weir:
+        summary = weir.summarize(document, mode="extract", sentences=2)
+        whole = weir.summarize(document * 20, mode="extract", long_documents="chunk")
+        with pytest.raises(WeirError, match="options.beam_size: expected no value"):
+            weir.summarize(document, mode="extract", beam_size=2)
+        with pytest.raises(ValueError, match="mode: expected one of abstract, extract, found 'quote'"):
+            weir.summarize(document, mode="quote")
+    texts = [document.encode()[span.byte_start : span.byte_end].decode() for span in summary.sentences]
+    assert (len(texts), summary.text) == (2, " ".join(texts)) and all(text.endswith(".") for text in texts)
+    assert len(whole.sentences) == 3 and len(whole.parts) > 1
 
 
 def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> None:

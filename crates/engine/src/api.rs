@@ -53,6 +53,8 @@ pub struct Limits {
     pub document_bytes: usize,
     /// How long the document cache keeps a document that no request uses.
     pub document_keep: Duration,
+    /// Maximum parts of a document that is longer than the model reads, in each round.
+    pub document_parts: usize,
     /// Time limit of the calibration at load, which times the model's steps. Zero: no calibration.
     pub calibration: Duration,
 }
@@ -74,6 +76,7 @@ impl Default for Limits {
             cache_bytes: 0,
             document_bytes: 0,
             document_keep: Duration::from_secs(600),
+            document_parts: 64,
             calibration: Duration::from_secs(2),
         }
     }

@@ -12,6 +12,7 @@ use crate::{
     clock,
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
+    options::FinishReason,
     request::{Request, RequestKind},
     scheduler::{Feed, RowActivity, RowStatus, Rules, StepLimits},
     session::SessionProgress,
@@ -246,7 +247,8 @@ impl Batch {
         if let (RequestKind::Document(summary), Some(reader)) = (&request.kind, model.document_encoder())
             && summary.encoding.is_some()
         {
-            return summary.growth(reader);
+            let row = if summary.attention.is_some() { model.bytes_for(1) } else { 0 };
+            return summary.growth(reader) + row;
         }
         let share = feed.symbols.div_ceil(request.row_indices.len().max(1));
         request.row_indices.iter().map(|&row| model.growth(&*self.row_table.rows[row].state, share)).sum()
@@ -653,7 +655,14 @@ impl Batch {
         let now = clock::now();
         let tenant = &request.tenant;
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
-        let state = summary.document.as_ref().map(|cached| reader.begin(&*cached.document)).transpose()?;
+        if let (Some(attention), Some(cached)) = (&mut summary.attention, &summary.document) {
+            let vectors = reader.attention(&*cached.document, &mut self.scratch)?;
+            *attention = contract::token_attention(&*cached.document, reader.limits(), &vectors);
+            request.outcome = Some(Ok(FinishReason::EndOfText));
+        }
+        let is_written = request.outcome.is_none();
+        let document = summary.document.as_ref().filter(|_| is_written);
+        let state = document.map(|cached| reader.begin(&*cached.document)).transpose()?;
         let rows = summary.search.rows();
         request.count_encoded(ran * block_symbols, first_layer_symbols);
         if let Some(encoded) = encoded {

@@ -37,6 +37,8 @@ pub(crate) struct DocumentRequest {
     hard: bool,
     hypotheses: usize,
     pub(crate) search: BeamSearch,
+    /// The attention to each token, once it is known, if the request wants it.
+    pub(crate) attention: Option<Vec<f32>>,
     pub(crate) max_rows: usize,
     /// Maximum symbols of a text, with its start mark.
     max_symbols: usize,
@@ -91,6 +93,7 @@ impl DocumentRequest {
             limits: limits.clone(),
             hard: plan.hard.unwrap_or(false),
             hypotheses: plan.hypotheses,
+            attention: plan.attention.then(Vec::new),
             max_rows: plan.rules.beam,
             max_symbols: plan.rules.max_tokens + 1,
             search: BeamSearch::new(plan.rules, limits.marks, vocabulary_len),
@@ -385,7 +388,8 @@ impl DocumentRequest {
     pub(crate) fn finish(self, reason: FinishReason, timing: Timing) -> SummaryResult {
         let usage = self.usage();
         let hypotheses = self.search.finished().iter().take(self.hypotheses).cloned().collect();
-        SummaryResult { hypotheses, document_id: self.id, reason, usage, timing, waits: self.waits }
+        let attention = self.attention.unwrap_or_default();
+        SummaryResult { hypotheses, document_id: self.id, reason, usage, timing, waits: self.waits, attention }
     }
 }
 

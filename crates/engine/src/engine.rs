@@ -141,6 +141,10 @@ impl Handle {
         let (inbox, id) = match source {
             DocumentSource::Uploading(IncomingDocument(inbox)) => (inbox, None),
             DocumentSource::Cached(id) => {
+                if plan.attention {
+                    let bound = "none, because the attention to a cached document is unknown";
+                    return Err(Error::bad_option("options.document_id", clip(&id, MAX_ID_BYTES), bound));
+                }
                 let Some(cached) = document_cache.find(&terms.tenant, &id, arrived) else {
                     return Err(Error::UnknownDocument { id: clip(&id, MAX_ID_BYTES) });
                 };

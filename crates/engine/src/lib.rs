@@ -18,6 +18,7 @@
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
 //! - [`check`]: finds misspelt words of a text; `spelling` has the spellings that it tries
 //! - [`score`], [`summary`], [`codec`]: what runs on top: scores of texts, summaries of documents, compression
+//! - [`extract`]: the sentences of a document that its decoder attends to most
 //! - [`calibration`], `step_times`: step times, measured at load and while serving
 //! - [`observer`]: totals since start, and callbacks while the engine runs
 //! - [`clock`]: the clock of engine and server, which a simulation replaces; [`accounting`]: checked arithmetic of memory
@@ -36,6 +37,7 @@ mod document_request;
 pub mod edited_text;
 pub mod editing;
 mod engine;
+pub mod extract;
 pub mod observer;
 pub mod options;
 mod request;

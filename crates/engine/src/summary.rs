@@ -68,6 +68,8 @@ pub struct Summarize {
     pub hard: Option<bool>,
     /// Hypotheses to return, at most the beam width; default 1.
     pub hypotheses: Option<usize>,
+    /// Returns the attention to the document's tokens instead of a text. Options of a text must be none.
+    pub attention: bool,
 }
 
 /// A validated request with defaults filled in.
@@ -79,11 +81,18 @@ pub struct ValidSummarize {
     pub hypotheses: usize,
     /// Hard or soft top-k, if the request chose.
     pub hard: Option<bool>,
+    /// True if the result is the attention to the document's tokens.
+    pub attention: bool,
 }
 
 impl Summarize {
     /// Checks all options against their limits, the model's and the `rows`; fills in defaults. The error names the field.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
+        if self.attention {
+            self.check_unwritten()?;
+            let shortest = Self { beam: Some(1), min_tokens: Some(0), max_tokens: Some(1), ..Self::default() };
+            return Ok(ValidSummarize { hard: self.hard, attention: true, ..shortest.plan(card, limits, rows)? });
+        }
         let defaults = &limits.generation;
         // the start mark is one of the targets
         let token_limit = limits.targets.saturating_sub(1);
@@ -134,7 +143,30 @@ impl Summarize {
             repetition_penalty,
             sampling: self.sampling.clone(),
         };
-        Ok(ValidSummarize { rules, hypotheses, hard: self.hard })
+        Ok(ValidSummarize { rules, hypotheses, hard: self.hard, attention: false })
+    }
+
+    /// Fails if an option of a text is set.
+    fn check_unwritten(&self) -> Result<()> {
+        let number = |field, value: Option<usize>| (field, value.map(|value| value.to_string()));
+        let factor = |field, value: Option<f32>| (field, value.map(|value| value.to_string()));
+        let early_stopping = self.early_stopping.map(|rule| rule.name().to_owned());
+        for (field, found) in [
+            number("options.beam_size", self.beam),
+            number("options.hypotheses", self.hypotheses),
+            number("options.min_tokens", self.min_tokens),
+            number("options.max_tokens", self.max_tokens),
+            number("options.no_repeat_ngram", self.no_repeat_ngram),
+            factor("options.length_penalty", self.length_penalty),
+            factor("options.repetition_penalty", self.repetition_penalty),
+            ("options.early_stopping", early_stopping),
+            ("options.sampling", self.sampling.as_ref().map(|_| "options of sampling".to_owned())),
+        ] {
+            if let Some(found) = found {
+                return Err(bad(field, found, "no value, because an extract is not written by the model".into()));
+            }
+        }
+        Ok(())
     }
 
     /// Fails if an option is set that fairseq's search does not have.
@@ -272,6 +304,8 @@ pub struct SummaryResult {
     pub timing: Timing,
     /// Time spent waiting for the document.
     pub waits: DocumentWaits,
+    /// The [attention](weir_models::contract::token_attention) to each token, if the request wanted it; else empty.
+    pub attention: Vec<f32>,
 }
 
 /// Time that a summary spent waiting for its document.
@@ -328,9 +362,6 @@ pub fn spans(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> (Ve
 /// Maximum bytes of a document that is summarized in parts.
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// Maximum parts of a round.
-pub const MAX_PARTS: usize = 64;
-
 /// Maximum rounds.
 pub const MAX_ROUNDS: usize = 8;
 
@@ -369,6 +400,35 @@ impl LongDocuments {
     }
 }
 
+/// Decides what a summary consists of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SummaryMode {
+    /// Text that the model writes.
+    #[default]
+    Abstract,
+    /// Sentences of the document.
+    Extract,
+}
+
+impl SummaryMode {
+    /// All values.
+    pub const ALL: [Self; 2] = [Self::Abstract, Self::Extract];
+
+    /// Its name in the API and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Abstract => "abstract",
+            Self::Extract => "extract",
+        }
+    }
+
+    /// Returns the value of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| value.name() == name)
+    }
+}
+
 /// Names of options in errors.
 #[derive(Debug, Clone, Copy)]
 pub struct FieldNames {
@@ -383,6 +443,8 @@ pub struct FieldNames {
 pub struct LongDocument {
     text: String,
     names: FieldNames,
+    /// Maximum parts of a round.
+    max_parts: usize,
     round: usize,
     /// Parts of the round that are summarized.
     parts: usize,
@@ -416,6 +478,11 @@ pub struct TextPart {
 }
 
 impl TextPart {
+    /// Returns the first byte of the next part, in the text of the round.
+    pub fn next_start(&self) -> u64 {
+        self.start + self.step as u64
+    }
+
     /// Returns true if the part is the whole text of its round. Its summary is the document's.
     pub fn is_whole(&self) -> bool {
         self.is_last && self.number == 1
@@ -423,9 +490,14 @@ impl TextPart {
 }
 
 impl LongDocument {
-    /// Begins the first round with the text of a document.
-    pub fn new(text: String, names: FieldNames) -> Self {
-        Self { text, names, round: 1, parts: 0, start: 0, summaries: String::new() }
+    /// Begins the first round with the text of a document. A round has at most `max_parts` parts.
+    pub fn new(text: String, names: FieldNames, max_parts: usize) -> Self {
+        Self { text, names, max_parts, round: 1, parts: 0, start: 0, summaries: String::new() }
+    }
+
+    /// Returns the text of the round.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// Returns the bytes of the round's text that no part has covered.
@@ -454,9 +526,10 @@ impl LongDocument {
         }
         let after = self.text.len().saturating_sub(read);
         let estimate = if self.parts == 0 { 1 + after.div_ceil(step.max(1)) } else { self.parts + 1 };
-        if estimate > MAX_PARTS && !(is_last && self.parts == 0) {
+        if estimate > self.max_parts && !(is_last && self.parts == 0) {
             let found = format!("about {estimate} parts of {} tokens", tokens.len() + 1);
-            return Err(Error::bad_option(self.names.long_documents, found, format!("at most {MAX_PARTS} parts")));
+            let bound = format!("at most {} parts (the server's --document-parts)", self.max_parts);
+            return Err(Error::bad_option(self.names.long_documents, found, bound));
         }
         let offset = self.start as u64;
         let byte_range = |token: &TokenSpan| ByteRange { start: token.start + offset, end: token.end + offset };
@@ -503,11 +576,18 @@ impl LongDocument {
         Ok((tokens, status == LimitStatus::Exceeded))
     }
 
+    /// Goes on to the next part of the same round.
+    pub fn skip(&mut self, part: &TextPart) {
+        self.parts += 1;
+        self.start += part.step;
+    }
+
     /// Takes the summary of a part. After the last part the summaries are the text of the next round. Fails if they are not
     /// shorter than the text, or if no round is left.
     pub fn push_summary(&mut self, part: &TextPart, summary: &str) -> Result<()> {
-        let Self { text, names, round, parts, start, summaries } = self;
-        if *parts > 0 {
+        self.skip(part);
+        let Self { text, names, round, parts, start, summaries, .. } = self;
+        if *parts > 1 {
             summaries.push('\n');
         }
         summaries.push_str(summary);
@@ -516,8 +596,6 @@ impl LongDocument {
             let bound = format!("fewer than the {} bytes of the text (shorter summaries help)", text.len());
             return Err(Error::bad_option(names.long_documents, found, bound));
         }
-        *parts += 1;
-        *start += part.step;
         if !part.is_last {
             return Ok(());
         }
@@ -596,7 +674,7 @@ mod tests {
     /// summaries.
     fn run(text: &str, limit: usize, length: usize) -> (Result<String>, Vec<(TextPart, String)>) {
         let vocabulary = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
-        let mut document = LongDocument::new(text.to_owned(), NAMES);
+        let mut document = LongDocument::new(text.to_owned(), NAMES, 64);
         let mut parts = Vec::new();
         loop {
             let part = match document.next_part(&vocabulary, &limits_of(limit)) {
@@ -672,7 +750,12 @@ mod tests {
             (result.unwrap_err().to_string(), parts.len())
         };
         let (message, summarized) = refused(&"word ".repeat(1000), 10, 3);
-        assert!(message.contains("long: expected at most 64 parts, found about 500 parts of 11 tokens"), "{message}");
+        assert!(
+            message.contains(
+                "long: expected at most 64 parts (the server's --document-parts), found about 500 parts of 11 tokens"
+            ),
+            "{message}"
+        );
         assert_eq!(summarized, 0, "before any part is summarized");
         // later parts overlap more than the first one, so the estimate is too low
         let (message, summarized) = refused(&["b".repeat(40), "aaaaaaaaaaaaaaa. ".repeat(72)].concat(), 20, 1);
@@ -692,7 +775,7 @@ mod tests {
     #[test]
     fn rounds_are_bounded() {
         let vocabulary = Arc::new(Vocabulary::byte_level(TextNormaliser::None));
-        let mut document = LongDocument::new("a".repeat(100), NAMES);
+        let mut document = LongDocument::new("a".repeat(100), NAMES, 64);
         // Each round's text is two bytes shorter than the last, so that it always has two parts.
         let mut push = || {
             let part = document.next_part(&vocabulary, &limits_of(50))?;

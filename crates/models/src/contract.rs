@@ -776,6 +776,35 @@ pub trait DocumentEncoder: Send + Sync {
     /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict symbol t
     /// + 1. The row refers to the document's pages in addition to its own.
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
+
+    /// Returns the weight that each vector of a document receives from cross-attention at [`SpecialIds::start`], summed over the
+    /// heads of all layers. Fails as [`Model::symbol_step`] does.
+    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>>;
+}
+
+/// Returns the share of the [attention](DocumentEncoder::attention) to a document that each of its tokens received, multiplied by their
+/// number: 1 is the mean. A token whose vector was dropped has 0, and the tokens of a window share its weight.
+pub fn token_attention(document: &dyn Document, limits: &DocumentLimits, vectors: &[f32]) -> Vec<f32> {
+    let tokens = document.tokens();
+    let mut weights = vec![0.0; tokens];
+    if let Some(choice) = document.choices().last() {
+        for (kept, weight) in choice.kept.iter().zip(vectors) {
+            if let Some(sum) = weights.get_mut(kept.token) {
+                *sum += weight;
+            }
+        }
+    } else {
+        let read = if limits.padded { limits.tokens } else { tokens };
+        let window = read.div_ceil(vectors.len().max(1)).max(1);
+        for (token, sum) in weights.iter_mut().enumerate() {
+            *sum = vectors.get(token / window).copied().unwrap_or_default() / window as f32;
+        }
+    }
+    let mean = weights.iter().sum::<f32>() / tokens.max(1) as f32;
+    if mean > 0.0 {
+        weights.iter_mut().for_each(|weight| *weight /= mean);
+    }
+    weights
 }
 
 /// A document that is being encoded. Dropping it frees its pages.

@@ -14,7 +14,11 @@ use serde::{
 };
 use serde_json::{Map, Value};
 use std::{borrow::Cow, fmt};
-use weir_engine::{options::OptionLimits, speculation::Speculation, summary::LongDocuments};
+use weir_engine::{
+    options::OptionLimits,
+    speculation::Speculation,
+    summary::{LongDocuments, SummaryMode},
+};
 use weir_kernels::error::{Error, Result, floor_boundary, mismatch, quoted};
 use weir_models::contract::{Card, EarlyStopping};
 use weir_proto::v1::{self, SummarizeRequest, summarize_request::Part};
@@ -97,6 +101,9 @@ impl Surface {
             ("options.hard_topk", _) => "hard_topk",
             ("options.cut", _) => "cut",
             ("options.long_documents", _) => "long_documents",
+            ("options.mode", _) => "mode",
+            ("options.sentences", _) => "sentences",
+            ("options.sampling", _) => "sampling",
             ("stopping.max_chars" | "options.max_tokens", _) => "max_tokens",
             ("stopping.min_chars" | "options.min_tokens", _) => "min_tokens",
             ("stopping.max_segments", _) => "max_segments",
@@ -179,6 +186,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) cut: Option<bool>,
     pub(crate) long_documents: Option<LongDocuments>,
     pub(crate) hard_topk: Option<bool>,
+    pub(crate) mode: Option<SummaryMode>,
+    pub(crate) sentences: Option<u32>,
     #[serde(skip)]
     aliases: Aliases,
 }
@@ -384,8 +393,14 @@ impl CompletionRequest {
         // The summary is sampled only if the request has a sampling option; otherwise it is searched.
         let sampling = (sampling != v1::Sampling::default()).then_some(sampling);
         self.check_do_sample(sampling.is_some())?;
+        let mode = |mode| match mode {
+            SummaryMode::Abstract => v1::SummaryMode::Abstract.into(),
+            SummaryMode::Extract => v1::SummaryMode::Extract.into(),
+        };
         let options = v1::SummarizeOptions {
             model: self.model.clone(),
+            mode: self.mode.map(mode),
+            sentences: self.sentences,
             beam_size: self.beam_size,
             hypotheses: self.hypotheses,
             sampling,
@@ -623,7 +638,7 @@ const OTHER_FIELDS: [(OtherField, &str); 17] = [
     (OtherField::OnlyOf(Path::Completions, "{}"), "logit_bias"),
     (OtherField::OnlyOf(Path::Completions, "1"), "n best_of"),
     (OtherField::OnlyOf(Path::Completions, "false"), "include_stop_str_in_output ignore_eos echo boundaries"),
-    (OtherField::OnlyOf(Path::Summaries, "null"), "document document_id hard_topk"),
+    (OtherField::OnlyOf(Path::Summaries, "null"), "document document_id hard_topk mode sentences"),
     (OtherField::OnlyOf(Path::Summaries, "1"), "hypotheses"),
 ];
 

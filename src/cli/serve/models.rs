@@ -227,6 +227,9 @@ pub(super) struct EngineArgs {
     /// Seconds that an unused document stays in the document cache; at least 1.
     #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_SECONDS", default_value_t = Limits::default().document_keep.as_secs().to_string())]
     document_seconds: String,
+    /// Maximum parts of a document that is longer than a summarization model reads, in each round of `chunk`.
+    #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_PARTS", default_value_t = Limits::default().document_parts.to_string())]
+    document_parts: String,
     /// Time budget for timing each model's steps at load, which reports need to estimate the gain of pooling; 0 disables it.
     /// Steps are never timed while requests run.
     #[arg(long, value_name = "N", env = "WEIR_CALIBRATION_MILLISECONDS", default_value_t = Limits::default().calibration.as_millis().to_string())]
@@ -261,6 +264,7 @@ impl EngineArgs {
                 .map_or(CACHE_BYTES.min(memory / 4), |size| checks.bytes("--cache-memory", size, 0..=memory)),
             document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
             document_keep: Duration::from_secs(keep as u64),
+            document_parts: checks.number("--document-parts", &self.document_parts, 1..=1 << 16),
             calibration: Duration::from_millis(calibration as u64),
         }
     }

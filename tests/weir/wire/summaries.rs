@@ -112,11 +112,11 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     let chunks: Vec<&str> = signs.iter().map(String::as_str).collect();
     let answer = server.summarize(SummarizeOptions::default(), &chunks).await.unwrap();
     let (ids, score) = best(&text, &Summarize::default(), &server.model);
-    let v1::SummaryFinished { hypotheses, usage, timing, document_id, reason, parts } = answer.finished;
+    let v1::SummaryFinished { hypotheses, usage, timing, document_id, reason, parts, sentences } = answer.finished;
     assert_eq!((hypotheses.len(), &hypotheses[0].ids, hypotheses[0].score), (1, &ids, score));
     assert_eq!(hypotheses[0].logprobs.len(), ids.len());
     assert_eq!((answer.text, hypotheses[0].text.len()), (hypotheses[0].text.clone(), ids.len() - 1));
-    assert!(reason > 0 && document_id.is_some() && parts.is_empty());
+    assert!(reason > 0 && document_id.is_some() && parts.is_empty() && sentences.is_empty());
     let usage = usage.unwrap();
     let timing = timing.unwrap();
     let tokens = text.len() as u64 + 1;
@@ -499,6 +499,71 @@ async fn a_long_document_is_cut_if_asked() {
         let answer = server.summarize(options, &[&sentences(60)]).await.unwrap();
         assert!(answer.finished.usage.unwrap().cut);
     }
+    server.at_rest().await;
+}
+
+fn extract(sentences: u32, long_documents: LongDocuments) -> SummarizeOptions {
+    SummarizeOptions {
+        mode: Some(v1::SummaryMode::Extract.into()),
+        sentences: Some(sentences),
+        long_documents: Some(long_documents.into()),
+        ..SummarizeOptions::default()
+    }
+}
+
+/// Checks that an extract consists of its sentences, and returns their numbers.
+fn extracted(text: &str, answer: &SummaryResponse) -> Vec<usize> {
+    let spans = &answer.finished.sentences;
+    let found: Vec<&str> = spans.iter().map(|span| &text[span.byte_start as usize..span.byte_end as usize]).collect();
+    assert_eq!((&answer.text, &answer.finished.hypotheses[0].text), (&found.join(" "), &answer.text));
+    assert_eq!(answer.finished.usage.unwrap().summary_tokens as usize, found.concat().len());
+    let number = |sentence: &&str| {
+        let rest = sentence.strip_prefix("Sentence ").and_then(|rest| rest.strip_suffix(" of the document ends."));
+        rest.expect(sentence).parse().unwrap()
+    };
+    found.iter().map(number).collect()
+}
+
+#[tokio::test]
+async fn an_extract_is_the_sentences_that_the_decoder_attends_to_most() {
+    let server = Server::summarizing().await;
+    let text = sentences(8);
+    let answer = server.summarize(extract(2, LongDocuments::Refuse), &[&text[..99], &text[99..]]).await.unwrap();
+    // the fake model attends to later tokens more
+    assert_eq!(extracted(&text, &answer), [6, 7]);
+    assert!(!answer.selected.is_empty() && answer.parts.is_empty() && answer.finished.parts.is_empty());
+    let usage = answer.finished.usage.unwrap();
+    assert_eq!((usage.document_tokens, usage.cut), (text.len() as u64 + 1, false));
+    let again = SummarizeOptions { document_id: answer.finished.document_id, ..plain() };
+    assert_eq!(server.summarize(again, &[]).await.unwrap().started.cached_tokens, text.len() as u64 + 1);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn an_extract_of_a_long_document_is_refused_cut_or_taken_from_all_parts() {
+    let server = Server::summarizing().await;
+    let text = sentences(60);
+    let status = refused(&server, parts(extract(5, LongDocuments::Refuse), &[&text])).await;
+    assert_eq!(refusal(&status), (Code::InvalidArgument, "chunk.text".into()));
+    assert_eq!(reason(&status), "TOO_LONG");
+    let cut = server.summarize(extract(1, LongDocuments::Cut), &[&text]).await.unwrap();
+    let usage = cut.finished.usage.unwrap();
+    let [last] = extracted(&text, &cut)[..] else { panic!("{}", cut.text) };
+    let end = text.find(&format!("Sentence {} ", last + 1)).unwrap() as u64;
+    assert!(usage.cut && cut.parts.is_empty(), "{usage:?}");
+    assert!(
+        end <= usage.document_bytes.unwrap() && end + 70 > usage.document_bytes.unwrap(),
+        "the last whole sentence"
+    );
+    let answer = server.summarize(extract(5, LongDocuments::Chunk), &[&text]).await.unwrap();
+    assert_eq!(extracted(&text, &answer).len(), 5);
+    assert!(answer.parts.len() > 4 && answer.finished.document_id.is_none());
+    assert!(answer.parts.iter().all(|part| part.round == 1 && part.summary.is_empty() && part.selected.len() == 1));
+    // each part has late tokens, so no part has all five sentences
+    let first = answer.finished.sentences[0].byte_end;
+    assert!(answer.parts.iter().any(|part| part.byte_start > first), "{:?}", answer.finished.sentences);
+    let read: u64 = answer.parts.iter().map(|part| part.document_tokens).sum();
+    assert_eq!(answer.finished.usage.unwrap().document_tokens, read);
     server.at_rest().await;
 }
 

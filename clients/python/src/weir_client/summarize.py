@@ -24,7 +24,7 @@ _RULES = ["early_stopping", "repetition_penalty"]
 _SUBMESSAGES = {
     **SAMPLING_SUBMESSAGES,
     # Last, because a search applies the repetition penalty as well.
-    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk", "long_documents"], ""),
+    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk", "long_documents", "mode", "sentences"], ""),
 }
 
 
@@ -53,6 +53,10 @@ class SummarizeOptions(CallOptions, SamplingOptions, total=False):
     cut: Optional[bool]
     #: How to treat a document that exceeds the model's length: "refuse", "cut", or "chunk", which summarizes its parts.
     long_documents: Optional[str]
+    #: "abstract" for text that the model writes, or "extract" for sentences of the document.
+    mode: Optional[str]
+    #: Maximum sentences of an extract; 3 by default, or any number if `max_tokens` is set.
+    sentences: Optional[int]
     #: The `finished.document_id` of an earlier call; replaces the document.
     document_id: Optional[str]
     #: -8 to 7; 0 by default.
@@ -108,7 +112,7 @@ class Span:
 
     byte_start: int
     byte_end: int
-    #: Mean of the scores of the span's tokens.
+    #: Mean of the scores of the span's tokens; for a sentence of an extract, the score by which it was chosen.
     score: float
 
 
@@ -225,6 +229,8 @@ class SummaryFinished:
     timing: SummaryTiming
     #: The parts of a document that was summarized in parts.
     parts: Tuple[SummaryPart, ...] = ()
+    #: The sentences of an extract, in the order of the document.
+    sentences: Tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,6 +249,8 @@ class Summary:
     timing: SummaryTiming
     #: The parts of a document that was summarized in parts, with what the poolings kept of each.
     parts: Tuple[SummaryPart, ...] = ()
+    #: The sentences of an extract, in the order of the document.
+    sentences: Tuple[Span, ...] = ()
 
 
 SummaryEvent = Union[Progress, Selected, SummaryPart, SummaryPiece]
@@ -349,17 +357,21 @@ def _request(document: Optional[object], options: SummarizeOptions) -> pb.Summar
     fields: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
     if isinstance(fields.get("early_stopping"), bool):
         fields["early_stopping"] = str(fields["early_stopping"]).lower()
-    fields["long_documents"] = _long_documents(fields.get("long_documents"))
+    fields["long_documents"] = _choice("long_documents", fields.get("long_documents"), pb.LongDocuments)
+    fields["mode"] = _choice("mode", fields.get("mode"), pb.SummaryMode)
     fill_biases(request, fields.pop("logit_bias", None))
     fill(request, fields, _SUBMESSAGES)
     return request
 
 
-def _long_documents(name: Any) -> Optional[int]:
-    """Returns the enum value for a name, such as "chunk". Raises ValueError for an unknown name."""
+def _choice(field: str, name: Any, choices: Any) -> Optional[int]:
+    """Returns the number of an enum's value for its name, such as "chunk". Raises ValueError for an unknown name."""
     if name is None:
         return None
-    choices = {"refuse": pb.LONG_DOCUMENTS_REFUSE, "cut": pb.LONG_DOCUMENTS_CUT, "chunk": pb.LONG_DOCUMENTS_CHUNK}
-    if name not in choices:
-        raise ValueError(f'long_documents: expected "refuse", "cut" or "chunk", found {name!r}')
-    return choices[name]
+    # The first value is the unspecified one. The names of all begin with the name of the enum.
+    prefix = choices.Name(0)[: -len("UNSPECIFIED")]
+    numbers = {known[len(prefix) :].lower(): number for known, number in choices.items() if number}
+    if name not in numbers:
+        raise ValueError(f"{field}: expected one of {', '.join(numbers)}, found {name!r}")
+    number: int = numbers[name]
+    return number

@@ -247,7 +247,7 @@ impl State for DecoderState {
 /// Working memory of one thread.
 #[derive(Default)]
 pub struct Work {
-    stack: StackWork,
+    pub(crate) stack: StackWork,
     batch: Batch,
     /// Symbols of each row's feed that the stack has processed.
     processed: Vec<usize>,

@@ -5,12 +5,12 @@
 use crate::{
     checkpoint::{Config, Init, TensorSpec, Weights},
     contract::{
-        self, BoundaryOptions, Card, Document, LayerTime, Model, PoolingChoice, Scratch, SequenceRow, State, StepCost,
-        StepStatus, SummaryLimits, Want, advance,
+        self, BoundaryOptions, Card, Document, DocumentEncoder, LayerTime, Model, PoolingChoice, Scratch, SequenceRow,
+        State, StepCost, StepStatus, SummaryLimits, Want, advance,
     },
     nn::{
         Activation, ConfigError, Position,
-        attention::{Layer, NormOrder, Stack},
+        attention::{Layer, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
         position::{Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
@@ -718,6 +718,21 @@ impl Document for MemoryDocument {
     fn memory_ns(&self) -> u64 {
         self.memory_ns
     }
+}
+
+/// Returns the attention of a text's start to a document, as [`DocumentEncoder::attention`] does; `stack` finds the decoder's buffers.
+pub(crate) fn start_attention<M: Model + DocumentEncoder>(
+    model: &M,
+    document: &dyn Document,
+    scratch: &mut Scratch,
+    stack: fn(&mut Scratch) -> Result<&mut StackWork>,
+) -> Result<Vec<f32>> {
+    let mut rows = [SequenceRow::new(DocumentEncoder::begin(model, document)?)];
+    rows[0].set(&[model.limits().marks.start], Want::Nothing);
+    stack(scratch)?.attended = Some(vec![0.0; document.vectors()]);
+    let fed = model.symbol_step(&mut rows, &[0], scratch);
+    let attended = stack(scratch)?.attended.take();
+    fed.map(|()| attended.unwrap_or_default())
 }
 
 /// Intermediate result of the encoder that an [`EncoderHook`] receives.

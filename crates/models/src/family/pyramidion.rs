@@ -20,7 +20,7 @@ use crate::{
         decoder::{self, Decoder, DecoderState},
         parts::{
             self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, Tensors, TokenLimits,
-            check_generation, linear, needs_document, needs_scores, norm, push_tokens, work_mut,
+            check_generation, linear, needs_document, needs_scores, norm, push_tokens, start_attention, work_mut,
         },
         settings::Bounds,
     },
@@ -1474,6 +1474,10 @@ impl DocumentEncoder for Pyramidion {
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
         let Decoder { stack, pages, .. } = &self.decoder;
         Ok(Box::new(DecoderState::of_document(document, stack.layout, pages)?))
+    }
+
+    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
+        start_attention(self, document, scratch, |scratch| Ok(&mut work_mut::<Work>(scratch)?.decoder.stack))
     }
 }
 

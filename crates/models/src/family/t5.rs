@@ -23,7 +23,8 @@ use crate::{
         decoder::{DecoderState, RowCaches, set_fed, set_finished, state, take_hidden},
         parts::{
             self, Batch, Check, EncoderHook, EncoderHookPoint, HeadWork, MemoryDocument, Tensors, TokenLimits,
-            check_feed, check_generation, needs_document, needs_scores, push_tokens, with_status, work_mut,
+            check_feed, check_generation, needs_document, needs_scores, push_tokens, start_attention, with_status,
+            work_mut,
         },
         settings::Bounds,
         t5_layers::{T5LayerShape, matrix, norm, transformers_name},
@@ -992,6 +993,10 @@ impl DocumentEncoder for T5 {
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
         Ok(Box::new(DecoderState::of_document(document, self.decoder.layout, &self.pages)?))
+    }
+
+    fn attention(&self, document: &dyn Document, scratch: &mut Scratch) -> Result<Vec<f32>> {
+        start_attention(self, document, scratch, |scratch| Ok(&mut work_mut::<Work>(scratch)?.decoder))
     }
 }
 

@@ -111,6 +111,8 @@ pub struct StackWork {
     pub quantized: QuantizedRows,
     /// Collects every attention score for `inspect --resolution`; `None` in servers.
     pub scores: Option<ScoresByDistance>,
+    /// Sums the weights of cross-attention by vector of the memory, over heads and layers, if they are wanted.
+    pub attended: Option<Vec<f32>>,
     pub(super) qkv: Vec<f32>,
     queries: Queries,
     cross_queries: QueryBuffer,
@@ -182,6 +184,14 @@ impl Softmax {
     /// Returns a softmax over scores that are divided by √head_dim.
     pub(super) fn scaled(layout: &PageLayout) -> Self {
         Self { scale: 1.0 / (layout.head_dim as f32).sqrt(), sink: false }
+    }
+
+    /// Adds the weights of keys with these `scores` to `sums`.
+    fn add_weights(self, scores: &[f32], sums: &mut [f32]) {
+        let max = scores.iter().copied().fold(if self.sink { 0.0 } else { f32::NEG_INFINITY }, f32::max);
+        let sink = if self.sink { (-max).exp() } else { 0.0 };
+        let total = scores.iter().fold(sink, |total, score| total + (score - max).exp());
+        sums.iter_mut().zip(scores).for_each(|(sum, score)| *sum += (score - max).exp() / total);
     }
 }
 
@@ -354,6 +364,17 @@ impl<N> Cross<N> {
         let head_outputs = sized(&mut work.head_outputs, positions.len() * layout.heads * layout.head_dim);
         let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
         compute.pool.for_columns::<ROW_TILE>(head_outputs, positions.len(), layout.heads, share, &tile);
+        if let Some(sums) = &mut work.attended {
+            let mut row_scores = Vec::new();
+            for (row, head) in (0..positions.len()).flat_map(|row| (0..layout.heads).map(move |head| (row, head))) {
+                let MemoryPart { cache, last } = caches.memory(positions[row].sequence)?;
+                let content = QueryVariants::single(queries, row * layout.heads + head);
+                let query = QueryRow { keys: cache.key_pages(), position: last, content, ..QueryRow::default() };
+                let terms = AttentionHead { scale, sink, ..AttentionHead::new(&layout, layer, head) };
+                scores(compute.isa, &terms, &query, &mut row_scores);
+                softmax.add_weights(&row_scores, sums);
+            }
+        }
         let delta = sized(&mut work.delta, x.len());
         self.output.apply(compute, head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         Ok(())

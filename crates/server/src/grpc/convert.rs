@@ -9,6 +9,7 @@ use std::{
 };
 use weir_engine::{
     codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
+    extract::ExtractLimits,
     options::{self, FinishReason, OptionLimits, WindowOptions},
     sampling::StopStrings,
     speculation::Speculation,
@@ -16,7 +17,7 @@ use weir_engine::{
 };
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::{
-    contract::{self, BoundaryMode, BoundaryOptions, Card, EarlyStopping, Noise},
+    contract::{self, BoundaryMode, BoundaryOptions, Card, DocumentLimits, EarlyStopping, Noise},
     text::{PlacedText, TextCounter},
     usage::{LevelUsage, Timing, Usage},
 };
@@ -193,18 +194,42 @@ pub(crate) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Resul
         ..sampled
     };
     let sampling = wire.sampling.clone().map(|wire| sampling(sampled(wire), seed(), card)).transpose()?;
+    let attention = wire.mode() == v1::SummaryMode::Extract;
     Ok(Summarize {
         beam: wire.beam_size.map(size),
         length_penalty: wire.length_penalty,
         min_tokens: wire.min_tokens.map(size),
-        max_tokens: wire.max_tokens.map(size),
+        // sentences have a limit of their own
+        max_tokens: wire.max_tokens.filter(|_| !attention).map(size),
         no_repeat_ngram: wire.no_repeat_ngram.map(size),
         early_stopping: wire.early_stopping.as_deref().map(early_stopping).transpose()?,
         repetition_penalty: wire.repetition_penalty,
         sampling,
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,
+        attention,
     })
+}
+
+/// Returns the length of the extract that a `Summarize` asks for; `None` if the model is to write. Fails if an option contradicts the
+/// mode or is out of bounds.
+pub(super) fn extract_limits(wire: &v1::SummarizeOptions, limits: &DocumentLimits) -> Result<Option<ExtractLimits>> {
+    let number = wire.mode.unwrap_or_default();
+    let unknown = |_| Error::bad_option("options.mode", number.to_string(), "one of SummaryMode");
+    let mode = v1::SummaryMode::try_from(number).map_err(unknown)?;
+    if mode != v1::SummaryMode::Extract {
+        return match wire.sentences {
+            Some(sentences) => {
+                Err(Error::bad_option("options.sentences", sentences.to_string(), "no value without mode extract"))
+            }
+            None => Ok(None),
+        };
+    }
+    if wire.document_id.is_some() {
+        let bound = "no value with mode extract, because the server keeps no text of a document";
+        return Err(Error::bad_option("options.document_id", "one", bound));
+    }
+    ExtractLimits::new(wire.sentences.map(size), wire.max_tokens.map(size), limits.tokens).map(Some)
 }
 
 /// Returns how a `Summarize` treats a document that is too long. Fails if its two fields contradict each other, and for parts of a

@@ -14,7 +14,7 @@ use crate::{
     registry::{Lease, RequestPermit, summarizes},
     tokenization::TokenizationWorkers,
 };
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 use tokio::{task::AbortHandle, time::sleep};
 use tokio_util::either::Either;
 use tonic::{Request, Streaming};
@@ -22,15 +22,16 @@ use weir_engine::{
     DocumentEvent, DocumentSource, DocumentUpload, Event, Events, Terms,
     beam::Hypothesis,
     clock,
+    extract::{self, Extract, ExtractLimits},
     options::FinishReason,
     summary::{
-        ByteRange, EncodedDocument, FieldNames, KeptSpan, LongDocument, LongDocuments, MAX_BYTES, Summarize,
-        SummaryResult, TextPart, spans,
+        ByteRange, DocumentProgress, EncodedDocument, FieldNames, KeptSpan, LongDocument, LongDocuments, MAX_BYTES,
+        Summarize, SummaryResult, TextPart, spans,
     },
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::{
-    contract::{Card, EncodingStage, KeptVector, PoolingChoice, covers_text, no_text},
+    contract::{Card, DocumentLimits, EncodingStage, KeptVector, PoolingChoice, covers_text, no_text},
     text::{LimitStatus, StreamDetokenizer, StreamTokenizer, TokenSpan, Vocabulary},
     usage::{Timing, Usage},
 };
@@ -66,11 +67,12 @@ impl JobService {
         let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
         let request = convert::summary_options(&options, engine.card())?;
         let long_documents = convert::long_documents(&options)?;
+        let extract = convert::extract_limits(&options, limits(&engine)?)?;
         let terms = terms(&call, options.priority);
         let kept_tokens = options.kept_tokens();
         let summary = SummaryCall { parts, permit, engine, request, kept_tokens, terms, call };
-        if long_documents == LongDocuments::Chunk {
-            return self.start_parts(summary).map(Either::Right);
+        if extract.is_some() || long_documents == LongDocuments::Chunk {
+            return self.start_parts(summary, long_documents, extract).map(Either::Right);
         }
         self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
     }
@@ -95,7 +97,7 @@ impl JobService {
             None => {
                 let (upload, incoming) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(incoming), terms)?;
-                let receiver = DocumentReceiver::new(&engine, cut, upload, self.workers.clone(), call.tenant());
+                let receiver = DocumentReceiver::new(&engine, cut, upload, self.workers.clone(), call.tenant())?;
                 (events, Some(receiver.spawn(parts)))
             }
         };
@@ -104,11 +106,16 @@ impl JobService {
         Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, None), encoder))
     }
 
-    /// Starts a task that receives the document and summarizes its parts. Options are checked before the document is read.
-    fn start_parts(&self, summary: SummaryCall) -> Result<TaskResponse<v1::SummarizeResponse>> {
+    /// Starts a task that receives the document and summarizes its parts, or extracts sentences from them. Options are checked before
+    /// the document is read.
+    fn start_parts(
+        &self,
+        summary: SummaryCall,
+        long_documents: LongDocuments,
+        extract: Option<ExtractLimits>,
+    ) -> Result<TaskResponse<v1::SummarizeResponse>> {
         let SummaryCall { parts, permit, engine, request, kept_tokens, terms, call } = summary;
-        let limits = engine.document_limits().ok_or_else(|| Error::Internal("a summarizer without limits".into()))?;
-        request.plan(engine.card(), limits, engine.limits().rows)?;
+        request.plan(engine.card(), limits(&engine)?, engine.limits().rows)?;
         let stall = engine.limits().stall;
         let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
         let workers = self.workers.clone();
@@ -117,9 +124,25 @@ impl JobService {
         let summary = PartedSummary { engine, request, kept_tokens, terms, workers, reserved, call };
         Ok(TaskResponse::spawn(permits, deadline, stall, move |output| async move {
             let text = receive(parts, &summary.reserved).await?;
-            summary.run(text, &output).await
+            match extract {
+                Some(extract) => summary.extract(text, long_documents, extract, &output).await,
+                None => summary.run(text, &output).await,
+            }
         }))
     }
+}
+
+/// Returns the limits of documents. Fails if the model does not summarize.
+fn limits(engine: &Lease) -> Result<&DocumentLimits> {
+    let card = engine.card();
+    engine.document_limits().ok_or_else(|| Error::only_continues_text(&card.name, &card.shape))
+}
+
+/// Returns the error of a document that is longer than the model reads.
+fn longer_than_read(limits: &DocumentLimits) -> Error {
+    // The end symbol also counts as a token.
+    let limit = limits.tokens.saturating_sub(1);
+    Error::LongerThan { field: TEXT, limit, unit: "tokens", why: Some("unless long documents are chunked or cut") }
 }
 
 #[tonic::async_trait]
@@ -148,7 +171,7 @@ pub(super) async fn receive(mut parts: RequestParts<v1::SummarizeRequest>, reser
 fn append(text: &mut String, chunk: &str, reserved: &Reservation) -> Result<()> {
     let needed = text.len().saturating_add(chunk.len());
     if needed > MAX_BYTES {
-        let unit = "bytes of a document that is summarized in parts";
+        let unit = "bytes of a document that is cut into parts or sentences";
         return Err(Error::LongerThan { field: TEXT, limit: MAX_BYTES, unit, why: None });
     }
     if needed > text.capacity() {
@@ -184,10 +207,8 @@ struct DocumentReceiver {
     upload: DocumentUpload,
     /// True if a document over the limit is cut instead of rejected.
     cut: bool,
-    /// Maximum tokens.
-    limit: usize,
-    /// The symbol that is appended to the document.
-    end: u32,
+    /// Limits of the document.
+    limits: DocumentLimits,
     /// True if a token covers text of the document.
     covers_text: bool,
     /// Number of tokens that were given as ids.
@@ -195,26 +216,16 @@ struct DocumentReceiver {
 }
 
 impl DocumentReceiver {
-    fn new(engine: &Lease, cut: bool, upload: DocumentUpload, workers: TokenizationWorkers, tenant: Arc<str>) -> Self {
-        let limits = engine.document_limits();
-        // The end symbol also counts as a token.
-        let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
-        let vocabulary = Arc::clone(&engine.card().vocabulary);
-        let tokenizer = match limits {
-            Some(limits) => limits.tokenizer(vocabulary, TEXT),
-            None => StreamTokenizer::new(vocabulary, TEXT, limit),
-        };
-        Self {
-            workers,
-            tenant,
-            tokenizer: tokenizer.with_truncation(cut),
-            upload,
-            cut,
-            limit,
-            end: limits.map_or(0, |limits| limits.marks.end),
-            covers_text: false,
-            ids: 0,
-        }
+    fn new(
+        engine: &Lease,
+        cut: bool,
+        upload: DocumentUpload,
+        workers: TokenizationWorkers,
+        tenant: Arc<str>,
+    ) -> Result<Self> {
+        let limits = limits(engine)?.clone();
+        let tokenizer = limits.tokenizer(Arc::clone(&engine.card().vocabulary), TEXT).with_truncation(cut);
+        Ok(Self { workers, tenant, tokenizer, upload, cut, limits, covers_text: false, ids: 0 })
     }
 
     /// Receives the document in a task of its own.
@@ -265,7 +276,7 @@ impl DocumentReceiver {
             None => self.tokenizer.finish(&mut tokens)?,
         };
         if limit_status == LimitStatus::Exceeded && !self.cut {
-            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
+            return Err(longer_than_read(&self.limits));
         }
         self.covers_text |= covers_text(&tokens);
         let byte_range = |token: &TokenSpan| ByteRange { start: token.start, end: token.end };
@@ -283,7 +294,7 @@ impl DocumentReceiver {
         }
         self.tokenizer.vocabulary().check_ids(IDS, &chunk.ids)?;
         self.ids += chunk.ids.len();
-        let limit = self.limit.saturating_add(1);
+        let limit = self.limits.tokens;
         if self.ids > limit {
             return Err(Error::LongerThan { field: IDS, limit, unit: "tokens", why: None });
         }
@@ -298,9 +309,9 @@ impl DocumentReceiver {
         if !self.covers_text {
             return self.upload.fail(no_text(TEXT));
         }
-        if !self.tokenizer.is_ended(self.end) {
+        if !self.tokenizer.is_ended(self.limits.marks.end) {
             let end = self.tokenizer.bytes();
-            self.upload.push(&[self.end], &[ByteRange { start: end, end }]);
+            self.upload.push(&[self.limits.marks.end], &[ByteRange { start: end, end }]);
         }
         self.upload.close(cut);
     }
@@ -352,31 +363,28 @@ impl PartedSummary {
         // Reserved bytes of the round's text, and of the next round's.
         let mut held = text.capacity();
         let mut next_held = 0;
-        let mut document = LongDocument::new(text, NAMES);
+        let mut document = LongDocument::new(text, NAMES, self.engine.limits().document_parts);
         let mut parts: Vec<v1::SummaryPart> = Vec::new();
         loop {
             let (next, part) = self.next_part(document).await?;
             document = next;
             let is_first = part.round == 1 && part.number == 1;
             let submitted = clock::since(self.call.arrived);
-            let events = self.submit(&part, is_first).await?;
+            let events = self.submit(&part, is_first, false).await?;
             let job = self.read(events, output, is_first, part.is_whole()).await?;
             totals.add(&job.finished, &job.result);
             if part.is_whole() {
-                if let Some(span) = &self.call.span {
-                    let (usage, timing) = totals.of_jobs();
-                    span.record_job(&self.engine.card().name, usage, timing);
-                }
+                self.record_jobs(&totals);
                 let finished = totals.finish(job.finished, parts, submitted, clock::since(self.call.arrived));
                 return output.send(message(Payload::Finished(finished))).await;
             }
-            let (summarized, selected) = summarized_part(&part, job);
+            let summarized = summarized_part(&part, &job.finished);
             let bytes = summarized.summary.len();
             // Once in the response, and once in the text of the next round.
             self.when_free(true, || self.reserved.add(2 * bytes + PART_BYTES)).await?;
             next_held += bytes;
             totals.add_part(&part);
-            let sent = v1::SummaryPart { selected, ..summarized.clone() };
+            let sent = v1::SummaryPart { selected: job.selected, ..summarized.clone() };
             output.send(message(Payload::Part(sent))).await?;
             document.push_summary(&part, &summarized.summary)?;
             parts.push(summarized);
@@ -384,6 +392,87 @@ impl PartedSummary {
                 self.reserved.release(held);
                 held = std::mem::take(&mut next_held);
             }
+        }
+    }
+
+    /// Ranks the sentences of a document, those of all its parts together, and sends the best ones. Fails as [`LongDocument`] does, if a
+    /// job fails, and if the document is too long and `long_documents` refuses it.
+    async fn extract(
+        self,
+        text: String,
+        long_documents: LongDocuments,
+        extract_limits: ExtractLimits,
+        output: &Output<v1::SummarizeResponse>,
+    ) -> Result<()> {
+        let mut totals = PartTotals::new(clock::since(self.call.arrived));
+        let mut document = LongDocument::new(text, NAMES, self.engine.limits().document_parts);
+        let mut extract = Extract::default();
+        let mut held = 0;
+        let mut parts: Vec<v1::SummaryPart> = Vec::new();
+        loop {
+            let (next, mut part) = self.next_part(document).await?;
+            if !part.is_last && long_documents == LongDocuments::Refuse {
+                return Err(longer_than_read(limits(&self.engine)?));
+            }
+            let is_cut = !part.is_last && long_documents == LongDocuments::Cut;
+            let is_last = part.is_last || is_cut;
+            let is_first = part.number == 1;
+            let submitted = clock::since(self.call.arrived);
+            let events = self.submit(&part, is_first, is_cut).await?;
+            let JobOutput { selected, finished, result } =
+                self.read(events, output, is_first, is_first && is_last).await?;
+            totals.add(&finished, &result);
+            let ranges = std::mem::take(&mut part.byte_ranges);
+            let end = if part.is_last { part.end } else { part.next_start() };
+            let bytes = part.start as usize..end as usize;
+            (document, extract) = self.rank(next, extract, bytes, result.attention, ranges).await?;
+            document.skip(&part);
+            self.when_free(true, || self.reserved.add(extract.own_bytes() - held + PART_BYTES)).await?;
+            held = extract.own_bytes();
+            if !(is_first && is_last) {
+                totals.add_part(&part);
+                let read = summarized_part(&part, &finished);
+                output.send(message(Payload::Part(v1::SummaryPart { selected, ..read.clone() }))).await?;
+                parts.push(read);
+            }
+            if is_last {
+                self.record_jobs(&totals);
+                let (spans, tokens) = extract.choose(extract_limits)?;
+                let text = extract::joined(document.text(), &spans);
+                output.send(message(Payload::Piece(v1::SummaryPiece { text: text.clone() }))).await?;
+                let mut finished = totals.finish(finished, parts, submitted, clock::since(self.call.arrived));
+                finished.hypotheses = vec![v1::Hypothesis { text, ..Default::default() }];
+                finished.sentences = spans.into_iter().map(span).collect();
+                if let Some(usage) = &mut finished.usage {
+                    usage.summary_tokens = tokens as u64;
+                }
+                return output.send(message(Payload::Finished(finished))).await;
+            }
+        }
+    }
+
+    /// Adds the sentences of a part of the text, `bytes`, to an extract, on a worker if the part is long.
+    async fn rank(
+        &self,
+        document: LongDocument,
+        mut extract: Extract,
+        bytes: Range<usize>,
+        attention: Vec<f32>,
+        ranges: Vec<ByteRange>,
+    ) -> Result<(LongDocument, Extract)> {
+        let length = bytes.len();
+        let work = move || {
+            extract.add(document.text(), bytes, &attention, &ranges);
+            (document, extract)
+        };
+        self.workers.run(&self.terms.tenant, length, work).await
+    }
+
+    /// Records the usage and timing of the jobs in the call's trace.
+    fn record_jobs(&self, totals: &PartTotals) {
+        if let Some(span) = &self.call.span {
+            let (usage, timing) = totals.of_jobs();
+            span.record_job(&self.engine.card().name, usage, timing);
         }
     }
 
@@ -405,25 +494,24 @@ impl PartedSummary {
         let engine = self.engine.clone();
         let bytes = engine.card().vocabulary.work(document.bytes_left());
         let work = move || {
-            let missing = || Error::Internal("a summarizer without limits".into());
-            let limits = engine.document_limits().ok_or_else(missing)?;
-            let part = document.next_part(&engine.card().vocabulary, limits)?;
+            let part = document.next_part(&engine.card().vocabulary, limits(&engine)?)?;
             Ok((document, part))
         };
         self.workers.run(&self.terms.tenant, bytes, work).await?
     }
 
-    /// Submits a part. If the queue is full, the first part fails, and a later one waits up to the stall limit.
-    async fn submit(&self, part: &TextPart, is_first: bool) -> Result<Events> {
+    /// Submits a part; `is_cut` if nothing after it is read. If the queue is full, the first part fails, and a later one waits up to the
+    /// stall limit.
+    async fn submit(&self, part: &TextPart, is_first: bool, is_cut: bool) -> Result<Events> {
         // The call was admitted when it arrived.
         let terms = Terms { continues: true, ..self.terms.clone() };
         let submit = || {
             let (upload, incoming) = self.engine.upload();
             upload.push(&part.ids, &part.byte_ranges);
-            if !(is_first && part.is_whole()) {
+            if !(is_first && (part.is_last || is_cut)) {
                 upload.use_once();
             }
-            upload.close(false);
+            upload.close(is_cut);
             self.engine.summarize(&self.request, DocumentSource::Uploading(incoming), terms.clone())
         };
         self.when_free(!is_first, submit).await
@@ -480,11 +568,10 @@ fn message(event: Payload) -> v1::SummarizeResponse {
     v1::SummarizeResponse { event: Some(event) }
 }
 
-/// Returns the message for a part that is summarized, without its spans, and the spans.
-fn summarized_part(part: &TextPart, job: JobOutput) -> (v1::SummaryPart, Vec<v1::Selected>) {
-    let JobOutput { selected, finished, .. } = job;
+/// Returns the message for a part that is summarized, without its spans.
+fn summarized_part(part: &TextPart, finished: &v1::SummaryFinished) -> v1::SummaryPart {
     let usage = finished.usage.unwrap_or_default();
-    let summarized = v1::SummaryPart {
+    v1::SummaryPart {
         round: count(part.round),
         part: count(part.number),
         byte_start: part.start,
@@ -492,10 +579,9 @@ fn summarized_part(part: &TextPart, job: JobOutput) -> (v1::SummaryPart, Vec<v1:
         round_bytes: part.round_bytes,
         document_tokens: usage.document_tokens,
         summary_tokens: usage.summary_tokens,
-        summary: finished.hypotheses.into_iter().next().map(|best| best.text).unwrap_or_default(),
+        summary: finished.hypotheses.first().map(|best| best.text.clone()).unwrap_or_default(),
         selected: Vec::new(),
-    };
-    (summarized, selected)
+    }
 }
 
 /// Usage and timing of a document that is summarized in parts: sums over the jobs of its parts and of the last round.
@@ -666,8 +752,8 @@ impl SummaryEncoder {
         self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens, self.kept_tokens)));
     }
 
-    fn finish(&self, summary: &weir_engine::summary::SummaryResult) -> v1::SummaryFinished {
-        let weir_engine::summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
+    fn finish(&self, summary: &SummaryResult) -> v1::SummaryFinished {
+        let SummaryResult { hypotheses, document_id, reason, usage, timing, waits, .. } = summary;
         let tokens = usage.generated_chars;
         let total_ns = timing.total_ns;
         tracing::debug!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
@@ -711,6 +797,7 @@ impl SummaryEncoder {
                 unpooled_cross_attention_bytes: count(|encoded| encoded.unpooled_bytes),
             }),
             parts: Vec::new(),
+            sentences: Vec::new(),
         }
     }
 
@@ -730,13 +817,16 @@ fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize, kept_t
     let (spans, tokens) = spans(choice, ranges, tokens);
     let token = |kept: &KeptVector| v1::KeptToken { position: kept.token as u64, score: kept.score };
     let kept = choice.kept.iter().filter(|_| kept_tokens).map(token).collect();
-    let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
     let spans = spans.into_iter().map(span).collect();
     v1::Selected { layer: count(choice.layer), spans, tokens: tokens as u64, kept }
 }
 
-fn progress(reading: weir_engine::summary::DocumentProgress) -> v1::Progress {
-    let weir_engine::summary::DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
+fn span(KeptSpan { start, end, score }: KeptSpan) -> v1::Span {
+    v1::Span { byte_start: start, byte_end: end, score }
+}
+
+fn progress(reading: DocumentProgress) -> v1::Progress {
+    let DocumentProgress { stage, tokens, read_bytes, cut, blocks, total } = reading;
     let (stage, layer) = match stage {
         EncodingStage::Waiting => ("waiting", None),
         EncodingStage::Layer(layer) => ("layer", Some(layer)),
@@ -867,6 +957,7 @@ mod tests {
                 usage: Usage { prompt_chars: tokens, generated_chars: generated, ..Usage::default() },
                 timing: Timing { queue_ns: 1, total_ns: 9, ..Timing::default() },
                 waits: Default::default(),
+                attention: Vec::new(),
             };
             (finished, result)
         };

@@ -128,8 +128,11 @@ fn progress_json(progress: &v1::Progress) -> Value {
 }
 
 fn selected_json(v1::Selected { layer, spans, tokens, .. }: &v1::Selected) -> Value {
-    let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
-    json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
+    json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span_json).collect::<Vec<_>>() })
+}
+
+fn span_json(v1::Span { byte_start, byte_end, score }: &v1::Span) -> Value {
+    json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score })
 }
 
 fn part_json(part: &v1::SummaryPart) -> Value {
@@ -193,6 +196,7 @@ pub(crate) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
     });
     fields.insert("timing".into(), times);
     fields.insert("parts".into(), finished.parts.iter().map(part_json).collect());
+    fields.insert("sentences".into(), finished.sentences.iter().map(span_json).collect());
     fields
 }
 

@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SummaryMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUMMARY_MODE_UNSPECIFIED: _ClassVar[SummaryMode]
+    SUMMARY_MODE_ABSTRACT: _ClassVar[SummaryMode]
+    SUMMARY_MODE_EXTRACT: _ClassVar[SummaryMode]
+
 class LongDocuments(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LONG_DOCUMENTS_UNSPECIFIED: _ClassVar[LongDocuments]
@@ -20,6 +26,9 @@ class SummaryFinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUMMARY_FINISH_REASON_UNSPECIFIED: _ClassVar[SummaryFinishReason]
     SUMMARY_FINISH_REASON_END_OF_TEXT: _ClassVar[SummaryFinishReason]
     SUMMARY_FINISH_REASON_MAX_TOKENS: _ClassVar[SummaryFinishReason]
+SUMMARY_MODE_UNSPECIFIED: SummaryMode
+SUMMARY_MODE_ABSTRACT: SummaryMode
+SUMMARY_MODE_EXTRACT: SummaryMode
 LONG_DOCUMENTS_UNSPECIFIED: LongDocuments
 LONG_DOCUMENTS_REFUSE: LongDocuments
 LONG_DOCUMENTS_CUT: LongDocuments
@@ -45,7 +54,7 @@ class DocumentChunk(_message.Message):
     def __init__(self, text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SummarizeOptions(_message.Message):
-    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents", "kept_tokens")
+    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents", "kept_tokens", "mode", "sentences")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +71,8 @@ class SummarizeOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
     model: str
     beam_size: int
     length_penalty: float
@@ -78,7 +89,9 @@ class SummarizeOptions(_message.Message):
     repetition_penalty: float
     long_documents: LongDocuments
     kept_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ..., kept_tokens: bool = ...) -> None: ...
+    mode: SummaryMode
+    sentences: int
+    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ..., kept_tokens: bool = ..., mode: _Optional[_Union[SummaryMode, str]] = ..., sentences: _Optional[int] = ...) -> None: ...
 
 class SummarizeResponse(_message.Message):
     __slots__ = ("started", "progress", "selected", "piece", "finished", "part")
@@ -183,20 +196,22 @@ class SummaryPiece(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class SummaryFinished(_message.Message):
-    __slots__ = ("reason", "document_id", "hypotheses", "usage", "timing", "parts")
+    __slots__ = ("reason", "document_id", "hypotheses", "usage", "timing", "parts", "sentences")
     REASON_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
     reason: SummaryFinishReason
     document_id: str
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     usage: SummaryUsage
     timing: SummaryTiming
     parts: _containers.RepeatedCompositeFieldContainer[SummaryPart]
-    def __init__(self, reason: _Optional[_Union[SummaryFinishReason, str]] = ..., document_id: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[SummaryUsage, _Mapping]] = ..., timing: _Optional[_Union[SummaryTiming, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[SummaryPart, _Mapping]]] = ...) -> None: ...
+    sentences: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, reason: _Optional[_Union[SummaryFinishReason, str]] = ..., document_id: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[SummaryUsage, _Mapping]] = ..., timing: _Optional[_Union[SummaryTiming, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[SummaryPart, _Mapping]]] = ..., sentences: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("text", "ids", "score", "logprobs")

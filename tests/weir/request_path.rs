@@ -47,7 +47,7 @@ const NOT_TAKEN: [(&str, &str); 24] = [
     ("weir_server::middleware::observe::RefusalLog", "record_status"),
     ("weir_engine::worker::Worker", "restart"),
     // other methods have requests of their own
-    ("weir_server::grpc::generation::JobService", "score segment compress decompress edit summarize"),
+    ("weir_server::grpc::generation::JobService", "score segment compress decompress edit summarize check"),
     ("weir_engine::api::Job", "Code Next"),
     ("weir_engine::codec::coder", "BlockCoder"),
     ("weir_engine::completion", "DistributionsSoFar"),

@@ -296,6 +296,6 @@ mod tests {
             ("\u{e9}t", 34..37, 16.0),
         ];
         assert_eq!(words, expected);
-        assert_eq!(found("'' a", 0), [("", 1..1, 20.0), ("a", 3..4, 18.0)]);
+        assert_eq!(found("'' a", 0), [("", 2..2, 20.0), ("a", 3..4, 18.0)]);
     }
 }

@@ -1275,10 +1275,17 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
     // The page opens with a text that has typing errors.
     let likelier = |word: &str, other: &str| {
         browser.until(&format!(
-            "editor.surprises.words.some(word => word.text === '{word}' && word.alternatives.some(({{ text }}) => text === '{other}'))"
+            "editor.surprises.words.some(word => word.text === '{word}' && word.alternatives[0] === '{other}')"
         ));
     };
-    for (word, other) in [("Presidnet", "President"), ("goverment", "government"), ("there", "their")] {
+    let words = [
+        ("Presidnet", "President"),
+        ("goverment", "government"),
+        ("recieve", "receive"),
+        ("thier", "their"),
+        ("there", "their"),
+    ];
+    for (word, other) in words {
         likelier(word, other);
     }
     let marked =

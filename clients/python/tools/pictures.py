@@ -118,11 +118,15 @@ def playground(target: Path, theme: str, address: str) -> None:
 
 # The recorded session. `alice.txt` is the text that the playground compresses first, which the model has never read.
 COMMANDS = (
-    'weir generate --prompt "The President of the United States " --max-chars 160',
+    "cat letter.txt",
+    "weir check letter.txt",
     "weir compress alice.txt alice.weir",
     "xz -9ek alice.txt && ls -l alice.txt alice.txt.xz alice.weir | awk '{print $5, $9}'",
     "weir decompress alice.weir again.txt && cmp alice.txt again.txt && echo the same bytes",
 )
+LETTER = """The goverment did not recieve the news until the end of the month.
+A letter was sent to the Presidnet of the United States.
+"""
 # Seconds between typed characters, after a command, and at the end; and the longest wait for output that is shown.
 TYPED, PAUSE, LAST, LONGEST = 0.03, 0.6, 5.0, 1.2
 COLUMNS, LINE, CHARACTER = 100, 20, 8.4
@@ -206,7 +210,7 @@ class Session:
             texts.append(f'<text class="{kind} k{times.index(moment)}" x="{x:.1f}" y="{y}">{shown}</text>')
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">\n'
-            "<title>A session: weir generates a text, compresses a chapter of a novel, and decompresses it</title>\n"
+            "<title>A session: weir finds misspelt words, compresses the beginning of a novel, and decompresses it</title>\n"
             "<style>text{font:14px ui-monospace,Menlo,Consolas,monospace;white-space:pre}"
             ".p{fill:#63cd93}.c{fill:#fff}.o{fill:#b9c2cc}\n"
             f"@media (prefers-reduced-motion:no-preference){{{''.join(frames)}}}</style>\n"
@@ -230,6 +234,7 @@ def main() -> None:
     target = Path(folder)
     with tempfile.TemporaryDirectory() as work:
         (Path(work) / "alice.txt").write_text(novel(), encoding="utf-8")
+        (Path(work) / "letter.txt").write_text(LETTER, encoding="utf-8")
         session = Session(Path(work))
         for command in COMMANDS:
             session.run(command)

@@ -13,6 +13,8 @@ class DocumentView {
     this.isRunning = true;
     this.layers = [];
     this.depth = 0;
+    // The sentences of an extractive summary, while they are marked.
+    this.sentences = null;
     this.frame = null;
     // A long tail stays as it is while the head changes.
     this.head = make("span");
@@ -43,12 +45,25 @@ class DocumentView {
     const name = make("span", "", `layer ${layer}: ${shown(tokens, 0)} tokens`);
     this.layers.push({ layer, spans, tokens, name });
     const depth = this.layers.length;
+    this.offer(name, () => this.show(depth));
+  }
+
+  /** Marks the sentences of an extractive summary. */
+  choose(sentences) {
+    this.offer(make("span", "", `in the summary: ${shown(sentences.length, 0)} ${sentences.length === 1 ? "sentence" : "sentences"}`), () => {
+      this.sentences = sentences;
+      this.renderSoon();
+    });
+  }
+
+  /** Adds a choice of what is marked, and makes it. */
+  offer(name, mark) {
     const label = make("label");
-    const radio = Object.assign(make("input"), { type: "radio", name: "layer", value: depth, checked: true });
-    radio.addEventListener("change", () => this.show(depth));
+    const radio = Object.assign(make("input"), { type: "radio", name: "layer", checked: true });
+    radio.addEventListener("change", mark);
     label.append(radio, name);
     at("layers").append(label);
-    this.show(depth);
+    mark();
   }
 
   /** Records a part of a long document, which was read as a document of its own, and what its pooling layers have kept. */
@@ -73,6 +88,7 @@ class DocumentView {
   /** Marks what the first `depth` pooling layers have kept. */
   show(depth) {
     this.depth = depth;
+    this.sentences = null;
     this.renderSoon();
   }
 
@@ -118,7 +134,7 @@ class DocumentView {
 
   /** Returns the document's parts in order, each of a kind of `PART_NAMES`. */
   parts() {
-    const kept = this.layers.slice(0, this.depth);
+    const kept = this.sentences ? [{ spans: this.sentences }] : this.layers.slice(0, this.depth);
     const edges = new Set([0, this.read, this.end, this.bytes.length]);
     for (const { spans } of kept) for (const span of spans) edges.add(span.byte_start).add(span.byte_end);
     const places = [...edges].sort((a, b) => a - b);
@@ -133,8 +149,8 @@ class DocumentView {
     const kindOf = (start, depth) => {
       if (start >= this.end) return "cut";
       if (start >= this.read) return this.isRunning ? "ahead" : "unread";
-      if (!this.depth) return "read";
-      return depth === this.depth ? "kept" : "dropped";
+      if (!kept.length) return "read";
+      return depth === kept.length ? "kept" : "dropped";
     };
     return places.slice(0, -1).map((start, index) => ({ kind: kindOf(start, depths[index]), start, end: places[index + 1] }));
   }
@@ -169,7 +185,8 @@ class DocumentView {
     }
     const percents = wholePercents(Object.values(bytes));
     const layer = this.layers[this.depth - 1];
-    const names = { ...PART_NAMES, ...(layer && { kept: `kept at layer ${layer.layer}` }) };
+    const kept = this.sentences ? { kept: "in the summary", dropped: "read" } : layer && { kept: `kept at layer ${layer.layer}` };
+    const names = { ...PART_NAMES, ...kept };
     const all = Object.keys(names).map((kind, index) => ({ kind, text: `${names[kind]}: ${percents[index]}` }));
     const shares = all.filter(({ kind }) => bytes[kind]);
     at("bar").replaceChildren(drawing);

@@ -1,6 +1,8 @@
 /** Maximum bytes that one request scores, and a number of UTF-16 units that never exceeds them. */
 const MAX_SCORED_BYTES = 32768;
 const MAX_SCORED_UNITS = 10922;
+/** Most units of UTF-16 of a word that is looked at from its end. */
+const MAX_BEGINNING = 24;
 
 const utf8 = new TextEncoder();
 const bytesOf = (text) => utf8.encode(text).length;

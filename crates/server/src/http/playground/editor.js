@@ -9,8 +9,6 @@ const SHOWN_TIMES = 60;
 /** Pause after the last keystroke before the ghost text grows by further words, and before a list of words closes, in milliseconds. */
 const EXTEND_PAUSE = 60;
 const LEAVE_PAUSE = 250;
-/** Most characters of a word that the list repeats. */
-const MAX_BEGINNING = 24;
 /** Characters to predict for further words, and minimum characters before the cursor to predict them from. */
 const EXTENSION = 20;
 const READ_BEFORE = 1024;
@@ -170,7 +168,7 @@ class Editor {
         this.parts.push({ ...part, start: end, end: end + part.length });
         end += part.length;
       }
-      this.surprises.find(text, this.parts);
+      this.surprises.find(at("edit-model").value, text, this.parts);
       this.draw();
       this.count();
     }
@@ -311,7 +309,7 @@ class Editor {
       const item = make("li");
       const entry = button("", () => this.fixes.offer(word, true));
       const [best] = word.alternatives;
-      entry.append(make("s", "", word.text), ...(best ? [" → ", make("span", "", best.text)] : []));
+      entry.append(make("s", "", word.text), ...(best ? [" → ", make("span", "", best)] : []));
       item.append(entry);
       return item;
     }));
@@ -441,14 +439,8 @@ class Fixes {
     }
     const [mark] = this.marksOf(word);
     if (!mark) return;
-    if (word !== this.word) {
-      this.word = word;
-      this.root.replaceChildren(make("p", "", "More likely here"), ...word.alternatives.map(({ text, logprob }) => {
-        const entry = button("", () => this.take(text));
-        entry.append(make("span", "", text), make("span", "share", `${shown(100 * Math.exp(logprob), 0)} %`));
-        return entry;
-      }));
-    }
+    this.word = word;
+    this.fill();
     this.root.hidden = false;
     const box = mark.getClientRects()[0];
     const frame = this.editor.area.getBoundingClientRect();
@@ -457,10 +449,18 @@ class Fixes {
     if (enters) this.root.querySelector("button").focus();
   }
 
-  /** Hides the list of a word that is gone. */
+  fill() {
+    // A list in which the user chooses stays as it is.
+    if (this.root.contains(document.activeElement)) return;
+    const entries = this.word.alternatives.map((text) => button(text, () => this.take(text)));
+    this.root.replaceChildren(make("p", "", "More likely here"), ...entries);
+  }
+
+  /** Shows alternatives that have arrived since, and hides the list of a word that is gone. */
   refresh() {
-    const { words } = this.editor.surprises;
-    if (this.word && !words.includes(this.word)) this.hide();
+    if (!this.word) return;
+    if (this.editor.surprises.words.includes(this.word)) this.fill();
+    else this.hide();
   }
 
   take(text) {

@@ -8,8 +8,8 @@ const PROMPTS = [
 /** Texts of the editor. The first is shown when the page opens. */
 const WRITINGS = [
   ["Typing errors", `In the nineteenth century the citizens fought for there rights, and many of them left thier homes. The war began in the \
-spring, and the army was comanded by a general of the North. The goverment did not recieve the news until the end of the month, \
-when a letter was sent to the Presidnet of the `],
+spring, and the army was led by a general of the North. The goverment did not recieve the news until the end of the month, when a \
+letter was sent to the Presidnet of the `],
   ["A letter", `Dear Sir, I have recieved your letter of the first of this month, and I thank you very much for the kind `],
   ["An encyclopedia", `The river rises in the mountains and flows to the south through the city. It is the longest river of the county, and the `],
   ["Nothing yet", ""],

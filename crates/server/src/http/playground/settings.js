@@ -5,7 +5,7 @@ const SETTINGS = {
     stop: "stop-strings",
   },
   "tab-summarize": {
-    model: "summary-model", long_documents: "long-documents", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens",
+    model: "summary-model", mode: "mode", sentences: "sentences", long_documents: "long-documents", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens",
   },
   "tab-compress": { model: "compress-model" },
   "tab-edit": { model: "edit-model", until: "until" },

@@ -4,6 +4,7 @@ const SUMMARY_FIELDS = {
     shorten: "Shorten it, or choose under “Settings” to cut it or to summarize it in parts.",
   },
   model: { id: "summary-model", name: "Model" },
+  sentences: { id: "sentences", name: "Sentences", empty: "three" },
   beam_size: { id: "beam", name: "Beam", empty: "the model's default" },
   min_tokens: { id: "min-tokens", name: "Minimum tokens", empty: "the model's default" },
   max_tokens: { id: "max-tokens", name: "Maximum tokens", empty: "the model's default" },
@@ -17,7 +18,9 @@ async function summarize(signal) {
   const view = new DocumentView(text);
   const body = { model: at("summary-model").value, document: text, long_documents: at("long-documents").value };
   checkSize("Document", bytesOf(text), body.model);
-  for (const name of ["beam_size", "min_tokens", "max_tokens"]) {
+  const mode = at("mode").value;
+  body.mode = mode;
+  for (const name of mode === "extract" ? ["sentences", "max_tokens"] : ["beam_size", "min_tokens", "max_tokens"]) {
     const value = summary.numberOf(name);
     if (value !== null) body[name] = value;
   }
@@ -45,6 +48,7 @@ async function summarize(signal) {
     }
     if (finished) {
       view.finish(finished.usage);
+      if (finished.sentences && finished.sentences.length) view.choose(finished.sentences);
       showFigures(finished);
     }
   }).catch((error) => {

@@ -1,63 +1,120 @@
-/** Minimum bits of a surprising character: of the first of a word, which nothing in the word predicts, and of the others. */
+/** Bits from which a character is surprising: the first of a word, which nothing before it in the word predicts, and the others. */
 const ODD_FIRST = 13;
-const ODD_REST = 7;
-/** Most words that are marked at a time. */
+const ODD_REST = 10;
+/** Most words that are marked for their bits, and likelier words that are offered for each. */
 const MAX_ODD = 12;
+const OFFERED = 3;
+/** Units of UTF-16 before a change that the server reads again to check what follows. */
+const CHECK_BEFORE = 1000;
 
-/** The words of the text that the model did not expect, and what it expected instead. */
+/** A word that the model did not expect. Two are the same if they follow the same text. */
+class OddWord {
+  constructor(text, start, end) {
+    this.start = start;
+    this.end = end;
+    this.text = text.slice(start, end);
+    this.key = `${start} ${text.slice(Math.max(0, start - 64), end)}`;
+    // Other spellings, and words that the model expected from the surprising character on.
+    this.spellings = [];
+    this.completions = [];
+    this.request = 0;
+  }
+
+  /** Returns the likelier words, the best first. */
+  get alternatives() {
+    const others = [...this.spellings, ...this.completions].filter((other) => other !== this.text);
+    return [...new Set(others)].slice(0, OFFERED);
+  }
+}
+
+/** The words of the text that the model did not expect: those with surprising characters, and those that the server finds misspelt. */
 class Surprises {
-  /** `ask(cursor)` requests completions of the text before a place; `changed` is called when words or alternatives change. */
-  constructor(ask, changed) {
-    this.ask = ask;
+  /** `complete(place)` requests completions of the text before a place; `changed` is called when the words change. */
+  constructor(complete, changed) {
+    this.complete = complete;
     this.changed = changed;
     this.words = [];
+    // The end of the text that the server has checked.
+    this.checked = 0;
+    this.checking = new AbortController();
   }
 
-  /** Finds the words in the scored parts of a text. Words that were known keep their alternatives, or wait for them. */
-  find(text, parts) {
-    const before = new Map(this.words.map((word) => [this.keyOf(text, word), word]));
-    const bits = new Map();
-    for (const part of parts) if (part.bits !== null) bits.set(part.start, part.bits);
-    const scored = parts.length ? parts[parts.length - 1].end : 0;
-    const found = [];
-    for (const { 0: word, index: start } of text.matchAll(/\p{L}[\p{L}\p{M}'’]+/gu)) {
-      // A word at the end may not be complete.
-      if (start + word.length >= scored) break;
-      const places = Array.from(word, (_, offset) => start + offset).filter((place) => bits.has(place));
-      const excess = (place) => bits.get(place) - (place === start ? ODD_FIRST : ODD_REST);
-      const worst = places.reduce((most, place) => (excess(place) > excess(most) ? place : most), places[0]);
-      if (worst !== undefined && excess(worst) >= 0) found.push({ start, end: start + word.length, text: word, place: worst, alternatives: [], excess: excess(worst) });
-    }
-    const kept = found.sort((a, b) => b.excess - a.excess).slice(0, MAX_ODD).sort((a, b) => a.start - b.start);
-    this.words = kept;
-    for (const word of kept) {
-      const known = before.get(this.keyOf(text, word));
-      if (known) Object.assign(word, { alternatives: known.alternatives, id: known.id });
+  /** Finds the words of a scored text, and lets the server check it. Words that were known keep what was found for them. */
+  find(model, text, parts) {
+    const known = new Map(this.words.map((word) => [word.key, word]));
+    const words = this.improbable(text, parts).map(({ word, place }) => {
+      if (known.has(word.key)) return known.get(word.key);
       // Nothing predicts the first character of the text.
-      else if (word.place > 0) word.id = this.ask(word.place);
+      if (place > 0) word.request = this.complete(place);
+      word.typed = word.text.slice(0, place - word.start);
+      return word;
+    });
+    const misspelt = this.words.filter((word) => word.spellings.length && !words.includes(word) && text.slice(word.start, word.end) === word.text);
+    this.show([...words, ...misspelt]);
+    this.check(model, text);
+  }
+
+  /** Returns the words with the most surprising characters, and these characters' places. */
+  improbable(text, parts) {
+    const bits = new Map(parts.filter((part) => part.bits !== null).map((part) => [part.start, part.bits]));
+    const end = parts.length ? parts[parts.length - 1].end : 0;
+    const found = [];
+    for (const { 0: { length }, index: start } of text.matchAll(/\p{L}[\p{L}\p{M}'’]+/gu)) {
+      // A word at the end may not be complete.
+      if (start + length >= end) break;
+      const places = Array.from({ length }, (_, offset) => start + offset).filter((place) => bits.has(place));
+      const excess = (place) => bits.get(place) - (place === start ? ODD_FIRST : ODD_REST);
+      const place = places.reduce((most, place) => (excess(place) > excess(most) ? place : most), places[0]);
+      if (place !== undefined && excess(place) >= 0) found.push({ word: new OddWord(text, start, start + length), place, excess: excess(place) });
     }
+    return found.sort((a, b) => b.excess - a.excess).slice(0, MAX_ODD);
+  }
+
+  /** Asks the server which words are misspelt after those that it has checked. A later question replaces an earlier one. */
+  async check(model, text) {
+    this.checking.abort();
+    this.checking = new AbortController();
+    const { signal } = this.checking;
+    const { checked } = this;
+    let start = Math.max(0, checked - CHECK_BEFORE, text.length - MAX_SCORED_UNITS);
+    if (isLow(text.charCodeAt(start))) start += 1;
+    const body = JSON.stringify({ model, text: text.slice(start), alternatives: OFFERED });
+    // Without an answer, such as from a busy server, the words stay as they are.
+    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json(), () => null);
+    if (!answer || signal.aborted) return;
+    const words = [...this.words];
+    for (const { start_utf16: from, end_utf16: to, alternatives } of answer.words) {
+      const found = new OddWord(text, start + from, start + to);
+      // A word at the end may not be complete.
+      if (found.start < checked || found.end === text.length) continue;
+      const word = words.find((word) => word.key === found.key) || found;
+      word.spellings = alternatives.map((other) => other.text);
+      if (word === found) words.push(word);
+    }
+    this.checked = text.length - /[\p{L}\p{M}'’]*$/u.exec(text.slice(-MAX_BEGINNING))[0].length;
+    this.show(words);
+  }
+
+  show(words) {
+    this.words = words.sort((a, b) => a.start - b.start);
     this.changed();
   }
 
-  /** Two words are the same if they follow the same text. */
-  keyOf(text, { start, end }) {
-    return `${start} ${text.slice(Math.max(0, start - 64), end)}`;
-  }
-
-  /** Takes completions that `ask` requested. Returns false if they are for another purpose. */
+  /** Takes completions if they were requested for a word. */
   receive({ id, items }) {
-    const word = this.words.find((word) => word.id === id);
-    if (!word) return false;
-    const beginning = word.text.slice(0, word.place - word.start);
-    word.alternatives = items.map(({ text, logprob }) => ({ text: beginning + text, logprob })).filter(({ text }) => text !== word.text);
+    const word = this.words.find((word) => word.request === id);
+    if (!word) return;
+    word.completions = items.map(({ text }) => word.typed + text);
     this.changed();
-    return true;
   }
 
   /** Drops the words that a change at `start` may have made wrong. */
   cut(start) {
-    this.words = this.words.filter((word) => word.end < start);
-    this.changed();
+    this.checking.abort();
+    const kept = this.words.filter((word) => word.end < start);
+    // The change may continue the word before it.
+    this.checked = Math.min(this.checked, Math.max(0, start - MAX_BEGINNING));
+    this.show(kept);
   }
 
   /** Returns the word at a place of the text. */

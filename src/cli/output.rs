@@ -12,8 +12,8 @@ use std::path::Path;
 use weir_kernels::error::{Error, Result, clip, printable};
 use weir_models::checkpoint::WrittenCheckpoint;
 use weir_models::convert::Source;
+use weir_models::text::TextNormaliser;
 use weir_models::text::subwords::TOKENIZER_FILE;
-use weir_models::text::{TextNormaliser, Vocabulary};
 
 /// Writes text to stdout and flushes it. Fails if stdout cannot be written, for example because the pipe is closed.
 pub fn write(text: &str) -> Result<()> {
@@ -111,12 +111,6 @@ fn allows_color(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
 
 /// Maximum bytes of the normalised text in a note.
 const SHOWN_BYTES: usize = 80;
-
-/// Reports that normalising changes the text of `flag`, if it does.
-pub(super) fn normalised(flag: &str, text: &str, vocabulary: &Vocabulary) {
-    let normaliser = vocabulary.normaliser();
-    characters_changed(flag, text, normaliser.changed_chars(text), Some(normaliser.name()));
-}
 
 /// Reports that a normaliser changed this many characters of the text of `flag`, if it did. `name` is the normaliser's name, if known.
 pub(super) fn characters_changed(flag: &str, text: &str, changed: usize, name: Option<&str>) {

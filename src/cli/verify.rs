@@ -79,7 +79,8 @@ impl Args {
         let Some(file) = &self.file else { return Ok(None) };
         let text = model::read_text_or_stdin("--file", file)?;
         let symbols = vocabulary.encode("--file", &text, usize::MAX)?;
-        output::normalised("--file", &text, vocabulary);
+        let normaliser = vocabulary.normaliser();
+        output::characters_changed("--file", &text, normaliser.changed_chars(&text), Some(normaliser.name()));
         match symbols.is_empty() {
             true => Err(Error::bad_option("--file", "\"\"", "at least one symbol")),
             false => Ok(Some(symbols)),

@@ -578,7 +578,7 @@ fn inputs_in_closed_sections_are_shown_if_they_are_refused() {
     browser.set("temperature", "''");
     browser.evaluate(
         "window.bodies = [], window.asks = window.fetch, window.fetch = (path, options) => {
-            window.bodies.push(JSON.parse(options.body));
+            if (path === '/v1/completions') window.bodies.push(JSON.parse(options.body));
             return window.asks(path, options);
         }, null",
     );

@@ -95,8 +95,8 @@ fn with_flags(id: u32, text: &str, flags: &Json) -> AddedToken {
 pub(super) fn named(dir: &Path, settings: &Json, key: &str, usual: &str, strips: bool) -> Result<AddedToken> {
     let map = read_optional(dir, SPECIAL_FILE)?;
     let is_listed = settings["added_tokens_decoder"].is_object();
-    let stated = [&map[key], &settings[key]].into_iter().filter(|value| !value.is_null());
-    let stated = if is_listed { stated.last() } else { stated.take(1).last() };
+    let mut stated = [&map[key], &settings[key]].into_iter().filter(|value| !value.is_null());
+    let stated = if is_listed { stated.next_back() } else { stated.next() };
     let flags = stated.filter(|value| value["content"].is_string());
     let name = flags.map(|value| &value["content"]).or(stated).and_then(Json::as_str).unwrap_or(usual);
     let token = AddedToken { special: true, ..with_flags(0, name, flags.unwrap_or(&Json::Null)) };

@@ -80,7 +80,7 @@ class Surprises {
     if (isLow(text.charCodeAt(start))) start += 1;
     const body = JSON.stringify({ model, text: text.slice(start), alternatives: OFFERED });
     // Without an answer, such as from a busy server, the words stay as they are.
-    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json(), () => null);
+    const answer = await ask("/v1/check", { method: "POST", body, signal }).then((response) => response.json()).catch(() => null);
     if (!answer || signal.aborted) return;
     const words = [...this.words];
     for (const { start_utf16: from, end_utf16: to, alternatives } of answer.words) {

@@ -5,6 +5,7 @@ pub(crate) mod checks;
 #[cfg(feature = "settings-file")]
 pub mod file;
 mod keys;
+mod secret_file;
 mod tls;
 
 use crate::config::checks::{AllowedNames, CorsOrigins};

@@ -16,7 +16,7 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Counter, Dict, List, NamedTuple, Optional, Set, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from weir_client import Client  # noqa: E402
@@ -98,8 +98,8 @@ def passages(text: str, count: int, size: int) -> List[str]:
 
 
 def measure(client: Client, texts: List[Tuple[str, List[Error]]], threshold: Optional[float]) -> Dict[str, object]:
-    found: Dict[str, int] = collections.Counter()
-    made: Dict[str, int] = collections.Counter()
+    found: Counter[str] = collections.Counter()
+    made: Counter[str] = collections.Counter()
     returned = right = first = words = 0
     for text, errors in texts:
         places = {error.start: error for error in errors}
@@ -141,7 +141,8 @@ def main() -> None:
     cut = passages(text, arguments.passages, arguments.characters)
     texts = [insert_errors(passage, arguments.rate, known, rng) for passage in cut]
     client = Client(arguments.server)
-    for threshold in [float(value) for value in arguments.thresholds.split(",") if value] or [None]:
+    thresholds: List[Optional[float]] = [float(value) for value in arguments.thresholds.split(",") if value]
+    for threshold in thresholds or [None]:
         print(json.dumps(measure(client, texts, threshold)), flush=True)
 
 

@@ -61,6 +61,7 @@ def test_checked_in_files_match_protoc(tmp_path: Path) -> None:
         (weir_client.SummaryStarted, summarization_pb2.SummaryStarted),
         (weir_client.Progress, summarization_pb2.Progress),
         (weir_client.Selected, summarization_pb2.Selected),
+        (weir_client.KeptToken, summarization_pb2.KeptToken),
         (weir_client.Span, summarization_pb2.Span),
         (weir_client.SummaryPiece, summarization_pb2.SummaryPiece),
         (weir_client.SummaryFinished, summarization_pb2.SummaryFinished),

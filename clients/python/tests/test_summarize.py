@@ -166,7 +166,7 @@ def test_a_long_document_in_parts(reader: local.Server) -> None:
         for options in ({"long_documents": "refuse"}, {"long_documents": "chunk", "cut": True}):
             with pytest.raises(WeirError) as error:
                 weir.summarize(document, **options)
-            assert error.value.reason in ("TOO_LONG", "BAD_OPTION")
+            assert error.value.reason in ("TOO_LONG", "EXCLUSIVE_OPTIONS")
         assert weir.summarize(document, long_documents="cut").usage.cut
         with pytest.raises(ValueError, match="long_documents: expected one of refuse, cut, chunk, found 'all'"):
             weir.summarize(document, long_documents="all")

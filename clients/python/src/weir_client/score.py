@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from typing_extensions import Unpack
 
@@ -17,7 +17,7 @@ from ._types import Character, LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Score", pb.ScoreRequest, pb.ScoreResponse)
 
-_SUBMESSAGES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "priority"], "")
+_SUBMESSAGES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "priority", "ids", "exact_logprobs"], "")
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -33,6 +33,10 @@ class ScoreOptions(CallOptions, total=False):
     seed: Optional[int]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
+    #: Ids of the text's symbols, instead of the text, which then is empty.
+    ids: Optional[Sequence[int]]
+    #: Compute `renormalized_bits`, for models with special symbols.
+    exact_logprobs: Optional[bool]
     #: (length, stride): score the text in windows of `length` characters, each of which scores `stride` characters. The text may
     #: be longer than the model's longest sequence.
     windows: Optional[Tuple[int, int]]
@@ -55,6 +59,10 @@ class ScoreSummary:
     bits_per_byte: Optional[float]
     #: The levels of a model with several levels of chunking, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
+    #: Bits of the text and its end, with probabilities renormalized over the symbols that a text can contain and its end.
+    renormalized_bits: Optional[float]
+    #: Characters per segment over all windows, including characters that are read again as context.
+    window_shortening_factor: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,10 @@ class Score:
     bits_per_byte: Optional[float]
     #: The levels of a model with several levels of chunking, outermost first; empty for other models.
     levels: Tuple[LevelUsage, ...]
+    #: Bits of the text and its end, with probabilities renormalized over the symbols that a text can contain and its end.
+    renormalized_bits: Optional[float]
+    #: Characters per segment over all windows, including characters that are read again as context.
+    window_shortening_factor: Optional[float]
 
 
 class _Events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from typing_extensions import Unpack
 
@@ -17,7 +17,7 @@ from ._types import LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Segment", pb.SegmentRequest, pb.SegmentResponse)
 
-_SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
+_SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "seed", "priority", "ids"], "")
 
 
 class SegmentOptions(CallOptions, total=False):
@@ -31,6 +31,8 @@ class SegmentOptions(CallOptions, total=False):
     seed: Optional[int]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
+    #: Ids of the text's symbols, instead of the text, which then is empty.
+    ids: Optional[Sequence[int]]
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.Summ
 
 _SEARCH = ["model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "cut"]
 _RULES = ["early_stopping", "repetition_penalty"]
+_REST = ["document_id", "priority", "hard_topk", "long_documents", "kept_tokens", "mode", "sentences"]
 _SUBMESSAGES = {
     **SAMPLING_SUBMESSAGES,
     # Last, because a search applies the repetition penalty as well.
-    **dict.fromkeys([*_SEARCH, *_RULES, "document_id", "priority", "hard_topk", "long_documents", "mode", "sentences"], ""),
+    **dict.fromkeys([*_SEARCH, *_RULES, *_REST], ""),
 }
 
 
@@ -62,6 +63,8 @@ class SummarizeOptions(CallOptions, SamplingOptions, total=False):
     #: -8 to 7; 0 by default.
     priority: Optional[int]
     hard_topk: Optional[bool]
+    #: Also return `Selected.kept`.
+    kept_tokens: Optional[bool]
 
 
 class SummaryFinishReason(enum.Enum):
@@ -117,6 +120,15 @@ class Span:
 
 
 @dataclass(frozen=True)
+class KeptToken:
+    """A token that a pooling layer kept."""
+
+    #: Index of the token in the document, counted from 0.
+    position: int
+    score: float
+
+
+@dataclass(frozen=True)
 class Selected:
     """The spans of the document that a pooling layer kept."""
 
@@ -125,6 +137,8 @@ class Selected:
     spans: Tuple[Span, ...]
     #: Number of kept tokens.
     tokens: int
+    #: The kept tokens in the order in which the next layer reads them; empty without `kept_tokens`.
+    kept: Tuple[KeptToken, ...]
 
     def texts(self, document: str) -> Tuple[str, ...]:
         """Returns the text of each span."""

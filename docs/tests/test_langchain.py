@@ -20,7 +20,7 @@ def model(http_server: Any) -> Any:
 
 def test_answer_equals_openais_client(http_server: Any, model: Any) -> None:
     with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
-        asked = {"max_tokens": 40, "seed": 1, "temperature": model.temperature}
+        asked = {"max_tokens": 40, "seed": 1, "temperature": model.temperature, "top_p": model.top_p}
         (choice,) = client.completions.create(model=local.MODEL.name, prompt=PROMPT, **asked).choices
     assert len(choice.text) == 40 and model.invoke(PROMPT) == choice.text
 

@@ -25,7 +25,7 @@ import local
 
 SIZE = (1280, 800)
 # What the editor shows in the picture: its first text, read and checked, and the ghost text of two to three words.
-READY = "editor.surprises.words.length > 3 && editor.surprises.words.every((word) => word.alternatives.length) && editor.tail"
+READY = "editor.surprises.checked > 0 && editor.surprises.words.every((word) => word.alternatives.length) && editor.tail"
 
 
 class Browser:

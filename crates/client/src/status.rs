@@ -52,7 +52,7 @@ const NAMES: &str = "Generate Summarize model name path text ids prompt prompt_i
     options.hard_topk options.cut options.long_documents options.document_id options.mode options.sentences \
     options.sampling";
 
-/// Returns a method or a field of [`NAMES`]. An element of a list has the name of the list.
+/// Returns a method or a field of `NAMES`. An element of a list has the name of the list.
 pub fn api_name(name: &str) -> Option<&'static str> {
     let list = name.split_once('[').map_or(name, |(list, _)| list);
     NAMES.split(' ').find(|known| *known == list)

@@ -335,7 +335,7 @@ impl Session {
         std::mem::take(&mut self.output)
     }
 
-    /// Returns the progress of a [`Code`] request's block, if it is at least [`REPORTED_SYMBOLS`] symbols beyond the last report.
+    /// Returns the progress of a [`Code`] request's block, if it is at least `REPORTED_SYMBOLS` symbols beyond the last report.
     pub fn take_coding_progress(&mut self) -> Option<CodingProgress> {
         let progress = self.prompt.coder.as_ref()?.progress();
         if progress.symbols < self.reported + REPORTED_SYMBOLS {

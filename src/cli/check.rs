@@ -128,7 +128,7 @@ struct Place<'a> {
     utf16: usize,
     /// From 1.
     line: usize,
-    /// In characters, from 1.
+    /// Position in the line in characters, from 1.
     column: usize,
 }
 

@@ -9,7 +9,7 @@ use crate::cli::{
 use std::{path::Path, sync::Arc};
 use weir_engine::{
     options::{WindowOptions, check_length},
-    score::{StepSize, forced_target, read_document, run, score_window, target_logits, windows},
+    score::{forced_target, read_document, run, score_window, target_logits, windows},
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::{
@@ -52,7 +52,7 @@ pub(super) fn write_scored(
             if let Some(first) = &card.first_logits {
                 keep(0, first, SymbolBoundary { boundary: card.pooled, ..SymbolBoundary::default() })?;
             }
-            run(model, &symbols, StepSize::Chunked(step), boundaries, Want::All, &mut keep)?;
+            run(model, &symbols, step, boundaries, Want::All, &mut keep)?;
         }
     }
     output::logits(out, &all, [ends.len(), card.vocabulary.len()], card.pooled.then_some(&*ends))

@@ -24,7 +24,7 @@ use crate::verify::tensors::{Tensors, log_sum_exp, read_tensors};
 use candle_core::{DType, Tensor};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{collections::HashMap, f64::consts::LN_2, path::PathBuf, sync::Arc};
-use weir_engine::score::{StepSize, read_document, run, target_logits};
+use weir_engine::score::{read_document, run, target_logits};
 use weir_kernels::error::{Error, Result};
 use weir_models::checkpoint::{self, CheckpointSource, Config};
 use weir_models::contract::{BoundaryOptions, Card, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want};
@@ -177,7 +177,7 @@ pub fn model_outputs(model: &dyn Model, input: &Input, boundaries: BoundaryOptio
     let mut push = |logits: &[f32]| outputs.logits.extend(logits.iter().map(|&logit| f64::from(logit)));
     card.first_logits.iter().for_each(|logits| push(logits));
     let mut decisions = Vec::with_capacity(input.symbols.len());
-    run(model, &input.symbols, StepSize::Chunked(CHUNK), boundaries, Want::All, &mut |_, logits, decision| {
+    run(model, &input.symbols, CHUNK, boundaries, Want::All, &mut |_, logits, decision| {
         push(logits);
         decisions.push(decision);
         Ok(())

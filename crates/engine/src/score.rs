@@ -16,39 +16,24 @@ const CHUNK: usize = 512;
 /// Encoder blocks of one step.
 const BLOCKS: usize = 64;
 
-/// Number of symbols per step. It changes time and memory, never the logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepSize {
-    /// All symbols in one step.
-    Full,
-    /// One symbol a step, as in generation.
-    Incremental,
-    /// This many symbols a step.
-    Chunked(usize),
-}
-
 /// Called for each position in order with its index, the logits (V) after it (empty if not wanted) and its boundary.
 pub type VisitPosition<'a> = &'a mut dyn FnMut(usize, &[f32], SymbolBoundary) -> Result<()>;
 
-/// Feeds `symbols` to a fresh sequence and calls `visit` for each position. `want` selects the logits of each step.
+/// Feeds `symbols` to a fresh sequence, `step` of them at a time, and calls `visit` for each position. `want` selects the logits of each
+/// step. The size of a step changes time and memory, never the logits.
 pub fn run(
     model: &dyn Model,
     symbols: &[u32],
-    step: StepSize,
+    step: usize,
     boundaries: BoundaryOptions,
     want: Want,
     visit: VisitPosition<'_>,
 ) -> Result<()> {
-    let size = match step {
-        StepSize::Full => symbols.len(),
-        StepSize::Incremental => 1,
-        StepSize::Chunked(size) => size,
-    };
     let vocabulary = model.card().vocabulary.len();
     let mut rows = [SequenceRow::new(model.begin(boundaries)?)];
     let mut scratch = model.scratch();
     let mut position = 0;
-    for chunk in symbols.chunks(size.max(1)) {
+    for chunk in symbols.chunks(step.max(1)) {
         rows[0].set(chunk, want);
         advance(model, &mut rows, &[0], &mut scratch)?;
         let SequenceRow { logits, decisions, .. } = &rows[0];
@@ -127,7 +112,7 @@ pub fn score_window(
     let mut sum = WindowScore::default();
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
-    run(model, fed, StepSize::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, decision| {
+    run(model, fed, CHUNK, boundaries, Want::All, &mut |position, logits, decision| {
         sum.fed += 1;
         sum.segments += usize::from(decision.boundary);
         let target = window.start + position + 1;

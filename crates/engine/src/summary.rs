@@ -382,7 +382,7 @@ pub enum LongDocuments {
 }
 
 impl LongDocuments {
-    /// All values.
+    /// The values in the order of the API.
     pub const ALL: [Self; 3] = [Self::Refuse, Self::Cut, Self::Chunk];
 
     /// Its name in the API and on the command line.
@@ -412,7 +412,7 @@ pub enum SummaryMode {
 }
 
 impl SummaryMode {
-    /// All values.
+    /// The values in the order of the API.
     pub const ALL: [Self; 2] = [Self::Abstract, Self::Extract];
 
     /// Its name in the API and on the command line.

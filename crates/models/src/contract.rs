@@ -239,7 +239,7 @@ pub struct KvMemory {
 pub struct Card {
     /// The name under which it is served: its folder's name, unless it was loaded under another one.
     pub name: String,
-    /// What it is for, in a few words; empty if its card does not say.
+    /// Its purpose, in a few words; empty if its card does not state one.
     pub scope: String,
     /// Its family, such as `hourglass`.
     pub family: &'static str,

@@ -65,7 +65,7 @@ class CheckedWord:
 class Check:
     """The words of a text that are probably misspelt."""
 
-    #: In the order of the text.
+    #: The words in the order of the text.
     words: Tuple[CheckedWord, ...]
     #: True if the check ended at a limit before the end of the text.
     cut: bool

@@ -144,7 +144,7 @@ class Model:
     exactness: str
     #: Maximum difference between logits of a model that is not "bitwise".
     tolerance: Optional[float]
-    #: What the model is for, in a few words; empty if its card does not say.
+    #: The model's purpose, in a few words; empty if its card does not state one.
     scope: str
 
 

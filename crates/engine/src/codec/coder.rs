@@ -21,7 +21,7 @@ pub(crate) struct BlockCoder {
     progress: CodingProgress,
 }
 
-/// How far a block is coded.
+/// The progress of coding a block.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CodingProgress {
     /// Symbols that are coded.

@@ -47,7 +47,7 @@ impl fmt::Debug for EmbeddedCheckpoint {
     }
 }
 
-/// Where a checkpoint's files are. The default is the model that the program contains.
+/// The place of a checkpoint's files. The default is the model that the program contains.
 ///
 /// ```
 /// use std::path::Path;

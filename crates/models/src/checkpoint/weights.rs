@@ -19,7 +19,7 @@ use weir_kernels::error::{Error, Result, clip};
 /// The matrix of logits in Hugging Face's layout. If it is tied, files have it, the embedding, or copies of both.
 pub const HEAD: &str = "lm_head.weight";
 
-/// What a file without it should have.
+/// The `expected` part of the error for a file that lacks it.
 pub const EXPECTED_HEAD: &str = "a tensor, unless tie_word_embeddings is true";
 
 /// A tensor that a checkpoint must hold.
@@ -29,7 +29,7 @@ pub struct TensorSpec {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// How `weir init` fills it.
+    /// The way in which `weir init` fills it.
     pub init: Init,
     /// True if its elements are trained, and so counted as parameters.
     pub trained: bool,
@@ -54,7 +54,7 @@ impl TensorSpec {
     }
 }
 
-/// How `weir init` fills a tensor.
+/// The way in which `weir init` fills a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Init {
     /// Normally distributed, with this mean and standard deviation.
@@ -783,7 +783,7 @@ pub(crate) fn card_text(sha256: &str) -> String {
 #[derive(Deserialize)]
 pub(crate) struct Card {
     sha256: Option<String>,
-    /// What the model is for, in a few words.
+    /// The model's purpose, in a few words.
     #[serde(default)]
     pub(crate) scope: String,
 }

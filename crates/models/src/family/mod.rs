@@ -83,7 +83,7 @@ pub struct Parts {
     pub config: Config,
     /// The name that the model is served under.
     pub name: String,
-    /// What it is for, in a few words; empty if its card does not say.
+    /// Its purpose, in a few words; empty if its card does not state one.
     pub scope: String,
     /// Its tensors.
     pub weights: Weights,

@@ -41,7 +41,7 @@ pub struct AddedToken {
     pub begins_word: bool,
 }
 
-/// All added tokens of a tokenizer.
+/// The added tokens of a tokenizer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AddedTokens {
     /// The longest first.

@@ -856,7 +856,7 @@ pub(crate) struct CollectedSize {
     max_bytes: usize,
     bytes: usize,
     reserved: Reservation,
-    /// How the client gets a response of any size.
+    /// The way in which a client gets a response of any size, for the error.
     instead: &'static str,
 }
 

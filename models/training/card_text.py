@@ -2,7 +2,9 @@
 
 # The default model, whose folder is next to `training`; the others are in `compared`.
 DEFAULT = "hourglass-english"
-LICENCE = "Licence: CC BY-SA 4.0, as part of the text is from Wikipedia. Name weir and Wikipedia's authors."
+LICENCE = "Licence: CC BY-SA 4.0, because part of the text is from Wikipedia. Name weir and Wikipedia's authors."
+# Most characters of a text that a card quotes.
+QUOTED = 120
 KINDS = {
     "novel": "novel: *Alice's Adventures in Wonderland*",
     "encyclopedia": "encyclopedia: three Wikipedia articles",
@@ -119,7 +121,7 @@ def bits(about, card, symbol):
     first = card["bpc"][0]
     if "bpc_paper" in first:
         text = (
-            f"In f32, marks of segments included. As `weir score --windowed {first['total']},{first['stride']}` counts, without marks: "
+            f"In f32, marks of segments included. Without marks, as `weir score --windowed {first['total']},{first['stride']}` counts: "
             f"{first['as_scored']:.3f}."
         )
     else:
@@ -134,8 +136,7 @@ def bits(about, card, symbol):
 def other_kinds(card):
     rows = [(KINDS[row["text"]], f"{row['bytes']:,}", f"**{row['bpc']:.3f}**") for row in card["unseen"]]
     shared = max(row["shared"] for row in card["unseen"])
-    text = "Text from outside the corpus. "
-    text += f"At most {shared:.1%} of its stretches of 80 characters (300 drawn from each text) occur in the training text:"
+    text = f"Text from outside the corpus. The training text has at most {shared:.1%} of its stretches of 80 characters (300 drawn from each):"
     return [text, table(("text", "bytes", "bits per byte"), rows)]
 
 
@@ -151,9 +152,9 @@ def rouge(card):
     ngram = settings.get("no_repeat_ngram", 0)
     ruled = f", no sequence of {ngram} tokens twice" if ngram else ""
     text = (
-        "F × 100 of the model · of the document's first words, as many as a median summary of the source has. Beam of "
-        f"{settings['beam']}, at most {settings['max_tokens']} tokens{ruled}, f32. The last column leaves out documents of which a training "
-        "document has a quarter of the runs of twelve words."
+        "F × 100 of the model · of the document's first words, as many as a median summary has. Beam of "
+        f"{settings['beam']}, at most {settings['max_tokens']} tokens{ruled}, f32. The last column leaves out documents that share a quarter "
+        "of their runs of twelve words with a training document."
     )
     return ["## ROUGE", table(head, rows), text]
 
@@ -190,7 +191,6 @@ def recipe(card, config, training):
     steps = listed([f"{part['step']:,}" for part in chain(run)])
     seeds = listed([part["name"].rsplit("-seed", 1)[1] for part in chain(run)])
     parts = [f"{steps} updates of {batch}, seed{'s' if len(chain(run)) > 1 else ''} {seeds}"]
-    parts.append(f"{'Muon and ' if 'muon' in r else ''}AdamW{decay(r)}")
     if "boundaries" in r:
         parts.append("boundaries trained with " + TRAINED_BY[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
@@ -206,7 +206,7 @@ def again(run, name, seed):
         budgets = listed([f"{part['budget']:.0f}" for part in [*run["earlier"], {"budget": recipe["budget"]["characters"]}]])
         return (
             f"To repeat: `python -m training.train --config training/configs/{name}.json --data DATA --out RUN --characters BUDGET --seed SEED`, "
-            f"with budgets of {budgets}; after the first also `--start` with the exported checkpoint before."
+            f"with budgets of {budgets}; later runs `--start` with the exported checkpoint before."
         )
     if start := run.get("start"):
         before = start["name"].rsplit("-seed", 1)[0]
@@ -218,21 +218,16 @@ def again(run, name, seed):
     return f"To repeat: `python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`."
 
 
-def decay(r):
-    linear = f", the learning rate linear to zero over the last {r.get('decay_share', 0):.0%}"
-    return {"linear": linear, "cosine": ", the learning rate a cosine to zero"}.get(r["decay"], "")
-
-
 def written(card, symbol):
     """Returns a text that the model wrote."""
     if "rouge" in card:
         line = card["samples"][0]
-        yield f"The first test pair of `{line['source']}`, unselected: {quoted(line['document'][:200])} …"
-        yield f"> reference: {quoted(line['summary'][:200])}\n>\n> generated: {quoted(line['written'])}"
+        yield f"The first test pair of `{line['source']}`, unselected: {quoted(line['document'])}"
+        yield f"> reference: {quoted(line['summary'])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
         drawn = next((drawn for drawn in card["samples"]["drawn"] if drawn["temperature"] == 0.8), card["samples"]["drawn"][0])
         yield f"At temperature {drawn['temperature']} (seed {drawn['seed']} of the training code), after `{card['samples']['prompt']}`:"
-        yield sample(drawn["text"], symbol == "byte")
+        yield sample(beginning(drawn["text"]), symbol == "byte")
 
 
 def sample(text, of_bytes):
@@ -241,4 +236,9 @@ def sample(text, of_bytes):
 
 
 def quoted(text):
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return beginning(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
+
+
+def beginning(text):
+    """Returns the words of `text` that a card quotes."""
+    return text if len(text) <= QUOTED else text[:QUOTED].rsplit(" ", 1)[0] + " …"

@@ -1,6 +1,7 @@
 //! The model of a subword tokenizer. A unigram model of the library finds every piece in a text, so a text that spells out `</s>` or
 //! `<0x41>` would become that piece. In SentencePiece only text pieces are found. The others have no text here: [`hide`] takes
-//! their names away before the library reads them, and [`Pieces`] gives them back and replaces unknown text by its bytes.
+//! their names away before the library reads them, and [`Pieces`] gives them back and replaces unknown text by its bytes. A BPE model
+//! with `ignore_merges` finds every word that is a piece, so [`Pieces`] looks words up in its place.
 
 use crate::text::AddedToken;
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -18,8 +19,11 @@ pub(crate) const UNUSED_SCORE: f64 = -1e9;
 /// Key of the hidden pieces in the model that the library reads.
 const HIDDEN_KEY: &str = "hidden";
 
+/// Key of the pieces that no word is, in a BPE model that looks words up.
+const UNSPELLED_KEY: &str = "unspelled";
+
 /// Takes the names of those pieces of a unigram model that are no text: special tokens, the unknown piece, pieces of bytes, unused
-/// ones, and tokens that are found before. User-defined pieces get the score that SentencePiece gives them.
+/// ones, and tokens that are found before. In a BPE model, lists such pieces, and removes the merges that make pieces of bytes.
 pub(super) fn hide(json: &mut Value, python: &[AddedToken]) {
     let added = json["added_tokens"].as_array().into_iter().flatten();
     let special: HashSet<String> = added
@@ -30,6 +34,20 @@ pub(super) fn hide(json: &mut Value, python: &[AddedToken]) {
     let Some(model) = json.pointer_mut("/model") else { return };
     let unknown = model["unk_id"].as_u64();
     let falls_back = model["byte_fallback"] == true;
+    if let Some(vocabulary) = model["vocab"].as_object() {
+        let is_unspelled = |name: &&String| {
+            special.contains(*name) || model["unk_token"] == **name || (falls_back && byte_of_piece(name).is_some())
+        };
+        let unspelled: Vec<String> = vocabulary.keys().filter(is_unspelled).cloned().collect();
+        if let Some(merges) = model.pointer_mut("/merges").and_then(Value::as_array_mut).filter(|_| falls_back) {
+            merges.retain(|merge| !makes_byte_piece(merge));
+        }
+        if model["ignore_merges"] == true {
+            model["ignore_merges"] = false.into();
+            model[UNSPELLED_KEY] = unspelled.into();
+        }
+        return;
+    }
     let Some(vocabulary) = model.pointer_mut("/vocab").and_then(Value::as_array_mut) else { return };
     let is_hidden = |(id, piece): (usize, &Value)| {
         let name = piece[0].as_str().unwrap_or_default();
@@ -53,6 +71,15 @@ pub(super) fn byte_of_piece(piece: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
+/// Returns true if a merge, `["<0x4", "1>"]` or `"<0x4 1>"`, makes a byte piece.
+fn makes_byte_piece(merge: &Value) -> bool {
+    let made = match merge {
+        Value::String(pair) => pair.replacen(' ', "", 1),
+        pair => [0, 1].map(|part| pair[part].as_str().unwrap_or_default()).concat(),
+    };
+    byte_of_piece(&made).is_some()
+}
+
 /// A model whose hidden pieces are in no text. Clones share it.
 #[derive(Clone)]
 pub(super) struct Pieces(Arc<Hiding>);
@@ -64,6 +91,8 @@ struct Hiding {
     /// The pieces that replace unknown text, by their bytes.
     bytes: HashMap<u8, u32>,
     unknown: Option<u32>,
+    /// The pieces that no word is; none if words are not looked up.
+    unspelled: Option<HashSet<String>>,
 }
 
 impl<'de> Deserialize<'de> for Pieces {
@@ -80,8 +109,10 @@ impl<'de> Deserialize<'de> for Pieces {
         let byte = |(id, name): &(u32, String)| Some((byte_of_piece(name)?, *id));
         let bytes = names.iter().filter(|_| falls_back).filter_map(byte).collect();
         let ids = names.iter().map(|(id, name)| (name.clone(), *id)).collect();
+        let unspelled = model.as_object_mut().and_then(|keys| keys.remove(UNSPELLED_KEY)).unwrap_or_default();
+        let unspelled = serde_json::from_value(unspelled).map_err(D::Error::custom)?;
         let model = serde_json::from_value(model).map_err(D::Error::custom)?;
-        Ok(Self(Arc::new(Hiding { model, names: names.into_iter().collect(), ids, bytes, unknown })))
+        Ok(Self(Arc::new(Hiding { model, names: names.into_iter().collect(), ids, bytes, unknown, unspelled })))
     }
 }
 
@@ -103,6 +134,10 @@ impl Model for Pieces {
     type Trainer = TrainerWrapper;
 
     fn tokenize(&self, text: &str) -> tokenizers::Result<Vec<Token>> {
+        let is_word = self.0.unspelled.as_ref().is_some_and(|unspelled| !unspelled.contains(text));
+        if let Some(id) = self.0.model.token_to_id(text).filter(|_| is_word && !text.is_empty()) {
+            return Ok(vec![Token::new(id, text.to_owned(), (0, text.len()))]);
+        }
         let tokens = self.0.model.tokenize(text)?;
         let in_bytes = |token: Token| self.bytes_of(&token).unwrap_or_else(|| vec![token]);
         Ok(tokens.into_iter().flat_map(in_bytes).collect())
@@ -182,6 +217,48 @@ mod tests {
             (Some(1), Some(69), None)
         );
         assert_eq!((tokenizer.piece(69).as_deref(), tokenizer.len()), (Some("<0x41>"), 260));
+    }
+
+    /// Words are looked up before merges apply, except for pieces that are no text.
+    #[test]
+    fn looked_up_words_are_text() {
+        let names = ["<unk>", "</s>", "<0x41>", "<0x4", "a", "b", "ab", "aba", "<", "0", "x", "4", "1", ">", "/", "s"];
+        let mut vocab: Vec<String> = names.map(str::to_owned).into();
+        vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")).filter(|piece| piece != "<0x41>"));
+        let vocab: serde_json::Map<String, Value> = vocab.into_iter().zip((0..).map(Value::from)).collect();
+        let end = json!({ "id": 1, "content": "</s>", "special": true, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false });
+        let file = |pair: [Value; 3]| {
+            json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+                "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null,
+                "decoder": { "type": "ByteFallback" }, "model": { "type": "BPE", "dropout": null,
+                "unk_token": "<unk>", "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": false, "byte_fallback": true, "ignore_merges": true, "vocab": vocab, "merges": pair } })
+        };
+        for merges in [
+            [json!(["a", "b"]), json!(["<0x4", "1>"]), json!(["<", ">"])],
+            [json!("a b"), json!("<0x4 1>"), json!("< >")],
+        ] {
+            // merges need their pieces
+            let mut file = file(merges);
+            for piece in ["1>", "<>"] {
+                let id = file["model"]["vocab"].as_object().unwrap().len();
+                file["model"]["vocab"][piece] = id.into();
+            }
+            let tokenizer = SubwordTokenizer::parse(file.to_string().as_bytes()).unwrap();
+            for (text, pieces) in [
+                ("<0x41>", "< 0 x 4 1 >"),
+                ("</s>", "< / s >"),
+                ("<unk>", "< <0x75> <0x6E> <0x6B> >"),
+                ("aba", "aba"),
+                ("abab", "ab ab"),
+                ("A", "<0x41>"),
+            ] {
+                let encoded = tokenizer.encode(text).unwrap();
+                let found: Vec<_> = encoded.iter().filter_map(|piece| tokenizer.piece(piece.id)).collect();
+                assert_eq!(found.join(" "), pieces, "{text}");
+            }
+        }
     }
 
     #[test]

@@ -31,17 +31,20 @@ pub mod verify;
 pub use crate::cli::command::Cli;
 use crate::cli::{command::Command, output::ColorChoice};
 use clap::CommandFactory;
-#[cfg(feature = "candle")]
-use std::thread;
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode, thread};
 use weir_client::flags::{with_variable, without_empty};
-use weir_kernels::error::{Error, printable};
-#[cfg(feature = "candle")]
-use weir_kernels::memory;
+use weir_kernels::{
+    error::{Error, Result, printable},
+    memory,
+};
 
 /// Runs the command that `arguments` name and returns its exit code. The first argument is the program's name. Errors are
 /// printed to stderr. On Linux it sets `RAYON_NUM_THREADS`, if this variable is not set and no other threads run.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    if let Err(error) = check_address_space() {
+        output::to_stderr(format_args!("weir: {error}"));
+        return ExitCode::FAILURE;
+    }
     // candle 0.11 looks up the number of threads at every large product. Without the variable it counts the machine's cores each time,
     // on Linux from `/proc/cpuinfo`, which takes longer than many products.
     #[cfg(feature = "candle")]
@@ -99,4 +102,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Bytes of address space that any command takes: stack, heap and files.
+const COMMAND_BYTES: usize = 32 << 20;
+
+/// Bytes of address space for the stacks of the threads of each core.
+const CORE_BYTES: usize = 4 << 20;
+
+/// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a command, which would else end by a signal.
+fn check_address_space() -> Result<()> {
+    let Some((limit, used)) = memory::address_space() else { return Ok(()) };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let needed = COMMAND_BYTES.saturating_add(cores.saturating_mul(CORE_BYTES)).saturating_add(used);
+    if needed <= limit {
+        return Ok(());
+    }
+    let message = format!("ulimit -v: expected at least {needed} bytes of address space, found {limit}");
+    Err(Error::Setting(message))
 }

@@ -145,8 +145,8 @@ pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
     let symbols = match windows {
         Some(_) if ids.is_empty() => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
         _ if ids.is_empty() && !ends_text => card.encode("text", &request.text)?,
-        Some(_) => known_ids(&request.text, ids, OptionLimits::WINDOWED_SYMBOLS, card)?,
-        None => known_ids(&request.text, ids, card.max_symbols, card)?,
+        Some(_) => TEXT.known_ids(&request.text, ids, OptionLimits::WINDOWED_SYMBOLS, card)?,
+        None => TEXT.known_ids(&request.text, ids, card.max_symbols, card)?,
     };
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     let top = size(request.top_logprobs());
@@ -154,22 +154,36 @@ pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
     Ok((options::Score { symbols, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
 }
 
-/// Returns the ids of a text. Fails if the request also has `text`, if there are too many ids, or if one cannot occur in a text.
-fn known_ids(text: &str, ids: &[u32], limit: usize, card: &Card) -> Result<Vec<u32>> {
-    if !text.is_empty() {
-        return Err(Error::Exclusive { first: "text", second: "ids" });
+/// The names of the two fields of a request that give a text.
+struct TextFields {
+    text: &'static str,
+    ids: &'static str,
+}
+
+/// The text that is read.
+const TEXT: TextFields = TextFields { text: "text", ids: "ids" };
+
+/// The text that is continued.
+const PROMPT: TextFields = TextFields { text: "prompt", ids: "prompt_ids" };
+
+impl TextFields {
+    /// Returns the ids of a text. Fails if the request also has the text, if there are too many ids, or if one cannot occur in a text.
+    fn known_ids(&self, text: &str, ids: &[u32], limit: usize, card: &Card) -> Result<Vec<u32>> {
+        if !text.is_empty() {
+            return Err(Error::Exclusive { first: self.text, second: self.ids });
+        }
+        let checked = options::check_length_within(self.ids, ids.len(), limit);
+        checked.map_err(|error| error.because(card.max_symbols_why.filter(|_| limit == card.max_symbols)))?;
+        card.vocabulary.check_text(self.ids, ids)?;
+        Ok(ids.to_vec())
     }
-    let checked = options::check_length_within("ids", ids.len(), limit);
-    checked.map_err(|error| error.because(card.max_symbols_why.filter(|_| limit == card.max_symbols)))?;
-    card.vocabulary.check_text("ids", ids)?;
-    Ok(ids.to_vec())
 }
 
 /// Returns the job of a `Segment`, and its seed. Fails if a field is out of bounds.
 pub(crate) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
     let symbols = match &*request.ids {
         [] => card.encode("text", &request.text)?,
-        ids => known_ids(&request.text, ids, card.max_symbols, card)?,
+        ids => TEXT.known_ids(&request.text, ids, card.max_symbols, card)?,
     };
     let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, boundaries, ..Default::default() }, seed))
@@ -447,10 +461,10 @@ impl Prompt {
         let vocabulary = &card.vocabulary;
         if ids.is_empty() {
             let (symbols, echoed) = if echoes && !text.is_empty() {
-                let (symbols, placed) = card.encode_placed("prompt", text)?;
+                let (symbols, placed) = card.encode_placed(PROMPT.text, text)?;
                 (symbols, Some(Arc::new(placed)))
             } else {
-                (card.encode("prompt", text)?, None)
+                (card.encode(PROMPT.text, text)?, None)
             };
             return Ok(Self {
                 echoed,
@@ -459,12 +473,8 @@ impl Prompt {
                 symbols,
             });
         }
-        if !text.is_empty() {
-            return Err(Error::Exclusive { first: "prompt", second: "prompt_ids" });
-        }
         // The engine checks these too; here they bound the work of counting.
-        weir_engine::options::check_length("prompt_ids", ids.len(), card)?;
-        vocabulary.check_text("prompt_ids", &ids)?;
+        let ids = PROMPT.known_ids(text, &ids, card.max_symbols, card)?;
         let text_chars = TextCounter::chars_of(&ids, Arc::clone(vocabulary));
         Ok(Self { symbols: ids, text_chars, normalized_chars: 0, echoed: None })
     }

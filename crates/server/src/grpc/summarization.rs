@@ -213,6 +213,8 @@ struct DocumentReceiver {
     covers_text: bool,
     /// Number of tokens that were given as ids.
     ids: usize,
+    /// The last of them.
+    last_id: u32,
 }
 
 impl DocumentReceiver {
@@ -225,7 +227,7 @@ impl DocumentReceiver {
     ) -> Result<Self> {
         let limits = limits(engine)?.clone();
         let tokenizer = limits.tokenizer(Arc::clone(&engine.card().vocabulary), TEXT).with_truncation(cut);
-        Ok(Self { workers, tenant, tokenizer, upload, cut, limits, covers_text: false, ids: 0 })
+        Ok(Self { workers, tenant, tokenizer, upload, cut, limits, covers_text: false, ids: 0, last_id: 0 })
     }
 
     /// Receives the document in a task of its own.
@@ -287,7 +289,7 @@ impl DocumentReceiver {
         Ok(limit_status)
     }
 
-    /// Takes tokens that are given as ids, with the end-of-text id.
+    /// Takes tokens that are given as ids, the end-of-text id among them.
     fn push_ids(&mut self, chunk: &v1::DocumentChunk) -> Result<LimitStatus> {
         if !chunk.text.is_empty() || self.tokenizer.bytes() > 0 {
             return Err(Error::Exclusive { first: TEXT, second: IDS });
@@ -298,12 +300,22 @@ impl DocumentReceiver {
         if self.ids > limit {
             return Err(Error::LongerThan { field: IDS, limit, unit: "tokens", why: None });
         }
+        self.last_id = chunk.ids.last().copied().unwrap_or(self.last_id);
         self.upload.push(&chunk.ids, &[]);
         Ok(LimitStatus::Within)
     }
 
     fn close(self, cut: bool) {
         if self.ids > 0 {
+            let end = self.limits.marks.end;
+            if self.last_id != end {
+                let found = format!("{} at index {}", self.last_id, self.ids - 1);
+                return self.upload.fail(Error::bad_option(
+                    IDS,
+                    found,
+                    format!("the end-of-text id, {end}, at the end"),
+                ));
+            }
             return self.upload.close(false);
         }
         if !self.covers_text {

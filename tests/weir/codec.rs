@@ -334,12 +334,12 @@ proptest! {
 }
 
 fn compressing(symbols: &[u32]) -> Code {
-    Code { input: CodeInput::Compress(symbols.to_vec()), windows: WINDOWS }
+    Code { input: CodeInput::Compress(symbols.to_vec()), windows: WINDOWS, progress: false }
 }
 
 fn decompressing(symbols: usize, coded: &Coded) -> Code {
     let Coded::Data(data) = coded else { panic!("{coded:?}") };
-    Code { input: CodeInput::Decompress { symbols, data: data.clone() }, windows: WINDOWS }
+    Code { input: CodeInput::Decompress { symbols, data: data.clone() }, windows: WINDOWS, progress: false }
 }
 
 /// Blocks of one symbol, of less than a window, of exactly one, and of several.

@@ -54,6 +54,8 @@ pub struct Session {
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
     coded: Option<Coded>,
+    /// True to report the progress of the block.
+    reports_progress: bool,
     /// Coded symbols of the block at the last report of its progress.
     reported: usize,
     /// The distributions after the text, if they are wanted.
@@ -106,6 +108,7 @@ impl Session {
             drafter: None,
             output: Vec::new(),
             coded: None,
+            reports_progress: false,
             reported: 0,
             distributions: None,
             usage: Usage::default(),
@@ -335,9 +338,10 @@ impl Session {
         std::mem::take(&mut self.output)
     }
 
-    /// Returns the progress of a [`Code`] request's block, if it is at least `REPORTED_SYMBOLS` symbols beyond the last report.
+    /// Returns the progress of a [`Code`] request's block, if the request wants it and it is at least `REPORTED_SYMBOLS` symbols beyond
+    /// the last report.
     pub fn take_coding_progress(&mut self) -> Option<CodingProgress> {
-        let progress = self.prompt.coder.as_ref()?.progress();
+        let progress = self.prompt.coder.as_ref().filter(|_| self.reports_progress)?.progress();
         if progress.symbols < self.reported + REPORTED_SYMBOLS {
             return None;
         }
@@ -433,10 +437,12 @@ impl Session {
     pub fn code(request: Code, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let windows = request.windows;
+        let progress = request.progress;
         let (len, symbols, coder) = request.begin(card)?;
         let prompt = Prompt::coded(len, symbols, windows, coder, card.first_logits.as_deref())?;
         let max_symbols = prompt.longest();
-        Self::new(prompt, None, codec::coder::boundaries(), card, max_symbols)
+        let session = Self::new(prompt, None, codec::coder::boundaries(), card, max_symbols)?;
+        Ok(Self { reports_progress: progress, ..session })
     }
 }
 

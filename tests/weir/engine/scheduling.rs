@@ -584,7 +584,9 @@ async fn a_flood_of_one_tenant_leaves_short_steps_to_another() {
     let floods: [(&str, &dyn Fn() -> Job); 4] = [
         ("generate", &|| plain(1, 4000)),
         ("score", &|| Job::Score(Score { symbols: text(4000), ..Score::default() })),
-        ("compress", &|| Job::Code(codec::Code { input: codec::CodeInput::Compress(text(1000)), windows })),
+        ("compress", &|| {
+            Job::Code(codec::Code { input: codec::CodeInput::Compress(text(1000)), windows, progress: false })
+        }),
         ("search", &|| Job::Next(next(&*Toy::new(), &text(14), 4))),
     ];
     for (kind, job) in floods {

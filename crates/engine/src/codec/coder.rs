@@ -138,6 +138,8 @@ pub struct Code {
     pub input: CodeInput,
     /// The windows in which the model reads the block, as it does for [`Score`](crate::options::Score).
     pub windows: WindowOptions,
+    /// True to report progress.
+    pub progress: bool,
 }
 
 /// One side of a block.

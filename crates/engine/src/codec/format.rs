@@ -650,7 +650,7 @@ impl BlockStream for Compressor {
         self.taken += symbols.len();
         self.writer.push(&symbols);
         self.lengths.push_back(symbols.len());
-        Ok(Some(Code { input: CodeInput::Compress(symbols), windows: self.header.windows }))
+        Ok(Some(Code { input: CodeInput::Compress(symbols), windows: self.header.windows, progress: false }))
     }
 
     fn accept(&mut self, coded: Coded, out: &mut Vec<u8>) -> Result<()> {
@@ -741,7 +741,7 @@ impl BlockStream for Decompressor<'_> {
                 }
                 (Part::Block { symbols, data }, Some(header)) => {
                     let input = CodeInput::Decompress { symbols, data };
-                    return Ok(Some(Code { input, windows: header.windows }));
+                    return Ok(Some(Code { input, windows: header.windows, progress: false }));
                 }
                 (Part::End(end), _) => self.end = Some(end),
                 (Part::Block { .. }, None) => return Err(Error::Internal("a block before the header".into())),

@@ -375,9 +375,10 @@ impl CodecBlocks {
     }
 
     fn try_submit(&mut self, block: &Code) -> Result<()> {
+        let block = Code { progress: self.reports_progress, ..block.clone() };
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&self.terms.tenant));
-        reserved.add_leaving_a_message(block_bytes(block))?;
-        let events = self.engine.submit(Job::Code(block.clone()), self.terms.clone())?;
+        reserved.add_leaving_a_message(block_bytes(&block))?;
+        let events = self.engine.submit(Job::Code(block), self.terms.clone())?;
         self.terms.continues = true;
         self.progress_at = clock::now();
         self.running.push_back(RunningBlock { events, coded: None, _reserved: reserved });
@@ -391,17 +392,13 @@ impl CodecBlocks {
         let coded = loop {
             match block.events.recv().await.ok_or_else(lost)?? {
                 Event::Coded(coded) => block.coded = Some(coded),
-                Event::Coding(progress) if self.reports_progress => {
+                Event::Coding(progress) => {
                     let CodingProgress { symbols, bits } = progress;
                     let progress = v1::CodecProgress { block: self.ended, chars: symbols as u64, bits };
                     return Ok(BlockEvent::Coding(progress));
                 }
                 Event::Finished { .. } => break block.coded.take().ok_or_else(lost)?,
-                Event::Started { .. }
-                | Event::Characters(_)
-                | Event::Coding(_)
-                | Event::Document(_)
-                | Event::Next(_) => {}
+                Event::Started { .. } | Event::Characters(_) | Event::Document(_) | Event::Next(_) => {}
             }
         };
         self.running.pop_front();

@@ -25,8 +25,14 @@ pub(crate) const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStre
 /// The method that runs while its request arrives.
 pub(crate) const SUMMARIZE: &str = "/weir.v1.Summarization/Summarize";
 
+/// The method that compresses.
+pub(crate) const COMPRESS: &str = "/weir.v1.Codec/Compress";
+
+/// The method that decompresses.
+pub(crate) const DECOMPRESS: &str = "/weir.v1.Codec/Decompress";
+
 /// The methods that compress and decompress: they run while their request arrives, and read it no faster than they answer.
-pub(crate) const CODEC: [&str; 2] = ["/weir.v1.Codec/Compress", "/weir.v1.Codec/Decompress"];
+pub(crate) const CODEC: [&str; 2] = [COMPRESS, DECOMPRESS];
 
 /// The method whose body is a stream of changes to a document, and of questions about it.
 pub(crate) const EDIT: &str = "/weir.v1.Editing/Edit";

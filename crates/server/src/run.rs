@@ -161,6 +161,8 @@ pub async fn run(
                 models,
                 monitor: monitor.clone(),
                 collected,
+                // two callers wait for none of each other's
+                comparisons: TokenizationWorkers::new(2),
                 max_body_bytes: config.message_bytes,
                 upload_timeout: config.upload,
                 draining: draining.clone(),

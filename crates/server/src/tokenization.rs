@@ -30,8 +30,9 @@ impl TokenizationWorkers {
         Self(Arc::new(Workers { free, caller_share: count.div_ceil(2), callers: Mutex::default() }))
     }
 
-    /// Runs `work`, which converts `bytes` bytes of a request of `caller`. Dropping the future before `work` has begun cancels it.
-    /// Fails with [`Error::Internal`] if `work` panics on a worker.
+    /// Runs `work`, which converts `bytes` bytes of a request of `caller`, here if they are few, else as [`run_on_worker`] does.
+    ///
+    /// [`run_on_worker`]: Self::run_on_worker
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         caller: &Arc<str>,
@@ -41,6 +42,16 @@ impl TokenizationWorkers {
         if bytes < INLINE_BYTES {
             return Ok(work());
         }
+        self.run_on_worker(caller, work).await
+    }
+
+    /// Runs `work` of `caller` on a worker. Dropping the future before `work` has begun cancels it. Fails with [`Error::Internal`] if
+    /// `work` panics.
+    pub(crate) async fn run_on_worker<T: Send + 'static>(
+        &self,
+        caller: &Arc<str>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
         let closed = |_| Error::Internal("the tokenization workers are closed".into());
         // First, so that each caller waits for a worker at most as often as its share.
         let share = self.share(caller).acquire_owned().await.map_err(closed)?;

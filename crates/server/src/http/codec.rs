@@ -2,7 +2,7 @@
 //! can be sent as it is. The answer is the output as bytes, or server-sent events with the progress.
 
 use crate::{
-    call::{CODEC, Call, ClientContext},
+    call::{COMPRESS, Call, ClientContext, DECOMPRESS},
     calls::Calls,
     grpc::{request_parts::RequestParts, response::log_rejection},
     http::{
@@ -10,7 +10,10 @@ use crate::{
         response::{self, EventSource},
         state::{ApiState, BYTES},
     },
-    middleware::limits::{GuardedBody, RequestMemory},
+    middleware::{
+        CallResponse,
+        limits::{GuardedBody, RequestMemory, Reservation},
+    },
 };
 use axum::{
     Extension,
@@ -26,12 +29,14 @@ use percent_encoding::percent_decode_str;
 use prost::Message;
 use serde_json::{Value, json};
 use std::{
+    collections::HashSet,
     io::{self, Write},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
 use weir_kernels::error::{Error, Result, quoted};
 use weir_proto::v1::{
     self, compress_request, compress_response::Event as Compressed, decompress_request,
@@ -60,17 +65,12 @@ async fn handle(
     request: Request,
     compresses: bool,
 ) -> Result<Response, ApiError> {
-    let tenant = state.check_head(client, &request, BYTES)?;
+    let head = state.check_head(client, &request, BYTES)?;
+    let tenant = Arc::clone(&head.tenant);
     let options = CodecOptions::of_query(request.uri(), compresses)?;
-    let body = state.read_body(client, request, BYTES).await?;
+    let body = state.read_body_after(head, request).await?;
     let bytes = state.parse(body, Ok).await?;
-    let others = options.compare.then(|| {
-        let text = bytes.clone();
-        let workers = state.calls.jobs.workers.clone();
-        let tenant = Arc::clone(&tenant);
-        let sizes = async move { workers.run(&tenant, text.len(), move || sizes_of_others(&text)).await? };
-        Box::pin(sizes) as Pin<Box<_>>
-    });
+    let others = if options.compare { Some(others(&state, &tenant, &bytes)?) } else { None };
     let output = match compresses {
         true => state.calls.compress(client, options.compression(), bytes).await?,
         false => state.calls.decompress(client, options.decompression(), bytes).await?,
@@ -115,20 +115,24 @@ struct CodecOptions {
 }
 
 impl CodecOptions {
-    /// Reads the options. Fails for an unknown name, and for a flag that is neither true nor false.
+    /// Reads the options. Fails for an unknown name, for one that is there twice, and for a flag that is neither true nor false.
     fn of_query(uri: &Uri, compresses: bool) -> Result<Self> {
         let mut options = Self::default();
+        let mut names = HashSet::new();
         for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, "true"));
             let value = percent_decode_str(value).decode_utf8_lossy();
+            if !names.insert(name) {
+                return Err(Error::bad_option("query", format!("{} twice", quoted(name)), "each name once"));
+            }
             match name {
                 "model" => options.model = Some(value.into_owned()),
                 "stream" => options.stream = flag("stream", &value)?,
                 "normalise" if compresses => options.normalise = flag("normalise", &value)?,
                 "compare" if compresses => options.compare = flag("compare", &value)?,
                 _ => {
-                    let names = if compresses { "model, stream, normalise or compare" } else { "model or stream" };
-                    return Err(Error::bad_option("query", quoted(name), names));
+                    let known = if compresses { "model, stream, normalise or compare" } else { "model or stream" };
+                    return Err(Error::bad_option("query", quoted(name), known));
                 }
             }
         }
@@ -195,13 +199,9 @@ impl Calls {
     ) -> Result<CodecOutputs> {
         let parts = [compress_request::Part::Options(options), compress_request::Part::Text(text)];
         let messages = parts.map(|part| v1::CompressRequest { part: Some(part) });
-        let bytes = messages.iter().map(Message::encoded_len).sum();
-        let response = self.begin(CODEC[0], client, bytes, async |call: Call, memory: RequestMemory| {
-            let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
-            self.jobs.start_compress(parts, call).await.inspect_err(log_rejection)
-        });
-        let output = response.await?.filter_map(|message| message.map(|message| message.event).transpose());
-        Ok(Box::pin(output.map(|event| event.map(CodecOutput::from))))
+        let start = async |parts, call| self.jobs.start_compress(parts, call).await;
+        let output = self.code(COMPRESS, client, messages, start).await?;
+        Ok(Box::pin(output.filter_map(|message| message.map(|message| Some(message.event?.into())).transpose())))
     }
 
     async fn decompress(
@@ -212,15 +212,30 @@ impl Calls {
     ) -> Result<CodecOutputs> {
         let parts = [decompress_request::Part::Options(options), decompress_request::Part::Data(data)];
         let messages = parts.map(|part| v1::DecompressRequest { part: Some(part) });
+        let start = async |parts, call| self.jobs.start_decompress(parts, call).await;
+        let output = self.code(DECOMPRESS, client, messages, start).await?;
+        Ok(Box::pin(output.filter_map(|message| message.map(|message| Some(message.event?.into())).transpose())))
+    }
+
+    /// Begins a call of the method at `path` whose request is these messages.
+    async fn code<M: Message + 'static, R>(
+        &self,
+        path: &'static str,
+        client: &ClientContext,
+        messages: [M; 2],
+        start: impl AsyncFnOnce(RequestParts<M>, Call) -> Result<R>,
+    ) -> Result<CallResponse<R>> {
         let bytes = messages.iter().map(Message::encoded_len).sum();
-        let response = self.begin(CODEC[1], client, bytes, async |call: Call, memory: RequestMemory| {
+        let handler = async |call: Call, memory: RequestMemory| {
             let parts = RequestParts::new(tokio_stream::iter(messages).map(Ok), Some(memory));
-            self.jobs.start_decompress(parts, call).await.inspect_err(log_rejection)
-        });
-        let output = response.await?.filter_map(|message| message.map(|message| message.event).transpose());
-        Ok(Box::pin(output.map(|event| event.map(CodecOutput::from))))
+            start(parts, call).await.inspect_err(log_rejection)
+        };
+        self.begin(path, client, bytes, handler).await
     }
 }
+
+/// The sizes that other programs reach, once they are known.
+type Others = Pin<Box<dyn Future<Output = Result<OtherSizes>> + Send>>;
 
 /// Sizes of a text in bytes, as gzip and xz compress it.
 struct OtherSizes {
@@ -228,23 +243,66 @@ struct OtherSizes {
     xz: u64,
 }
 
-/// Compresses a text with gzip and xz at their highest levels.
-fn sizes_of_others(text: &[u8]) -> Result<OtherSizes> {
-    let failed = |error: io::Error| Error::Internal(format!("gzip or xz: {error}"));
-    let mut gzip = GzEncoder::new(Counted(0), Compression::best());
-    gzip.write_all(text).map_err(failed)?;
-    let mut options = XzOptions::with_preset(9);
-    // A dictionary that is longer than the text finds nothing more, but takes ten times its size in memory.
-    let dictionary =
-        u32::try_from(text.len()).unwrap_or(u32::MAX).clamp(MIN_DICTIONARY, options.lzma_options.dict_size);
-    options.lzma_options.dict_size = dictionary;
-    let mut xz = XzWriter::new(Counted(0), options).map_err(failed)?;
-    xz.write_all(text).map_err(failed)?;
-    Ok(OtherSizes { gzip: gzip.finish().map_err(failed)?.0, xz: xz.finish().map_err(failed)?.0 })
+/// Returns the sizes that gzip and xz reach, which a worker finds out once they are awaited. Fails if the memory of requests has no room
+/// for the two, or too little of the tenant's share is left.
+fn others(state: &ApiState, tenant: &Arc<str>, text: &[u8]) -> Result<Others> {
+    let options = xz_options(text.len());
+    let xz_bytes = (options.lzma_options.get_memory_usage() as usize).saturating_mul(1 << 10);
+    let reserved = Reservation::new(Arc::clone(&state.calls.jobs.memory), Arc::clone(tenant));
+    reserved.add_leaving_a_message(text.len().saturating_add(xz_bytes).saturating_add(GZIP_BYTES))?;
+    let workers = state.comparisons.clone();
+    let tenant = Arc::clone(tenant);
+    let text = text.to_vec();
+    let gone = CancellationToken::new();
+    let work = {
+        let gone = gone.clone();
+        move || {
+            let sizes = sizes_of_others(&text, options, &|| gone.is_cancelled());
+            drop(reserved);
+            sizes
+        }
+    };
+    let gone = gone.drop_guard();
+    Ok(Box::pin(async move {
+        let _gone = gone;
+        workers.run_on_worker(&tenant, work).await?
+    }))
 }
 
+/// Bytes of memory that gzip takes at its highest level, at most.
+const GZIP_BYTES: usize = 1 << 20;
+
 /// Minimum dictionary of xz.
-const MIN_DICTIONARY: u32 = 4096;
+const MIN_DICTIONARY: usize = 4096;
+
+/// Maximum dictionary of xz: its default, for which it takes about 100 MB.
+const MAX_DICTIONARY: usize = 8 << 20;
+
+/// Returns the options of xz at its highest level for a text of `bytes` bytes. A dictionary that is longer than the text finds nothing
+/// more, but takes ten times its size in memory.
+fn xz_options(bytes: usize) -> XzOptions {
+    let mut options = XzOptions::with_preset(9);
+    options.lzma_options.dict_size = bytes.clamp(MIN_DICTIONARY, MAX_DICTIONARY) as u32;
+    options
+}
+
+/// Bytes that are compressed between two looks whether the client is gone.
+const COMPARED_BYTES: usize = 1 << 16;
+
+/// Compresses a text with gzip and xz at their highest levels. Fails once `is_gone` returns true.
+fn sizes_of_others(text: &[u8], options: XzOptions, is_gone: &dyn Fn() -> bool) -> Result<OtherSizes> {
+    let failed = |error: io::Error| Error::Internal(format!("gzip or xz: {error}"));
+    let mut gzip = GzEncoder::new(Counted(0), Compression::best());
+    let mut xz = XzWriter::new(Counted(0), options).map_err(failed)?;
+    for part in text.chunks(COMPARED_BYTES) {
+        if is_gone() {
+            return Err(Error::Internal("nobody waits for the sizes of gzip and xz".into()));
+        }
+        gzip.write_all(part).map_err(failed)?;
+        xz.write_all(part).map_err(failed)?;
+    }
+    Ok(OtherSizes { gzip: gzip.finish().map_err(failed)?.0, xz: xz.finish().map_err(failed)?.0 })
+}
 
 /// Counts bytes instead of writing them.
 struct Counted(u64);
@@ -264,7 +322,7 @@ impl Write for Counted {
 struct CodecEvents {
     output: CodecOutputs,
     /// The sizes that gzip and xz reach, until they are sent.
-    others: Option<Pin<Box<dyn Future<Output = Result<OtherSizes>> + Send>>>,
+    others: Option<Others>,
     is_complete: bool,
 }
 
@@ -322,8 +380,19 @@ mod tests {
     #[test]
     fn other_programs_find_repetitions() {
         let text = b"a weir pools a stream and lets it flow on. ".repeat(1000);
-        let OtherSizes { gzip, xz } = sizes_of_others(&text).unwrap();
+        let sizes = |text: &[u8], is_gone: bool| sizes_of_others(text, xz_options(text.len()), &|| is_gone);
+        let OtherSizes { gzip, xz } = sizes(&text, false).unwrap();
         assert!((60..600).contains(&gzip) && (60..300).contains(&xz), "gzip {gzip}, xz {xz}");
-        assert!(sizes_of_others(b"").is_ok_and(|sizes| sizes.gzip > 0 && sizes.xz > 0));
+        assert!(sizes(b"", false).is_ok_and(|sizes| sizes.gzip > 0 && sizes.xz > 0));
+        assert!(sizes(&text, true).is_err(), "the client is gone");
+    }
+
+    /// Memory stays within ten times the text and some MB, and below 110 MB.
+    #[test]
+    fn memory_of_xz_is_bounded() {
+        for (bytes, limit) in [(0, 4), (1 << 20, 20), (4 << 20, 60), (1 << 30, 110)] {
+            let kilobytes = xz_options(bytes).lzma_options.get_memory_usage();
+            assert!(kilobytes < limit << 10, "{kilobytes} KiB for {bytes} bytes");
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     },
     open_inference::service::InferenceService,
     registry::{Monitor, draining_error},
+    tokenization::TokenizationWorkers,
 };
 use axum::{
     extract::{Path, Request, rejection::PathRejection},
@@ -59,6 +60,8 @@ pub(crate) struct ApiState {
     pub(crate) monitor: Monitor,
     /// Limits of responses that are not streamed.
     pub(crate) collected: CollectedLimits,
+    /// Compress texts with other programs, to compare.
+    pub(crate) comparisons: TokenizationWorkers,
     /// Maximum bytes of a body.
     pub(crate) max_body_bytes: usize,
     /// Maximum time for a body to arrive.
@@ -67,6 +70,14 @@ pub(crate) struct ApiState {
     pub(crate) draining: CancellationToken,
     /// Start of the server, in seconds since 1970.
     pub(crate) started_at: u64,
+}
+
+/// What the headers of a request say about its body, which the client's key allows.
+pub(crate) struct RequestHead {
+    /// The tenant whose shares the request uses.
+    pub(crate) tenant: Arc<str>,
+    /// How the body is compressed.
+    encoding: Option<Encoding>,
 }
 
 /// A request's body, with the memory that it uses.
@@ -81,13 +92,13 @@ pub(crate) struct ApiBody {
 }
 
 impl ApiState {
-    /// Checks the key and the headers of a request whose body has this type. Returns its tenant.
+    /// Checks the key and the headers of a request whose body has this type.
     pub(crate) fn check_head(
         &self,
         client: &ClientContext,
         request: &Request,
         media_type: &str,
-    ) -> Result<Arc<str>, ApiError> {
+    ) -> Result<RequestHead, ApiError> {
         let tenant = client.principal()?.tenant();
         if !has_type(request.headers(), media_type) {
             let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
@@ -96,28 +107,33 @@ impl ApiState {
             let code = if media_type == JSON { "not_json" } else { "not_bytes" };
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, code, message));
         }
-        encoding(request.headers())?;
+        let encoding = encoding(request.headers())?;
         let declared = request.headers().get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse().ok());
         if declared.is_some_and(|length: usize| length > self.max_body_bytes) {
             return Err(self.oversized());
         }
-        Ok(tenant)
+        Ok(RequestHead { tenant, encoding })
     }
 
     fn oversized(&self) -> ApiError {
         Error::Oversized { what: "the body", limit: self.max_body_bytes }.into()
     }
 
-    /// Reads a request's body within the limits on one body, on one caller's, and on all together. Checks the key first.
+    /// Reads the body of a request after [`check_head`](Self::check_head).
     pub(crate) async fn read_body(
         &self,
         client: &ClientContext,
         request: Request,
         media_type: &str,
     ) -> Result<ApiBody, ApiError> {
-        let tenant = self.check_head(client, &request, media_type)?;
-        let encoding = encoding(request.headers())?;
+        let head = self.check_head(client, &request, media_type)?;
+        self.read_body_after(head, request).await
+    }
+
+    /// Reads a request's body within the limits on one body, on one caller's, and on all together.
+    pub(crate) async fn read_body_after(&self, head: RequestHead, request: Request) -> Result<ApiBody, ApiError> {
+        let RequestHead { tenant, encoding } = head;
         // Memory is taken as bytes arrive: a declared length costs the client nothing.
         let reserved = Reservation::new(Arc::clone(&self.calls.jobs.memory), Arc::clone(&tenant));
         let read = async {

@@ -226,7 +226,7 @@ def written(card, symbol):
         yield f"> reference: {quoted(line['summary'])}\n>\n> generated: {quoted(line['written'])}"
     elif "samples" in card:
         drawn = next((drawn for drawn in card["samples"]["drawn"] if drawn["temperature"] == 0.8), card["samples"]["drawn"][0])
-        yield f"At temperature {drawn['temperature']} (seed {drawn['seed']} of the training code), after `{card['samples']['prompt']}`:"
+        yield f"At temperature {drawn['temperature']}, after `{card['samples']['prompt']}`:"
         yield sample(beginning(drawn["text"]), symbol == "byte")
 
 

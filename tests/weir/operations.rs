@@ -421,9 +421,11 @@ fn no_metric_counts_the_warm_up() {
         let text = engines.render_metrics().unwrap();
         let samples = text.lines().filter(|line| line.contains(&format!("model_name={name:?}")));
         let (state, counts): (Vec<_>, Vec<_>) = samples.partition(|line| {
-            line.starts_with("weir_kv_cache_limit_bytes{") || line.starts_with("weir_model_generations{")
+            ["weir_kv_cache_limit_bytes{", "weir_model_generations{", "weir_cache_config_info{"]
+                .iter()
+                .any(|name| line.starts_with(name))
         });
-        assert!(state.len() == 2 && counts.len() > 20, "{name}: {text}");
+        assert!(state.len() == 3 && counts.len() > 20, "{name}: {text}");
         for line in counts {
             assert!(line.ends_with(" 0") || line.ends_with(" 0.0"), "{name}: {line}");
         }

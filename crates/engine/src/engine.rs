@@ -280,6 +280,12 @@ impl Handle {
         self.inner().segment_cache.usage()
     }
 
+    /// Returns how many blocks of `symbols` symbols the segment cache holds at least, if it has nothing else. 0 without a cache.
+    pub fn cache_blocks(&self, symbols: usize) -> usize {
+        let Inner { model, limits, .. } = self.inner();
+        limits.cache_bytes.min(model.memory().limit) / model.bytes_for(symbols).max(1)
+    }
+
     /// Returns the contents of the document cache.
     pub fn document_cache_usage(&self) -> DocumentCacheUsage {
         self.inner().document_cache.usage()

@@ -4,7 +4,7 @@
 //! character here. A [`Meter`] takes the events of one engine: from each follow the metrics and the latency report
 //! (`latency_windows`). Its series are looked up when the model is loaded, so a step looks up and
 //! allocates nothing. One exception: when a request ends, the series of its levels of chunking are looked up. Only gauges are read
-//! on each scrape ([`Metrics::render`]).
+//! on each scrape ([`Metrics::render`]). A router's picker may scrape twenty times a second.
 
 use crate::latency_windows::{LatencyPeriod, LatencySlice, LatencyWindows};
 use prometheus_client::{
@@ -12,6 +12,7 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric, counter::Counter, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Metric, Registry},
 };
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -21,6 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use weir_engine::observer::{EngineEvent, Observer};
 use weir_engine::options::FinishReason;
 use weir_engine::{Handle, clock};
+use weir_kernels::attention::POSITIONS;
 use weir_kernels::error::{Code, Error};
 use weir_kernels::sync::lock;
 use weir_models::usage::{MAX_LEVELS, Timing, Usage};
@@ -28,9 +30,55 @@ use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
+/// The labels that series of this file have, and those that Prometheus reserves.
+pub(crate) const LABELS: [&str; 17] = [
+    "model_name",
+    "after",
+    "block_size",
+    "code",
+    "event",
+    "finished_reason",
+    "handler",
+    "le",
+    "level",
+    "method",
+    "num_gpu_blocks",
+    "quantile",
+    "result",
+    "service",
+    "status",
+    "version",
+    "__name__",
+];
+
+/// Settings of the metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricsConfig {
+    /// Names and values of the labels that all series have in addition.
+    pub labels: Vec<(String, String)>,
+    /// True if the gauges that routers read are also there under vLLM's names.
+    pub vllm_names: bool,
+    /// Symbols in a block of the segment cache, a multiple of [`CACHE_BLOCK`](Self::CACHE_BLOCK).
+    pub cache_block: usize,
+}
+
+impl MetricsConfig {
+    /// Symbols whose keys and values have a page: the smallest part of a text that entries of the segment cache share.
+    pub const CACHE_BLOCK: usize = POSITIONS;
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { labels: Vec::new(), vllm_names: false, cache_block: Self::CACHE_BLOCK }
+    }
+}
+
 /// All metrics of a process.
 pub struct Metrics {
     registry: Registry,
+    /// What routers read, under vLLM's names.
+    vllm_names: Option<Registry>,
+    cache_block: usize,
     families: Families,
     levels: LevelFamilies,
     /// Answered calls, by service, method and code.
@@ -61,7 +109,18 @@ fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, he
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("weir");
+        Self::new(&MetricsConfig::default())
+    }
+}
+
+impl Metrics {
+    /// Creates the metrics of a process.
+    pub fn new(config: &MetricsConfig) -> Self {
+        let labels = || {
+            let owned = |text: &String| Cow::Owned(text.clone());
+            config.labels.iter().map(move |(name, value)| (owned(name), owned(value)))
+        };
+        let mut registry = Registry::with_prefix_and_labels("weir", labels());
         let all = &mut registry;
         let families = Families::register(all);
         let levels = LevelFamilies::register(all);
@@ -80,8 +139,11 @@ impl Default for Metrics {
         let dropped_log_lines = register(all, "log_lines_dropped", "Log lines that could not be written");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "The server's version", Info::new(version));
+        let vllm_names = config.vllm_names.then(|| families.under_vllm_names(Registry::with_labels(labels())));
         Self {
             registry,
+            vllm_names,
+            cache_block: config.cache_block,
             families,
             levels,
             calls,
@@ -95,9 +157,7 @@ impl Default for Metrics {
             count_dropped: OnceLock::new(),
         }
     }
-}
 
-impl Metrics {
     /// Returns a meter for an engine of the model called `model`.
     pub fn meter(&self, model: &str) -> Arc<Meter> {
         let mut models = lock(&self.models);
@@ -158,13 +218,15 @@ impl Metrics {
         let models = lock(&self.models);
         for series in models.values() {
             let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
-            series.set_gauges(own.map(|(_, engine)| engine));
+            series.set_gauges(own.map(|(_, engine)| engine), self.cache_block);
         }
         if let Some(count) = self.count_dropped.get() {
             self.dropped_log_lines.inner().store(count(), Ordering::Relaxed);
         }
         let mut out = String::new();
-        text::encode(&mut out, &self.registry)?;
+        text::encode_registry(&mut out, &self.registry)?;
+        self.vllm_names.iter().try_for_each(|names| text::encode_registry(&mut out, names))?;
+        text::encode_eof(&mut out)?;
         Ok(out)
     }
 }
@@ -411,6 +473,8 @@ per_model! {
     waiting: Gauge = Gauge::default(), ["" [""]], "num_requests_waiting", "Requests that wait for a row";
     kv_usage: FloatGauge = FloatGauge::default(), ["" [""]],
         "kv_cache_usage_ratio", "Share of the key-value memory that requests use: 1 is all of it";
+    cache_config: CacheConfig = CacheConfig::default(), ["" [""]],
+        "cache_config", "Symbols in a block of the segment cache, and blocks that fit into it";
     kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
     kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
     preemptions: Counter = Counter::default(), ["" [""]],
@@ -491,9 +555,45 @@ per_model! {
         "model_generations", "Generations of the model in memory: the serving one and draining ones";
 }
 
+impl Families {
+    /// Registers what routers read under the names that vLLM gives it.
+    fn under_vllm_names(&self, mut registry: Registry) -> Registry {
+        registry.register("vllm:num_requests_running", "Requests that hold a row", self.running.clone());
+        registry.register("vllm:num_requests_waiting", "Requests that wait for a row", self.waiting.clone());
+        let help = "Share of the key-value memory that requests use: 1 is all of it";
+        registry.register("vllm:kv_cache_usage_perc", help, self.kv_usage.clone());
+        let help = "Symbols in a block of the segment cache, and blocks that fit into it";
+        registry.register("vllm:cache_config", help, self.cache_config.clone());
+        registry
+    }
+}
+
+/// The blocks of a model's segment cache: an info, whose labels have the values.
+#[derive(Debug, Clone, Default)]
+struct CacheConfig {
+    block: Arc<AtomicU64>,
+    blocks: Arc<AtomicU64>,
+}
+
+impl EncodeMetric for CacheConfig {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let block = self.block.load(Relaxed);
+        let blocks = self.blocks.load(Relaxed);
+        encoder.encode_info(&[("block_size", block), ("num_gpu_blocks", blocks)])
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+impl TypedMetric for CacheConfig {
+    const TYPE: MetricType = MetricType::Info;
+}
+
 impl Series {
-    /// Sets the gauges from the state of the model's engines.
-    fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
+    /// Sets the gauges from the state of the model's engines. A block of the segment cache has `block` symbols.
+    fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>, block: usize) {
         let gauges = [
             &self.running,
             &self.waiting,
@@ -506,7 +606,9 @@ impl Series {
             &self.generations,
         ];
         let mut sums = [0_i64; 9];
+        let mut blocks = 0;
         for engine in engines {
+            blocks = engine.cache_blocks(block).max(blocks);
             let load = engine.load();
             let cache = engine.segment_cache_usage();
             let documents = engine.document_cache_usage();
@@ -528,6 +630,8 @@ impl Series {
         for (gauge, sum) in gauges.into_iter().zip(sums) {
             gauge[0].set(sum);
         }
+        self.cache_config[0].block.store(block as u64, Relaxed);
+        self.cache_config[0].blocks.store(blocks as u64, Relaxed);
         let ratio = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
         self.kv_usage[0].set(ratio(self.kv_bytes[0].get() as f64, self.kv_limit[0].get() as f64));
         let closed = self.middle_run[0].get() as f64;
@@ -778,6 +882,25 @@ mod tests {
         let count = |value: u32| if value == 10 { 11 } else { value };
         let expected: Vec<_> = (10..41).map(|value| format!("a_total{{value=\"{value}\"}} {}", count(value))).collect();
         assert_eq!(samples, expected);
+    }
+
+    #[test]
+    fn every_series_has_the_given_labels_and_no_others_than_listed() {
+        let labels = vec![("pool".to_owned(), "a\"b".to_owned())];
+        let metrics = Metrics::new(&MetricsConfig { labels, vllm_names: true, cache_block: 64 });
+        metrics.meter("m");
+        metrics.count_call("s", "m", "OK");
+        metrics.count_http_request("/", "GET", 200);
+        let text = metrics.render(&[]).unwrap();
+        assert!(text.contains(
+            "weir_cache_config_info{pool=\"a\\\"b\",block_size=\"64\",num_gpu_blocks=\"0\",model_name=\"m\"} 1\n"
+        ));
+        assert!(text.contains("vllm:kv_cache_usage_perc{pool=\"a\\\"b\",model_name=\"m\"} 0.0\n"), "{text}");
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert!(line.contains("{pool=\"a\\\"b\""), "{line}");
+            let names = line.split(['{', ',']).skip(1).filter_map(|label| label.split_once("=\""));
+            assert!(names.skip(1).all(|(name, _)| LABELS.contains(&name)), "{line}");
+        }
     }
 
     #[test]

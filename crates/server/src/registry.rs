@@ -454,6 +454,11 @@ impl Engines {
         lease.ok_or_else(|| self.unknown(field, name))
     }
 
+    /// Creates an empty table of engines that report to `metrics`.
+    pub fn with_metrics(metrics: Metrics) -> Self {
+        Self(Arc::new(EnginesState { metrics: Arc::new(metrics), ..EnginesState::default() }))
+    }
+
     /// Returns all engines in service, sorted by name.
     pub fn all(&self) -> Vec<Lease> {
         self.read().serving.values().map(Lease::new).collect()

@@ -167,6 +167,7 @@ pub async fn run(
                 upload_timeout: config.upload,
                 draining: draining.clone(),
                 started_at: http::state::unix_seconds(),
+                metrics: config.http_metrics,
             };
             http::serve(incoming, api, &config, refusals.clone(), closing.clone()).await;
         }

@@ -23,6 +23,7 @@ use weir_client::flags::FlagOrigins;
 use weir_kernels::error::{Error, Result, printable};
 use weir_kernels::memory;
 use weir_server::config::{Announce, Checks, CredentialFiles, LiveCredentials, Origins, ServeConfig};
+use weir_server::metrics::Metrics;
 use weir_server::run::{ServerParts, run as serve};
 use weir_server::{Engines, Listener, Monitor, Traces, serve_admin_port};
 
@@ -105,7 +106,8 @@ impl Args {
         let credential_files = self.access.files();
         let is_protected = !credential_files.is_empty();
         let listeners = Listeners::parse(&self.transport, &self.operations, is_protected, &mut checks);
-        let operations = self.operations.settings(listeners.admin, self.models.folder(), &mut checks);
+        let folder = self.models.folder();
+        let operations = self.operations.settings(listeners.admin, folder, engine.cache_bytes, &mut checks);
         checks.finish()?;
         Ok(ServeConfig {
             listen: listeners.grpc,
@@ -155,7 +157,7 @@ async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {
     let signals = count_signals().map_err(no_handler)?;
     let addresses = [Some(settings.listen), settings.http_listen, settings.operations.admin_listen];
     ports::raise_for(settings.transport.connections * addresses.into_iter().flatten().count());
-    let engines = Engines::default();
+    let engines = Engines::with_metrics(Metrics::new(&settings.operations.metrics));
     let files = settings.credential_files.clone();
     let live = settings.transport.access.credentials.clone();
     Reloader { files, live, engines: engines.clone() }.start().map_err(no_handler)?;

@@ -10,7 +10,9 @@ use std::{
 };
 use tokio::net::{TcpListener, TcpSocket};
 use weir_kernels::error::{Error, Result};
-use weir_server::config::{Access, Checks, CredentialFiles, EditingConfig, Operations, TlsFiles, TransportConfig};
+use weir_server::config::{
+    Access, Checks, CredentialFiles, EditingConfig, HttpMetrics, Operations, TlsFiles, TransportConfig,
+};
 
 /// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
 const BACKLOG: u32 = 4096;
@@ -395,6 +397,11 @@ pub(super) struct TransportArgs {
     #[arg(long, value_name = "BOOL", env = "WEIR_LATE_HEADERS", default_value = "false", num_args = 0..=1,
         require_equals = true, default_missing_value = "true")]
     late_headers: String,
+    /// Serve /metrics on the HTTP port too, for routers that scrape the port that they send requests to: `keyed` to clients that may
+    /// call the server, which send a key if there are keys, and `open` to all clients.
+    #[arg(long, value_name = "MODE", env = "WEIR_HTTP_METRICS", default_value = "off", num_args = 0..=1,
+        require_equals = true, default_missing_value = "keyed")]
+    http_metrics: String,
 }
 
 impl TransportArgs {
@@ -442,8 +449,20 @@ impl TransportArgs {
                 idle: seconds(checks, "--edit-idle-seconds", &self.edit_idle_seconds, 1),
             },
             late_headers: checks.switch("--late-headers", &self.late_headers),
+            http_metrics: self.http_metrics(checks),
             access,
         }
+    }
+}
+
+impl TransportArgs {
+    fn http_metrics(&self, checks: &mut Checks) -> HttpMetrics {
+        let has_address = [&self.listen, &self.http_listen].into_iter().any(Option::is_some);
+        let mode = checks.http_metrics(&self.http_metrics);
+        if mode != HttpMetrics::Off && has_address && self.http_listen.is_none() {
+            checks.reject_with("--http-metrics", "expected an HTTP port, found no --http-listen");
+        }
+        mode
     }
 }
 
@@ -470,6 +489,18 @@ pub(super) struct OperationsArgs {
     /// Maximum models in memory, draining ones included, when one is loaded at run time.
     #[arg(long, value_name = "N", env = "WEIR_MAX_MODELS", default_value = "16")]
     max_models: String,
+    /// Give the gauges that routers read these servers' names too: vllm. The flag can be repeated, or hold several names separated by
+    /// commas. Default: none.
+    #[arg(long, value_name = "NAME", env = "WEIR_METRICS_COMPAT", value_delimiter = ',')]
+    metrics_compat: Vec<String>,
+    /// Label of all metrics, by which a router can select them. The flag can be repeated, or hold several labels separated by commas.
+    /// Default: none.
+    #[arg(long, value_name = "NAME=VALUE", env = "WEIR_METRICS_LABEL", value_delimiter = ',')]
+    metrics_label: Vec<String>,
+    /// Symbols in a block of the segment cache, as weir_cache_config_info reports them to routers that compare prompts block by block:
+    /// a multiple of 32. Default: 32, a page of the cache.
+    #[arg(long, value_name = "N", env = "WEIR_METRICS_BLOCK_SIZE")]
+    metrics_block_size: Option<String>,
     /// gRPC endpoint of an OTLP collector, such as http://127.0.0.1:4317, that receives spans of calls. Spans contain no text.
     #[arg(long, value_name = "URL", env = "WEIR_OTLP")]
     otlp: Option<String>,
@@ -479,13 +510,16 @@ pub(super) struct OperationsArgs {
 }
 
 impl OperationsArgs {
-    /// Parses the settings. `models` is the folder that models can be loaded from at run time.
+    /// Parses the settings. `models` is the folder that models can be loaded from at run time, and `cache_bytes` the size of a model's
+    /// segment cache.
     pub(super) fn settings(
         &self,
         admin_listen: Option<SocketAddr>,
         models: Option<PathBuf>,
+        cache_bytes: usize,
         checks: &mut Checks,
     ) -> Operations {
+        let block = self.metrics_block_size.as_deref();
         let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
         let otlp_part = self.otlp_part.parse().ok().filter(|part| (0.0..=1.0).contains(part));
         if otlp_part.is_none() {
@@ -509,6 +543,7 @@ impl OperationsArgs {
             max_models: checks.number("--max-models", &self.max_models, 1..=1024),
             otlp: self.otlp.clone(),
             otlp_part: otlp_part.unwrap_or(1.0),
+            metrics: checks.metrics(&self.metrics_compat, &self.metrics_label, block, cache_bytes),
         }
     }
 }

@@ -321,15 +321,36 @@ impl Vocabulary {
             (Some(name), _) => name.to_owned(),
             (_, Some(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
             (_, Some(byte)) => format!("{:?}", char::from(byte)),
-            _ if self.is_subword() => {
-                self.tokenizer().and_then(|tokenizer| tokenizer.piece(id)).unwrap_or_else(|| format!("id {id}"))
-            }
-            _ if self.is_sparse() => {
-                let own = self.added_tokens().and_then(|added| added.get(id));
-                own.map_or_else(|| format!("id {id}"), |own| own.text.clone())
-            }
-            _ => format!("{:?}", self.character(id)),
+            _ => self.token(id).unwrap_or_else(|| format!("{:?}", self.character(id))),
         }
+    }
+
+    /// Returns the text of an id of a tokenizer or of a byte vocabulary's tokens; `None` if symbols are characters.
+    fn token(&self, id: u32) -> Option<String> {
+        let token = match &self.symbols {
+            Symbols::Characters { .. } => return None,
+            Symbols::Subwords { tokenizer, .. } => tokenizer.as_ref().and_then(|tokenizer| tokenizer.piece(id)),
+            Symbols::Bytes { sparse: false, .. } => return None,
+            Symbols::Bytes { added, .. } => added.get(id).map(|own| own.text.clone()),
+        };
+        Some(token.unwrap_or_else(|| format!("id {id}")))
+    }
+
+    /// Returns a symbol as tokenizers list it: a character, a piece, the name of a special symbol, or `<0xC3>` for a byte of a longer
+    /// character.
+    pub fn symbol(&self, id: u32) -> String {
+        match (self.display_name(id), self.byte_of(id)) {
+            (Some(name), _) => name.to_owned(),
+            (_, Some(byte)) if !byte.is_ascii() => format!("<0x{byte:02X}>"),
+            (_, Some(byte)) => char::from(byte).to_string(),
+            _ => self.token(id).unwrap_or_else(|| self.character(id).to_string()),
+        }
+    }
+
+    /// Returns the marks before the symbols of a text.
+    pub fn start_marks(&self) -> impl Iterator<Item = u32> {
+        let tokens = self.token_marks().into_iter().flat_map(|marks| marks.start.iter().copied());
+        self.marks.map(|marks| marks.start).into_iter().chain(tokens)
     }
 
     /// Returns the character of `id`, or U+FFFD for a non-ASCII byte, a subword, or an id outside the vocabulary.

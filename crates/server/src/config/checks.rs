@@ -1,5 +1,6 @@
 //! Which hosts and origins a request may name.
 
+use crate::metrics::{LABELS, MetricsConfig};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io;
@@ -196,6 +197,87 @@ impl Checks {
             many => Err(Error::Setting(format!("{} settings are wrong:\n  {}", many.len(), many.join("\n  ")))),
         }
     }
+}
+
+/// Whether the HTTP port serves the metrics too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HttpMetrics {
+    /// It does not.
+    #[default]
+    Off,
+    /// It does for clients that may call the server: with API keys, those that send one.
+    Keyed,
+    /// It does for every client.
+    Open,
+}
+
+/// Maximum symbols of a block of the segment cache.
+const MAX_CACHE_BLOCK: usize = 1 << 20;
+
+impl Checks {
+    /// Parses the value of `--http-metrics`.
+    pub fn http_metrics(&mut self, value: &str) -> HttpMetrics {
+        match value {
+            "off" => HttpMetrics::Off,
+            "keyed" => HttpMetrics::Keyed,
+            "open" => HttpMetrics::Open,
+            _ => {
+                self.reject("--http-metrics", value, "keyed, open or off");
+                HttpMetrics::Off
+            }
+        }
+    }
+
+    /// Checks the values of `--metrics-compat`, `--metrics-label` and `--metrics-block-size`, with a segment cache of
+    /// `cache_bytes`.
+    pub fn metrics(
+        &mut self,
+        compat: &[String],
+        labels: &[String],
+        block: Option<&str>,
+        cache_bytes: usize,
+    ) -> MetricsConfig {
+        for other in compat.iter().filter(|name| *name != "vllm") {
+            self.reject("--metrics-compat", other, "vllm");
+        }
+        let mut config = MetricsConfig { vllm_names: !compat.is_empty(), ..MetricsConfig::default() };
+        for label in labels {
+            let Some((name, value)) = label.split_once('=') else {
+                self.reject("--metrics-label", label, "NAME=VALUE");
+                continue;
+            };
+            if !is_label_name(name) {
+                self.reject("--metrics-label", name, "a name of letters, digits and _ that begins with a letter");
+            } else if LABELS.contains(&name) {
+                self.reject("--metrics-label", name, "a name that no metric has already");
+            } else if config.labels.iter().any(|(other, _)| other == name) {
+                self.reject_with("--metrics-label", format!("the label {name} is given twice"));
+            } else {
+                config.labels.push((name.to_owned(), value.to_owned()));
+            }
+        }
+        let Some(block) = block else { return config };
+        let unit = MetricsConfig::CACHE_BLOCK;
+        match block.parse() {
+            Ok(_) if cache_bytes == 0 => {
+                self.reject_with("--metrics-block-size", "expected a segment cache, found --cache-memory 0");
+            }
+            Ok(symbols) if (unit..=MAX_CACHE_BLOCK).contains(&symbols) && symbols % unit == 0 => {
+                config.cache_block = symbols;
+            }
+            _ => {
+                let expected = format!("a multiple of {unit} (a page of the cache), at most {MAX_CACHE_BLOCK}");
+                self.reject("--metrics-block-size", block, expected);
+            }
+        }
+        config
+    }
+}
+
+/// Returns true for names that a label may have. Prometheus keeps those with two underscores at the beginning for itself.
+fn is_label_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// Parses an address to listen on: IP address and port, `localhost` and a port, or `:PORT` for all IPv4 addresses of the machine.

@@ -9,9 +9,10 @@ mod secret_file;
 mod tls;
 
 use crate::config::checks::{AllowedNames, CorsOrigins};
-pub use crate::config::checks::{Checks, Origins, parse_bytes, parse_switch};
+pub use crate::config::checks::{Checks, HttpMetrics, Origins, parse_bytes, parse_switch};
 pub use crate::config::keys::{AdminToken, CredentialFiles, Credentials, Keys, LiveCredentials, UsedKeys};
 pub use crate::config::tls::{Tls, TlsFiles};
+pub use crate::metrics::MetricsConfig;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -101,6 +102,8 @@ pub struct Operations {
     pub otlp: Option<String>,
     /// Share of the traces that is sent, 0 to 1.
     pub otlp_part: f64,
+    /// Names and labels of the metrics.
+    pub metrics: MetricsConfig,
 }
 
 /// Limits of connections and messages, and access control.
@@ -152,6 +155,8 @@ pub struct TransportConfig {
     pub late_headers: bool,
     /// Limits of sessions that edit a document.
     pub editing: EditingConfig,
+    /// Whether the HTTP port serves the metrics too.
+    pub http_metrics: HttpMetrics,
     /// Access control.
     pub access: Access,
 }
@@ -217,6 +222,7 @@ impl Default for TransportConfig {
             tcp_keepalive: Some(Duration::from_secs(60)),
             late_headers: false,
             editing: EditingConfig::default(),
+            http_metrics: HttpMetrics::default(),
             access: Access::default(),
         }
     }
@@ -249,6 +255,29 @@ mod tests {
         let names = allowed(&["Weir.example.com"], &["https://App.example.com"]).unwrap();
         assert!(names.allows_host("weir.EXAMPLE.com") && !names.allows_host("a.weir.example.com"));
         assert!(names.lists_origin("https://app.example.com") && !names.lists_origin("http://app.example.com"));
+    }
+
+    #[test]
+    fn labels_of_metrics_have_their_form_and_clash_with_none() {
+        let parse = |labels: &[&str]| {
+            let labels: Vec<_> = labels.iter().map(|&label| label.to_owned()).collect();
+            let mut checks = Checks::default();
+            let metrics = checks.metrics(&[], &labels, None, 1);
+            checks.finish().map(|()| metrics.labels).map_err(|error| error.to_string())
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(parse(&["b=x=y", "a="]).unwrap(), [pair("b", "x=y"), pair("a", "")]);
+        for (labels, part) in [
+            (&["pool"][..], "NAME=VALUE"),
+            (&["1a=x"], "letters"),
+            (&["__a=x"], "letters"),
+            (&["le=x"], "has already"),
+            (&["model_name=x"], "has already"),
+            (&["a=x", "a=y"], "given twice"),
+        ] {
+            let error = parse(labels).unwrap_err();
+            assert!(error.starts_with("--metrics-label: ") && error.contains(part), "{error}");
+        }
     }
 
     #[test]

@@ -194,7 +194,7 @@ async fn find_model(state: &ApiState, client: &ClientContext, request: Request) 
 }
 
 /// Returns the error that names the call to make to a model.
-fn no_chat(model: Option<&Handle>) -> ApiError {
+pub(super) fn no_chat(model: Option<&Handle>) -> ApiError {
     let call = match model {
         Some(writer) if continues_text(writer) => {
             let name = &writer.card().name;

@@ -1,5 +1,5 @@
-//! The HTTP API: OpenAI's completions and models, summaries, compression, editing over WebSockets, the Open Inference Protocol, and a
-//! playground.
+//! The HTTP API: OpenAI's completions and models, tokenization, summaries, compression, editing over WebSockets, the Open Inference
+//! Protocol, metrics, and a playground.
 //!
 //! A request becomes calls of the handlers in [`grpc`](super::grpc), made by [`calls`](super::calls), so keys, limits, deadlines,
 //! metrics and traces apply as to any call. This file has the connections, the paths and the bodies.
@@ -16,11 +16,12 @@ mod playground;
 mod response;
 pub(crate) mod state;
 pub(crate) mod summaries;
+mod tokenize;
 
 use crate::{
     call::{Call, ClientContext, EDIT, REQUEST_ID, SUMMARIZE, request_id},
     calls::Calls,
-    config::{LiveCredentials, TransportConfig},
+    config::{HttpMetrics, LiveCredentials, TransportConfig},
     grpc::{
         editing::EditMessage,
         request_parts::RequestParts,
@@ -37,6 +38,7 @@ use crate::{
         observe::{PATH_BYTES, Refusal, RefusalLog, count_http},
     },
     transport::{
+        admin_port::{METRICS, metrics_response},
         connections::{Connection, HyperConnection, LingeringClose, OpenConnection, UnreadBody, serve_connections},
         http1::{
             BrowserChecks, Cors, HeadArrived, HeadLimit, ReceivedBytes, UpgradableConnection, UpgradeContext,
@@ -49,7 +51,7 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::{Path, Request, State},
-    http::{HeaderValue, Method, StatusCode, Uri, header::ALLOW},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header::ALLOW},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -230,7 +232,7 @@ async fn check_place(Extension(context): Extension<UpgradeContext>, request: Req
 /// Counts a request as a call of its connection.
 async fn track_call(open: OpenConnection, request: Request, router: Router) -> Result<Response, Infallible> {
     let path = request.uri().path();
-    let needs_no_key = HEALTH_PATHS.contains(&path) || path == "/";
+    let needs_no_key = HEALTH_PATHS.contains(&path) || ["/", METRICS].contains(&path);
     let call = if needs_no_key { open.begin_keyless_call() } else { open.begin_call() };
     let response = router.oneshot(request).await?;
     let response = response::end_with_connection(response, open.ending().clone());
@@ -240,6 +242,9 @@ async fn track_call(open: OpenConnection, request: Request, router: Router) -> R
 fn router(state: ApiState) -> Router {
     let mut router = Router::new()
         .route("/v1/completions", with_options(post(completions::complete), "OPTIONS, POST"))
+        .route("/v1/completions/render", with_options(post(tokenize::render), "OPTIONS, POST"))
+        .route("/tokenize", with_options(post(tokenize::tokenize), "OPTIONS, POST"))
+        .route("/detokenize", with_options(post(tokenize::detokenize), "OPTIONS, POST"))
         .route("/v1/chat/completions", with_options(post(completions::refuse_chat), "OPTIONS, POST"))
         .route("/v1/check", with_options(post(check::check), "OPTIONS, POST"))
         .route("/v1/summaries", with_options(post(summaries::summarize), "OPTIONS, POST"))
@@ -252,6 +257,9 @@ fn router(state: ApiState) -> Router {
         .route(READY, with_options(get(open_inference::ready), READS))
         .route(HEALTH, with_options(get(health), READS))
         .route("/", with_options(get(playground::page), READS));
+    if state.metrics != HttpMetrics::Off {
+        router = router.route(METRICS, with_options(get(metrics), READS));
+    }
     // The name of a model may be one of the Hugging Face Hub, `ORG/NAME`.
     for name in ["{name}", "{name}/{part}"] {
         router = router.route(&format!("/v1/models/{name}"), with_options(get(get_model), READS));
@@ -287,6 +295,17 @@ async fn health(State(state): State<ApiState>) -> Response {
     match state.monitor.ready() {
         Ok(()) => "ok\n".into_response(),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    }
+}
+
+async fn metrics(
+    State(state): State<ApiState>,
+    Extension(client): Extension<ClientContext>,
+    headers: HeaderMap,
+) -> Response {
+    match client.principal() {
+        Err(error) if state.metrics != HttpMetrics::Open => ApiError::from(error).into_response(),
+        _ => metrics_response(&state.monitor, &headers),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     call::ClientContext,
     calls::Calls,
+    config::HttpMetrics,
     grpc::{models::ModelsService, summarization::SummaryResponses},
     http::error::ApiError,
     middleware::{
@@ -70,6 +71,8 @@ pub(crate) struct ApiState {
     pub(crate) draining: CancellationToken,
     /// Start of the server, in seconds since 1970.
     pub(crate) started_at: u64,
+    /// Whether this port serves the metrics.
+    pub(crate) metrics: HttpMetrics,
 }
 
 /// What the headers of a request say about its body, which the client's key allows.

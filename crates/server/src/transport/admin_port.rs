@@ -39,7 +39,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum lifetime of a connection, which carries one request and its response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-const METRICS: &str = "/metrics";
+/// The path of the metrics.
+pub(crate) const METRICS: &str = "/metrics";
 
 const LIVE: &str = "/health/live";
 
@@ -107,6 +108,11 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
 }
 
 async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response {
+    metrics_response(&monitor, &headers)
+}
+
+/// Returns all metrics, in the format that the client accepts.
+pub(crate) fn metrics_response(monitor: &Monitor, headers: &HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     monitor.record();
     match monitor.engines().render_metrics() {

@@ -2,7 +2,7 @@
 
 use crate::{
     args::{ArrivalArgs, LONG, LoadArgs, LoadLimits, ServerArgs, WorkloadArgs, check_in_flight, check_rate, runtime},
-    client::{ModelInfo, SymbolUnit, fetch_calibration},
+    client::{ModelInfo, SymbolUnit, fetch_calibration, wait_for_calibration},
     comparison::{ComparisonSetup, MAX_MODELS, MAX_ROUNDS, ModelComparison, compare_models, text_bits},
     error::{Error, Result},
     knee::{self, RateResult},
@@ -475,7 +475,11 @@ async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<Mod
     session.steps.next(format_args!("{}, comparison in {} rounds", names.join(", "), rounds.total()));
     let mut targets = Vec::new();
     for model in models {
-        targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);
+        let target = session.target(model, rounds.rounds_at_a_time, false).await?;
+        if let Ok(connection) = target.pool.next() {
+            wait_for_calibration(connection, &model.name).await;
+        }
+        targets.push(target);
     }
     let mut scores = Vec::new();
     // models that summarize cannot score a text

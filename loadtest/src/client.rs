@@ -231,6 +231,25 @@ impl CalibrationSummary {
     }
 }
 
+/// Longest wait for a server that times a model's steps.
+const CALIBRATION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Waits until the server has timed the model's steps, because requests that end before have no estimated gain. Gives up after
+/// [`CALIBRATION_TIMEOUT`].
+pub async fn wait_for_calibration(client: &Client, model: &str) {
+    let is_pending = async || {
+        let reports = client.reports(Some(model.to_owned()), None, METADATA_TIMEOUT).await;
+        reports.is_ok_and(|models| models.first().is_some_and(|model| model.calibration_pending))
+    };
+    let calibrated = async {
+        while is_pending().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    // A report without estimates is complete in everything else.
+    let _ = timeout(CALIBRATION_TIMEOUT, calibrated).await;
+}
+
 /// Fetches the quality of a model's calibration; `None` if the server has none or does not report it.
 pub async fn fetch_calibration(client: &Client, model: &str) -> Option<CalibrationSummary> {
     let reports = client.reports(Some(model.to_owned()), None, METADATA_TIMEOUT);

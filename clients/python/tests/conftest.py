@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Iterator
 
 import local
@@ -23,6 +24,9 @@ def server(weir_installed: None) -> Iterator[local.Server]:
     """A server that all tests without special flags share."""
     # The report needs a calibration, however short.
     with local.Server(calibration=200) as server:
+        with Client(server.address, timeout=local.TIMEOUT) as client:
+            while any(report.calibration_pending for report in client.report()):
+                time.sleep(0.02)
         yield server
 
 

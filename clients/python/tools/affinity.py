@@ -114,6 +114,8 @@ def run(plan: Plan, method: Method, cache: str) -> Figures:
     with server() as a, server() as b, local.Haproxy([a, b], method.changes) as proxy:
         with Client(proxy.address, timeout=600, affinity_chars=PREFIX if method.affinity else None) as client:
             client.wait_until_serving()
+            while any(report.calibration_pending for report in client.report()):
+                time.sleep(0.1)
             conversations = [Conversation(n, plan) for n in range(plan.conversations)]
             order = random.Random(1)
             first: List[float] = []

@@ -105,7 +105,7 @@ class Program:
 class Server(Program):
     """Runs `weir serve` with the checkpoint `model`, by default `MODEL`.
 
-    The server measures the model for `calibration` milliseconds before it listens. Most tests need none.
+    The server times the model's steps for `calibration` milliseconds after its start. Most tests need none.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ impl NotCalibrated {
                 "the model writes its segment boundaries itself, so there is no model without them to compare with"
             }
             Self::NoBoundary => "not calibrated: no symbol that was tried ended a segment",
-            Self::Stopped => "not calibrated yet: other requests have been running since the model was loaded",
+            Self::Stopped => "not calibrated yet: the server times the model's steps once no request runs",
             Self::NoTime => "not calibrated: its time limit is 0",
             Self::Failed => "not calibrated: a step failed; see the log",
             Self::NoMemory => "not calibrated: not enough key-value memory",
@@ -182,6 +182,8 @@ struct Probe {
 
 struct Timer<'a> {
     model: &'a dyn Model,
+    /// Called before each step; `Break` stops the measurement.
+    go_on: &'a mut dyn FnMut() -> ControlFlow<()>,
     scratch: Scratch,
     prefix: Vec<u32>,
     /// A symbol that ends a segment.
@@ -198,7 +200,7 @@ struct Measurement {
     samples: Samples,
 }
 
-/// Measures the model's steps for about `budget`. Calls `go_on` after each step; `Break` stops the measurement.
+/// Measures the model's steps for about `budget`. Calls `go_on` before each step; `Break` stops the measurement.
 pub fn measure(
     model: &dyn Model,
     max_rows: usize,
@@ -228,15 +230,12 @@ pub fn measure(
             match timer.measure(*kind, samples) {
                 Ok(measured) => *shape = Some(measured),
                 // leave out the steps that lack memory, and those that need more
-                Err(Error::OutOfPages { .. }) if pass + index > 0 => {
+                Err(NotCalibrated::NoMemory) if pass + index > 0 => {
                     let failed = *kind;
                     measurements.retain(|measurement| !measurement.kind.needs_memory_of(failed));
                     continue;
                 }
-                Err(error) => return Err(error.into()),
-            }
-            if go_on().is_break() {
-                return Err(NotCalibrated::Stopped);
+                Err(why) => return Err(why),
             }
             index += 1;
         }
@@ -278,9 +277,13 @@ impl StepKind {
 
 impl<'a> Timer<'a> {
     /// Looks for a position and a symbol that ends a segment there. Fails if there is none, a step fails, or the caller stops it.
-    fn find_boundary(model: &'a dyn Model, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Self, NotCalibrated> {
+    fn find_boundary(
+        model: &'a dyn Model,
+        go_on: &'a mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Self, NotCalibrated> {
         let mut timer = Self {
             model,
+            go_on,
             scratch: model.scratch(),
             prefix: Vec::new(),
             closing: Probe { len: 0, symbol: 0 },
@@ -304,9 +307,6 @@ impl<'a> Timer<'a> {
                 for symbol in symbols.iter().copied().cycle().skip(first).take(SYMBOLS_TRIED) {
                     let probe = Probe { len, symbol };
                     let closes = timer.closes(probe)?;
-                    if go_on().is_break() {
-                        return Err(NotCalibrated::Stopped);
-                    }
                     if closes && closing.is_none() {
                         closing = Some(probe);
                     } else if !closes && timer.plain.is_none() {
@@ -329,29 +329,39 @@ impl<'a> Timer<'a> {
     }
 
     /// Returns true if the probe ends a segment of the first row, which is at its position.
-    fn closes(&mut self, Probe { len, symbol }: Probe) -> Result<bool> {
+    fn closes(&mut self, Probe { len, symbol }: Probe) -> Result<bool, NotCalibrated> {
         // not from an earlier probe's rollback: the boundaries of symbols that are fed again would count
         self.rewind(0, len)?;
         self.rows[0].set(&[symbol], Want::Last);
+        self.proceed()?;
         let (_, closes) = timed_step(self.model, &mut self.rows[..1], &mut self.scratch)?;
         self.rows[0].state.rollback(len)?;
         Ok(closes)
     }
 
-    fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
+    /// Fails once the caller stops the measurement.
+    fn proceed(&mut self) -> Result<(), NotCalibrated> {
+        match (self.go_on)() {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(NotCalibrated::Stopped),
+        }
+    }
+
+    fn feed(&mut self, row: usize, symbol: u32) -> Result<(), NotCalibrated> {
+        self.proceed()?;
         self.rows[row].set(&[symbol], Want::Nothing);
-        advance(self.model, &mut self.rows, &[row], &mut self.scratch)
+        Ok(advance(self.model, &mut self.rows, &[row], &mut self.scratch)?)
     }
 
     /// Returns a row to the first `len` symbols and feeds the last one anew: a model that cannot rewind feeds symbols again
     /// after a rollback, which must not be measured.
-    fn rewind(&mut self, row: usize, len: usize) -> Result<()> {
-        let Some(last) = len.checked_sub(1) else { return self.rows[row].state.rollback(0) };
+    fn rewind(&mut self, row: usize, len: usize) -> Result<(), NotCalibrated> {
+        let Some(last) = len.checked_sub(1) else { return Ok(self.rows[row].state.rollback(0)?) };
         self.rows[row].state.rollback(last)?;
         self.feed(row, self.prefix[last])
     }
 
-    fn grow(&mut self, rows: usize) -> Result<()> {
+    fn grow(&mut self, rows: usize) -> Result<(), NotCalibrated> {
         while self.rows.len() < rows {
             let row = self.rows.len();
             self.rows.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
@@ -378,7 +388,7 @@ impl<'a> Timer<'a> {
     }
 
     /// Measures one kind of step once. Returns its shape.
-    fn measure(&mut self, kind: StepKind, samples: &mut Samples) -> Result<StepShape> {
+    fn measure(&mut self, kind: StepKind, samples: &mut Samples) -> Result<StepShape, NotCalibrated> {
         match kind {
             StepKind::Rows(rows) => {
                 self.grow(rows)?;
@@ -396,6 +406,7 @@ impl<'a> Timer<'a> {
                 self.fill(context)?;
                 let context_segments = self.long[0].state.segments();
                 self.long[0].set(&vec![self.closing.symbol; length], Want::Last);
+                self.proceed()?;
                 let (sample, _) = timed_step(self.model, &mut self.long, &mut self.scratch)?;
                 samples.push(sample, true);
                 let closed = self.long[0].decisions.iter().filter(|decision| decision.boundary).count();
@@ -406,7 +417,7 @@ impl<'a> Timer<'a> {
     }
 
     /// Measures the second of two steps of rows that all end a segment, or all end none: its caches are warm.
-    fn measure_rows(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<()> {
+    fn measure_rows(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<(), NotCalibrated> {
         let probe = if closing { Some(self.closing) } else { self.plain };
         let Some(probe) = probe else { return Ok(()) };
         for timed in [false, true] {
@@ -414,6 +425,7 @@ impl<'a> Timer<'a> {
                 self.rewind(row, probe.len)?;
                 self.rows[row].set(&[probe.symbol], Want::Last);
             }
+            self.proceed()?;
             let (sample, closes) = timed_step(self.model, &mut self.rows[..rows], &mut self.scratch)?;
             if timed && closes == closing {
                 samples.push(sample, closing);
@@ -429,17 +441,18 @@ impl<'a> Timer<'a> {
     }
 
     /// Feeds the long row `symbols` symbols that end segments wherever the model allows it.
-    fn fill(&mut self, symbols: usize) -> Result<()> {
+    fn fill(&mut self, symbols: usize) -> Result<(), NotCalibrated> {
         for start in (0..symbols).step_by(CHUNKS[1]) {
             let count = CHUNKS[1].min(symbols - start);
             self.long[0].set(&vec![self.closing.symbol; count], Want::Nothing);
+            self.proceed()?;
             timed_step(self.model, &mut self.long, &mut self.scratch)?;
         }
         Ok(())
     }
 
     /// Measures a symbol of the long row a few times, if it ends a segment. Skips the first, after which caches are warm.
-    fn measure_long(&mut self, samples: &mut Samples) -> Result<StepShape> {
+    fn measure_long(&mut self, samples: &mut Samples) -> Result<StepShape, NotCalibrated> {
         // back by one, so that there is room for a symbol in any case
         let context = self.long[0].state.len().saturating_sub(1);
         let mut context_segments = 0;
@@ -451,6 +464,7 @@ impl<'a> Timer<'a> {
             }
             context_segments = self.long[0].state.segments();
             self.long[0].set(&[self.closing.symbol], Want::Last);
+            self.proceed()?;
             let (sample, closes) = timed_step(self.model, &mut self.long, &mut self.scratch)?;
             if timed && closes {
                 samples.push(sample, true);

@@ -37,9 +37,9 @@ pub(crate) fn summarizes(engine: &Handle) -> bool {
     engine.document_limits().is_some()
 }
 
-// Chooses when engines are calibrated: at launch if no other engine has work, otherwise when all engines are idle. A busy engine
-// would be slowed down, and would distort the measurement. A doubtful calibration is repeated a few times when the server is
-// quiet.
+// Chooses when engines are calibrated: while all engines are idle, because a busy engine would be slowed down, and would distort
+// the measurement. A server therefore answers before its models are calibrated. A doubtful calibration is repeated a few times
+// when the server is quiet.
 
 /// Interval at which the server checks for idle engines.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ const REPEAT_AFTER: [Duration; 4] =
 impl Engines {
     /// Measures an engine's step times until another engine has work. A failure only appears in the log and in reports, as the
     /// model can be served without a calibration.
-    pub(crate) fn calibrate(&self, engine: &Handle) -> Calibrated {
+    fn calibrate(&self, engine: &Handle) -> Calibrated {
         let name = &engine.card().name;
         let is_repetition = engine.calibration().is_some();
         let calibrated = engine.calibrate(engine.limits().calibration, || self.continue_if_idle());
@@ -89,13 +89,17 @@ impl Engines {
     pub async fn calibrate_when_idle(self) {
         let mut repetitions = Repetitions::new(clock::now());
         loop {
+            if let Some(engine) = self.next_to_calibrate(&mut repetitions) {
+                let engines = self.clone();
+                let generation = engine.generation();
+                let is_repetition = engine.calibration().is_some();
+                // An error or a panic is logged, and the engine keeps the calibration that it has.
+                let calibrated = tokio::task::spawn_blocking(move || engines.calibrate(&engine)).await;
+                if is_repetition {
+                    repetitions.record(generation, !matches!(calibrated, Ok(Err(NotCalibrated::Stopped))));
+                }
+            }
             tokio::time::sleep(IDLE_INTERVAL).await;
-            let Some(engine) = self.next_to_calibrate(&mut repetitions) else { continue };
-            let engines = self.clone();
-            let generation = engine.generation();
-            // An error or a panic is logged, and the engine keeps the calibration that it has.
-            let calibrated = tokio::task::spawn_blocking(move || engines.calibrate(&engine)).await;
-            repetitions.record(generation, !matches!(calibrated, Ok(Err(NotCalibrated::Stopped))));
         }
     }
 
@@ -358,8 +362,8 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Starts an engine, warms it up, and calibrates it. Blocks meanwhile. Metrics count from after the warm-up. Fails
-    /// if the operating system refuses a thread or a step fails.
+    /// Starts an engine and warms it up. Blocks meanwhile. Metrics count from after the warm-up. Fails if the operating system
+    /// refuses a thread or a step fails.
     pub fn launch(&self, model: Arc<dyn Model>, limits: Limits, folder: Option<PathBuf>) -> Result<LaunchedEngine> {
         let launching = LaunchGuard { engines: self.clone(), name: model.card().name.clone() };
         self.write().launching.push(launching.name.clone());
@@ -372,8 +376,6 @@ impl Engines {
             )),
             other => other,
         })?;
-        // a failure is logged, and the model serves without a calibration
-        let _ = self.calibrate(&engine);
         meter.begin();
         Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }

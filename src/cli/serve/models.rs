@@ -230,8 +230,8 @@ pub(super) struct EngineArgs {
     /// Maximum parts of a document that is longer than a summarization model reads, in each round of `chunk`.
     #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_PARTS", default_value_t = Limits::default().document_parts.to_string())]
     document_parts: String,
-    /// Time budget for timing each model's steps at load, which reports need to estimate the gain of pooling; 0 disables it.
-    /// Steps are never timed while requests run.
+    /// Time budget for timing each model's steps, which reports need to estimate the gain of pooling; 0 disables it. The server
+    /// times them while it answers no request, from its start on, and stops as soon as a request comes.
     #[arg(long, value_name = "N", env = "WEIR_CALIBRATION_MILLISECONDS", default_value_t = Limits::default().calibration.as_millis().to_string())]
     calibration_milliseconds: String,
 }
@@ -336,7 +336,7 @@ fn launch(
     tracing::info!(model = name, from = %source, "loading");
     let began = Instant::now();
     let model = load::load_as(source, name, settings)?;
-    tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps, and timing them");
+    tracing::info!(model = name, took = ?began.elapsed(), "loaded; running the first steps");
     engines.add(engines.launch(model, limits, folder)?)?;
     Ok(())
 }

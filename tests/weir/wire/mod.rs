@@ -277,6 +277,8 @@ impl Server {
         how: impl FnOnce(SocketAddr) -> Endpoint,
     ) -> Self {
         let models: Vec<_> = models.iter().map(|&(name, kind)| Fake::new(name, kind)).collect();
+        // A test holds the steps of its requests, and counts them: none is the server's own.
+        let limits = Limits { calibration: Duration::ZERO, ..limits };
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let handles: Vec<_> = models.iter().map(start).collect();
         let engine = handles[0].clone();

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::wire::fake_model::HELD_SYMBOLS;
+use std::ops::ControlFlow;
 use tokio::time::Instant;
 use tonic::codec::CompressionEncoding;
 use weir::engine::{
     self,
+    calibration::{self, NotCalibrated},
     score::{WindowScore, score_window, windows},
 };
 
@@ -290,13 +292,13 @@ async fn a_request_waits_for_a_calibration() {
         let _ = handle.calibrate(Duration::from_secs(60), || {
             held = held.max(model.memory().in_use);
             if held == 0 {
-                return std::ops::ControlFlow::Continue(());
+                return ControlFlow::Continue(());
             }
             let score = Score { symbols: symbols.clone(), windows: Some(of), ..Default::default() };
             events = Some(asking.submit(Job::Score(score), None).unwrap());
             // a worker that did not wait would run out of memory now
             std::thread::sleep(Duration::from_millis(100));
-            std::ops::ControlFlow::Break(())
+            ControlFlow::Break(())
         });
         events
     });
@@ -337,6 +339,26 @@ async fn windows_have_bounded_work() {
     assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(ScoreEvent::Chunk(_))));
     drop(stream);
     server.at_rest().await;
+}
+
+/// A request waits for one step at most: the caller can stop a calibration before each step.
+#[test]
+fn a_calibration_asks_before_each_step_whether_it_may_go_on() {
+    let model = Fake::new("fake", Kind::Pooled);
+    for allowed in [0, 1, 5, 50, 500] {
+        let steps = model.steps();
+        let mut left = allowed;
+        let mut go_on = || {
+            if left == 0 {
+                return ControlFlow::Break(());
+            }
+            left -= 1;
+            ControlFlow::Continue(())
+        };
+        let stopped = calibration::measure(&*model, 8, Duration::from_secs(600), &mut go_on);
+        assert_eq!(stopped.unwrap_err(), NotCalibrated::Stopped);
+        assert_eq!(model.steps() - steps, allowed);
+    }
 }
 
 #[tokio::test(start_paused = true)]

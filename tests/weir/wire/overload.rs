@@ -3,6 +3,7 @@
 use super::*;
 use crate::wire::{admin::Watched, connections, generation::inference};
 use std::future::Future;
+use std::ops::ControlFlow;
 use weir_proto::v1::latency_client::LatencyClient;
 use weir_proto::v1::{GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, ScoreRequest};
 
@@ -220,11 +221,15 @@ struct Served {
 }
 
 impl Served {
-    /// Starts a server of these models, launched as the program does.
+    /// Starts a server of these models, which have been calibrated.
     async fn new(models: &[Arc<Fake>]) -> Self {
         let engines = Engines::default();
         for model in models {
             launch(&engines, Arc::clone(model) as _).await;
+            let engine = engines.find("model", Some(&model.card().name)).unwrap();
+            let time = engine.limits().calibration;
+            let calibrate = move || engine.calibrate(time, || ControlFlow::Continue(())).is_ok();
+            tokio::task::spawn_blocking(calibrate).await.unwrap();
         }
         let token = AdminToken::new(TOKEN).unwrap();
         let loader = Arc::new(Nothing);
@@ -388,7 +393,7 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
     let late = Fake::new("late", Kind::Pooled);
     launch(&served.engines, Arc::clone(&late) as _).await;
     let report = served.report("late", ReportWindow::SinceLoad).await;
-    assert!(report.estimated_gain.is_none() && report.estimate_missing.unwrap().contains("other requests"));
+    assert!(report.estimated_gain.is_none() && report.calibration_pending);
     let early = served.answer("late", "abc", 4).await.finished.timing.unwrap();
     assert_eq!(early.unpooled_estimate_ns, None);
     drop(streaming);
@@ -399,7 +404,8 @@ async fn a_model_loaded_under_load_is_calibrated_later() {
     })
     .await;
     let report = served.report("late", ReportWindow::SinceLoad).await;
-    assert!(report.estimated_gain.is_some() && report.estimate_missing.unwrap().contains("1 of 1 requests"));
+    assert!(report.estimated_gain.is_some() && !report.calibration_pending);
+    assert!(report.estimate_missing.unwrap().contains("1 of 1 requests"));
     assert!(served.answer("late", "abc", 4).await.finished.timing.unwrap().gain_estimate.is_some());
 }
 

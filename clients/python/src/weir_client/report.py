@@ -242,6 +242,8 @@ class ModelReport:
     summaries: Optional[MeasuredSummaries]
     #: None if the server does not serve the model's unpooled baseline.
     twin_gain: Optional[TwinGain]
+    #: True until the server has timed the model's steps. Requests that end before have no estimate.
+    calibration_pending: bool
 
 
 def _request(model: Optional[str], window: ReportWindow) -> pb.GetReportRequest:

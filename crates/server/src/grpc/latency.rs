@@ -79,6 +79,7 @@ fn model_report(engine: &Lease, baseline: Option<&Lease>, window: ReportWindow) 
         cache: (!summarizes).then(|| cache(&slice.counts)),
         summaries: summarizes.then(|| summaries(&slice)),
         twin_gain: baseline.map(gain_over),
+        calibration_pending: calibration.is_none() && engine.card().pooled && !summarizes,
     }
 }
 

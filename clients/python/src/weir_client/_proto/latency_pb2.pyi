@@ -34,7 +34,7 @@ class GetReportResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("model", "family", "shape", "dtype", "sha256", "generation", "pooled", "window", "window_ns", "texts", "estimated_gain", "estimate_missing", "cache", "summaries", "twin_gain")
+    __slots__ = ("model", "family", "shape", "dtype", "sha256", "generation", "pooled", "window", "window_ns", "texts", "estimated_gain", "estimate_missing", "cache", "summaries", "twin_gain", "calibration_pending")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ModelReport(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     SUMMARIES_FIELD_NUMBER: _ClassVar[int]
     TWIN_GAIN_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_PENDING_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     shape: str
@@ -65,7 +66,8 @@ class ModelReport(_message.Message):
     cache: CacheEffect
     summaries: MeasuredSummaries
     twin_gain: TwinGain
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ..., pooled: bool = ..., window: _Optional[_Union[ReportWindow, str]] = ..., window_ns: _Optional[int] = ..., texts: _Optional[_Union[MeasuredTexts, _Mapping]] = ..., estimated_gain: _Optional[_Union[EstimatedGain, _Mapping]] = ..., estimate_missing: _Optional[str] = ..., cache: _Optional[_Union[CacheEffect, _Mapping]] = ..., summaries: _Optional[_Union[MeasuredSummaries, _Mapping]] = ..., twin_gain: _Optional[_Union[TwinGain, _Mapping]] = ...) -> None: ...
+    calibration_pending: bool
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ..., pooled: bool = ..., window: _Optional[_Union[ReportWindow, str]] = ..., window_ns: _Optional[int] = ..., texts: _Optional[_Union[MeasuredTexts, _Mapping]] = ..., estimated_gain: _Optional[_Union[EstimatedGain, _Mapping]] = ..., estimate_missing: _Optional[str] = ..., cache: _Optional[_Union[CacheEffect, _Mapping]] = ..., summaries: _Optional[_Union[MeasuredSummaries, _Mapping]] = ..., twin_gain: _Optional[_Union[TwinGain, _Mapping]] = ..., calibration_pending: bool = ...) -> None: ...
 
 class MeasuredTexts(_message.Message):
     __slots__ = ("requests", "failed", "prompt_chars", "cached_chars", "generated_chars", "middle_steps_run", "middle_steps_skipped", "shortening_factor", "steps", "rows_per_step", "rows_per_middle_step", "time_to_first_char", "plain_gap", "boundary_gap", "segment", "queue", "prefill", "total", "levels")

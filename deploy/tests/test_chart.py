@@ -25,7 +25,12 @@ Documents = Dict[str, Dict[str, Any]]
 
 
 def render(folder: Path, values: Dict[str, Any], name: str = "weir") -> Documents:
-    """Renders the chart with the program `helm`, or with the Python package `helm_python`. Returns each kind's document."""
+    """Renders the chart. Returns each kind's document."""
+    return {document["kind"]: document for document in render_all(folder, values, name)}
+
+
+def render_all(folder: Path, values: Dict[str, Any], name: str = "weir") -> List[Dict[str, Any]]:
+    """Renders the chart with the program `helm`, or with the Python package `helm_python`."""
     if helm := shutil.which("helm"):
         file = folder / "values.yaml"
         file.write_text(yaml.safe_dump(values))
@@ -34,7 +39,7 @@ def render(folder: Path, values: Dict[str, Any], name: str = "weir") -> Document
     else:
         with sdk().Chart.load(str(CHART)) as chart:
             text = "\n---\n".join(chart.render(values, name=name, namespace="default").values())
-    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
 def sdk() -> Any:

@@ -483,11 +483,23 @@ impl Engines {
 
     /// Renders all metrics as OpenMetrics text.
     pub fn render_metrics(&self) -> Result<String> {
+        self.render(Metrics::render)
+    }
+
+    /// Renders all metrics but the histograms as OpenMetrics text.
+    pub(crate) fn render_load_metrics(&self) -> Result<String> {
+        self.render(Metrics::render_load)
+    }
+
+    fn render(
+        &self,
+        render: fn(&Metrics, &[(Arc<Meter>, Handle)]) -> Result<String, std::fmt::Error>,
+    ) -> Result<String> {
         let mut leases = self.all();
         leases.extend(self.draining());
         let metered = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));
         let engines: Vec<_> = leases.iter().map(metered).collect();
-        self.metrics().render(&engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
+        render(self.metrics(), &engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
     }
 
     /// Closes all engines, and waits up to `limit` for their workers, which finish the step that they run. Fails if a worker does

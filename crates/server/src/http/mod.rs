@@ -298,6 +298,7 @@ async fn health(State(state): State<ApiState>) -> Response {
     }
 }
 
+/// Responds with all metrics but the histograms, which no router reads.
 async fn metrics(
     State(state): State<ApiState>,
     Extension(client): Extension<ClientContext>,
@@ -305,7 +306,10 @@ async fn metrics(
 ) -> Response {
     match client.principal() {
         Err(error) if state.metrics != HttpMetrics::Open => ApiError::from(error).into_response(),
-        _ => metrics_response(&state.monitor, &headers),
+        _ => {
+            state.monitor.record();
+            metrics_response(state.monitor.engines().render_load_metrics(), &headers)
+        }
     }
 }
 

@@ -29,6 +29,7 @@ use tokio::{
     time::timeout,
 };
 use tower::ServiceExt;
+use weir_kernels::error::Result;
 
 /// Maximum connections, in all and of one network. A further one closes the oldest that has not sent a request.
 const CONNECTIONS: ConnectionLimits = ConnectionLimits { total: 256, per_network: 64 };
@@ -108,14 +109,14 @@ async fn serve_connection(stream: TcpStream, open: OpenConnection, router: Route
 }
 
 async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response {
-    metrics_response(&monitor, &headers)
+    monitor.record();
+    metrics_response(monitor.engines().render_metrics(), &headers)
 }
 
-/// Returns all metrics, in the format that the client accepts.
-pub(crate) fn metrics_response(monitor: &Monitor, headers: &HeaderMap) -> Response {
+/// Responds with metrics, which are rendered as OpenMetrics text, in the format that the client accepts.
+pub(crate) fn metrics_response(rendered: Result<String>, headers: &HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    monitor.record();
-    match monitor.engines().render_metrics() {
+    match rendered {
         Ok(text) if accept.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
         }

@@ -27,3 +27,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion | toString) -}}
 {{- end -}}
 {{- end -}}
+
+{{- define "weir.picker" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-picker
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}

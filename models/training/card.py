@@ -94,6 +94,10 @@ def make(about, folder, arguments):
     text = (REPOSITORY / TEXT).read_text(encoding="utf-8")
     ids = data.encode(text, config["vocabulary"])
     served = lambda length, stride: evaluation.as_served(model, ids, stride, length)  # noqa: E731
+    before = folder / "card.json"
+    if arguments.again and "typing_errors" in (known := json.loads(before.read_text(encoding="utf-8"))):
+        # measured with a server, by clients/python/tools/typing_errors.py
+        card["typing_errors"] = known["typing_errors"]
     card["served"] = [
         {"text": TEXT, "length": length, "stride": stride, "bpc": served(length, stride)} for length, stride in about["scores"]
     ]

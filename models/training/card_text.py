@@ -25,6 +25,7 @@ def markdown(about, card, config):
     parts = [f"# {card['name']}", about["description"], shape(about, card, config)]
     parts += rouge(card) if "rouge" in card else bits(about, card, unit(config))
     parts += other_kinds(card) if "unseen" in card else []
+    parts += typing_errors(card["typing_errors"]) if "typing_errors" in card else []
     sources = f"[Sources and licences of the text]({training}/cards/{corpus}.md)."
     parts += ["## Training", f"{text_read(card, config)} {sources}", recipe(card, config, training), "![learning curve](learning-curve.svg)"]
     parts += ["## Use and limits", about["limits"], *written(card, unit(config)), LICENCE]
@@ -138,6 +139,17 @@ def other_kinds(card):
     shared = max(row["shared"] for row in card["unseen"])
     text = f"Text from outside the corpus. The training text has at most {shared:.1%} of its stretches of 80 characters (300 drawn from each):"
     return [text, table(("text", "bytes", "bits per byte"), rows)]
+
+
+def typing_errors(measured):
+    """Returns what `weir check` finds, as `clients/python/tools/typing_errors.py` measures it."""
+    rows = [(row["threshold"], f"{row['precision']:.3f}", f"{row['recall']:.3f}") for row in measured["thresholds"]]
+    text = (
+        f"`weir check`, on {measured['passages']} passages of the test text of {measured['passage_bytes']:,} bytes. A script "
+        f"(`clients/python/tools/typing_errors.py`, seed {measured['seed']}) inserted {measured['errors']:,} errors into their "
+        f"{measured['words']:,} words: transpositions, deletions, doublings, and neighbours on the keyboard."
+    )
+    return ["## Typing errors", text, table(("threshold", "precision", "recall"), rows)]
 
 
 def rouge(card):

@@ -1,10 +1,20 @@
-"""Tests the card of a model that several runs trained."""
+"""Tests the card of a model that several runs trained, and of one whose typing errors are measured."""
 
 import unittest
 
 from training import card_text
 
 BYTES = {"vocabulary": {"bytes": True}}
+
+
+class TypingErrors(unittest.TestCase):
+    def test_a_row_has_a_threshold(self):
+        row = {"threshold": 11.5, "precision": 0.955, "recall": 0.7574}
+        measured = {"passages": 40, "passage_bytes": 2000, "seed": 1, "words": 12854, "errors": 643, "thresholds": [row]}
+        title, text, table = card_text.typing_errors(measured)
+        self.assertEqual(title, "## Typing errors")
+        self.assertIn("inserted 643 errors into their 12,854 words", text)
+        self.assertEqual(table.splitlines()[2], "| 11.5 | 0.955 | 0.757 |")
 
 
 class Chains(unittest.TestCase):

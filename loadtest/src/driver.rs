@@ -93,6 +93,8 @@ struct DriverState {
     counters: Arc<LiveCounters>,
     stats: Mutex<Vec<RequestStats>>,
     held: AtomicU64,
+    /// The end of the warm-up.
+    open: Instant,
     stop: StopSignal,
 }
 
@@ -110,10 +112,10 @@ pub async fn run_load(
     let counters = Arc::new(LiveCounters::default());
     let models = job.mix.models(&job.target.model);
     let stats = Mutex::new(models.iter().map(|_| RequestStats::new(job.target.boundaries)).collect());
-    let shared = Arc::new(DriverState { job, counters: counters.clone(), stats, held: AtomicU64::new(0), stop });
+    let open = begin + length.warm_up;
+    let shared = Arc::new(DriverState { job, counters: counters.clone(), stats, held: AtomicU64::new(0), open, stop });
     let requests = send_all(shared.clone(), length, begin, source);
     tokio::pin!(requests);
-    let open = begin + length.warm_up;
     let mut is_done = false;
     // without a warm-up the window opens before the first request
     if !length.warm_up.is_zero() {
@@ -265,6 +267,7 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
     let DriverState { job, counters, .. } = shared;
     let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
     let mut timer = ClientTimer::new(counters.clone(), scheduled.intended, cancel_after);
+    timer.counts_from = (!scheduled.measured).then_some(shared.open);
     counters.totals.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
     let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
@@ -277,11 +280,16 @@ async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<Reque
     } else {
         counters.totals.failed.fetch_add(1, Relaxed);
     }
-    if scheduled.measured {
+    // A session that edits a document lasts longer than most warm-ups: its keystrokes in the window count.
+    let typed = outcome == RequestOutcome::Completed && timer.edits.as_ref().is_some_and(|edits| edits.keystrokes > 0);
+    if scheduled.measured || typed {
         counters.totals.measured.fetch_add(1, Relaxed);
         let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
-        stats.record(&timer, &outcome, total, good);
+        match scheduled.measured {
+            true => stats.record(&timer, &outcome, total, good),
+            false => stats.record_rest(&timer),
+        }
     }
     Ok(outcome)
 }

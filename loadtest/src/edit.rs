@@ -115,7 +115,7 @@ impl EditCall {
         let planned: Vec<Instant> = self.gaps.iter().scan(Duration::ZERO, due).collect();
         let scheduled = (1..).zip(planned.clone());
         let scheduled = scheduled.map(|(number, intended)| ScheduledRequest { number, intended, measured: true });
-        let mut keystrokes = KeystrokeTimer::new(&self.typed, planned, first);
+        let mut keystrokes = KeystrokeTimer::new(&self.typed, planned, first, timer.counts_from);
         let (pacer, mut keys) = Pacer::start(scheduled).map_err(|error| Status::internal(error.to_string()))?;
         let mut rest = self.typed.chars();
         let mut cursor = self.document.len();
@@ -139,7 +139,7 @@ impl EditCall {
                         }
                         keystrokes.completed(completions.id, answered(completions), Instant::now());
                     }
-                    Event::Stale(_) => keystrokes.stale(),
+                    Event::Stale(stale) => keystrokes.stale(stale.id),
                     Event::Failed(failure) => match failure.id {
                         Some(number) => keystrokes.failed(number),
                         None => return Err(failed(&failure)),

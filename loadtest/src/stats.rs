@@ -214,6 +214,13 @@ impl RequestStats {
         }
     }
 
+    /// Records the keystrokes of a session that began in the warm-up and completed after it.
+    pub fn record_rest(&mut self, timer: &ClientTimer) {
+        self.outcomes.measured += 1;
+        self.outcomes.well += 1;
+        timer.edits.iter().for_each(|edits| self.record_edits(edits));
+    }
+
     fn record_times(&mut self, timer: &ClientTimer, total: Duration) {
         self.record_time(Figure::Total, total);
         let from_send = timer.sent.map(|sent| total.saturating_sub(sent - timer.intended));

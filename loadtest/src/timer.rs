@@ -144,6 +144,8 @@ pub struct ClientTimer {
     pub server_report: Option<ServerReport>,
     /// Keystrokes of a document, if the request is a session that edited one.
     pub edits: Option<EditMeasurement>,
+    /// Time from which keystrokes count, for a session that began before; `None` if all count.
+    pub counts_from: Option<Instant>,
 }
 
 impl ClientTimer {
@@ -167,6 +169,7 @@ impl ClientTimer {
             segments: Vec::new(),
             server_report: None,
             edits: None,
+            counts_from: None,
         }
     }
 
@@ -417,30 +420,44 @@ pub(crate) struct KeystrokeTimer {
     planned: Vec<Instant>,
     /// Completions of the text before each character, if they came before that character was due.
     completions: Vec<Option<Vec<String>>>,
+    /// Requests that were sent.
+    sent: usize,
+    /// The first request that counts.
+    first_counted: usize,
     /// Requests that were sent and have no completions yet, in order.
     waiting: VecDeque<usize>,
     measurement: EditMeasurement,
 }
 
 impl KeystrokeTimer {
-    /// Starts the timer of a text with the completions before its first character.
-    pub(crate) fn new(text: &str, planned: Vec<Instant>, first: Vec<String>) -> Self {
+    /// Starts the timer of a text with the completions before its first character. Keystrokes that are due before `counts_from` do not
+    /// count.
+    pub(crate) fn new(text: &str, planned: Vec<Instant>, first: Vec<String>, counts_from: Option<Instant>) -> Self {
         let text: Vec<char> = text.chars().collect();
         let mut completions = vec![None; text.len()];
         if let Some(slot) = completions.first_mut() {
             *slot = Some(first);
         }
-        Self { text, planned, completions, waiting: VecDeque::new(), measurement: EditMeasurement::default() }
+        let first_counted = 1 + counts_from.map_or(0, |from| planned.partition_point(|planned| *planned < from));
+        Self {
+            text,
+            planned,
+            completions,
+            sent: 0,
+            first_counted,
+            waiting: VecDeque::new(),
+            measurement: EditMeasurement::default(),
+        }
     }
 
     /// Records that the next character and its request were sent.
     pub(crate) fn sent(&mut self, now: Instant) {
-        self.measurement.keystrokes += 1;
-        let number = usize::try_from(self.measurement.keystrokes).unwrap_or(usize::MAX);
-        if let Some(planned) = self.planned_for(number) {
+        self.sent += 1;
+        if let Some(planned) = self.counted(self.sent) {
+            self.measurement.keystrokes += 1;
             self.measurement.send_lags.push(now.saturating_duration_since(planned));
         }
-        self.waiting.push_back(number);
+        self.waiting.push_back(self.sent);
     }
 
     /// Records completions of request `number`. They also end the wait of all earlier keystrokes.
@@ -448,12 +465,14 @@ impl KeystrokeTimer {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         while let Some(&sent) = self.waiting.front().filter(|sent| **sent <= number) {
             self.waiting.pop_front();
-            if let Some(planned) = self.planned_for(sent) {
+            if let Some(planned) = self.counted(sent) {
                 self.measurement.latencies.push(now.saturating_duration_since(planned));
             }
         }
-        self.measurement.server.push(answer.server);
-        self.measurement.recomputed.push(answer.recomputed);
+        if self.counted(number).is_some() {
+            self.measurement.server.push(answer.server);
+            self.measurement.recomputed.push(answer.recomputed);
+        }
         let next = self.planned.get(number).copied();
         if let Some(slot) = self.completions.get_mut(number)
             && next.is_some_and(|next| now < next)
@@ -462,40 +481,45 @@ impl KeystrokeTimer {
         }
     }
 
-    /// Records that a later keystroke overtook a request.
-    pub(crate) fn stale(&mut self) {
-        self.measurement.stale += 1;
+    /// Records that a later keystroke overtook request `number`.
+    pub(crate) fn stale(&mut self, number: u64) {
+        self.measurement.stale += self.count_of(number);
     }
 
     /// Records that request `number` failed.
     pub(crate) fn failed(&mut self, number: u64) {
-        self.measurement.failed += 1;
+        self.measurement.failed += self.count_of(number);
         self.waiting.retain(|sent| *sent as u64 != number);
     }
 
     /// True if the last request has no answer yet.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting.back().is_some_and(|sent| *sent as u64 == self.measurement.keystrokes)
+        self.waiting.back() == Some(&self.sent)
     }
 
     /// Returns the measurement, with the keystrokes that the completions would have saved. Those that still wait have failed.
     pub(crate) fn finish(mut self) -> EditMeasurement {
-        self.measurement.failed += self.waiting.len() as u64;
+        self.measurement.failed += self.waiting.iter().filter(|sent| **sent >= self.first_counted).count() as u64;
         self.measurement.saved_by_first = self.saved_by(1);
         self.measurement.saved_by_first_three = self.saved_by(SHOWN);
         self.measurement
     }
 
-    /// Returns the planned time of the character that request `number` follows.
-    fn planned_for(&self, number: usize) -> Option<Instant> {
-        self.planned.get(number.checked_sub(1)?).copied()
+    /// Returns the planned time of the character that request `number` follows, if it counts.
+    fn counted(&self, number: usize) -> Option<Instant> {
+        self.planned.get(number.checked_sub(1)?).copied().filter(|_| number >= self.first_counted)
+    }
+
+    /// Returns 1 if request `number` counts, else 0.
+    fn count_of(&self, number: u64) -> u64 {
+        usize::try_from(number).map_or(0, |number| self.counted(number).is_some().into())
     }
 
     /// Returns how many keystrokes the first `shown` completions save. A completion is right if the text goes on with it. The
     /// typist accepts the longest right one of at least two characters as soon as it is shown, with one keystroke.
     fn saved_by(&self, shown: usize) -> u64 {
         let mut saved = 0;
-        let mut typed = 0;
+        let mut typed = self.first_counted - 1;
         while let Some(completions) = self.completions.get(typed) {
             let rest = self.text.get(typed..).unwrap_or_default();
             let right = |text: &String| {
@@ -594,7 +618,7 @@ mod tests {
     fn typed(text: &str, completions: &[&[&str]]) -> EditMeasurement {
         let begin = Instant::now();
         let planned: Vec<_> = (1..=text.chars().count() as u32).map(|number| begin + ms(100) * number).collect();
-        let mut timer = KeystrokeTimer::new(text, planned.clone(), answer(completions[0]).texts);
+        let mut timer = KeystrokeTimer::new(text, planned.clone(), answer(completions[0]).texts, None);
         for (number, (planned, texts)) in (1..).zip(planned.iter().zip(&completions[1..])) {
             timer.sent(*planned);
             timer.completed(number, answer(texts), *planned + ms(10));
@@ -622,10 +646,10 @@ mod tests {
     fn a_keystroke_that_was_overtaken_waits_for_the_next_completions() {
         let begin = Instant::now();
         let planned = vec![begin + ms(10), begin + ms(20), begin + ms(30), begin + ms(40)];
-        let mut timer = KeystrokeTimer::new("abcd", planned, vec![]);
+        let mut timer = KeystrokeTimer::new("abcd", planned, vec![], None);
         timer.sent(begin + ms(11));
         timer.sent(begin + ms(20));
-        timer.stale();
+        timer.stale(1);
         timer.completed(2, answer(&["cd"]), begin + ms(35));
         timer.sent(begin + ms(36));
         timer.failed(3);
@@ -643,15 +667,34 @@ mod tests {
     #[test]
     fn keystrokes_without_later_completions_have_failed() {
         let begin = Instant::now();
-        let mut timer = KeystrokeTimer::new("abc", vec![begin, begin + ms(10), begin + ms(20)], vec![]);
+        let mut timer = KeystrokeTimer::new("abc", vec![begin, begin + ms(10), begin + ms(20)], vec![], None);
         timer.sent(begin);
         timer.completed(1, answer(&[]), begin + ms(5));
         timer.sent(begin + ms(10));
         timer.sent(begin + ms(20));
-        timer.stale();
+        timer.stale(2);
         timer.failed(3);
         let measured = timer.finish();
         assert_eq!((measured.keystrokes, measured.stale, measured.failed), (3, 1, 2));
         assert_eq!(measured.latencies, [ms(5)]);
+    }
+
+    /// A session that began in the warm-up: its first two keystrokes do not count.
+    #[test]
+    fn keystrokes_before_the_window_do_not_count() {
+        let begin = Instant::now();
+        let planned: Vec<_> = (1..=4).map(|number| begin + ms(10) * number).collect();
+        let mut timer = KeystrokeTimer::new("abcd", planned.clone(), answer(&["abcd"]).texts, Some(begin + ms(25)));
+        for (number, planned) in (1..).zip(planned) {
+            timer.sent(planned);
+            match number {
+                1 | 3 => timer.stale(number),
+                _ => timer.completed(number, answer(&["cd"]), planned + ms(5)),
+            }
+        }
+        let measured = timer.finish();
+        assert_eq!((measured.keystrokes, measured.stale, measured.failed), (2, 1, 0));
+        assert_eq!(measured.latencies, [ms(15), ms(5)]);
+        assert_eq!((measured.send_lags.len(), measured.server.len(), measured.saved_by_first), (2, 1, 1));
     }
 }

@@ -21,7 +21,7 @@ const FILE: &str = "FILE";
 const CACHE_BYTES: usize = 64 << 20;
 
 /// Maximum words of a call's answer: all that are compared.
-const MAX_WORDS: u32 = 1024;
+pub(super) const MAX_WORDS: u32 = 1024;
 
 /// Runs the command. Fails if a file cannot be read or is not UTF-8, if the checkpoint is invalid, if the server rejects the call, or
 /// if stdout cannot be written.

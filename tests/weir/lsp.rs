@@ -702,8 +702,43 @@ fn both_kinds_of_completions_are_ranked_and_at_the_cursor() {
     assert!(shares.is_sorted_by(|a, b| a >= b), "{list}");
     client.notify("textDocument/didClose", json!({ "textDocument": { "uri": URI } }));
     assert_eq!(inserted(&client.ask(LIST, at(URI, 0, 5))), [""; 0]);
-    let errors = client.shut_down();
-    assert!(errors.starts_with("weir: running ") && errors.lines().count() == 1, "{errors}");
+    assert_eq!(client.shut_down(), "");
+}
+
+/// Waits for the next hints of a document.
+#[track_caller]
+fn hints(client: &mut Client) -> Vec<Value> {
+    let published = client.wait_for("hints", |message| message["method"] == "textDocument/publishDiagnostics");
+    assert_eq!(published["params"]["uri"], URI, "{published}");
+    published["params"]["diagnostics"].as_array().unwrap().clone()
+}
+
+/// A misspelt word gets a hint once the document rests, and loses it when a quick fix has replaced the word.
+#[test]
+fn misspelt_words_have_hints_and_quick_fixes() {
+    let (mut client, initialized) = Client::start(&Options::with(&["--threads", "1"]));
+    let actions = &initialized["result"]["capabilities"]["codeActionProvider"];
+    assert_eq!(actions, &json!({ "codeActionKinds": ["quickfix"] }));
+    client.open(URI, "é\n😀 the history of the goverment of the united states of america\n");
+    let found = hints(&mut client);
+    let hint = &found[0];
+    let [start, end] = [22, 31].map(|character| json!({ "line": 1, "character": character }));
+    assert_eq!((found.len(), &hint["range"]), (1, &json!({ "start": start, "end": end })), "{found:?}");
+    assert_eq!((&hint["severity"], &hint["source"]), (&json!(4), &json!("weir")));
+    assert_eq!(hint["data"]["word"], "goverment");
+    let ask = json!({ "textDocument": { "uri": URI }, "range": hint["range"], "context": { "diagnostics": [hint] } });
+    let fixes = client.ask("textDocument/codeAction", ask.clone());
+    let fix = &fixes["result"][0];
+    assert_eq!((&fix["kind"], &fix["title"]), (&json!("quickfix"), &json!("Replace by “government”")), "{fixes}");
+    let edit = fix["edit"]["changes"][URI][0].clone();
+    client.change(URI, &[json!({ "range": edit["range"], "text": edit["newText"] })]);
+    assert_eq!(client.ask("textDocument/codeAction", ask)["result"], json!([]), "the word is replaced");
+    assert_eq!(hints(&mut client), [] as [Value; 0]);
+    client.shut_down();
+    let (mut client, _) = Client::start(&Options::process(&["--no-check"]));
+    client.open(URI, "the goverment of the");
+    client.ask(LIST, at(URI, 0, 9));
+    client.shut_down();
 }
 
 /// A document after changes gets the completions of one that is opened with their result.

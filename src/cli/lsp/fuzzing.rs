@@ -1,6 +1,7 @@
 //! Entry point of the fuzz target for the language server: accepts any bytes, and must not panic. Compiled for tests and fuzz
 //! targets only.
 
+use crate::cli::lsp::diagnostics::{CheckOptions, Checks};
 use crate::cli::lsp::documents::{DocumentLimits, Documents};
 use crate::cli::lsp::protocol::{self, Frame, Input};
 use crate::cli::lsp::server::LanguageServer;
@@ -23,8 +24,10 @@ pub fn language_server(data: &[u8]) {
     let _entered = runtime.enter();
     let options = CompletionOptions { model: None, count: 1, until: Until::Word, max_chars: 8 };
     let client = Client::of_channel(Listener::in_process().1, "this process");
-    let sessions = Sessions::new(client, options, CONTEXT_BYTES, mpsc::channel(1).0);
-    let mut server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
+    let sessions = Sessions::new(client.clone(), options, CONTEXT_BYTES, mpsc::channel(1).0);
+    let options = CheckOptions { model: None, threshold: None, alternatives: 1, piece_bytes: CONTEXT_BYTES };
+    let checks = Checks::new(client, options, mpsc::channel(1).0);
+    let mut server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions, Some(checks));
     if kind == FRAMES {
         while let Some(input) = protocol::read_next(&mut rest)
             && serve(&mut server, input)

@@ -1,8 +1,10 @@
 //! `weir lsp`: a language server on standard input and output, which completes texts with a model in this process or on a server.
 //!
 //! Both use the same gRPC calls: the process serves a local model to itself over in-memory connections. One loop takes the
-//! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`sessions`).
+//! client's messages (`server`); each document that asks for completions has a stream of `Editing.Edit` (`sessions`), and one that
+//! rests is checked for misspelt words (`diagnostics`).
 
+mod diagnostics;
 mod documents;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -11,7 +13,9 @@ mod server;
 mod sessions;
 
 use crate::cli::{
+    check::piece_bytes,
     lsp::{
+        diagnostics::{CheckOptions, Checks},
         documents::{DocumentLimits, Documents},
         server::LanguageServer,
         sessions::{CompletionOptions, Sessions},
@@ -57,15 +61,24 @@ pub fn run(args: Args) -> Result<()> {
     let max_symbols = size(described.description()?.limits.as_ref().map_or(0, |limits| limits.max_symbols));
     // Half, because normalising may turn a character into several.
     let context_bytes = CONTEXT_BYTES.min(max_symbols.saturating_sub(args.completion_chars as usize) / 2).max(1);
+    let check_options = CheckOptions {
+        model: described.name(),
+        threshold: args.threshold,
+        alternatives: args.alternatives,
+        piece_bytes: piece_bytes(&described),
+    };
     let ServedModel { runtime, client, name } = served;
     let options =
         CompletionOptions { model: name, count: args.count, until: args.until, max_chars: args.completion_chars };
     let input = protocol::read(BufReader::new(stdin()))?;
     let (output, writer) = protocol::write(stdout())?;
     let (sender, events) = mpsc::channel(WAITING_EVENTS);
-    let sessions = Sessions::new(client, options, context_bytes, sender);
-    let server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions);
-    let served = runtime.block_on(server.run(input, events, output));
+    let sessions = Sessions::new(client.clone(), options, context_bytes, sender);
+    // At most one check runs.
+    let (found, checked) = mpsc::channel(1);
+    let checks = (!args.no_check).then(|| Checks::new(client, check_options, found));
+    let server = LanguageServer::new(Documents::new(DocumentLimits::default()), sessions, checks);
+    let served = runtime.block_on(server.run(input, events, checked, output));
     runtime.shutdown_timeout(STOP_TIMEOUT);
     let written = writer.join().map_err(|_| Error::Internal("the thread that writes to stdout panicked".into()))?;
     served.and(written.map_err(Error::io("stdout")))
@@ -100,7 +113,7 @@ async fn check_editing(client: &Client, model: Option<String>, until: Until) -> 
     }
 }
 
-/// Completes text in editors, as a language server on standard input and output.
+/// Completes text in editors and marks misspelt words, as a language server on standard input and output.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -113,6 +126,15 @@ pub struct Args {
     /// Maximum characters of a completion, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(1..=256u32), env = "WEIR_COMPLETION_CHARS")]
     completion_chars: u32,
+    /// Do not mark misspelt words.
+    #[arg(long, env = "WEIR_NO_CHECK", value_parser = clap::builder::BoolishValueParser::new())]
+    no_check: bool,
+    /// Nats by which another spelling of a word must be more probable to mark it. Default: the server's, 11.5.
+    #[arg(long, value_name = "NATS", env = "WEIR_THRESHOLD")]
+    threshold: Option<f32>,
+    /// Maximum alternatives of a marked word, best first: 1 to 16.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole(1..=16u32), env = "WEIR_ALTERNATIVES")]
+    alternatives: u32,
     #[command(flatten)]
     model: ModelSourceArgs,
 }

@@ -14,6 +14,7 @@ pub(super) enum Severity {
     Error = 1,
     Warning = 2,
     Info = 3,
+    Hint = 4,
 }
 
 /// A place in a document.
@@ -79,6 +80,22 @@ pub(super) struct CloseParams {
 pub(super) struct CompletionParams {
     pub(super) text_document: DocumentId,
     pub(super) position: Position,
+}
+
+/// Parameters of a request for quick fixes.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CodeActionParams {
+    pub(super) text_document: DocumentId,
+    pub(super) context: CodeActionContext,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct CodeActionContext {
+    /// The diagnostics at the place, whose form only their sender knows.
+    pub(super) diagnostics: Vec<Value>,
+    /// The kinds of actions that are wanted; all without it.
+    pub(super) only: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]

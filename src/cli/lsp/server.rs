@@ -1,5 +1,6 @@
 //! The language server: takes the client's messages and the sessions' events, one at a time.
 
+use crate::cli::lsp::diagnostics::{CheckEvent, Checks, QUICK_FIX, quick_fixes};
 use crate::cli::lsp::documents::{Documents, PositionEncoding};
 use crate::cli::lsp::protocol::{
     CHANGE, CancelParams, ChangeParams, CloseParams, CompletionParams, DocumentItem, Input, MayChange, OpenParams,
@@ -35,12 +36,14 @@ pub(super) struct LanguageServer {
     phase: Phase,
     documents: Documents,
     sessions: Sessions,
+    /// `None` if misspelt words are not wanted.
+    checks: Option<Checks>,
     out: Outbox,
 }
 
 impl LanguageServer {
-    pub(super) fn new(documents: Documents, sessions: Sessions) -> Self {
-        Self { phase: Phase::Created, documents, sessions, out: Outbox::new() }
+    pub(super) fn new(documents: Documents, sessions: Sessions, checks: Option<Checks>) -> Self {
+        Self { phase: Phase::Created, documents, sessions, checks, out: Outbox::new() }
     }
 
     /// Serves the client until it exits. Fails if it does so without `shutdown`, or if its messages cannot be read. Ends early if
@@ -49,6 +52,7 @@ impl LanguageServer {
         mut self,
         mut input: mpsc::Receiver<Input>,
         mut events: mpsc::Receiver<SessionEvent>,
+        mut checked: mpsc::Receiver<CheckEvent>,
         output: mpsc::Sender<Value>,
     ) -> Result<()> {
         loop {
@@ -58,8 +62,14 @@ impl LanguageServer {
                     self.sessions.take(event, &self.documents, &mut self.out);
                     Next::Read
                 }
-                // Sends queued requests below.
-                () = until(self.sessions.timeout()) => Next::Read,
+                Some(event) = checked.recv() => {
+                    if let Some(checks) = &mut self.checks {
+                        checks.take(event, &self.documents, &mut self.out);
+                    }
+                    Next::Read
+                }
+                // Sends queued requests and begins checks below.
+                () = until(self.timeout()) => Next::Read,
                 received = input.recv() => match received {
                     Some(received) => self.take(received)?,
                     None => Next::Exit,
@@ -104,9 +114,18 @@ impl LanguageServer {
         Ok(Next::Read)
     }
 
-    /// Sends the queued requests that can be sent, and returns the messages for the client.
+    /// Returns when [`outgoing`](Self::outgoing) has something to do next.
+    fn timeout(&self) -> Option<Instant> {
+        let check = self.checks.as_ref().and_then(Checks::timeout);
+        self.sessions.timeout().into_iter().chain(check).min()
+    }
+
+    /// Sends the queued requests that can be sent, begins the check that is due, and returns the messages for the client.
     fn outgoing(&mut self) -> Vec<Value> {
         self.sessions.send_queued(&self.documents, &mut self.out);
+        if let Some(checks) = &mut self.checks {
+            checks.begin(&self.documents, &mut self.out);
+        }
         self.out.take()
     }
 
@@ -133,6 +152,7 @@ impl LanguageServer {
                 for request in self.sessions.close_all() {
                     self.out.fail(Some(&request.id), ErrorCode::RequestCanceled, "the server shuts down");
                 }
+                self.checks = None;
                 Ok(Some(Value::Null))
             }
             (Phase::Running, "textDocument/completion") => {
@@ -140,6 +160,9 @@ impl LanguageServer {
             }
             (Phase::Running, "textDocument/inlineCompletion") => {
                 parse(params).map(|params| self.complete(&id, CompletionKind::Inline, params))
+            }
+            (Phase::Running, "textDocument/codeAction") => {
+                parse(params).map(|params| Some(quick_fixes(&self.documents, self.out.encoding, params)))
             }
             (Phase::Running, _) => Err((ErrorCode::MethodNotFound, format!("unknown method {method:?}"))),
         };
@@ -164,6 +187,7 @@ impl LanguageServer {
                 "textDocumentSync": { "openClose": true, "change": INCREMENTAL },
                 "completionProvider": {},
                 "inlineCompletionProvider": {},
+                "codeActionProvider": { "codeActionKinds": [QUICK_FIX] },
             },
         }))
     }
@@ -194,6 +218,9 @@ impl LanguageServer {
             "textDocument/didClose" => parse(params).map(|CloseParams { text_document }| {
                 self.documents.close(&text_document.uri);
                 self.out.overtaken(self.sessions.close(&text_document.uri));
+                if let Some(checks) = &mut self.checks {
+                    checks.close(&text_document.uri, &mut self.out);
+                }
             }),
             "$/cancelRequest" => parse(params).map(|CancelParams { id }| {
                 if self.sessions.cancel(&id, &self.documents, &mut self.out) {
@@ -210,8 +237,9 @@ impl LanguageServer {
     fn open(&mut self, params: OpenParams) {
         let DocumentItem { uri, text } = params.text_document;
         self.out.overtaken(self.sessions.close(&uri));
-        let opened = self.documents.open(uri, text);
+        let opened = self.documents.open(uri.clone(), text);
         self.warn(opened);
+        self.plan_check(&uri);
     }
 
     fn change(&mut self, params: ChangeParams) {
@@ -219,6 +247,16 @@ impl LanguageServer {
         self.out.overtaken(self.sessions.overtake(&text_document.uri));
         let changed = self.documents.change(&text_document.uri, content_changes, self.out.encoding);
         self.warn(changed);
+        self.plan_check(&text_document.uri);
+    }
+
+    /// Plans the check of a document whose text is new; takes its hints back if the text is unknown.
+    fn plan_check(&mut self, uri: &str) {
+        let Some(checks) = &mut self.checks else { return };
+        match self.documents.text(uri) {
+            Some(_) => checks.change(uri),
+            None => checks.close(uri, &mut self.out),
+        }
     }
 
     /// Leaves out a document, or all without a URI, because a change of it could not be read.
@@ -226,6 +264,9 @@ impl LanguageServer {
         let lost = self.documents.leave_out(uri);
         for uri in &lost {
             self.out.overtaken(self.sessions.overtake(uri));
+            if let Some(checks) = &mut self.checks {
+                checks.close(uri, &mut self.out);
+            }
         }
         let named = match (&lost[..], uri) {
             ([], _) => return,

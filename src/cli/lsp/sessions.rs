@@ -684,6 +684,10 @@ impl Outbox {
         std::mem::take(&mut self.messages)
     }
 
+    pub(super) fn notify(&mut self, method: &str, params: Value) {
+        self.messages.push(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+    }
+
     pub(super) fn respond(&mut self, id: &RequestId, result: Value) {
         self.messages.push(response(id, result));
     }
@@ -724,8 +728,7 @@ impl Outbox {
             Place::Message => "window/showMessage",
             Place::Log => "window/logMessage",
         };
-        let params = json!({ "type": severity as i32, "message": message });
-        self.messages.push(json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+        self.notify(method, json!({ "type": severity as i32, "message": message }));
         if self.reported.len() >= REPORTS {
             self.reported.clear();
         }

@@ -1,0 +1,352 @@
+//! Misspelt words of the open documents: found by `Generation.Check` once a document rests, shown as hints, and replaced by quick fixes.
+//!
+//! One document is checked at a time, with the lowest priority, so that completions come first. A change ends the check of its
+//! document, whose text the found places would not fit. A quick fix needs no state: the editor sends the hint back with the spellings
+//! in its `data`.
+
+use crate::cli::{
+    check::{MAX_WORDS, pieces},
+    lsp::{
+        documents::{DocumentText, Documents, PositionEncoding},
+        protocol::{CodeActionParams, Severity, TextRange},
+        sessions::{Outbox, Place},
+    },
+    model::size,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+use tokio::{sync::mpsc, task::AbortHandle};
+use weir_client::connection::Client;
+use weir_kernels::error::{Code, Error, Result};
+use weir_proto::v1::CheckRequest;
+
+/// Time without a change after which a document is checked.
+const REST: Duration = Duration::from_millis(500);
+
+/// Maximum bytes of a document that is checked.
+const MAX_CHECKED_BYTES: usize = 256 << 10;
+
+/// Maximum hints of a document.
+const MAX_HINTS: usize = 1000;
+
+/// Priority of a check: the lowest.
+const PRIORITY: i32 = -8;
+
+/// The name of this program in hints.
+const SOURCE: &str = "weir";
+
+/// The kind of actions that replace a word.
+pub(super) const QUICK_FIX: &str = "quickfix";
+
+/// How documents are checked.
+#[derive(Debug, Clone)]
+pub(super) struct CheckOptions {
+    /// Name of the model. May be `None` if exactly one can answer the call.
+    pub(super) model: Option<String>,
+    /// Nats by which another spelling must be more probable. `None` for the server's default.
+    pub(super) threshold: Option<f32>,
+    /// Maximum spellings of a word.
+    pub(super) alternatives: u32,
+    /// Maximum bytes of a call's text.
+    pub(super) piece_bytes: usize,
+}
+
+/// The checks of the open documents.
+pub(super) struct Checks {
+    client: Client,
+    options: CheckOptions,
+    /// When the documents that changed are checked, unless they change again.
+    due: BTreeMap<String, Instant>,
+    running: Option<RunningCheck>,
+    /// The documents that have hints.
+    hinted: BTreeSet<String>,
+    events: mpsc::Sender<CheckEvent>,
+    /// Number of the last check.
+    checks: u64,
+    /// True if the model cannot check texts.
+    is_off: bool,
+}
+
+/// A check in progress. Dropping it ends the check.
+struct RunningCheck {
+    uri: String,
+    number: u64,
+    task: AbortHandle,
+}
+
+impl Drop for RunningCheck {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The end of a check.
+#[derive(Debug)]
+pub(super) struct CheckEvent {
+    number: u64,
+    found: Result<Vec<FoundWord>>,
+}
+
+/// A misspelt word.
+#[derive(Debug)]
+struct FoundWord {
+    /// Its place in the text, in bytes.
+    start: usize,
+    end: usize,
+    spellings: Spellings,
+}
+
+/// What a hint says about a word, which an editor sends back with a request for quick fixes.
+#[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
+struct Spellings {
+    word: String,
+    /// More probable spellings, best first.
+    alternatives: Vec<String>,
+}
+
+impl Checks {
+    pub(super) fn new(client: Client, options: CheckOptions, events: mpsc::Sender<CheckEvent>) -> Self {
+        Self {
+            client,
+            options,
+            due: BTreeMap::new(),
+            running: None,
+            hinted: BTreeSet::new(),
+            events,
+            checks: 0,
+            is_off: false,
+        }
+    }
+
+    /// Plans the check of a document that was opened or changed. Ends one in progress.
+    pub(super) fn change(&mut self, uri: &str) {
+        self.end(uri);
+        if !self.is_off {
+            self.due.insert(uri.to_owned(), Instant::now() + REST);
+        }
+    }
+
+    /// Takes back the hints of a document that was closed, or whose text is unknown.
+    pub(super) fn close(&mut self, uri: &str, out: &mut Outbox) {
+        self.end(uri);
+        self.due.remove(uri);
+        if self.hinted.remove(uri) {
+            out.notify("textDocument/publishDiagnostics", json!({ "uri": uri, "diagnostics": [] }));
+        }
+    }
+
+    /// Returns when the next check begins. The owner calls [`begin`](Self::begin) then.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        self.due.values().min().copied().filter(|_| self.running.is_none())
+    }
+
+    /// Begins the check of the document that waits longest, if none runs and it is time. Must run within a runtime.
+    pub(super) fn begin(&mut self, documents: &Documents, out: &mut Outbox) {
+        let now = Instant::now();
+        while self.running.is_none()
+            && let Some((uri, _)) = self.due.iter().filter(|(_, due)| **due <= now).min_by_key(|(_, due)| **due)
+        {
+            let uri = uri.clone();
+            self.due.remove(&uri);
+            match documents.text(&uri).map(DocumentText::text).filter(|text| text.len() <= MAX_CHECKED_BYTES) {
+                Some(text) => self.start(uri, text.to_owned()),
+                None => self.close(&uri, out),
+            }
+        }
+    }
+
+    fn start(&mut self, uri: String, text: String) {
+        self.checks += 1;
+        let number = self.checks;
+        let events = self.events.clone();
+        let client = self.client.clone();
+        let options = self.options.clone();
+        let task = tokio::spawn(async move {
+            let found = check(&client, &options, &text).await;
+            // Nobody listens once the server has ended.
+            let _ = events.send(CheckEvent { number, found }).await;
+        });
+        self.running = Some(RunningCheck { uri, number, task: task.abort_handle() });
+    }
+
+    /// Takes the result of a check: publishes the hints, in place of earlier ones.
+    pub(super) fn take(&mut self, event: CheckEvent, documents: &Documents, out: &mut Outbox) {
+        let CheckEvent { number, found } = event;
+        let Some(RunningCheck { uri, .. }) = self.running.as_ref().filter(|running| running.number == number) else {
+            return;
+        };
+        let uri = uri.clone();
+        self.running = None;
+        let words = match found {
+            Ok(words) => words,
+            Err(error) => return self.fail(&error, out),
+        };
+        let Some(text) = documents.text(&uri) else { return };
+        let hints: Vec<Value> = words.iter().map(|word| hint(word, text, out.encoding)).collect();
+        let has_hints = !hints.is_empty();
+        let had_hints = if has_hints { !self.hinted.insert(uri.clone()) } else { self.hinted.remove(&uri) };
+        if has_hints || had_hints {
+            out.notify("textDocument/publishDiagnostics", json!({ "uri": uri, "diagnostics": hints }));
+        }
+    }
+
+    /// Reports that a check failed. The next change of a document begins another, unless the model cannot check texts.
+    fn fail(&mut self, error: &Error, out: &mut Outbox) {
+        if matches!(error.code(), Code::FailedPrecondition | Code::Unimplemented) {
+            self.is_off = true;
+            self.due.clear();
+        }
+        out.report(Place::Log, Severity::Info, &format!("misspelt words are not marked: {error}"));
+    }
+
+    fn end(&mut self, uri: &str) {
+        self.running.take_if(|running| running.uri == uri);
+    }
+}
+
+/// Checks a text piece by piece.
+async fn check(client: &Client, options: &CheckOptions, text: &str) -> Result<Vec<FoundWord>> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    for piece in pieces(text, options.piece_bytes) {
+        // A text without words may have nothing that the model can read.
+        if !piece.trim().is_empty() {
+            let request = CheckRequest {
+                model: options.model.clone(),
+                text: piece.to_owned(),
+                threshold: options.threshold,
+                alternatives: Some(options.alternatives),
+                max_words: Some(MAX_WORDS),
+                priority: Some(PRIORITY),
+            };
+            let words = client.check(request).await?.words.into_iter();
+            found.extend(words.take(MAX_HINTS - found.len()).map(|word| FoundWord {
+                start: start + size(word.start_byte),
+                end: start + size(word.end_byte),
+                spellings: Spellings {
+                    word: word.text,
+                    alternatives: word.alternatives.into_iter().map(|other| other.text).collect(),
+                },
+            }));
+        }
+        start += piece.len();
+    }
+    Ok(found)
+}
+
+/// Returns the hint of a word as the protocol's diagnostic.
+fn hint(word: &FoundWord, text: &DocumentText, encoding: PositionEncoding) -> Value {
+    let FoundWord { start, end, spellings } = word;
+    let range = TextRange { start: text.position(*start, encoding), end: text.position(*end, encoding) };
+    json!({
+        "range": range,
+        "severity": Severity::Hint as u8,
+        "source": SOURCE,
+        "message": format!("more probable: {}", spellings.alternatives.join(", ")),
+        "data": spellings,
+    })
+}
+
+/// Returns the quick fixes of the hints that a request names: one for each spelling of a word that is still there.
+pub(super) fn quick_fixes(documents: &Documents, encoding: PositionEncoding, params: CodeActionParams) -> Value {
+    let CodeActionParams { text_document, context } = params;
+    // A kind includes those that it begins.
+    let is_wanted = |only: &String| only.is_empty() || only == QUICK_FIX;
+    let Some(text) = documents.text(&text_document.uri).filter(|_| context.only.iter().flatten().all(is_wanted)) else {
+        return json!([]);
+    };
+    let mut actions = Vec::new();
+    for hint in context.diagnostics.into_iter().take(MAX_HINTS).filter(|hint| hint["source"] == SOURCE) {
+        let range = TextRange::deserialize(&hint["range"]);
+        let spellings = Spellings::deserialize(&hint["data"]);
+        let (Ok(range), Ok(Spellings { word, alternatives })) = (range, spellings) else { continue };
+        let place = text.offset(range.start, encoding)..text.offset(range.end, encoding);
+        if text.text().get(place) != Some(&*word) {
+            continue;
+        }
+        for (rank, new_text) in alternatives.iter().enumerate() {
+            actions.push(json!({
+                "title": format!("Replace by “{new_text}”"),
+                "kind": QUICK_FIX,
+                "diagnostics": [hint],
+                "isPreferred": rank == 0,
+                "edit": { "changes": { &text_document.uri: [{ "range": range, "newText": new_text }] } },
+            }));
+        }
+    }
+    actions.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::lsp::{documents::DocumentLimits, protocol::Position};
+
+    fn documents(text: &str) -> Documents {
+        let mut documents = Documents::new(DocumentLimits::default());
+        documents.open("a".into(), text.into()).unwrap();
+        documents
+    }
+
+    fn goverment() -> FoundWord {
+        let alternatives = ["government", "governments"].map(str::to_owned).to_vec();
+        FoundWord { start: 6, end: 15, spellings: Spellings { word: "goverment".into(), alternatives } }
+    }
+
+    fn params(hints: &[&Value], only: Option<&[&str]>) -> CodeActionParams {
+        serde_json::from_value(json!({
+            "textDocument": { "uri": "a" },
+            "range": {},
+            "context": { "diagnostics": hints, "only": only },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn hints_have_the_places_of_words_and_their_spellings() {
+        let documents = documents("é\nthe goverment of");
+        let text = documents.text("a").unwrap();
+        let word = FoundWord { start: 7, end: 16, ..goverment() };
+        let hint = hint(&word, text, PositionEncoding::Utf16);
+        let position = |character| Position { line: 1, character };
+        assert_eq!(hint["range"], json!(TextRange { start: position(4), end: position(13) }));
+        assert_eq!((&hint["severity"], &hint["source"]), (&4.into(), &"weir".into()));
+        assert_eq!(hint["message"], "more probable: government, governments");
+        let fixes = quick_fixes(&documents, PositionEncoding::Utf16, params(&[&hint], None));
+        assert_eq!(
+            (fixes[0]["title"].as_str(), fixes[0]["isPreferred"].as_bool()),
+            (Some("Replace by “government”"), Some(true))
+        );
+        assert_eq!(fixes[1]["edit"]["changes"]["a"], json!([{ "range": hint["range"], "newText": "governments" }]));
+        assert_eq!((fixes.as_array().unwrap().len(), &fixes[1]["diagnostics"][0]), (2, &hint));
+    }
+
+    #[test]
+    fn only_words_that_are_still_there_have_quick_fixes() {
+        let open = documents("in the goverment of");
+        let own =
+            hint(&FoundWord { start: 7, end: 16, ..goverment() }, open.text("a").unwrap(), PositionEncoding::Utf8);
+        let fixes = |documents: &Documents, hints: &[&Value], only: Option<&[&str]>| {
+            quick_fixes(documents, PositionEncoding::Utf8, params(hints, only)).as_array().unwrap().len()
+        };
+        assert_eq!(fixes(&open, &[&own], Some(&["quickfix"])), 2);
+        assert_eq!(fixes(&open, &[&own], Some(&["source.organizeImports"])), 0);
+        assert_eq!(fixes(&documents("in a goverment of the"), &[&own], None), 0);
+        assert_eq!(fixes(&documents("short"), &[&own], None), 0);
+        let mut other = own.clone();
+        other["source"] = "spell".into();
+        let mut bare = own.clone();
+        bare["data"] = Value::Null;
+        let mut odd = own.clone();
+        odd["range"] = "everywhere".into();
+        assert_eq!(fixes(&open, &[&other, &bare, &odd], None), 0);
+        assert_eq!(
+            quick_fixes(&Documents::new(DocumentLimits::default()), PositionEncoding::Utf8, params(&[&own], None)),
+            json!([])
+        );
+    }
+}

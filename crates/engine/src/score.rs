@@ -2,8 +2,7 @@
 //! given text about a document.
 
 use crate::options::WindowOptions;
-use std::{ops::AddAssign, sync::Arc};
-use weir_kernels::distribution::log_probability;
+use std::sync::Arc;
 use weir_kernels::error::{Error, Result};
 use weir_models::contract::{
     BoundaryOptions, Document, DocumentEncoder, DocumentLimits, Encoding, Model, Scratch, SequenceRow, State,
@@ -79,51 +78,20 @@ pub fn window(symbols: usize, WindowOptions { length, stride }: WindowOptions, i
     Some(ScoringWindow { start, scored: first + 1, end: (first + stride).min(last) + 1 })
 }
 
-/// The score of one or more windows.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct WindowScore {
-    /// Sum of −ln p over the scored symbols.
-    pub nats: f64,
-    /// Number of symbols scored.
-    pub scored: usize,
-    /// Number of symbols fed, context included.
-    pub fed: usize,
-    /// Number of segments that these closed.
-    pub segments: usize,
-}
-
-impl AddAssign for WindowScore {
-    fn add_assign(&mut self, other: Self) {
-        self.nats += other.nats;
-        self.scored += other.scored;
-        self.fed += other.fed;
-        self.segments += other.segments;
-    }
-}
-
-/// Scores one window and calls `visit` with the index of every position whose logits score the next symbol.
+/// Feeds one window and calls `visit` with the index of every position whose logits score the next symbol.
 pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
     window: ScoringWindow,
     boundaries: &BoundaryOptions,
     visit: VisitPosition<'_>,
-) -> Result<WindowScore> {
-    let mut sum = WindowScore::default();
+) -> Result<()> {
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
     run(model, fed, CHUNK, boundaries, Want::All, &mut |position, logits, decision| {
-        sum.fed += 1;
-        sum.segments += usize::from(decision.boundary);
         let target = window.start + position + 1;
-        if target >= window.scored {
-            sum.nats -= log_probability(logits, symbols[target])?;
-            sum.scored += 1;
-            visit(target - 1, logits, decision)?;
-        }
-        Ok(())
-    })?;
-    Ok(sum)
+        if target >= window.scored { visit(target - 1, logits, decision) } else { Ok(()) }
+    })
 }
 
 /// Encodes a complete document, its end mark included. Fails if the tokens are too many or invalid, or a step fails.

@@ -8,7 +8,7 @@ use tonic::codec::CompressionEncoding;
 use weir::engine::{
     self,
     calibration::{self, NotCalibrated},
-    score::{WindowScore, score_window, windows},
+    score::{score_window, windows},
 };
 
 /// Time in which a request that is not held would be answered.
@@ -174,32 +174,37 @@ fn request(text: &str, of: WindowOptions) -> v1::ScoreRequest {
     v1::ScoreRequest { text: text.into(), windows: Some(windows), ..Default::default() }
 }
 
-/// Runs the evaluation of the command line, and returns its sum and its number of segments.
-fn evaluated(
-    model: &dyn Model,
-    symbols: &[u32],
-    of: WindowOptions,
-    boundaries: &BoundaryOptions,
-) -> (WindowScore, u64) {
-    let mut sum = WindowScore::default();
-    let mut segments = 0;
+/// The score of a text.
+#[derive(Default)]
+struct TextScore {
+    /// Sum of −ln p over the scored symbols.
+    nats: f64,
+    scored: usize,
+    segments: u64,
+}
+
+/// Runs the evaluation of the command line.
+fn evaluated(model: &dyn Model, symbols: &[u32], of: WindowOptions, boundaries: &BoundaryOptions) -> TextScore {
+    let mut sum = TextScore::default();
     for window in windows(symbols.len(), of) {
-        sum += score_window(model, symbols, window, boundaries, &mut |_, _, mark| {
-            segments += u64::from(mark.boundary);
+        score_window(model, symbols, window, boundaries, &mut |position, logits, mark| {
+            sum.nats -= log_probability(logits, symbols[position + 1]);
+            sum.scored += 1;
+            sum.segments += u64::from(mark.boundary);
             Ok(())
         })
         .unwrap();
     }
-    (sum, segments)
+    sum
 }
 
-fn check_summary(name: &str, summary: &v1::ScoreSummary, sum: WindowScore, segments: u64, symbols: usize) {
+fn check_summary(name: &str, summary: &v1::ScoreSummary, sum: &TextScore, symbols: usize) {
     let bits = sum.nats / sum.scored as f64 / LN_2;
     assert_eq!(summary.scored_chars, sum.scored as u64, "{name}");
     // Each log-probability is rounded to f32.
     assert!((summary.bits_per_char.unwrap() - bits).abs() < 1e-6, "{name}: {bits}");
     let usage = summary.usage.unwrap();
-    assert_eq!((usage.prompt_chars, usage.prompt_segments), (symbols as u64, segments), "{name}");
+    assert_eq!((usage.prompt_chars, usage.prompt_segments), (symbols as u64, sum.segments), "{name}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -225,9 +230,9 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
     assert!((1..=options.length).contains(&max_bytes), "{max_bytes} bytes, one per character");
     let symbols = server.engine.card().vocabulary.encode("text", &text, usize::MAX).unwrap();
     assert!(symbols.len() > 1000 * MAX_SYMBOLS);
-    let (sum, segments) = evaluated(&*server.model, &symbols, options, &BoundaryOptions::default());
+    let sum = evaluated(&*server.model, &symbols, options, &BoundaryOptions::default());
     assert!((nats - sum.nats).abs() < 1e-6 * nats);
-    check_summary("fake", &summary, sum, segments, symbols.len());
+    check_summary("fake", &summary, &sum, symbols.len());
     server.at_rest().await;
 }
 
@@ -266,8 +271,8 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
                 "all boundaries except the last are reported"
             );
             let name = format!("{case}, {:?}", boundaries.mode.unwrap_or(BoundaryMode::Given));
-            let (sum, segments) = evaluated(&*unlimited, &symbols, of, &boundaries);
-            check_summary(&name, &summary, sum, segments, symbols.len());
+            let sum = evaluated(&*unlimited, &symbols, of, &boundaries);
+            check_summary(&name, &summary, &sum, symbols.len());
         }
         // The row's memory is released after its last event.
         eventually("all memory is released", || model.memory().in_use == 0).await;

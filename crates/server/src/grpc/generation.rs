@@ -20,7 +20,7 @@ use weir_engine::{
     Event, Job, Terms,
     options::{FinishReason, must_pool},
 };
-use weir_kernels::error::Result;
+use weir_kernels::error::{Error, Result};
 use weir_models::{
     contract::Card,
     text::{PlacedText, Vocabulary},
@@ -40,6 +40,15 @@ pub(crate) struct JobService {
     pub(crate) late_headers: bool,
     /// Limits of editing sessions, and those in progress.
     pub(crate) editing: EditingLimits,
+}
+
+/// Returns the error of a request with the field that gave its text: the engine does not know whether that were ids.
+fn of_ids(error: Error, has_ids: bool) -> Error {
+    error.named(|field| match field {
+        "text" if has_ids => "ids",
+        "prompt" if has_ids => "prompt_ids",
+        other => other,
+    })
 }
 
 impl JobService {
@@ -94,7 +103,9 @@ impl JobService {
             encoder.pieces.skip(&job.resumed);
             Ok((Job::Generate(job), encoder))
         };
-        let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
+        let has_ids = request.message.prompt.is_empty() && !request.message.prompt_ids.is_empty();
+        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
         Ok(ResponseStream::new(events, encoder))
     }
 
@@ -109,7 +120,9 @@ impl JobService {
             let encoder = ScoreEncoder::new(&job, seed, card, changed);
             Ok((Job::Score(job), encoder))
         };
-        let (events, encoder) = self.submit(request, priority, engine, permit, convert).await?;
+        let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
+        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
         Ok(ResponseStream::new(events, encoder))
     }
 
@@ -129,7 +142,9 @@ impl JobService {
             Ok((Job::Score(job), v1::SegmentResponse { text, seed, usage, ..Default::default() }))
         };
         let vocabulary = Arc::clone(&engine.card().vocabulary);
-        let (events, response) = self.submit(request, priority, engine, permit, convert).await?;
+        let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
+        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        let (events, response) = submitted.map_err(|error| of_ids(error, has_ids))?;
         collect_segments(events, response, &vocabulary).await
     }
 }

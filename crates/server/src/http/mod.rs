@@ -67,6 +67,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tower::{ServiceExt, service_fn};
+use weir_engine::codec::DEFAULT_BLOCK;
 use weir_kernels::error::{Result, clip, quoted};
 use weir_proto::v1;
 
@@ -362,6 +363,7 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         "boundary_modes": model.boundary_modes,
         "training_length": model.training_length,
         "max_body_bytes": max_body_bytes,
+        "block_chars": DEFAULT_BLOCK,
         "documents": model.documents.map(|documents| json!({
             "max_tokens": documents.max_tokens,
             "max_summary_tokens": documents.max_summary_tokens,

@@ -7,8 +7,8 @@ const COMPRESS_FIELDS = {
 const MAGIC = [0x89, 0x57, 0x45, 0x49, 0x52, 0x0d, 0x0a, 0x1a];
 /** Most bytes of a file that the text area shows. */
 const MAX_SHOWN_FILE = 200000;
-/** Characters of a block, which the server compresses apart from others. */
-const BLOCK = 65536;
+/** Returns the characters of a block, which the server compresses apart from others. */
+const blockLength = (model) => (served.get(model) || {}).block_chars ?? Infinity;
 
 /** A file in place of the text area's text: its name and bytes; null if the text counts. */
 let sourceFile = null;
@@ -52,8 +52,9 @@ function marksOf(sizes) {
 
 /** The bits of a text along its length, as a curve from 0 that grows while the model reads. */
 class BitCurve {
-  constructor(characters, bytes) {
+  constructor(characters, bytes, block) {
     this.characters = characters;
+    this.block = block;
     this.bytesEach = bytes / Math.max(1, characters);
     this.bins = Array.from({ length: Math.max(1, Math.min(120, Math.floor(characters / 32))) }, () => ({ bits: 0, bytes: 0 }));
     this.marks = [];
@@ -64,8 +65,10 @@ class BitCurve {
   add({ block, chars, bits }) {
     const before = this.blocks.get(block) || { chars: 0, bits: 0 };
     this.blocks.set(block, { chars, bits });
-    const start = block * BLOCK + before.chars;
-    const end = block * BLOCK + chars;
+    // All blocks before it are full.
+    const first = block ? block * this.block : 0;
+    const start = first + before.chars;
+    const end = first + chars;
     const each = (bits - before.bits) / Math.max(1, chars - before.chars);
     const size = this.characters / this.bins.length;
     for (let place = start; place < end; ) {
@@ -148,7 +151,7 @@ async function compress(signal) {
   checkSize(name, bytes.length, model);
   const isOfBytes = unitOf(model) === "byte";
   const characters = isOfBytes ? bytes.length : [...new TextDecoder().decode(bytes)].length;
-  const curve = new BitCurve(characters, bytes.length);
+  const curve = new BitCurve(characters, bytes.length, blockLength(model));
   const sizes = { original: bytes.length, gzip: null, xz: null, model: null, name: model };
   const parts = [];
   at("compressed").hidden = false;

@@ -34,6 +34,8 @@ class Editor {
     this.pick = 0;
     // Words after the best completion, which the ghost text also has.
     this.tail = "";
+    // The request for them.
+    this.extension = new AbortController();
     this.times = [];
     this.taken = 0;
     // The last request for completions, or the selection at which there was none.
@@ -126,7 +128,7 @@ class Editor {
   ask(began = null) {
     const { selectionStart: cursor, selectionEnd: end } = this.area;
     this.asked = { id: 0, cursor, end, at: began };
-    clearTimeout(this.extending);
+    this.stopExtending();
     const isPlace = cursor === end && cursor > 0 && !isLow(this.area.value.charCodeAt(cursor));
     if (isPlace && this.session && this.session.isOpen) this.asked.id = this.session.complete(cursor, at("until").value);
   }
@@ -202,8 +204,14 @@ class Editor {
     if (first) this.speaking = setTimeout(() => (at("edit-spoken").textContent = `Completion: ${this.ghost()}`), SPOKEN_PAUSE);
   }
 
-  extendSoon() {
+  /** Ends the request for more words: its text is another now. */
+  stopExtending() {
     clearTimeout(this.extending);
+    this.extension.abort();
+  }
+
+  extendSoon() {
+    this.stopExtending();
     const { length } = this.area.value;
     const isAtEnd = this.asked.cursor === length || this.area.value[this.asked.cursor] === "\n";
     if (this.items.length && isAtEnd && !/\s\S+\s+\S/.test(this.ghost())) this.extending = setTimeout(() => this.extend(), EXTEND_PAUSE);
@@ -217,7 +225,9 @@ class Editor {
     // This beginning stays while the text grows, so that the server finds it in its cache.
     const start = Math.floor(Math.max(0, text.length - READ_BEFORE) / READ_BEFORE) * READ_BEFORE;
     const body = { model: at("edit-model").value, prompt: wellFormed(text.slice(start)) + best, max_tokens: EXTENSION, temperature: 0, stop: ["\n"] };
-    const answer = await ask("/v1/completions", { method: "POST", body: JSON.stringify(body) }).then((response) => response.json(), () => null);
+    this.extension = new AbortController();
+    const { signal } = this.extension;
+    const answer = await ask("/v1/completions", { method: "POST", body: JSON.stringify(body), signal }).then((response) => response.json()).catch(() => null);
     const [first] = this.items;
     if (!answer || id !== this.asked.id || !first || first.text !== best) return;
     // Whole words only: the last one may be cut.

@@ -2,7 +2,7 @@
 
 use crate::cli::{
     flag_names::with_flag,
-    model::{ADDRESS, runtime},
+    model::{ADDRESS, AddressArgs, SERVER, runtime},
     output,
 };
 use clap::{ArgMatches, Command, FromArgMatches};
@@ -36,6 +36,7 @@ enum AdminCommand {
         name: Option<String>,
     },
     /// Unload a model. Its running requests finish first.
+    #[command(allow_missing_positional = true)]
     Unload {
         #[command(flatten)]
         server: Server,
@@ -60,9 +61,8 @@ enum AdminCommand {
 
 #[derive(Debug, clap::Args)]
 struct Server {
-    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
-    #[arg(value_name = "ADDRESS")]
-    address: String,
+    #[command(flatten)]
+    address: AddressArgs,
     #[command(flatten)]
     token: AdminTokenArgs,
     #[command(flatten)]
@@ -122,7 +122,9 @@ impl Server {
             }
         };
         let token = token.map_err(Error::Setting)?;
-        let endpoint = self.tls.endpoint(ADDRESS, &self.address).map_err(Error::Setting)?;
+        let missing = || Error::Setting(format!("{ADDRESS} or {SERVER}: expected the address of a server, found none"));
+        let (argument, address) = self.address.given().ok_or_else(missing)?;
+        let endpoint = self.tls.endpoint(argument, address).map_err(Error::Setting)?;
         ServerEndpoint { key: Some(token.value()), ..endpoint }.connect().await
     }
 }
@@ -136,7 +138,8 @@ fn named(error: Error) -> Error {
 pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
         match args.command {
-            AdminCommand::Load { server, path, name } => {
+            AdminCommand::Load { mut server, path, name } => {
+                let path = path.or_else(|| server.address.take_other());
                 let answer = server.connect().await?.load_model(path, name).await;
                 let (loaded, draining) =
                     answer.map_err(|error| with_flag(with_flag(error, "path", "PATH"), "name", "--name"))?;
@@ -153,7 +156,8 @@ pub fn run(args: Args) -> Result<()> {
                 }
                 output::write(&format!("{name}: generation {number} drains\n"))
             }
-            AdminCommand::ResetReport { server, name } => {
+            AdminCommand::ResetReport { mut server, name } => {
+                let name = name.or_else(|| server.address.take_other());
                 let models = server.connect().await?.reset_report(name).await.map_err(named)?;
                 if server.json {
                     return output::json(&json!({ "models": models }));

@@ -2,6 +2,7 @@
 //!
 //! The blocks of all files run as rows of one batch. Results are collected in order.
 
+use crate::cli::document::DASH;
 use crate::cli::model::{ModelArgs, count, isa, unreadable};
 use crate::cli::output::{self, Progress};
 use crate::cli::score::parse_windows;
@@ -10,7 +11,7 @@ use serde_json::json;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Seek, Write as _};
+use std::io::{self, ErrorKind, IsTerminal, Read, Seek, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,9 +29,12 @@ use weir_models::{contract::Model, load::MAX_SYMBOLS};
 
 /// Runs `weir compress`. Fails if the model cannot compress, a text is outside of its vocabulary, or a file cannot be read or written.
 pub fn run_compress(args: CompressArgs) -> Result<()> {
+    let pairs = compressed_pairs(&args.codec.paths)?;
+    if pairs.iter().any(FilePair::is_piped) && io::stdout().is_terminal() {
+        return Err(Error::Setting(format!("{FILE}: expected a file or a pipe to write, found a terminal")));
+    }
     let model = args.model.load(args.codec.isa)?;
     let card = model.card();
-    let pairs = compressed_pairs(&args.codec.paths)?;
     let windows = args.windowed.unwrap_or_else(|| default_windows(card));
     let open = |bytes: Option<u64>| -> Result<Stream<'_>> {
         let text_bytes = bytes.filter(|_| !args.normalise);
@@ -42,9 +46,9 @@ pub fn run_compress(args: CompressArgs) -> Result<()> {
 
 /// Runs `weir decompress`. Fails if the data are damaged or of another model, or if a file cannot be read or written.
 pub fn run_decompress(args: DecompressArgs) -> Result<()> {
+    let pairs = decompressed_pairs(&args.codec.paths)?;
     let model = args.model.load(args.codec.isa)?;
     let card = model.card();
-    let pairs = decompressed_pairs(&args.codec.paths)?;
     let open = |_| -> Result<Stream<'_>> { Ok(Box::new(Decompressor::new(card)?)) };
     run(start(&model, &args.codec)?, &args.codec, &pairs, open)
 }
@@ -72,6 +76,11 @@ fn run<'a>(
     open: impl Fn(Option<u64>) -> Result<Stream<'a>>,
 ) -> Result<()> {
     pairs.iter().try_for_each(|pair| pair.bytes().and_then(|_| pair.check_output(args.force)))?;
+    if args.json && pairs.iter().any(FilePair::is_piped) {
+        return Err(Error::Setting(
+            "--json: expected no value next to the output -, which is standard output, found one".into(),
+        ));
+    }
     let began = Instant::now();
     // Of pipes it is unknown.
     let bytes = pairs.iter().map(|pair| pair.bytes().map(Option::unwrap_or_default)).sum::<Result<u64>>()?;
@@ -102,6 +111,10 @@ fn print(args: &CodecArgs, pairs: &[FilePair], totals: &[Totals], seconds: f64) 
         };
         let files: Vec<_> = pairs.iter().zip(totals).map(file).collect();
         return output::json(&json!({ "files": files, "seconds": seconds, "chars_per_second": rate }));
+    }
+    // The data are there.
+    if pairs.iter().any(FilePair::is_piped) {
+        return Ok(());
     }
     let mut out = String::new();
     for (pair, totals) in pairs.iter().zip(totals) {
@@ -167,8 +180,8 @@ struct CodecArgs {
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
-    /// One or more files, then the file to write. If that is a folder, each file gets a name in it: with `.weir` after it when it is
-    /// compressed, without when it is decompressed.
+    /// One or more files, then the file to write; - for standard input and output. If the last is a folder, each file gets a name in it:
+    /// with `.weir` after it when it is compressed, without when it is decompressed.
     #[arg(value_name = "FILE", required = true, num_args = 2..)]
     paths: Vec<PathBuf>,
 }
@@ -236,17 +249,39 @@ fn pairs(paths: &[PathBuf], rename: impl Fn(&OsStr) -> Option<OsString>) -> Resu
 impl FilePair {
     /// Returns the bytes of the file to read; `None` for a pipe. Fails if the file is missing.
     fn bytes(&self) -> Result<Option<u64>> {
+        if self.input.as_os_str() == DASH {
+            return Ok(None);
+        }
         let metadata = fs::metadata(&self.input).map_err(unreadable(FILE, &self.input))?;
         Ok(metadata.is_file().then_some(metadata.len()))
     }
 
+    /// Opens the file to read. Fails if the operating system does.
+    fn open(&self) -> Result<Box<dyn Read>> {
+        if self.input.as_os_str() == DASH {
+            return Ok(Box::new(io::stdin()));
+        }
+        Ok(Box::new(File::open(&self.input).map_err(unreadable(FILE, &self.input))?))
+    }
+
+    /// Returns true if the output is standard output.
+    fn is_piped(&self) -> bool {
+        self.output.as_os_str() == DASH
+    }
+
     /// Returns the error of writing the output.
     fn unwritable(&self, error: &io::Error) -> Error {
+        if self.is_piped() && error.kind() == ErrorKind::BrokenPipe {
+            return Error::io("stdout")(io::Error::from(ErrorKind::BrokenPipe));
+        }
         Error::Setting(format!("{FILE}: cannot write {}: {error}", printable(&self.output.display().to_string())))
     }
 
     /// Fails if the file to write exists and must not be overwritten, or is a link or no file.
     fn check_output(&self, force: bool) -> Result<()> {
+        if self.is_piped() {
+            return Ok(());
+        }
         // of a link itself, which may lead nowhere
         let Ok(existing) = fs::symlink_metadata(&self.output) else { return Ok(()) };
         let why = match (force, existing.is_file()) {
@@ -266,7 +301,7 @@ const MAX_LEFT: usize = 100;
 
 /// A file that is being written under another name. Dropping it removes it.
 struct OutputFile {
-    /// `None` once it has its name.
+    /// `None` once it has its name, and for standard output.
     file: Option<File>,
     partial: PathBuf,
     pair: FilePair,
@@ -278,6 +313,10 @@ struct OutputFile {
 impl OutputFile {
     /// Creates the file of a pair and lists it in `files`. Fails if the operating system does.
     fn create(pair: &FilePair, overwrite: bool, files: &PartialFiles) -> Result<Self> {
+        if pair.is_piped() {
+            let files = files.clone();
+            return Ok(Self { file: None, partial: PathBuf::new(), pair: pair.clone(), overwrite, files });
+        }
         // Another process with the same number may have left such a file: in a container, each command is process 1.
         let mut tried = 0;
         let (file, partial) = loop {
@@ -298,12 +337,18 @@ impl OutputFile {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        file.write_all(bytes).map_err(|error| self.pair.unwritable(&error))
+        let written = match &mut self.file {
+            Some(file) => file.write_all(bytes),
+            None => io::stdout().write_all(bytes),
+        };
+        written.map_err(|error| self.pair.unwritable(&error))
     }
 
     /// Gives the file its name. Fails if another file has got it meanwhile and must be kept.
     fn commit(mut self) -> Result<()> {
+        if self.pair.is_piped() {
+            return io::stdout().flush().map_err(|error| self.pair.unwritable(&error));
+        }
         self.pair.check_output(self.overwrite)?;
         if let Some(file) = &self.file {
             file.sync_all().map_err(|error| self.pair.unwritable(&error))?;
@@ -453,7 +498,7 @@ impl<'a> Pipeline<'a> {
 
     /// Reads a file to its end and submits its blocks. Errors name the file that they concern.
     fn run_file(&mut self, pair: &FilePair, stream: Stream<'a>) -> Result<()> {
-        let mut file = File::open(&pair.input).map_err(unreadable(FILE, &pair.input))?;
+        let mut file = pair.open()?;
         let output = OutputFile::create(pair, self.overwrite, &self.partial_files)?;
         self.files.push_back(OpenFile { input: pair.input.clone(), stream, output });
         let mut piece = vec![0; PIECE];

@@ -2,12 +2,12 @@
 
 use crate::cli::{
     flag_names::with_flag,
-    model::{not_utf8, read_text_or_stdin, unreadable},
+    model::{STANDARD_INPUT, not_utf8, read_text_or_stdin, unreadable},
 };
 use serde::de::DeserializeOwned;
 use std::{
     fs::File,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, IsTerminal, Read, stdin},
     path::{Path, PathBuf},
 };
 use weir_kernels::error::{Error, Result};
@@ -21,11 +21,17 @@ const MAX_LINE: u64 = 64 << 20;
 /// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 
-/// A text, given as an argument, as a file or as ids.
+/// Stands for standard input where a text or a file is expected.
+pub(super) const DASH: &str = "-";
+
+/// A text, given as an argument, as a file, as ids or on standard input.
 #[derive(Debug, Clone, clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(super) struct TextArgs {
-    /// Text.
+    /// Text; - for standard input. Without a text, a file and ids, the text comes from standard input, unless that is a terminal.
+    #[arg(value_name = "TEXT")]
+    positional: Option<String>,
+    /// Text; - for standard input.
     #[arg(long)]
     text: Option<String>,
     /// File with the text in UTF-8; - for standard input.
@@ -43,25 +49,60 @@ pub(super) struct TextInput {
     /// Empty if `ids` are given instead.
     pub(super) text: String,
     pub(super) ids: Vec<u32>,
+    /// True if it comes from a file or from standard input.
+    pub(super) is_file: bool,
 }
 
 impl TextInput {
     /// Returns a server's error with the flag of the text in place of the request's fields.
     pub(super) fn with_flag(&self, error: Error) -> Error {
-        with_flag(with_flag(error, "text", self.flag), "ids", self.flag)
+        ["text", "ids", "prompt", "prompt_ids"].iter().fold(error, |error, field| with_flag(error, field, self.flag))
     }
 }
 
 impl TextArgs {
-    /// Reads the text. Fails if the file cannot be read.
+    /// Reads the text. Fails if the file cannot be read, or if there is no text.
     pub(super) fn read(&self) -> Result<TextInput> {
-        let (flag, text) = match (&self.ids, &self.file) {
-            (Some(_), _) => ("--ids", String::new()),
-            (None, Some(file)) => ("--file", read_text_or_stdin("--file", file)?),
-            (None, None) => ("--text", self.text.clone().unwrap_or_default()),
-        };
-        Ok(TextInput { flag, text, ids: self.ids.clone().unwrap_or_default() })
+        let arguments = [("TEXT", self.positional.as_deref()), ("--text", self.text.as_deref())];
+        read_text_arguments(arguments, self.file.as_deref(), self.ids.as_deref())
     }
+}
+
+/// Reads the text of the argument, the file or the ids that are given, else of standard input. Fails if it cannot be read, or if only a
+/// terminal is left to read.
+pub(super) fn read_text_arguments(
+    arguments: [(&'static str, Option<&str>); 2],
+    file: Option<&Path>,
+    ids: Option<&[u32]>,
+) -> Result<TextInput> {
+    if let Some(ids) = ids {
+        return Ok(TextInput { flag: "--ids", text: String::new(), ids: ids.to_vec(), is_file: false });
+    }
+    let read = |flag, file: &Path| {
+        let text = read_text_or_stdin(flag, file)?;
+        Ok(TextInput { flag, text, ids: Vec::new(), is_file: true })
+    };
+    if let Some(file) = file {
+        return read(FLAG, file);
+    }
+    for (flag, text) in arguments {
+        match text {
+            Some(DASH) => return read(flag, Path::new(DASH)),
+            Some(text) => return Ok(TextInput { flag, text: text.to_owned(), ids: Vec::new(), is_file: false }),
+            None => {}
+        }
+    }
+    check_standard_input(arguments[0].0)?;
+    read(STANDARD_INPUT, Path::new(DASH))
+}
+
+/// Fails if standard input is a terminal. `argument` is the argument that is missing then.
+pub(super) fn check_standard_input(argument: &str) -> Result<()> {
+    if stdin().is_terminal() {
+        let expected = "expected a value, or a text on standard input, found a terminal";
+        return Err(Error::Setting(format!("{argument}: {expected} (see --help)")));
+    }
+    Ok(())
 }
 
 pub(super) enum Document {
@@ -89,8 +130,8 @@ pub(super) struct TextReader<'a> {
 impl TextReader<'static> {
     /// Opens a file; `-` is standard input.
     pub(super) fn open(file: &Path) -> Result<Self> {
-        if file.as_os_str() == "-" {
-            return Ok(Self::new(FLAG, Box::new(std::io::stdin()), Path::new("standard input")));
+        if file.as_os_str() == DASH {
+            return Ok(Self::new(FLAG, Box::new(stdin()), Path::new(STANDARD_INPUT)));
         }
         Ok(Self::new(FLAG, Box::new(File::open(file).map_err(unreadable(FLAG, file))?), file))
     }

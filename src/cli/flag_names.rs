@@ -1,11 +1,11 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::{generate, model::IN_PROCESS};
+use crate::cli::model::IN_PROCESS;
 use weir_kernels::error::Error;
 
-/// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`generate::FLAGS`] has the
-/// options of `weir generate`.
-const NAMES: [(&str, &str); 26] = [
+/// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`GENERATE`] has the options of
+/// `weir generate`.
+const NAMES: [(&str, &str); 27] = [
     ("Generate", "`weir generate`"),
     ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
@@ -30,8 +30,23 @@ const NAMES: [(&str, &str); 26] = [
     ("options.sentences", "--sentences"),
     ("prompt", "--prompt"),
     ("prompt_ids", "--ids"),
+    ("threshold", "--threshold"),
     ("windows.length", "--windowed"),
     ("windows.stride", "--windowed"),
+];
+
+/// Request fields of `Generate` that the server bounds, dotted as on the wire, and the flags that set them.
+const GENERATE: [(&str, &str); 10] = [
+    ("sampling.frequency_penalty", "--frequency-penalty"),
+    ("sampling.min_p", "--min-p"),
+    ("sampling.presence_penalty", "--presence-penalty"),
+    ("sampling.repetition_penalty", "--repetition-penalty"),
+    ("sampling.temperature", "--temperature"),
+    ("sampling.top_p", "--top-p"),
+    ("stopping.max_chars", "--max-chars"),
+    ("stopping.max_segments", "--max-segments"),
+    ("stopping.min_chars", "--min-chars"),
+    ("stopping.stop", "--stop"),
 ];
 
 /// Flags with another name, each with that.
@@ -54,7 +69,7 @@ fn as_given(flag: &'static str) -> &'static str {
 
 /// Returns all names of the gRPC API that have another here, each with that.
 pub(crate) fn own_names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    NAMES.into_iter().chain(generate::FLAGS)
+    NAMES.into_iter().chain(GENERATE)
 }
 
 /// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process

@@ -1,11 +1,17 @@
 //! `weir generate`: streams text generated from a prompt by a server, which runs in this process unless `--server` names another.
 
+use crate::cli::document::{TextInput, read_text_arguments};
+use crate::cli::flag_names;
 use crate::cli::model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, speculation};
 use crate::cli::output;
 use clap::ArgGroup;
 use serde_json::{Value, json};
+use std::{
+    io::{IsTerminal, stderr},
+    path::PathBuf,
+};
 use weir_engine::{sampling::StopStrings, speculation::Speculation};
-use weir_kernels::error::Result;
+use weir_kernels::error::{Error, Result};
 use weir_models::contract::BoundaryMode;
 use weir_proto::v1::generate_response::Event as GenerateEvent;
 use weir_proto::v1::{
@@ -15,6 +21,7 @@ use weir_proto::v1::{
 /// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout
 /// cannot be written.
 pub fn run(args: Args) -> Result<()> {
+    let prompt = args.read_prompt()?;
     let source = args.model.open()?;
     if let ModelSource::Process(model) = &source
         && let Ok(stop) = StopStrings::new(args.stop.clone(), model.card())
@@ -26,39 +33,55 @@ pub fn run(args: Args) -> Result<()> {
     let model = &source.served(own_limits())?;
     // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
     let described = DescribedModel::new(model)?;
-    let request = args.request(described.name());
-    let messages = model.call(async |client| client.generate(request).await)?;
+    let request = args.request(described.name(), &prompt);
+    let with_flag = |error| prompt.with_flag(error);
+    let waiting = output::Waiting::for_text("reading", prompt.text.len());
+    let messages = model.call(async |client| client.generate(request).await).map_err(with_flag)?;
     let segment_ends = if args.json { args.segment_ends(described.description()?) } else { None };
     let mut printer = Printer::new(args.json, segment_ends);
     let mut finished = None;
-    model.each(messages, |message| match message.event {
-        Some(GenerateEvent::Piece(piece)) => printer.push(&piece),
+    let mut waiting = Some(waiting);
+    let ended = model.each(messages, |message| match message.event {
+        Some(GenerateEvent::Piece(piece)) => {
+            waiting = None;
+            printer.push(&piece)
+        }
         Some(GenerateEvent::Finished(end)) => {
             finished = Some(end);
             Ok(())
         }
         // Now, because a note after the first piece would stand within the text.
         Some(GenerateEvent::Started(started)) => {
-            described.report_normalised(
-                "--prompt",
-                args.prompt.as_deref().unwrap_or_default(),
-                size(started.normalized_chars()),
-            );
+            described.report_normalised(prompt.flag, &prompt.text, size(started.normalized_chars()));
             Ok(())
         }
         None => Ok(()),
-    })?;
-    let finished: Finished = finished.ok_or_else(|| model.client.incomplete("an end"))?;
+    });
+    drop(waiting);
+    let finished = ended.and_then(|()| finished.ok_or_else(|| model.client.incomplete("an end")));
+    let finished: Finished = finished.map_err(|error| printer.broken(with_flag(error)))?;
     printer.finish(&finished)
 }
 
 impl Args {
-    fn request(&self, model: Option<String>) -> GenerateRequest {
+    /// Reads the prompt. The line break at the end of a file or of standard input does not belong to it.
+    fn read_prompt(&self) -> Result<TextInput> {
+        let arguments = [("PROMPT", self.positional.as_deref()), ("--prompt", self.prompt.as_deref())];
+        let mut prompt = read_text_arguments(arguments, self.file.as_deref(), self.ids.as_deref())?;
+        if prompt.is_file
+            && let Some(text) = prompt.text.strip_suffix('\n')
+        {
+            prompt.text = text.strip_suffix('\r').unwrap_or(text).to_owned();
+        }
+        Ok(prompt)
+    }
+
+    fn request(&self, model: Option<String>, prompt: &TextInput) -> GenerateRequest {
         let Self { temperature, top_k, top_p, min_p, max_chars, max_segments, .. } = *self;
         GenerateRequest {
             model,
-            prompt: self.prompt.clone().unwrap_or_default(),
-            prompt_ids: self.ids.clone().unwrap_or_default(),
+            prompt: prompt.text.clone(),
+            prompt_ids: prompt.ids.clone(),
             sampling: Some(Sampling {
                 temperature,
                 top_k,
@@ -95,27 +118,20 @@ impl Args {
     }
 }
 
-/// Request fields that the server bounds, dotted as on the wire, and the flags of [`Args`] that set them.
-pub(crate) const FLAGS: [(&str, &str); 10] = [
-    ("sampling.frequency_penalty", "--frequency-penalty"),
-    ("sampling.min_p", "--min-p"),
-    ("sampling.presence_penalty", "--presence-penalty"),
-    ("sampling.repetition_penalty", "--repetition-penalty"),
-    ("sampling.temperature", "--temperature"),
-    ("sampling.top_p", "--top-p"),
-    ("stopping.max_chars", "--max-chars"),
-    ("stopping.max_segments", "--max-segments"),
-    ("stopping.min_chars", "--min-chars"),
-    ("stopping.stop", "--stop"),
-];
-
 /// Generates text.
 #[derive(Debug, clap::Args)]
-#[command(allow_negative_numbers = true, group = ArgGroup::new("input").args(["prompt", "ids"]).required(true))]
+#[command(allow_negative_numbers = true, group = ArgGroup::new("input").args(["positional", "prompt", "file", "ids"]))]
 pub struct Args {
-    /// Text to continue.
+    /// Text to continue; - for standard input. Without a prompt, a file and ids, the prompt comes from standard input, unless that is
+    /// a terminal.
+    #[arg(value_name = "PROMPT")]
+    positional: Option<String>,
+    /// Text to continue; - for standard input.
     #[arg(long)]
     prompt: Option<String>,
+    /// File with the text to continue in UTF-8; - for standard input. A line break at its end is left out.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
     /// Symbol ids of the prompt, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     ids: Option<Vec<u32>>,
@@ -181,6 +197,8 @@ struct Printer {
     json: bool,
     /// Segment ends of a model with special symbols.
     segment_ends: Option<SegmentEnds>,
+    /// Characters that were written.
+    written: usize,
     text: String,
     ids: Vec<u32>,
     /// True if a segment ends with the symbol of this index; `None` if unknown.
@@ -189,18 +207,33 @@ struct Printer {
 
 impl Printer {
     fn new(json: bool, segment_ends: Option<SegmentEnds>) -> Self {
-        Self { json, segment_ends, text: String::new(), ids: Vec::new(), boundaries: Vec::new() }
+        Self { json, segment_ends, written: 0, text: String::new(), ids: Vec::new(), boundaries: Vec::new() }
     }
 
     /// Takes the next part of the text, and its symbols, which only JSON needs.
     fn push(&mut self, piece: &Piece) -> Result<()> {
         if !self.json {
-            return output::write(&piece.text);
+            output::write(&piece.text)?;
+            self.written += piece.text.chars().count();
+            return Ok(());
         }
         self.text += &piece.text;
         self.ids.extend(piece.characters.iter().map(|character| character.id));
         self.boundaries.extend(piece.characters.iter().map(|character| character.boundary));
         Ok(())
+    }
+
+    /// Returns the error of a stream that broke, with what was written before.
+    fn broken(&self, error: Error) -> Error {
+        if self.written == 0 {
+            return error;
+        }
+        // The message would stand behind the text.
+        if stderr().is_terminal() {
+            output::to_stderr("");
+        }
+        let why = flag_names::message(error);
+        Error::Setting(format!("{why}; the text is incomplete: {} characters were written", self.written))
     }
 
     fn finish(self, end: &Finished) -> Result<()> {

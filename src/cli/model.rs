@@ -8,7 +8,7 @@ use std::{
     fmt::Display,
     fs,
     future::pending,
-    io::{self, Read},
+    io::{self, IsTerminal, Read},
     ops::RangeInclusive,
     path::{Component, Path, PathBuf},
     str::FromStr,
@@ -190,7 +190,7 @@ pub(super) fn isa(name: &str) -> std::result::Result<Isa, String> {
 }
 
 /// The name of standard input in messages.
-const STANDARD_INPUT: &str = "standard input";
+pub(super) const STANDARD_INPUT: &str = "standard input";
 
 pub(super) fn read(flag: &str, file: &Path) -> Result<Vec<u8>> {
     fs::read(file).map_err(unreadable(flag, file))
@@ -276,6 +276,10 @@ fn find_in(argument: &Path, models: Option<&Path>) -> std::result::Result<Checkp
         // A URL may have a password.
         return Err(format!("{expected}, found {}", if is_url { "a URL".to_owned() } else { quoted(&text) }));
     }
+    if let Some(repository) = repository_like(argument) {
+        let advice = format!("did you mean hf:{repository}? `weir pull hf:{repository}` downloads it");
+        return Err(format!("expected a folder or the name of a model, found {} ({advice})", quoted(&text)));
+    }
     let Some(name) = plain_name(argument).filter(|_| !argument.exists()) else { return Ok(argument.into()) };
     let own = models.map(|models| models.join(name));
     match &own {
@@ -283,6 +287,17 @@ fn find_in(argument: &Path, models: Option<&Path>) -> std::result::Result<Checkp
         _ if name == DEFAULT_CHECKPOINT.name => Ok(CheckpointSource::Embedded(&DEFAULT_CHECKPOINT)),
         _ => Err(unknown(name, own.as_deref(), models)),
     }
+}
+
+/// Returns an argument that looks like a repository of the Hugging Face Hub, `ORG/NAME`: neither it nor a folder `ORG` exists.
+pub(super) fn repository_like(argument: &Path) -> Option<&str> {
+    let text = argument.to_str()?;
+    let (organization, name) = text.split_once('/')?;
+    let is_name = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && part.chars().all(|other| other.is_ascii_alphanumeric() || "-_.".contains(other))
+    };
+    (is_name(organization) && is_name(name) && !Path::new(organization).exists()).then_some(text)
 }
 
 /// Returns the argument if it is one plain name: it has no separator, and is neither empty nor `.` or `..`.
@@ -327,6 +342,33 @@ fn names_in(models: &Path) -> Vec<String> {
 
 /// The name of an argument that is a server's address.
 pub(super) const ADDRESS: &str = "ADDRESS";
+
+/// The flag of a server's address.
+pub(super) const SERVER: &str = "--server";
+
+/// The address of a server as an argument or as a flag.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct AddressArgs {
+    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
+    #[arg(value_name = ADDRESS)]
+    address: Option<String>,
+    /// Server address, in place of the argument.
+    #[arg(long, value_name = ADDRESS, env = "WEIR_SERVER")]
+    server: Option<String>,
+}
+
+impl AddressArgs {
+    /// Returns the address with the name of what gives it. The argument comes before the flag.
+    pub(super) fn given(&self) -> Option<(&'static str, &str)> {
+        let argument = self.address.as_deref().map(|address| (ADDRESS, address));
+        argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address)))
+    }
+
+    /// Takes the argument if it can be no address and the flag gives one: it is the next argument then.
+    pub(super) fn take_other(&mut self) -> Option<String> {
+        self.address.take_if(|address| self.server.is_some() && !address.contains(':'))
+    }
+}
 
 /// The address of a server that `weir serve` starts without settings.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:50051";
@@ -428,7 +470,7 @@ impl ModelSourceArgs {
             });
             let name = name.transpose()?;
             let runtime = runtime()?;
-            let endpoint = tls.endpoint("--server", address).map_err(Error::Setting)?;
+            let endpoint = tls.endpoint(SERVER, address).map_err(Error::Setting)?;
             let endpoint = ServerEndpoint { key: api_key.key().map_err(Error::Setting)?, ..endpoint };
             let client = runtime.block_on(endpoint.connect())?;
             return Ok(ModelSource::Server(ServedModel { runtime, client, name }));
@@ -438,8 +480,11 @@ impl ModelSourceArgs {
         }
         let source = checkpoint("--model", self.model.as_deref())?;
         source.folder().map_or(Ok(()), check_folder)?;
-        let shown = printable(&source.path().display().to_string());
-        output::to_stderr(format_args!("weir: running {shown} in this process; use --server to call a server"));
+        // A script knows what it runs.
+        if io::stderr().is_terminal() {
+            let shown = printable(&source.path().display().to_string());
+            output::to_stderr(format_args!("weir: running {shown} in this process; use --server to call a server"));
+        }
         Ok(ModelSource::Process(self.load.load(&source, None)?))
     }
 }
@@ -552,12 +597,16 @@ mod tests {
         // A model of the user replaces the embedded one of the same name.
         fs::create_dir(models.path().join(DEFAULT_CHECKPOINT.name)).unwrap();
         assert_eq!(find(DEFAULT_CHECKPOINT.name), Ok(models.path().join(DEFAULT_CHECKPOINT.name)));
-        for path in ["./own", "src", "own/", "..", own.to_str().unwrap(), "nowhere/own"] {
+        for path in ["./own", "src", "own/", "..", own.to_str().unwrap(), "nowhere/own/"] {
             assert_eq!(find(path), Ok(PathBuf::from(path)), "{path}");
         }
         for (remote, found) in [("hf:org/none", "\"hf:org/none\""), ("https://user:secret@example.com/none", "a URL")] {
             assert!(find(remote).unwrap_err().ends_with(&format!("gives it a name), found {found}")));
         }
+        let message = find("google/byt5-small").unwrap_err();
+        assert!(
+            message.ends_with("(did you mean hf:google/byt5-small? `weir pull hf:google/byt5-small` downloads it)")
+        );
         let message = find("none").unwrap_err();
         let listed = "expected one of other, own, hourglass-english (embedded), or a folder, found \"none\" (";
         assert!(message.contains(models.path().join("none").to_str().unwrap()), "{message}");

@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::time::Duration;
 use weir_kernels::error::{Error, Result, clip, printable};
 use weir_models::checkpoint::WrittenCheckpoint;
 use weir_models::convert::Source;
@@ -206,6 +207,37 @@ impl Progress {
         bar.set_position(done);
     }
 }
+
+/// Smallest text, in bytes, whose reading is shown.
+const MIN_READ: usize = 4 << 10;
+
+/// Shows that a model reads a text whose progress is not known, for how long, on a terminal. Dropping it clears the line.
+pub(super) struct Waiting(Option<ProgressBar>);
+
+impl Waiting {
+    /// Shows it for a text of `bytes` bytes, unless the text is short.
+    pub(super) fn for_text(what: &str, bytes: usize) -> Self {
+        if bytes < MIN_READ {
+            return Self(None);
+        }
+        let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+        let bar = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        bar.set_message(format!("{what} {bytes} bytes"));
+        bar.enable_steady_tick(TICK);
+        Self(Some(bar))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Time between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(200);
 
 impl Drop for Progress {
     fn drop(&mut self) {

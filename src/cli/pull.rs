@@ -4,7 +4,7 @@
 //! with the user's token; the installation, after which the folder is complete or missing; what the argument names.
 
 use crate::cli::{
-    model::{self, plain_name},
+    model::{self, plain_name, repository_like},
     output::{self, Progress},
 };
 use serde_json::json;
@@ -941,6 +941,9 @@ impl Origin {
         if !argument.starts_with("http://") && !argument.starts_with("https://") {
             if argument.contains("://") {
                 return wrong("a folder, a URL that begins with https:// or http://, or hf:ORG/NAME");
+            }
+            if let Some(repository) = repository_like(Path::new(argument)) {
+                return wrong(&format!("a folder that exists, a URL or hf:ORG/NAME (did you mean hf:{repository}?)"));
             }
             return Ok(Self::Folder(argument.into()));
         }

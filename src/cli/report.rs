@@ -1,6 +1,6 @@
 //! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
-use crate::cli::model::{ADDRESS, DEFAULT_ADDRESS, runtime};
+use crate::cli::model::{ADDRESS, AddressArgs, DEFAULT_ADDRESS, runtime};
 use crate::cli::output;
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
@@ -13,12 +13,11 @@ use weir_proto::v1::{
     MeasuredTexts, MedianGain, ModelReport, ReportWindow, TwinGain,
 };
 
-/// Shows the latencies of a running server's models. Each line is marked as measured or estimated.
+/// Shows the latencies of the models of a running server, by default at 127.0.0.1:50051. Each line is marked as measured or estimated.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Server address: host:port, :port of this machine, or a URL; https:// for TLS.
-    #[arg(value_name = ADDRESS, default_value = DEFAULT_ADDRESS)]
-    address: String,
+    #[command(flatten)]
+    address: AddressArgs,
     /// Name of the model. Default: all models.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -54,7 +53,8 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportWindow::SinceReset,
         WindowArg::Minute => ReportWindow::LastMinute,
     };
-    let server = ServerEndpoint { key, ..tls.endpoint(ADDRESS, &address).map_err(Error::Setting)? };
+    let (argument, address) = address.given().unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let server = ServerEndpoint { key, ..tls.endpoint(argument, address).map_err(Error::Setting)? };
     let models = runtime()?.block_on(async {
         let client = server.connect().await?;
         let reports = client.reports(name, Some(window), TIMEOUT).await;

@@ -21,8 +21,8 @@ use weir_proto::v1::{Character, Model, ScoreRequest, ScoreSummary, Windows, scor
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if an output file cannot
 /// be written.
 pub fn run(args: Args) -> Result<()> {
-    let source = args.model.open()?;
     let text = args.text.read()?;
+    let source = args.model.open()?;
     let in_process = match &source {
         ModelSource::Process(model) => Some(Arc::clone(model)),
         ModelSource::Server(_) => None,
@@ -293,13 +293,13 @@ impl Scorer<'_> {
         let mut characters = Vec::new();
         let mut exact = Vec::new();
         let mut summary = None;
-        let mut progress = windows.map(|_| output::Progress::texts());
+        let mut progress = output::Progress::texts();
         let mut done = 0;
         server.each(messages, |message| {
             match message.event {
                 Some(ScoreEvent::Chunk(chunk)) => {
                     done += chunk.characters.iter().map(|character| character.text.len()).sum::<usize>();
-                    progress.iter_mut().for_each(|bar| bar.update(done as u64, self.text.text.len() as u64));
+                    progress.update(done as u64, self.text.text.len() as u64);
                     characters.extend(chunk.characters);
                     exact.extend(chunk.exact_logprobs);
                 }

@@ -10,9 +10,11 @@ use weir_proto::v1::{Segment, SegmentRequest, SegmentResponse};
 /// Runs the command. Fails if the checkpoint or the text is invalid, if the server rejects the call, or if stdout cannot be
 /// written.
 pub fn run(args: Args, color: ColorChoice) -> Result<()> {
-    let model = args.model.open()?.served(own_limits())?;
     let text = args.text.read()?;
+    let model = args.model.open()?.served(own_limits())?;
+    let waiting = output::Waiting::for_text("reading", text.text.len());
     let response = call(&args, &model, &text).map_err(|error| text.with_flag(error))?;
+    drop(waiting);
     if args.json {
         return output::json(&json(&response));
     }

@@ -3,7 +3,7 @@
 
 use crate::{
     cli::{
-        document::{Document, TextReader, json_lines},
+        document::{DASH, Document, TextReader, check_standard_input, json_lines},
         flag_names::{message, with_flag},
         logits,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
@@ -40,6 +40,9 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     for (flag, file) in [("--file", &args.document.file), ("--table", &args.document.table)] {
         file.as_ref().map_or(Ok(()), |file| check_readable(flag, file))?;
     }
+    if args.document.file.is_none() && args.document.ids.is_none() && args.document.table.is_none() {
+        check_standard_input("--file")?;
+    }
     let extracts = args.generation.mode == Some(SummaryMode::Extract);
     if extracts && (args.document.ids.is_some() || args.logits.is_some()) {
         let bound = "abstract with --ids or --logits, which have no sentences";
@@ -51,7 +54,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         let usual = || model.document_encoder().map_or(1, |encoder| encoder.limits().generation.beam);
         limits.rows = args.generation.beam.map_or_else(usual, |beam| beam as usize);
         if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {
-            let document = args.document.document()?;
+            let document = args.document.document();
             let hard = args.generation.hard_topk;
             return logits::write_forced(&**model, &document, args.cuts(), target, hard, out);
         }
@@ -61,7 +64,7 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
     match &args.document.table {
         Some(file) => summarize_table(&summarizer, file, args.json),
         None => {
-            let document = args.document.document()?;
+            let document = args.document.document();
             let summary = print(&args, color, |on_event| summarizer.summarize(&document, on_event));
             summary.map_err(|error| with_flag(error, "chunk.ids", "--ids"))
         }
@@ -155,9 +158,10 @@ impl Args {
 
 /// Document to summarize.
 #[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 struct DocumentArgs {
-    /// File with the document in UTF-8; - for standard input.
+    /// File with the document in UTF-8; - for standard input. Without it, --ids and --table, the document comes from standard input,
+    /// unless that is a terminal.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Encoder input ids, separated by commas, including the end-of-text id.
@@ -219,12 +223,11 @@ struct GenerationArgs {
 }
 
 impl DocumentArgs {
-    /// Returns the document of the command. Fails if there is none.
-    fn document(&self) -> Result<Document> {
+    /// Returns the document of the command: the one that is given, else standard input.
+    fn document(&self) -> Document {
         match (&self.ids, &self.file) {
-            (Some(ids), _) => Ok(Document::Ids(ids.clone())),
-            (None, Some(file)) => Ok(Document::File(file.clone())),
-            (None, None) => Err(Error::Setting("--file|--ids: expected a value next to --logits, found none".into())),
+            (Some(ids), _) => Document::Ids(ids.clone()),
+            (None, file) => Document::File(file.clone().unwrap_or_else(|| DASH.into())),
         }
     }
 }

@@ -53,9 +53,7 @@ fn notes_report_what_the_model_does_not_read_as_given() {
         let output = program(&args).output().unwrap();
         let usage = serde_json::from_slice::<Value>(&output.stdout).unwrap()["usage"].clone();
         let printed = String::from_utf8(output.stderr).unwrap();
-        // The other line states where the model runs.
-        let lines = printed.lines().filter(|line| !line.starts_with("weir: running "));
-        (usage["normalized_chars"].as_u64().unwrap(), lines.collect::<Vec<_>>().join("\n"))
+        (usage["normalized_chars"].as_u64().unwrap(), printed.trim_end().to_owned())
     };
     let (changed, note) = notes("The  City", "\n\n");
     assert_eq!(changed, 3);
@@ -414,9 +412,10 @@ fn a_variable_names_the_server() {
     assert_eq!(printed(&served, &segment).1, "");
     // An empty variable runs the model in this process. Neither a server nor a model: the embedded model.
     let folder = model("whitespaces");
-    for (model, path) in [(&["--model", &folder][..], folder.as_str()), (&[], "embedded:hourglass-english")] {
-        let notice = format!("weir: running {path} in this process; use --server to call a server\n");
-        assert_eq!(printed(&[("WEIR_SERVER", "")], &[&segment[..], model].concat()).1, notice);
+    for model in [&["--model", &folder][..], &[]] {
+        // The flag is one of a model in this process.
+        let args = [&segment[..], &["--threads", "1"], model].concat();
+        assert_eq!(printed(&[("WEIR_SERVER", "")], &args).1, "");
     }
 }
 

@@ -399,6 +399,25 @@ fn a_signal_during_model_loading_ends_the_process() {
 
 /// Starts a server whose shell has run this command before.
 #[cfg(target_os = "linux")]
+/// The characters before the end of a stream are output, and the error counts them.
+#[test]
+fn a_stream_that_breaks_says_how_much_was_written() {
+    let mut server = Server::of(&[converted("whitespaces")], &[]);
+    let address = server.address.to_string();
+    let mut command = program(&["generate", "a", "--max-chars", "8000", "--ignore-eos", "--server", &address]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    server.program.signal("KILL");
+    server.program.wait();
+    let output = child.wait_with_output().unwrap();
+    let written = 1 + output.stdout.len();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("; the text is incomplete: {written} characters were written\n");
+    assert!(error.starts_with("weir: ") && error.ends_with(&expected), "{written} characters, then {error}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
 fn started_after(shell: &str) -> Program {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{shell} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_weir")]).env_clear();

@@ -58,10 +58,10 @@ impl Engines {
         let calibrated = engine.calibrate(engine.limits().calibration, || self.continue_if_idle());
         match &calibrated {
             Ok(table) => match table.doubt() {
-                None => tracing::info!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
+                None => tracing::debug!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
                 // The model serves as well as any other, and reports show the doubt. A busy machine is no fault.
                 Some(doubt) if !is_repetition => {
-                    tracing::info!(model = name, took = ?table.took, doubt, "calibrated, but the result is unreliable")
+                    tracing::debug!(model = name, took = ?table.took, doubt, "calibrated, but the result is unreliable")
                 }
                 Some(doubt) => {
                     tracing::debug!(model = name, took = ?table.took, doubt, "calibrated again, still unreliable")

@@ -16,10 +16,10 @@ PACKAGES = Path(__file__).with_name("npm")
 
 
 class HttpServer(local.Server):
-    """A server of the model that most tests use that also listens for HTTP. `url` is its address, without a path."""
+    """A server that also listens for HTTP, by default of the model that most tests use. `url` is its address, without a path."""
 
-    def __init__(self) -> None:
-        super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0")
+    def __init__(self, model: Path = local.MODEL) -> None:
+        super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0", model=model)
         self.url = "http://{}".format(self.listener("playground"))
 
 
@@ -28,6 +28,15 @@ def http_server() -> Iterator[HttpServer]:
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
     with HttpServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def t5_server() -> Iterator[HttpServer]:
+    """Starts a server of a T5, which reads the prompt as a document."""
+    if local.weir_program() is None:
+        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
+    with HttpServer(local.T5) as server:
         yield server
 
 

@@ -46,6 +46,15 @@ def test_usage_is_counted(model: Any) -> None:
     assert usage == {"prompt_tokens": 15, "completion_tokens": 40, "total_tokens": 55}
 
 
+def test_an_agents_stop_strings_reach_a_t5(t5_server: Any) -> None:
+    # An agent that writes its steps as text stops before what its tool observed.
+    t5 = langchain.OpenAI(base_url=f"{t5_server.url}/v1", model=local.T5.name, temperature=0, **SETTINGS)
+    with openai.OpenAI(base_url=f"{t5_server.url}/v1", api_key="none", max_retries=0) as client:
+        (choice,) = client.completions.create(model=local.T5.name, prompt=PROMPT, max_tokens=40, temperature=0).choices
+    assert choice.text and t5.bind(stop=["\nObservation:", "\n\tObservation:"]).invoke(PROMPT) == choice.text
+    assert "".join(t5.stream(PROMPT, stop=["Observation:"])) == choice.text
+
+
 def test_refusals_have_the_servers_message(http_server: Any) -> None:
     stranger = langchain.OpenAI(base_url=f"{http_server.url}/v1", model="nobody", **SETTINGS)
     with pytest.raises(openai.NotFoundError, match=f'model: expected one of {local.MODEL.name}, found "nobody"'):

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
@@ -98,6 +99,29 @@ def folder(http_server: Any, client_programs: Path, greedy: List[str], tmp_path_
     return folder / "results" / local.MODEL.name
 
 
+@pytest.fixture(scope="module")
+def t5_folder(t5_server: Any, client_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs the page's command with a T5, on the task that generates text."""
+    here = tmp_path_factory.mktemp("lm-eval-t5")
+    written = [completed(t5_server, text) for text in TEXTS]
+    write_tasks(here / "tasks", written)
+    # Without the tokenizer of the model, the harness sends texts.
+    command = pages.example(PAGE, "sh", "lm_eval run", t5_server.url).replace("\\\n", "")
+    command = command.replace("tokenizer=symbols", "tokenizer_backend=None,tokenized_requests=False")
+    program, *arguments = shlex.split(command.replace("TASKS", "write").replace(local.MODEL.name, local.T5.name))
+    more = ["--include_path", "tasks", "--output_path", "results", "--log_samples"]
+    run(here, [str(client_programs / program), *arguments, *more])
+    return here / "results" / local.T5.name
+
+
+def completed(server: Any, prompt: str) -> str:
+    """Returns weir's own answer to a prompt, without stop strings."""
+    body = json.dumps({"model": local.T5.name, "prompt": prompt, "max_tokens": 20, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=local.TIMEOUT) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
+
+
 def results(folder: Path) -> Any:
     (file,) = folder.glob("results_*.json")
     return json.loads(file.read_text())["results"]
@@ -137,3 +161,8 @@ def test_generations_equal_weirs_own(folder: Path, greedy: List[str]) -> None:
     assert [sample["resps"] for sample in samples(folder, "write")] == [[[text]] for text in greedy]
     assert all(re.fullmatch("[a-z ]{20}", text) for text in greedy)
     assert results(folder)["write"]["exact_match,none"] == 1.0
+
+
+def test_a_t5_generates_until_a_stop_string(t5_folder: Path, t5_server: Any) -> None:
+    assert [sample["resps"] for sample in samples(t5_folder, "write")] == [[[completed(t5_server, text)]] for text in TEXTS]
+    assert results(t5_folder)["write"]["exact_match,none"] == 1.0

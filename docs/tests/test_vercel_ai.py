@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 import local
 import pytest
@@ -31,18 +31,18 @@ console.log(JSON.stringify({ text, usage, finishReason, streamed, counted, refus
 """
 
 
-@pytest.fixture(scope="module")
-def answer(npm_packages: Path) -> Iterator[Dict[str, Any]]:
+def run(folder: Path, server: Any, model: Path) -> Any:
     """Runs the program and returns what it printed."""
-    if local.weir_program() is None:
-        pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
-    (npm_packages / "program.mjs").write_text(PROGRAM)
-    with local.Server("--threads", "1", "--http-listen", "127.0.0.1:0") as server:
-        url = "http://{}/v1".format(server.listener("playground"))
-        command = ["node", "program.mjs", url, local.MODEL.name]
-        done = subprocess.run(command, cwd=npm_packages, capture_output=True, text=True, timeout=local.TIMEOUT)
-        assert done.returncode == 0, done.stderr
-        yield json.loads(done.stdout)
+    (folder / "program.mjs").write_text(PROGRAM)
+    command = ["node", "program.mjs", f"{server.url}/v1", model.name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=local.TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def answer(npm_packages: Path, http_server: Any) -> Dict[str, Any]:
+    return run(npm_packages, http_server, local.MODEL)
 
 
 def test_text_is_generated_and_streamed(answer: Dict[str, Any]) -> None:
@@ -54,6 +54,12 @@ def test_text_is_generated_and_streamed(answer: Dict[str, Any]) -> None:
 def test_usage_is_counted(answer: Dict[str, Any]) -> None:
     for usage in (answer["usage"], answer["counted"]):
         assert usage["outputTokens"] == 40 and usage["inputTokens"] > 20
+
+
+def test_a_t5_answers_in_spite_of_the_stop_string(npm_packages: Path, t5_server: Any) -> None:
+    answer = run(npm_packages, t5_server, local.T5)
+    assert answer["text"] and answer["streamed"] == answer["text"] and answer["finishReason"] in ("length", "stop")
+    assert answer["counted"] == answer["usage"] and 0 < answer["usage"]["outputTokens"] <= 40
 
 
 def test_refusals_have_the_servers_message(answer: Dict[str, Any]) -> None:

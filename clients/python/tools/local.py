@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The model that most tests use: its normaliser changes text, its characters are single symbols, and its sequences have a limit.
 MODEL = ROOT / "models/compared/hourglass-whitespace-english"
 DEFAULT = ROOT / "models/hourglass-english"  # the embedded model
+T5 = ROOT / "tests/cases/t5-stop-refused/model"  # a tiny T5 with random weights
 # Seconds before a test or tool gives up waiting.
 TIMEOUT = 60.0
 

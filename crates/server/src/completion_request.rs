@@ -86,7 +86,7 @@ impl Surface {
             ("name" | "model_name", Self::Http | Self::HttpInference) => "model",
             (_, Self::Http) => name,
             ("prompt" | "prompt_ids", Self::Inference | Self::HttpInference) => "text_input",
-            ("prompt" | "prompt_ids", _) | ("chunk" | "chunk.text", Self::SummarizedPrompts) => "prompt",
+            ("prompt" | "prompt_ids", _) | ("chunk" | "chunk.text" | "chunk.ids", Self::SummarizedPrompts) => "prompt",
             ("chunk" | "chunk.text", _) => "document",
             ("options.document_id", _) => "document_id",
             ("options.beam_size", Self::SummarizedPrompts) => "best_of",
@@ -411,9 +411,10 @@ impl CompletionRequest {
         Ok(call_messages(options, self.document.as_deref().unwrap_or_default()))
     }
 
-    /// Returns the requests of `Summarize` of a completion by a model that summarizes, one for each prompt. Fails if an option is
-    /// unsupported; `Summarize` checks the others.
-    pub(crate) fn summarize_requests(&self, model: &str) -> Result<Vec<Vec<SummarizeRequest>>> {
+    /// Returns the requests of `Summarize` of a completion by a model that summarizes, one for each prompt. Ids that do not end with the
+    /// end mark get it: clients of models that continue texts add none. Fails if an option is unsupported; `Summarize` checks the
+    /// others.
+    pub(crate) fn summarize_requests(&self, model: &str, end: u32) -> Result<Vec<Vec<SummarizeRequest>>> {
         self.reject_unsummarized()?;
         let is_sampled = self.temperature.is_some_and(|temperature| temperature != 0.0);
         self.check_do_sample(is_sampled)?;
@@ -435,10 +436,17 @@ impl CompletionRequest {
             ..self.summary_options()
         };
         let messages = |prompt: &Prompt| match prompt {
-            Prompt::Text(text) => Ok(call_messages(options.clone(), text)),
-            Prompt::Ids(_) => Err(Error::bad_option("prompt", "token ids", "a text (this model summarizes texts)")),
+            Prompt::Text(text) => call_messages(options.clone(), text),
+            Prompt::Ids(ids) => {
+                let end = Some(end).filter(|end| ids.last() != Some(end));
+                let ids = ids.iter().copied().chain(end).collect();
+                let chunk = v1::DocumentChunk { ids, ..Default::default() };
+                [Part::Options(options.clone()), Part::Chunk(chunk)]
+                    .map(|part| SummarizeRequest { part: Some(part) })
+                    .into()
+            }
         };
-        prompts.iter().map(messages).collect()
+        Ok(prompts.iter().map(messages).collect())
     }
 
     /// Returns the options that summaries and completions have in common.
@@ -1595,7 +1603,7 @@ mod tests {
     fn a_prompt_is_a_document() {
         let calls = |body: &str| {
             let request = CompletionRequest::parse(body.as_bytes(), Path::Completions).unwrap();
-            let calls = request.summarize_requests("flan").unwrap();
+            let calls = request.summarize_requests("flan", 1).unwrap();
             calls.into_iter().map(options_and_chunks).collect::<Vec<_>>()
         };
         let all = calls(r#"{"prompt": ["a", "b"], "n": 2, "max_tokens": 9, "temperature": 0, "seed": 3}"#);

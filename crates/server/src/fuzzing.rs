@@ -31,7 +31,7 @@ pub fn completion_request(data: &[u8]) {
     if let Ok(requests) = request.generate_requests() {
         requests.for_each(generate);
     }
-    let summaries = request.summarize_requests("model").unwrap_or_default();
+    let summaries = request.summarize_requests("model", 1).unwrap_or_default();
     summaries.into_iter().flatten().for_each(summarize);
 }
 

@@ -351,6 +351,16 @@ PAGES: Dict[str, List[Step]] = {
             r".{20,40}\n",
         ),
         Runs("from weir_client import Client", r".{20,40}\n"),
+        Runs(
+            'weir generate --server 127.0.0.1:50051 --prompt "The war began in " --regex "(January|May|October) 1[89][0-9]{2}"',
+            r"(January|May|October) 1[89]\d\d\n",
+        ),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "A city: ", "structured_outputs": {"json": {"type": "object", "properties": {"name": """
+            """{"type": "string"}, "founded": {"type": "integer"}}, "required": ["name", "founded"]}}}'""",
+            r'\{.*"text":"\{\\"name\\": \\".*\}',
+        ),
     ],
     "docs/models.md": [
         Elsewhere("weir pull hf:google/flan-t5-base --name flan", PULL),

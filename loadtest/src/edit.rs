@@ -77,6 +77,7 @@ impl EditCall {
             count: Some(count),
             until: Some(until.into()),
             max_chars: None,
+            constraint: None,
         })
     }
 

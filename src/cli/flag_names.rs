@@ -5,7 +5,7 @@ use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`GENERATE`] has the options of
 /// `weir generate`.
-const NAMES: [(&str, &str); 27] = [
+const NAMES: [(&str, &str); 32] = [
     ("Generate", "`weir generate`"),
     ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
@@ -16,6 +16,11 @@ const NAMES: [(&str, &str); 27] = [
     ("name", "--model"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
+    ("options.constraint.choice", "--choice"),
+    ("options.constraint.grammar", "--grammar"),
+    ("options.constraint.json_object", "--json-object"),
+    ("options.constraint.json_schema", "--json-schema"),
+    ("options.constraint.regex", "--regex"),
     ("options.early_stopping", "--early-stopping"),
     ("options.hard_topk", "--hard-topk"),
     ("options.hypotheses", "--hypotheses"),
@@ -36,7 +41,12 @@ const NAMES: [(&str, &str); 27] = [
 ];
 
 /// Request fields of `Generate` that the server bounds, dotted as on the wire, and the flags that set them.
-const GENERATE: [(&str, &str); 10] = [
+const GENERATE: [(&str, &str); 15] = [
+    ("constraint.choice", "--choice"),
+    ("constraint.grammar", "--grammar"),
+    ("constraint.json_object", "--json-object"),
+    ("constraint.json_schema", "--json-schema"),
+    ("constraint.regex", "--regex"),
     ("sampling.frequency_penalty", "--frequency-penalty"),
     ("sampling.min_p", "--min-p"),
     ("sampling.presence_penalty", "--presence-penalty"),

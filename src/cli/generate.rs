@@ -2,7 +2,9 @@
 
 use crate::cli::document::{TextInput, read_text_arguments};
 use crate::cli::flag_names;
-use crate::cli::model::{BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, size, speculation};
+use crate::cli::model::{
+    BoundaryArgs, DescribedModel, ModelSource, ModelSourceArgs, own_limits, read_text, size, speculation,
+};
 use crate::cli::output;
 use clap::ArgGroup;
 use serde_json::{Value, json};
@@ -15,7 +17,8 @@ use weir_kernels::error::{Error, Result};
 use weir_models::contract::BoundaryMode;
 use weir_proto::v1::generate_response::Event as GenerateEvent;
 use weir_proto::v1::{
-    Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Timing, Usage,
+    Choice, Constraint, Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Timing,
+    Usage, constraint::Form,
 };
 
 /// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout
@@ -33,7 +36,7 @@ pub fn run(args: Args) -> Result<()> {
     let model = &source.served(own_limits())?;
     // Before the call: a note names the normaliser, and JSON lists end-of-segment symbols.
     let described = DescribedModel::new(model)?;
-    let request = args.request(described.name(), &prompt);
+    let request = args.request(described.name(), &prompt)?;
     let with_flag = |error| prompt.with_flag(error);
     let waiting = output::Waiting::for_text("reading", prompt.text.len());
     let messages = model.call(async |client| client.generate(request).await).map_err(with_flag)?;
@@ -76,9 +79,9 @@ impl Args {
         Ok(prompt)
     }
 
-    fn request(&self, model: Option<String>, prompt: &TextInput) -> GenerateRequest {
+    fn request(&self, model: Option<String>, prompt: &TextInput) -> Result<GenerateRequest> {
         let Self { temperature, top_k, top_p, min_p, max_chars, max_segments, .. } = *self;
-        GenerateRequest {
+        Ok(GenerateRequest {
             model,
             prompt: prompt.text.clone(),
             prompt_ids: prompt.ids.clone(),
@@ -105,8 +108,9 @@ impl Args {
             details: self.json.then(|| Details { boundaries: Some(true), ..Details::default() }),
             boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
             speculate: self.speculate.map(|setting| setting.to_string()),
+            constraint: self.constraint.message()?,
             ..GenerateRequest::default()
-        }
+        })
     }
 
     /// Returns how the model ends segments, if it has symbols for that.
@@ -176,12 +180,54 @@ pub struct Args {
     #[arg(long, value_name = "auto|off|N", env = "WEIR_SPECULATE", value_parser = speculation)]
     speculate: Option<Speculation>,
     #[command(flatten)]
+    constraint: ConstraintArgs,
+    #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON when generation has finished.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
     #[command(flatten)]
     model: ModelSourceArgs,
+}
+
+/// The form that the text must have.
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("constraint").args(["regex", "choice", "json_schema", "json_object", "grammar"]))]
+pub(super) struct ConstraintArgs {
+    /// Only write a text that matches this regular expression.
+    #[arg(long, value_name = "REGEX", env = "WEIR_REGEX")]
+    regex: Option<String>,
+    /// Only write this text, or one of several if the flag is repeated.
+    #[arg(long, value_name = "TEXT", env = "WEIR_CHOICE")]
+    choice: Vec<String>,
+    /// Only write JSON of the schema in this file.
+    #[arg(long, value_name = "FILE", env = "WEIR_JSON_SCHEMA")]
+    json_schema: Option<PathBuf>,
+    /// Only write a JSON object.
+    #[arg(long, env = "WEIR_JSON_OBJECT", value_parser = clap::builder::BoolishValueParser::new())]
+    json_object: bool,
+    /// Only write a text of the Lark grammar in this file.
+    #[arg(long, value_name = "FILE", env = "WEIR_GRAMMAR")]
+    grammar: Option<PathBuf>,
+    /// End where the text is complete and the model would go on otherwise, if the model cannot end a text. Default: with `--choice` and
+    /// JSON.
+    #[arg(long, value_name = "true|false", env = "WEIR_END_WHEN_COMPLETE", requires = "constraint")]
+    end_when_complete: Option<bool>,
+}
+
+impl ConstraintArgs {
+    /// Returns the message of the constraint, if there is one. Fails if a file cannot be read.
+    pub(super) fn message(&self) -> Result<Option<Constraint>> {
+        let form = match self {
+            Self { regex: Some(regex), .. } => Form::Regex(regex.clone()),
+            Self { json_schema: Some(file), .. } => Form::JsonSchema(read_text("--json-schema", file)?),
+            Self { grammar: Some(file), .. } => Form::Grammar(read_text("--grammar", file)?),
+            Self { json_object: true, .. } => Form::JsonObject(true),
+            Self { choice, .. } if !choice.is_empty() => Form::Choice(Choice { texts: choice.clone() }),
+            _ => return Ok(None),
+        };
+        Ok(Some(Constraint { form: Some(form), end_when_complete: self.end_when_complete }))
+    }
 }
 
 /// How a model with special symbols ends segments.
@@ -299,6 +345,7 @@ fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
         "nxt_steps": usage.nxt_steps,
         "drafted_chars": usage.drafted_chars,
         "accepted_chars": usage.accepted_chars,
+        "forced_chars": usage.forced_chars,
     })
 }
 
@@ -328,6 +375,7 @@ mod tests {
             (FinishReason::Stop, options::FinishReason::Stop(0)),
             (FinishReason::MaxContext, options::FinishReason::MaxContext),
             (FinishReason::EndOfText, options::FinishReason::EndOfText),
+            (FinishReason::Constraint, options::FinishReason::Constraint),
             (FinishReason::Unspecified, options::FinishReason::End),
         ];
         for (wire, engine) in pairs {

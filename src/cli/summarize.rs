@@ -5,6 +5,7 @@ use crate::{
     cli::{
         document::{DASH, Document, TextReader, check_standard_input, json_lines},
         flag_names::{message, with_flag},
+        generate::ConstraintArgs,
         logits,
         model::{self, ModelSource, ModelSourceArgs, ServedModel, check_readable, named, own_limits, whole},
         output::{self, ColorChoice},
@@ -115,6 +116,8 @@ pub struct Args {
     document: DocumentArgs,
     #[command(flatten)]
     generation: GenerationArgs,
+    #[command(flatten)]
+    constraint: ConstraintArgs,
     /// Summarize the beginning of a document that is longer than the model's limit, instead of rejecting it.
     #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
     cut: bool,
@@ -254,6 +257,7 @@ impl<'a> Summarizer<'a> {
             // A server of an older version reads only `cut`.
             long_documents: (args.long_documents() == LongDocuments::Chunk).then_some(WireLongDocuments::Chunk.into()),
             kept_tokens: Some(args.json && args.document.table.is_none()),
+            constraint: args.constraint.message()?,
             ..args.generation.options()
         };
         Ok(Self { model, options, keeps_text: args.highlights && !args.json })

@@ -7,6 +7,7 @@ use crate::support::{BATCH_TOLERANCE, settings};
 use crate::*;
 use std::{ops::Range, sync::atomic::Ordering::Relaxed};
 use weir::engine::cache::{Capacity, Hit, Key, SegmentCache};
+use weir::engine::constraint::{Constraint, ConstraintCompiler};
 use weir::engine::speculation::{DraftBudget, GuessRates, MAX_DRAFT, Speculation};
 use weir::models::contract::{Exactness, ReplayStart};
 use weir::models::load::FAMILIES;
@@ -756,6 +757,7 @@ fn request(configuration: &Configuration, rng: &mut Random) -> Generate {
         boundaries: BoundaryOptions { ..configuration.boundaries.clone() },
         resumed: Vec::new(),
         speculation: Some(Speculation::UpTo(1 + rng.below(MAX_DRAFT))),
+        constraint: None,
     }
 }
 
@@ -781,6 +783,74 @@ fn generations_with_drafts_emit_the_same_bits() {
     });
     let counts = (accepted.into_inner(), rejected.into_inner());
     assert!(std::env::var_os("WEIR_CONFIGURATION").is_some() || (counts.0 > 100 && counts.1 > 100), "{counts:?}");
+}
+
+/// Returns three letters that the vocabulary can write.
+fn letters(vocabulary: &Vocabulary) -> Option<[char; 3]> {
+    let letter = |id| {
+        let bytes = vocabulary.symbol_bytes(id)?;
+        let [byte] = bytes[..] else { return None };
+        byte.is_ascii_lowercase().then(|| char::from(byte))
+    };
+    let mut letters = vocabulary.text_ids().filter_map(letter);
+    Some([letters.next()?, letters.next()?, letters.next()?])
+}
+
+#[test]
+fn constrained_generations_emit_the_same_bits() {
+    let forced = AtomicUsize::new(0);
+    on_each(|configuration, rng| {
+        let model = &*configuration.model;
+        let vocabulary = &model.card().vocabulary;
+        let Some([a, b, c]) = letters(vocabulary).filter(|_| model.document_encoder().is_none()) else { return };
+        let compiler = ConstraintCompiler::new(Arc::clone(vocabulary));
+        let source = format!("({a}{b}{c}{b}{a}{b}{c}{b}{a}|{b}{a}{a}{c}|{c}{b}|{c}{c}{a}[^{a}]{c})*{a}{a}");
+        let constraint = compiler.compile(&Constraint::Regex(source.clone())).unwrap();
+        let results = Details { logprobs: true, boundaries: true, ..Details::default() };
+        let mut request = Generate { constraint: Some(Arc::clone(&constraint)), ..request(configuration, rng) };
+        request.details = results;
+        request.sampling.temperature = 1.0;
+        // one by one
+        let (emitted, reason, usage) = configuration.generate(request.clone());
+        let name = format!("{}, {request:?}", configuration.name);
+        let text = vocabulary.decode(&emitted.iter().map(|emitted| emitted.symbol).collect::<Vec<_>>());
+        if reason == FinishReason::Constraint {
+            assert!(text.ends_with(&format!("{a}{a}")), "{name}: {text}");
+        }
+        assert!(emitted.iter().all(|emitted| emitted.constraint_mass.is_some_and(|mass| mass <= 1.0001)), "{name}");
+        let losses = [rng.below(10), rng.below(20)];
+        // in drafts
+        for losses in [&[][..], &losses] {
+            let (drafted, own_reason, own_usage) = with_drafts(configuration, request.clone(), 16, losses);
+            forced.fetch_add(own_usage.forced_chars, Relaxed);
+            assert_eq!((&drafted, &own_reason), (&emitted, &reason), "{name}");
+            assert_eq!(own_usage.generated_segments, usage.generated_segments, "{name}");
+        }
+        // in chunks, whose symbols have no results
+        let symbols: Vec<u32> = emitted.iter().map(|emitted| emitted.symbol).collect();
+        let request = Generate { details: Details::default(), ..request.clone() };
+        for max_segments in [request.stopping.max_segments, None] {
+            let mut request = request.clone();
+            request.stopping.max_segments = max_segments;
+            let (alone, alone_reason, _) = configuration
+                .generate(Generate { details: Details { logprobs: true, ..Details::default() }, ..request.clone() });
+            let alone: Vec<u32> = alone.iter().map(|emitted| emitted.symbol).collect();
+            for (chunk, losses) in [(5, &losses[..]), (64, &[])] {
+                let (chunked, own_reason, own_usage) = with_drafts(configuration, request.clone(), chunk, losses);
+                forced.fetch_add(own_usage.forced_chars, Relaxed);
+                let chunked: Vec<u32> = chunked.iter().map(|emitted| emitted.symbol).collect();
+                assert_eq!((&chunked, &own_reason), (&alone, &alone_reason), "{name}, chunks of {chunk}");
+            }
+        }
+        // resumed, also in the middle of a forced span
+        for cut in [1, 3, 6, symbols.len()].into_iter().filter(|cut| *cut <= symbols.len()) {
+            let resumed = Generate { resumed: symbols[..cut].to_vec(), ..request.clone() };
+            let (rest, own_reason, _) = with_drafts(configuration, resumed, 16, &[]);
+            let rest: Vec<u32> = rest.iter().map(|emitted| emitted.symbol).collect();
+            assert_eq!((&rest[..], &own_reason), (&symbols[cut..], &reason), "{name}, resumed at {cut}");
+        }
+    });
+    assert!(std::env::var_os("WEIR_CONFIGURATION").is_some() || forced.into_inner() > 1000);
 }
 
 /// The bits of all probabilities are equal, also where the products of a model depend on how many rows they have.

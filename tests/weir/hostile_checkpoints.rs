@@ -470,7 +470,7 @@ fn refused_checkpoints_have_their_messages() {
 /// Runs the fuzz targets of files on their kept corpora, in which inputs that once failed stay.
 #[test]
 fn the_kept_corpora_never_panic() {
-    let targets: [(&str, fn(&[u8])); 7] = [
+    let targets: [(&str, fn(&[u8])); 8] = [
         ("config", entries::config),
         ("weights", entries::weights),
         ("pickle", entries::pickle),
@@ -478,6 +478,7 @@ fn the_kept_corpora_never_panic() {
         ("settings", entries::settings),
         ("codec", entries::codec),
         ("ngrams", entries::ngrams),
+        ("constraint", entries::constraint),
     ];
     for (target, entry) in targets {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
@@ -514,6 +515,7 @@ proptest! {
         entries::pickle(&[b"\x80\x02", &bytes[..]].concat());
         entries::codec(&bytes);
         entries::ngrams(&bytes);
+        entries::constraint(&bytes);
     }
 
     #[test]

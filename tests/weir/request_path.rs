@@ -41,7 +41,7 @@ const CHOSEN: [(&str, &str); 4] = [
 
 /// What a plain `Generate` does not reach: functions, and types and variants of which it has no value. Each line has the path before
 /// one or several names.
-const NOT_TAKEN: [(&str, &str); 24] = [
+const NOT_TAKEN: [(&str, &str); 26] = [
     // the call succeeds
     ("weir_server::status", "status"),
     ("weir_server::middleware::observe::RefusalLog", "record_status"),
@@ -57,7 +57,7 @@ const NOT_TAKEN: [(&str, &str); 24] = [
     // the server has its default settings: no TLS, traces or speculation, and 32-bit floats
     ("weir_server::config::tls", "Tls"),
     ("weir_server::traces", "Traces CallSpan"),
-    ("weir_engine::speculation", "Speculation Drafter"),
+    ("weir_engine::speculation", "Speculation Drafter DraftBudget"),
     ("weir_kernels::dtype::Dtype", "Int8 Int4"),
     ("weir_kernels::dtype::CacheDtype", "Int8"),
     // the model reads bytes and no documents, and ends segments at whitespace
@@ -67,6 +67,9 @@ const NOT_TAKEN: [(&str, &str); 24] = [
     ("weir_engine::session::Generator", "end_segment"),
     ("weir_models::family::hourglass", "EntropyWork"),
     ("weir_models::nn::boundary", "Learned"),
+    // the text may have any form
+    ("weir_engine::engine::Handle", "compile"),
+    ("weir_engine::constraint", "ConstraintCompiler CompiledConstraint ConstraintMatcher"),
     // the prompt is a text, not ids, and the request wants no log-probabilities
     ("weir_models::text::stream_tokenizer", "TextCounter"),
     ("weir_engine::sampling::LogprobOptions", "compute"),

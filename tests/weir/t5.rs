@@ -10,6 +10,7 @@ use weir::{
     engine::{
         DocumentEvent, DocumentSource, Event,
         beam::{BeamSearch, Hypothesis, SearchOptions, SearchStep},
+        constraint::Constraint,
     },
     models::{
         contract::{Document, PoolingChoice, SearchRules},
@@ -407,6 +408,60 @@ fn summaries_in_bf16_and_int8_are_close_to_those_in_f32() {
         let (tokens, changed) = changed_tokens(dtype);
         assert!(tokens > 700 && changed * 20 < tokens, "{}: {changed} of {tokens} tokens changed", dtype.name());
     }
+}
+
+#[test]
+fn summaries_have_the_form_of_their_constraint() {
+    let list = r#"{"type": "array", "items": {"enum": ["on", "off"]}, "minItems": 2, "maxItems": 3}"#;
+    let is_list = |text: &str| {
+        let list: Vec<String> = serde_json::from_str(text).unwrap();
+        (2..=3).contains(&list.len()) && list.iter().all(|word| ["on", "off"].contains(&&**word))
+    };
+    let is_pair = |text: &str| {
+        let (first, second) = text.split_once(' ').unwrap();
+        ["the", "a"].contains(&first)
+            && (2..=4).contains(&second.len())
+            && second.bytes().all(|byte| byte.is_ascii_lowercase())
+    };
+    let forms: [(Constraint, &dyn Fn(&str) -> bool); 4] = [
+        (Constraint::Regex("(the|a) [a-z]{2,4}".into()), &is_pair),
+        (Constraint::Choice(vec!["red and blue".into(), "red".into()]), &|text| {
+            ["red and blue", "red"].contains(&text)
+        }),
+        (Constraint::Grammar("start: \"go\" (\" on\")*".into()), &|text| text.replace(" on", "") == "go"),
+        (Constraint::JsonSchema(list.into()), &is_list),
+    ];
+    let mut ended = 0;
+    for case in Case::all().filter(|case| ["t5_v10", "byt5"].contains(&case.name)) {
+        let model = model_of("t5", case.name, Dtype::F32);
+        let vocabulary = Arc::clone(&model.card().vocabulary);
+        let engine = Handle::start(model, Limits::default()).unwrap();
+        let end = engine.document_limits().unwrap().marks.end;
+        for (constraint, has_form) in &forms {
+            // a small tokenizer may lack a bracket
+            let Ok(compiled) = engine.compile(constraint) else { continue };
+            for (beam, sampled) in [(1, false), (4, false), (3, true)] {
+                let sampling = sampled.then(|| Sampling { seed: 5, ..Sampling::default() });
+                let request = Summarize {
+                    beam: Some(beam),
+                    max_tokens: Some(24),
+                    min_tokens: Some(0),
+                    sampling,
+                    constraint: Some(Arc::clone(&compiled)),
+                    ..Summarize::default()
+                };
+                for source in case.sources() {
+                    let mut tokens = summary(&engine, &request, &case.golden.ids(&format!("{source}.ids")));
+                    if tokens.pop_if(|token| *token == end).is_some() {
+                        let text = vocabulary.decode(&tokens);
+                        assert!(has_form(&text), "{}, {constraint:?}, {beam} beams: {text:?}", case.name);
+                        ended += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(ended > 10, "{ended}");
 }
 
 const SCORES: f32 = 1e-5;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from typing import Any, List, Tuple
 
@@ -68,6 +69,21 @@ def test_options_reach_the_server(weir: Client) -> None:
     assert weir.generate(PROMPT, max_chars=8, temperature=0, logit_bias={0: 1000.0}).text == " " * 8
     segments = weir.generate(PROMPT, max_chars=500, max_segments=2, priority=3, boundary_mode="given", top_k=5)
     assert segments.reason is FinishReason.MAX_SEGMENTS
+
+
+def test_texts_have_the_form(weir: Client) -> None:
+    letters = weir.generate(PROMPT, max_chars=50, regex="[abc]{3} (the|an)", seed=2)
+    assert re.fullmatch("[abc]{3} (the|an)", letters.text)
+    assert letters.reason is FinishReason.CONSTRAINT and letters.usage.forced_chars > 0
+    assert weir.generate(PROMPT, choice=["the end", "no"], seed=2).text in ("the end", "no")
+    with pytest.raises(ValueError, match="regex and choice exclude each other: give one"):
+        weir.generate(PROMPT, regex="a", choice=["b"])
+    with pytest.raises(TypeError, match="choice: expected a list, found str"):
+        weir.generate(PROMPT, choice="b")
+    schemas: List[Any] = [{"type": "object", "if": {}}, '{"type": "object", "if": {}}']
+    for schema in schemas:
+        with pytest.raises(WeirError, match='Unimplemented keys: \\["if"\\]'):
+            weir.generate(PROMPT, json_schema=schema)
 
 
 def test_a_number_of_guesses_is_a_number_or_a_text(weir: Client) -> None:

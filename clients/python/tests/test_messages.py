@@ -111,7 +111,8 @@ def test_summary_finish_reasons_match_the_server() -> None:
 def test_every_field_of_a_summary_is_an_option() -> None:
     options = summarization_pb2.SummarizeOptions.DESCRIPTOR
     sampling = generation_pb2.Sampling.DESCRIPTOR
-    names = (set(options.fields_by_name) - {"sampling"}) | set(sampling.fields_by_name)
+    form = generation_pb2.Constraint.DESCRIPTOR
+    names = (set(options.fields_by_name) - {"sampling", "constraint"}) | {*sampling.fields_by_name, *form.fields_by_name}
     assert set(weir_client.SummarizeOptions.__annotations__) - {"timeout", "affinity", "metadata"} == names
 
 

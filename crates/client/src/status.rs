@@ -50,7 +50,9 @@ const NAMES: &str = "Generate Summarize model name path text ids prompt prompt_i
     stopping.min_chars stopping.max_segments stopping.stop options.beam_size options.hypotheses options.length_penalty \
     options.min_tokens options.max_tokens options.no_repeat_ngram options.early_stopping options.repetition_penalty \
     options.hard_topk options.cut options.long_documents options.document_id options.mode options.sentences \
-    options.sampling";
+    options.sampling constraint.regex constraint.choice constraint.json_schema constraint.json_object constraint.grammar \
+    options.constraint.regex options.constraint.choice options.constraint.json_schema options.constraint.json_object \
+    options.constraint.grammar";
 
 /// Returns a method or a field of `NAMES`. An element of a list has the name of the list.
 pub fn api_name(name: &str) -> Option<&'static str> {

@@ -106,6 +106,15 @@ impl Job {
             Self::Next(request) => request.symbols.len(),
         }
     }
+
+    /// Bytes that the request holds until it ends: its symbols, and the matcher of its constraint.
+    pub fn bytes(&self) -> usize {
+        let constraint = match self {
+            Self::Generate(request) => request.constraint.as_ref().map_or(0, |constraint| constraint.bytes()),
+            _ => 0,
+        };
+        self.symbols().saturating_mul(size_of::<u32>()).saturating_add(constraint)
+    }
 }
 
 /// Conditions under which a request runs. A deadline, or `None`, becomes terms without anything else.

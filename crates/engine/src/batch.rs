@@ -10,6 +10,7 @@ use crate::{
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
     clock,
+    constraint::ConstraintCompiler,
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
     options::FinishReason,
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub(crate) state: SharedState<Request>,
     pub(crate) segment_cache: SegmentCacheHandle,
     pub(crate) document_cache: DocumentCache,
+    pub(crate) constraints: ConstraintCompiler,
     pub(crate) measurements: Arc<Measurements>,
     pub(crate) heartbeat: Heartbeat,
     /// Step times of the model: `None` until a measurement succeeds or fails.
@@ -55,12 +57,15 @@ impl Inner {
     pub(crate) fn new(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Self {
         let rules = Rules::new(limits.rows, limits.queue, limits.queued_symbols, model.memory().limit, limits.chunk);
         let measurements = Arc::new(Measurements::new(observer));
+        let model_vocabulary = Arc::clone(&model.card().vocabulary);
+        let end = model.document_encoder().map(|reader| reader.limits().marks.end);
         Self {
             model,
             limits,
             state: SharedState::new(rules),
             segment_cache: SegmentCacheHandle::new(limits.cache_bytes, Arc::clone(&measurements)),
             document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep, Arc::clone(&measurements)),
+            constraints: ConstraintCompiler::with_end(model_vocabulary, end),
             measurements,
             heartbeat: Heartbeat::new(),
             calibration: Mutex::default(),

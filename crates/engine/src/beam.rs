@@ -15,7 +15,7 @@
 //! *Sampling* draws path i with a [`Sampler`] of seed + i, until it has generated its end. Sums are `f32`, as in fairseq:
 //! rounding decides the rank of close candidates.
 
-use crate::{options::Sampling, sampling::Sampler};
+use crate::{constraint::ConstraintMatcher, options::Sampling, sampling::Sampler};
 use std::{cmp::Ordering, collections::HashMap};
 use weir_kernels::distribution::LogSoftmax;
 use weir_kernels::error::{Error, Result};
@@ -80,6 +80,23 @@ struct Path {
     sum: f32,
     sampler: Option<Sampler>,
     ngrams: Ngrams,
+    /// Follows its text, if that must have a form.
+    constraint: Option<ConstraintMatcher>,
+    /// True if no token of the vocabulary goes on with the form.
+    is_stuck: bool,
+}
+
+impl Path {
+    /// Returns true if nothing but the end may follow.
+    fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(ConstraintMatcher::is_complete)
+    }
+
+    /// Returns the tokens that would repeat a run of tokens, without one that must follow.
+    fn banned(&self) -> impl Iterator<Item = u32> {
+        let only = self.constraint.as_ref().and_then(ConstraintMatcher::only);
+        self.ngrams.banned().iter().copied().filter(move |token| Some(*token) != only)
+    }
 }
 
 impl Hypothesis {
@@ -117,8 +134,22 @@ impl BeamSearch {
     pub fn new(options: SearchOptions, specials: SpecialIds, vocabulary: usize) -> Self {
         let sampler = options.sampling.clone().map(|sampling| Sampler::new(sampling, vocabulary));
         let ngrams = Ngrams::new(options.no_repeat_ngram, specials.start);
-        let path = Path { tokens: Vec::new(), logprobs: Vec::new(), sum: 0.0, sampler, ngrams };
+        let path = Path {
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            sum: 0.0,
+            sampler,
+            ngrams,
+            constraint: None,
+            is_stuck: false,
+        };
         Self { options, specials, vocabulary, paths: vec![path], finished: Vec::new(), step: 0 }
+    }
+
+    /// Gives the texts a form, by a matcher of an empty text: tokens outside of it are never generated, but a text may be cut at
+    /// `max_tokens`. A token that must follow may repeat a run of tokens, and the end of a complete text may come before `min_tokens`.
+    pub fn constrain(&mut self, matcher: &ConstraintMatcher) {
+        self.paths.iter_mut().for_each(|path| path.constraint = Some(matcher.clone()));
     }
 
     /// Number of rows.
@@ -229,10 +260,16 @@ impl BeamSearch {
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
         for (parent, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
             let softmax = LogSoftmax::new(logits)?;
-            let banned = path.ngrams.banned();
+            let banned: Vec<u32> = path.banned().collect();
+            let no_end = no_end && !path.is_complete();
+            let allowed = path.constraint.as_ref().map(ConstraintMatcher::symbols);
             for (token, &logit) in (0_u32..).zip(*logits) {
                 let ends = token == end;
                 if Some(token) == padding || (ends && no_end) || (!ends && only_end) {
+                    continue;
+                }
+                let is_cut = ends && only_end;
+                if !is_cut && (path.is_stuck || allowed.is_some_and(|allowed| !allowed.get(token as usize))) {
                     continue;
                 }
                 let mut logprob = softmax.logprob(logit);
@@ -272,10 +309,12 @@ impl BeamSearch {
         let step = self.step;
         let candidate = |(index, path): (usize, &mut Path)| {
             let row = if step == 0 { logits[0] } else { logits[index] };
-            let banned = path.ngrams.banned();
+            let banned: Vec<u32> = path.banned().collect();
+            let no_end = no_end && !path.is_complete();
             let token = match &mut path.sampler {
-                Some(sampler) if !only_end => {
-                    sampler.ban(banned.iter().copied().chain(padding).chain(no_end.then_some(end)));
+                Some(sampler) if !only_end && !path.is_stuck => {
+                    path.constraint.iter().for_each(|constraint| sampler.allow(constraint.symbols()));
+                    sampler.ban(banned.into_iter().chain(padding).chain(no_end.then_some(end)));
                     sampler.choose(row, step)?
                 }
                 _ => end,
@@ -360,6 +399,9 @@ impl BeamSearch {
         path.ngrams.push(token);
         if let Some(sampler) = &mut path.sampler {
             sampler.see(token);
+        }
+        if let Some(constraint) = &mut path.constraint {
+            path.is_stuck = constraint.consume(token).is_err() || constraint.update().is_err();
         }
         path
     }

@@ -7,6 +7,7 @@
 //! and their probability is the sum over all such characters.
 
 use crate::{
+    constraint::ConstraintMatcher,
     options::{check_length, within},
     spelling::OneEdit,
     text_window::ForkedText,
@@ -88,6 +89,8 @@ pub struct CompletionSearch {
     kinds: Vec<SymbolKind>,
     /// The only continuations; all if none.
     spellings: Option<OneEdit>,
+    /// Follows a continuation, if it must have a form.
+    constraint: Option<ConstraintMatcher>,
     /// Minimum ln p of a continuation.
     floor: f64,
     /// (V): true for the symbols that can become part of a continuation.
@@ -106,6 +109,22 @@ impl CompletionSearch {
     pub fn new(rules: CompletionRules, card: &Card) -> Result<Self> {
         rules.validate(card)?;
         Ok(Self::with(rules, symbol_kinds(&card.vocabulary, rules.end), card))
+    }
+
+    /// Lets the search find texts of a form, by a matcher of an empty text. A text ends where it has the form, not by the rules.
+    pub fn constrain(&mut self, matcher: ConstraintMatcher) {
+        self.rules.end = CompletionEnd::Length;
+        self.kinds = symbol_kinds(&self.vocabulary, CompletionEnd::Length);
+        self.continues = self.kinds.iter().map(|kind| *kind == SymbolKind::Continues).collect();
+        self.constraint = Some(matcher);
+    }
+
+    /// Returns the matcher of a continuation of these symbols, if it must have a form. Fails if nothing may follow it.
+    fn form_after(&self, symbols: &[u32]) -> Result<Option<ConstraintMatcher>> {
+        let Some(mut matcher) = self.constraint.clone() else { return Ok(None) };
+        symbols.iter().try_for_each(|symbol| matcher.consume(*symbol))?;
+        matcher.update()?;
+        Ok(Some(matcher))
     }
 
     /// Creates a search for the spellings of a word with ln p of at least `floor`, before the symbol `end`, which is no letter.
@@ -129,6 +148,7 @@ impl CompletionSearch {
             continues: kinds.iter().map(|kind| *kind == SymbolKind::Continues).collect(),
             kinds,
             spellings: None,
+            constraint: None,
             floor: f64::NEG_INFINITY,
             nodes: vec![root],
             queue: BinaryHeap::from([candidate]),
@@ -263,6 +283,9 @@ impl CompletionSearch {
         let softmax = LogSoftmax::new(logits)?;
         let mut ends = 0.0;
         let mut text = self.symbols(node);
+        // a grammar whose symbols the vocabulary lacks has no continuation there
+        let Ok(form) = self.form_after(&text) else { return Ok(()) };
+        let may_end = form.as_ref().is_none_or(ConstraintMatcher::accepts);
         for (symbol, &logit) in (0_u32..).zip(logits) {
             let own = softmax.exact(logit);
             match self.kinds[symbol as usize] {
@@ -270,6 +293,9 @@ impl CompletionSearch {
                 SymbolKind::Ends => ends += own.exp(),
                 // never generated
                 SymbolKind::Continues if own == f64::NEG_INFINITY => {}
+                SymbolKind::Continues if form.as_ref().is_some_and(|form| !form.symbols().get(symbol as usize)) => {
+                    ends += own.exp();
+                }
                 SymbolKind::Continues => {
                     let is_complete = depth + 1 == self.rules.max_chars;
                     text.push(symbol);
@@ -283,7 +309,7 @@ impl CompletionSearch {
             }
         }
         let is_spelling = self.spellings.as_ref().is_none_or(|spellings| spellings.is(&text));
-        if depth > 0 && ends > 0.0 && is_whole && is_spelling {
+        if depth > 0 && ends > 0.0 && may_end && is_whole && is_spelling {
             let logprob = logprob + ends.ln();
             self.push(Candidate { logprob, order: 0, node, symbol: None, is_complete: true });
         }

@@ -6,6 +6,7 @@ use crate::{
     completion::{
         Completion, CompletionRules, CompletionSearch, Distribution, Expansions, NextDistributions, NextSymbol, NodeId,
     },
+    constraint::Constraint,
     edited_text::{EditedText, EncodedText, Splice, first_changed, max_symbols},
     engine::{Handle, check_priority},
     observer::Counters,
@@ -488,12 +489,13 @@ pub struct PendingCompletion {
     symbols: TakenSymbols,
     cursor: usize,
     rules: CompletionRules,
+    constraint: Option<Constraint>,
 }
 
 impl EditSession {
     /// Takes the session's symbols for the completions at byte `cursor`. They are returned to its clones.
     pub fn into_completion(self, cursor: usize, rules: CompletionRules) -> PendingCompletion {
-        PendingCompletion { symbols: self.symbols.take(), session: self, cursor, rules }
+        PendingCompletion { symbols: self.symbols.take(), session: self, cursor, rules, constraint: None }
     }
 }
 
@@ -503,12 +505,20 @@ impl PendingCompletion {
         self.symbols.unencoded(self.cursor)
     }
 
-    /// Encodes the text and prepares the search. Fails as [`EditSession::complete`] does.
+    /// Gives the completions a form, which [`begin`](Self::begin) compiles.
+    pub fn constrained(self, constraint: Option<Constraint>) -> Self {
+        Self { constraint, ..self }
+    }
+
+    /// Encodes the text and prepares the search. Fails as [`EditSession::complete`] does, and for an invalid constraint.
     pub fn begin(self) -> Result<CompletionTask> {
-        let Self { session, mut symbols, cursor, rules } = self;
+        let Self { session, mut symbols, cursor, rules, constraint } = self;
         let field = "complete.cursor_byte";
         let card = session.engine.card();
-        let search = CompletionSearch::new(rules, card)?;
+        let mut search = CompletionSearch::new(rules, card)?;
+        if let Some(constraint) = constraint {
+            search.constrain(session.engine.compile(&constraint)?.matcher()?);
+        }
         let prefix = symbols.prefix(field, session.text_before(field, cursor)?, card)?;
         // gives the symbols back now, so that other searches can take them
         drop(symbols);

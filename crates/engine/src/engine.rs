@@ -7,6 +7,7 @@ use crate::{
     cache::{DocumentCacheUsage, SegmentCacheUsage},
     calibration::{self, Calibrated},
     clock,
+    constraint::{CompiledConstraint, Constraint},
     document_request::{self, DocumentRequest, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     observer::{Counters, EngineEvent, Observer},
     options::{Generate, within},
@@ -120,6 +121,17 @@ impl Handle {
         self.enqueue_all(requests, terms).map(|()| all_events)
     }
 
+    /// Compiles a constraint for the model's vocabulary; a known one costs nothing. Fails as
+    /// [`ConstraintCompiler::compile`](super::constraint::ConstraintCompiler::compile) does.
+    pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+        let began = clock::now();
+        let compiled = self.inner().constraints.compile(constraint);
+        let took = clock::since(began);
+        let refused = compiled.is_err();
+        self.inner().measurements.record(EngineEvent::Constrained { kind: constraint.kind(), took, refused });
+        compiled
+    }
+
     /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
     pub fn upload(&self) -> (DocumentUpload, IncomingDocument) {
         document_request::open(&self.inner().state.wake_signal)
@@ -157,7 +169,10 @@ impl Handle {
             }
         };
         let cached = if id.is_some() { usize::MAX } else { 0 };
-        let summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
+        let mut summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
+        if let Some(constraint) = &request.constraint {
+            summary.search.constrain(&constraint.matcher()?);
+        }
         let work = summary.max_work();
         if work > limits.request_work {
             let field = summary_field(summary.max_tokens() > limits.request_work);

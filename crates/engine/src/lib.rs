@@ -13,6 +13,7 @@
 //! - `request`, `document_request`: a running text or summary: its status, timing and event channel
 //! - `batch`: the running rows, and one step of them
 //! - [`session`]: one sequence: feeds the prompt, samples, stops; [`sampling`], [`beam`], [`speculation`] are its policies
+//! - [`constraint`]: the form that a text must have: which symbols may follow; `pattern` has regular expressions
 //! - [`cache`]: the segment cache (beginnings of texts) and the document cache (encoded documents)
 //! - [`text_window`]: the text of a sequence, of which a beginning may be shared or dropped
 //! - [`editing`]: the session of a document that a client edits; [`edited_text`] holds it, [`completion`] ranks continuations
@@ -33,6 +34,7 @@ pub mod check;
 pub mod clock;
 pub mod codec;
 pub mod completion;
+pub mod constraint;
 mod document_request;
 pub mod edited_text;
 pub mod editing;
@@ -40,6 +42,7 @@ mod engine;
 pub mod extract;
 pub mod observer;
 pub mod options;
+mod pattern;
 mod request;
 pub mod sampling;
 mod scheduler;

@@ -35,6 +35,8 @@ pub enum EngineEvent<'a> {
     DocumentLookup { found: bool },
     /// A document was evicted from the document cache, for another one or for requests.
     DocumentEvicted,
+    /// A request's constraint of this kind was compiled or found in this time, or refused. The caller's thread records it.
+    Constrained { kind: &'static str, took: Duration, refused: bool },
     /// A running request was preempted.
     Preempted,
     /// The worker started over after a panic.

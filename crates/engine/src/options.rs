@@ -1,7 +1,7 @@
 //! The options of a request and the symbols it emits. Pure data: ids, not text; the wire and the command line convert.
 
-use crate::speculation::Speculation;
-use std::{fmt::Display, ops::RangeInclusive};
+use crate::{constraint::CompiledConstraint, speculation::Speculation};
+use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 use weir_kernels::error::{Error, Result};
 use weir_models::contract::{BoundaryOptions, Card, SamplingDefaults, SymbolBoundary, check_mode};
 
@@ -23,6 +23,8 @@ pub struct Generate {
     pub resumed: Vec<u32>,
     /// Speculation of this generation. Without a value it is the engine's setting.
     pub speculation: Option<Speculation>,
+    /// The form that the generated text must have, compiled for the model's vocabulary.
+    pub constraint: Option<Arc<CompiledConstraint>>,
 }
 
 /// A request for the probabilities of a text, or for its segments alone (`logprobs` off).
@@ -54,7 +56,7 @@ pub struct WindowOptions {
     pub stride: usize,
 }
 
-/// How symbols are chosen. In this order: bias, the three penalties, temperature, then the three cuts, then a draw.
+/// How symbols are chosen. In this order: constraint, bias, the three penalties, temperature, then the three cuts, then a draw.
 ///
 /// The default draws from the model's own distribution, with seed 0. [`Card::sampling`] has the checkpoint's defaults.
 ///
@@ -134,6 +136,9 @@ pub struct Stopping {
     pub include_stop: bool,
     /// True if the model must not end the text with its end mark or end byte.
     pub ignore_end: bool,
+    /// True if a text that has the form of its constraint ends where the model gives more probability to what may not follow than to
+    /// what may. Without effect if the model can end the text itself. Without a value: as the constraint's kind does.
+    pub end_when_complete: Option<bool>,
 }
 
 impl Default for Stopping {
@@ -145,6 +150,7 @@ impl Default for Stopping {
             stop: Vec::new(),
             include_stop: false,
             ignore_end: false,
+            end_when_complete: None,
         }
     }
 }
@@ -217,6 +223,8 @@ pub struct EmittedSymbol {
     pub cut: Option<usize>,
     /// Its log-probability in double precision, if requested.
     pub exact: Option<Box<ExactLogprob>>,
+    /// The probability that the model gave to the symbols that the text's constraint allowed here, if log-probabilities are requested.
+    pub constraint_mass: Option<f32>,
 }
 
 /// The log-probability of a symbol of a scored text, in double precision.
@@ -231,7 +239,7 @@ pub struct ExactLogprob {
 impl EmittedSymbol {
     /// Creates a symbol without details.
     pub fn plain(symbol: u32) -> Self {
-        Self { symbol, logprob: None, decision: None, top: Vec::new(), cut: None, exact: None }
+        Self { symbol, logprob: None, decision: None, top: Vec::new(), cut: None, exact: None, constraint_mass: None }
     }
 }
 
@@ -446,6 +454,8 @@ pub enum FinishReason {
     MaxContext,
     /// The model ended the text: the last emitted symbol is its end mark or end byte.
     EndOfText,
+    /// The text has the form of its constraint, and nothing but the end may follow, or the model would leave the form.
+    Constraint,
     /// The scored text ended.
     End,
 }
@@ -459,6 +469,7 @@ impl FinishReason {
             Self::Stop(_) => "stop",
             Self::MaxContext => "max_context",
             Self::EndOfText => "end_of_text",
+            Self::Constraint => "constraint",
             Self::End => "end",
         }
     }

@@ -200,7 +200,7 @@ impl Request {
     /// Returns true if its next feed is a chunk, or its document is not encoded yet.
     pub(crate) fn is_prefilling(&self, rows: &[SequenceRow]) -> bool {
         match &self.kind {
-            RequestKind::Text(text) => text.session.is_prefilling(),
+            RequestKind::Text(text) => text.session.is_prefilling() && !text.session.is_forced(),
             RequestKind::Document(summary) => summary.is_prefilling(self.lens(rows)),
         }
     }
@@ -335,6 +335,9 @@ impl Request {
 /// Maximum remaining symbols of a search's request that is fed before prompts. A request with more is treated as a prompt.
 const MAX_SEARCHED_SYMBOLS: usize = 16;
 
+/// Maximum symbols of a forced text that a step feeds.
+const FORCED_SYMBOLS: usize = 32;
+
 pub(crate) struct TextRequest {
     pub(crate) session: Session,
     /// Key of its states in the segment cache; `None` if they are not cached.
@@ -395,6 +398,8 @@ impl TextRequest {
             return RowActivity::Decoding(1);
         }
         match self.session.remaining_symbols().max(1) {
+            // part of the answer, so it waits for no prompt
+            left if self.session.is_forced() => RowActivity::Decoding(left.min(FORCED_SYMBOLS)),
             left @ ..=MAX_SEARCHED_SYMBOLS if self.session.wants_distribution() => RowActivity::Searching(left),
             left => RowActivity::Prefilling(left),
         }

@@ -3,6 +3,7 @@
 use crate::options::{
     EmittedSymbol, ExactLogprob, OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length,
 };
+use llguidance::toktrie::SimpleVob;
 use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
 use weir_kernels::{
     distribution::{LogSoftmax, log_probability, logit_of},
@@ -23,6 +24,8 @@ use weir_models::{
 pub struct Sampler {
     sampling: Sampling,
     banned: Vec<u32>,
+    /// The symbols that the constraint of the text allows next; all if none.
+    allowed: Option<SimpleVob>,
     /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
     seen: Vec<bool>,
     /// (vocab): how often each symbol was generated; empty without a presence or frequency penalty.
@@ -39,13 +42,21 @@ impl Sampler {
         let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
         let has_penalty = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
         let counts = vec![0; if has_penalty { vocabulary } else { 0 }];
-        Self { sampling, banned: Vec::new(), seen, counts, weights: Vec::new(), ranking: Vec::new() }
+        Self { sampling, banned: Vec::new(), allowed: None, seen, counts, weights: Vec::new(), ranking: Vec::new() }
     }
 
     /// Replaces the set of banned symbols, whose probability is 0 from now on.
     pub fn ban(&mut self, symbols: impl IntoIterator<Item = u32>) {
         self.banned.clear();
         self.banned.extend(symbols);
+    }
+
+    /// Replaces the set of allowed symbols. The probability of all others is 0 until the next call.
+    pub fn allow(&mut self, symbols: &SimpleVob) {
+        match &mut self.allowed {
+            Some(allowed) => allowed.set_from(symbols),
+            None => self.allowed = Some(symbols.clone()),
+        }
     }
 
     /// Records a symbol of the prompt for the repetition penalty.
@@ -84,10 +95,17 @@ impl Sampler {
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
     }
 
-    /// Applies bans, bias, then penalties.
+    /// Applies the constraint, bans, bias, then penalties.
     fn adjust(&mut self, logits: &[f32]) {
         self.weights.clear();
         self.weights.extend(logits.iter().map(|&logit| f64::from(logit)));
+        if let Some(allowed) = &self.allowed {
+            for (symbol, logit) in self.weights.iter_mut().enumerate() {
+                if !allowed.get(symbol) {
+                    *logit = f64::NEG_INFINITY;
+                }
+            }
+        }
         for &symbol in &self.banned {
             if let Some(logit) = self.weights.get_mut(symbol as usize) {
                 *logit = f64::NEG_INFINITY;
@@ -220,7 +238,7 @@ impl SymbolLogprobs {
     /// Returns an emitted symbol with these log-probabilities and its boundary.
     pub(crate) fn emit(self, symbol: u32, decision: Option<SymbolBoundary>) -> EmittedSymbol {
         let Self { logprob, top, exact } = self;
-        EmittedSymbol { symbol, logprob, decision, top, cut: None, exact }
+        EmittedSymbol { symbol, logprob, decision, top, cut: None, exact, constraint_mass: None }
     }
 }
 

@@ -8,12 +8,13 @@
 use crate::{
     codec::{self, Code, Coded, CodingProgress, coder::BlockCoder},
     completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
+    constraint::{CompiledConstraint, ConstraintMatcher},
     options::{
         Details, EmittedSymbol, ExactLogprob, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad,
     },
     sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
     score::{ScoringWindow, max_fed_symbols, window},
-    speculation::{DraftBudget, Drafter, GuessRates, Speculation},
+    speculation::{DraftBudget, Drafter, GuessRates, MAX_DRAFT, Speculation},
     text_window::{ForkedText, TextView, TextWindow},
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -50,6 +51,12 @@ pub struct Session {
     ngrams: Option<Arc<NgramTable>>,
     /// `None` until a symbol is sampled with speculation.
     drafter: Option<Drafter>,
+    /// The draft, if the constraint forces it.
+    forced_draft: Vec<u32>,
+    /// How the symbols are fed that the constraint forces.
+    forced_feed: ForcedFeed,
+    /// The position of the first symbol of the latest forced text.
+    forced_from: usize,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
@@ -76,6 +83,21 @@ pub struct Session {
     /// True if the model's numbers depend on how symbols were split into steps, so a replay takes the same steps again.
     repeats_steps: bool,
 }
+
+/// How the symbols are fed that the constraint of a generation forces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum ForcedFeed {
+    /// One by one: the model's numbers depend on how symbols are split into steps, or its marks may follow each symbol.
+    #[default]
+    Single,
+    /// As drafts, because each symbol's results are wanted.
+    Drafts,
+    /// As chunks of the text, like a prompt's. They are emitted before they are fed.
+    Chunks,
+}
+
+/// Maximum symbols that one sampled symbol forces. The rest follows the next one.
+const MAX_FORCED: usize = 256;
 
 /// What a session needs next, after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +128,9 @@ impl Session {
             speculation: Speculation::Off,
             ngrams: card.ngrams.clone(),
             drafter: None,
+            forced_draft: Vec::new(),
+            forced_feed: ForcedFeed::Single,
+            forced_from: usize::MAX,
             output: Vec::new(),
             coded: None,
             reports_progress: false,
@@ -238,6 +263,11 @@ impl Session {
         self.is_replaying() && self.row_len < self.computed
     }
 
+    /// True if the next feed has symbols that the constraint forced, and that no row was fed before.
+    pub fn is_forced(&self) -> bool {
+        self.is_replaying() && self.row_len >= self.forced_from
+    }
+
     /// True if the session generates; false if it scores a text.
     pub fn is_generating(&self) -> bool {
         self.generation.is_some()
@@ -268,7 +298,16 @@ impl Session {
         if self.is_replaying() {
             let start = self.prompt.start();
             let end = self.seen().min(self.row_len + chunk.max(1));
-            let (end, want) = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
+            let (mut end, mut want) = self.prompt.replay_step(self.row_len, end, self.repeats_steps);
+            if self.is_forced()
+                && end == self.seen()
+                && end < self.row_len + chunk
+                && let Some(generation) = &self.generation
+            {
+                // the last forced symbol is not seen before its logits are taken
+                end += 1;
+                want = generation.want();
+            }
             return row.set(self.prompt.get(start + self.row_len..start + end), want);
         }
         match &self.generation {
@@ -291,6 +330,10 @@ impl Session {
         }
         if self.generation.as_ref().is_some_and(Generator::is_traced) {
             self.prompt.agree(row.state.agreed());
+        }
+        if is_replaying && self.row_len > self.seen() {
+            self.usage.levels = row.state.level_segments();
+            return self.absorb_symbol(row, 0);
         }
         if is_replaying {
             return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
@@ -377,15 +420,20 @@ impl Session {
     pub fn generate(request: Generate, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let (resumed, ends_text) = request.resumed_text(card);
-        let resumed = resumed.iter().copied().collect();
+        let resumed: VecDeque<u32> = resumed.iter().copied().collect();
         // an earlier run has emitted the prompt before the resumed text
         let echo = request.details.echo && request.resumed.is_empty();
-        let Generate { prompt, sampling, stopping, details, boundaries, speculation, .. } = request;
+        let constraint = request.constraint.as_ref().map(CompiledConstraint::matcher).transpose()?;
+        let constraint = constraint.map(|matcher| check_resumed_form(matcher, &resumed, ends_text)).transpose()?;
+        let Generate { prompt, sampling, mut stopping, details, boundaries, speculation, .. } = request;
+        let by_kind = || request.constraint.as_ref().map(|constraint| constraint.ends_when_complete());
+        stopping.end_when_complete = stopping.end_when_complete.or_else(by_kind);
         let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let mut generation = Generator::new(sampling, stopping, &details, card, mode == Some(BoundaryMode::Nxt));
         generation.resumed = resumed;
         generation.ends_resumed = ends_text;
+        generation.constraint = constraint.map(Box::new);
         prompt.iter().for_each(|&symbol| generation.sampler.see_prompt(symbol));
         let output = PromptOutput {
             symbols: echo,
@@ -397,8 +445,15 @@ impl Session {
         // other models' numbers depend on how symbols are split into steps
         let can_speculate = card.speculates && card.exactness == Exactness::Bitwise;
         let speculation = speculation.filter(|_| can_speculate).unwrap_or_default();
+        let has_results = details.logprobs || details.top_logprobs > 0 || details.boundaries;
+        let forced_feed = match card.exactness {
+            _ if generation.constraint.is_none() || generation.is_traced() => ForcedFeed::Single,
+            Exactness::Bitwise if !has_results && generation.stopping.max_segments.is_none() => ForcedFeed::Chunks,
+            _ if can_speculate => ForcedFeed::Drafts,
+            _ => ForcedFeed::Single,
+        };
         let session = Self::new(Prompt::new(prompt, None, output), Some(generation), boundaries, card, max_symbols)?;
-        Ok(Self { speculation, ..session })
+        Ok(Self { speculation, forced_feed, ..session })
     }
 
     /// Creates a session that scores a text. Fails as [`Score::validate`] does.
@@ -454,18 +509,32 @@ impl Session {
         let limit = self.generation.as_ref().map_or(0, Generator::draft_limit);
         // the model reads the position after the last drafted symbol when that one is accepted
         let room = self.max_symbols.saturating_sub(self.row_len + 1);
-        if self.speculation == Speculation::Off || limit.min(room) == 0 || self.is_prefilling() {
+        if limit.min(room) == 0 || self.is_prefilling() {
             return 0;
+        }
+        let mut constraint = self.generation.as_mut().and_then(|generation| generation.constraint.as_mut());
+        if self.forced_feed == ForcedFeed::Drafts
+            && let Some(constraint) = &mut constraint
+        {
+            self.forced_draft = constraint.forced(limit.min(room).min(MAX_DRAFT));
+            self.forced_draft.truncate(budget.take_certain(self.forced_draft.len()));
+        }
+        if self.speculation == Speculation::Off || !self.forced_draft.is_empty() {
+            return self.forced_draft.len();
         }
         let drafter = self.drafter.get_or_insert_with(|| {
             Drafter::new(self.speculation, self.max_symbols, self.vocabulary, self.ngrams.clone(), rates.clone())
         });
         drafter.draft(self.prompt.symbols.text(), limit.min(room), budget, rates);
+        if let Some(constraint) = constraint {
+            drafter.truncate(constraint.agrees(drafter.drafted()));
+        }
         drafter.drafted().len()
     }
 
     /// Drops the draft: the next feed has the sampled symbol alone.
     pub fn drop_draft(&mut self) {
+        self.forced_draft.clear();
         if let Some(drafter) = &mut self.drafter {
             drafter.clear();
         }
@@ -477,7 +546,10 @@ impl Session {
     }
 
     fn draft_symbols(&self) -> &[u32] {
-        self.drafter.as_ref().map_or(&[], Drafter::drafted)
+        match self.forced_draft.is_empty() {
+            true => self.drafter.as_ref().map_or(&[], Drafter::drafted),
+            false => &self.forced_draft,
+        }
     }
 
     fn feed_draft(&self, row: &mut SequenceRow) {
@@ -507,8 +579,12 @@ impl Session {
         self.row_len -= fed - taken;
         self.computed = self.row_len;
         self.usage.levels = row.state.level_segments();
-        self.usage.drafted_chars += self.draft_symbols().len();
-        self.usage.accepted_chars += taken - 1;
+        if self.forced_draft.is_empty() {
+            self.usage.drafted_chars += self.draft_symbols().len();
+            self.usage.accepted_chars += taken - 1;
+        } else {
+            self.usage.forced_chars += taken - 1;
+        }
         self.drop_draft();
         Ok(progress)
     }
@@ -554,7 +630,7 @@ impl Session {
         let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
         let position = row.state.len() - later;
         if generation.resumes_at_once() {
-            self.prompt.symbols.extend(generation.take_resumed(position));
+            self.prompt.symbols.extend(generation.take_resumed(position)?);
             self.count_generated();
             return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
         }
@@ -562,6 +638,16 @@ impl Session {
         let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
         if let Some(item) = generation.latest_item() {
             self.prompt.symbols.extend([item]);
+        }
+        if self.forced_feed == ForcedFeed::Chunks && finished.is_none() {
+            let forced = generation.take_forced(position + 1, &mut self.output)?;
+            if !forced.is_empty() {
+                self.forced_from = position;
+                self.usage.forced_chars += forced.len();
+                self.prompt.symbols.extend(forced);
+                self.count_generated();
+                return Ok(SessionProgress::Prefilling);
+            }
         }
         self.count_generated();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
@@ -608,6 +694,8 @@ struct Generator {
     /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
     control: Option<ControlSymbols>,
+    /// Follows the generated text, if it must have a form.
+    constraint: Option<Box<ConstraintMatcher>>,
     /// The end-of-text marks, or the end byte, of a model without other marks.
     ends: Vec<u32>,
     /// Symbols that an earlier run of the same request has emitted, and that are not taken yet. They count for limits, penalty and
@@ -642,6 +730,7 @@ impl Generator {
             stopping,
             max_symbols: card.max_symbols,
             control: card.vocabulary.specials().map(control),
+            constraint: None,
             ends: card.vocabulary.end_marks().collect(),
             logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             with_boundaries: details.boundaries,
@@ -674,31 +763,55 @@ impl Generator {
     }
 
     /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
-    fn take_resumed(&mut self, position: usize) -> Vec<u32> {
+    fn take_resumed(&mut self, position: usize) -> Result<Vec<u32>> {
         let mut symbols = Vec::with_capacity(self.resumed.len());
         while self.reason.is_none()
-            && let Some(symbol) = self.take(position + symbols.len())
+            && let Some(symbol) = self.take(position + symbols.len())?
         {
             symbols.push(symbol);
         }
         self.resumed.clear();
-        symbols
+        self.find_allowed()?;
+        Ok(symbols)
+    }
+
+    /// Takes the symbols that the constraint forces from `position` on, as if they were sampled. Returns them.
+    fn take_forced(&mut self, position: usize, output: &mut Vec<EmittedSymbol>) -> Result<Vec<u32>> {
+        let mut symbols = Vec::new();
+        while self.resumed.is_empty() && symbols.len() < MAX_FORCED {
+            let constraint = self.constraint.as_mut().filter(|_| self.reason.is_none());
+            let forced = constraint.map(|constraint| constraint.forced(MAX_FORCED)).unwrap_or_default();
+            if forced.is_empty() {
+                break;
+            }
+            for symbol in forced {
+                if self.reason.is_none() {
+                    self.held.push_back(EmittedSymbol::plain(symbol));
+                    self.count(symbol, position + symbols.len())?;
+                    symbols.push(symbol);
+                }
+            }
+            self.find_allowed()?;
+        }
+        self.release(output);
+        Ok(symbols)
     }
 
     /// Takes the next symbol of the resumed text, if there is one, as sampled at `position`, and as emitted.
-    fn take(&mut self, position: usize) -> Option<u32> {
-        let symbol = self.resumed.pop_front()?;
+    fn take(&mut self, position: usize) -> Result<Option<u32>> {
+        let Some(symbol) = self.resumed.pop_front() else { return Ok(None) };
         self.resumed_taken += 1;
-        self.count(symbol, position);
+        self.count(symbol, position)?;
         self.latest_is_held = false;
         if let Some(text) = &mut self.token_text {
             text.release(1);
         }
-        Some(symbol)
+        Ok(Some(symbol))
     }
 
-    /// Counts a symbol that now stands at `position`, and sets the reason if the generation ends with it.
-    fn count(&mut self, symbol: u32, position: usize) {
+    /// Counts a symbol that now stands at `position`, and sets the reason if the generation ends with it. Fails if the constraint
+    /// does not allow it.
+    fn count(&mut self, symbol: u32, position: usize) -> Result<()> {
         self.sampler.see(symbol);
         self.chars += 1;
         self.latest = Some(symbol);
@@ -710,6 +823,26 @@ impl Generator {
             None if position + 1 == self.max_symbols => Some(FinishReason::MaxContext),
             None => None,
         };
+        self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.consume(symbol))
+    }
+
+    /// Finds the symbols that the constraint allows next, and ends the generation if there are none. Fails if the vocabulary lacks all of
+    /// them.
+    fn find_allowed(&mut self) -> Result<()> {
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| self.reason.is_none()) {
+            constraint.update()?;
+            self.reason = constraint.is_complete().then_some(FinishReason::Constraint);
+        }
+        Ok(())
+    }
+
+    /// True if the text has its form, and the model would leave it with the next symbol, whose logits (vocab) these are. Never if the
+    /// model can end the text itself.
+    fn is_left(&self, logits: &[f32]) -> bool {
+        let Some(constraint) = self.constraint.as_ref().filter(|constraint| constraint.accepts()) else { return false };
+        let has_end = !self.stopping.ignore_end && (self.control.is_some() || !self.ends.is_empty());
+        let may_end = self.stopping.end_when_complete == Some(true) && self.chars >= self.stopping.min_chars;
+        constraint.is_complete() || (may_end && !has_end && self.resumed.is_empty() && constraint.would_leave(logits))
     }
 
     /// True if only the model's mark ends segments.
@@ -723,9 +856,14 @@ impl Generator {
         if may_draft { self.stopping.max_chars.saturating_sub(self.chars) } else { 0 }
     }
 
+    /// The logits that are wanted after the latest symbol: none if it is the last.
+    fn want(&self) -> Want {
+        if self.reason.is_some() { Want::Nothing } else { Want::Last }
+    }
+
     /// Sets the row's feed to the latest symbol or the mark after it. Wants no logits if the symbol is the last.
     fn feed(&self, row: &mut SequenceRow) {
-        let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
+        let want = self.want();
         let control =
             if self.control.is_some_and(|control| control.is_ending) { contract::END } else { contract::BEGIN };
         row.set(&[self.latest_item().unwrap_or(control)], want);
@@ -771,11 +909,16 @@ impl Generator {
         if position >= self.max_symbols {
             return Ok(Some(FinishReason::MaxContext));
         }
+        if self.is_left(logits) {
+            self.flush(output);
+            return Ok(Some(FinishReason::Constraint));
+        }
         let symbol = self.choose(logits, position, opens_segment)?;
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {
             return self.end_segment(symbol, logits, output).map(|()| None);
         }
-        if self.take(position).is_some() {
+        if self.take(position)?.is_some() {
+            self.find_allowed()?;
             return Ok(None);
         }
         if self.ends_resumed {
@@ -784,15 +927,23 @@ impl Generator {
         let is_end = self.control.map_or_else(|| self.ends.contains(&symbol), |control| control.specials.end == symbol);
         if is_end {
             self.flush(output);
-            let emitted = self.logprobs.compute(symbol, logits)?.emit(symbol, None);
+            let emitted = self.emit(symbol, logits)?;
             // an end byte and some tokens have a text, which is not part of the answer
             output.push(EmittedSymbol { cut: Some(0), ..emitted });
             return Ok(Some(FinishReason::EndOfText));
         }
-        self.held.push_back(self.logprobs.compute(symbol, logits)?.emit(symbol, None));
-        self.count(symbol, position);
+        self.held.push_back(self.emit(symbol, logits)?);
+        self.count(symbol, position)?;
+        self.find_allowed()?;
         self.release(output);
         Ok(None)
+    }
+
+    /// Returns a sampled symbol with its log-probabilities, from the logits (vocab) before it.
+    fn emit(&self, symbol: u32, logits: &[f32]) -> Result<EmittedSymbol> {
+        let constraint = self.constraint.as_ref().filter(|_| self.logprobs.any());
+        let constraint_mass = constraint.map(|constraint| constraint.mass(logits) as f32);
+        Ok(EmittedSymbol { constraint_mass, ..self.logprobs.compute(symbol, logits)?.emit(symbol, None) })
     }
 
     /// Removes a completed stop string from the held symbols, as far as it is not part of the answer. Returns its index.
@@ -826,6 +977,9 @@ impl Generator {
     /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
     fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
         let cannot_end = self.stopping.ignore_end || self.chars < self.stopping.min_chars;
+        if let Some(constraint) = &self.constraint {
+            self.sampler.allow(constraint.symbols());
+        }
         let Some(ControlSymbols { specials, ends_segments, chosen, .. }) = self.control else {
             self.sampler.ban(self.ends.iter().copied().filter(|_| cannot_end));
             return self.sampler.choose(logits, position);
@@ -1233,6 +1387,26 @@ impl Generate {
         }
         Ok(())
     }
+}
+
+/// Checks that a resumed text has the form of its constraint so far, and all of it if it `ends` there. Returns the matcher unchanged.
+fn check_resumed_form(
+    mut matcher: ConstraintMatcher,
+    resumed: &VecDeque<u32>,
+    ends: bool,
+) -> Result<ConstraintMatcher> {
+    let mut replay = matcher.clone();
+    let wrong = |at: usize, bound| Err(bad("resume_text", format!("another one at symbol {at}"), bound));
+    for (at, &symbol) in resumed.iter().enumerate() {
+        if replay.agrees(&[symbol]) == 0 || replay.consume(symbol).is_err() {
+            return wrong(at, "a text of the form of the constraint".to_owned());
+        }
+    }
+    if ends && (replay.update().is_err() || !replay.accepts()) {
+        return wrong(resumed.len(), "the end only where the constraint allows it".to_owned());
+    }
+    matcher.update()?;
+    Ok(matcher)
 }
 
 impl Session {

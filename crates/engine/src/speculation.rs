@@ -94,6 +94,15 @@ impl DraftBudget {
         self.expected += probability;
         true
     }
+
+    /// Adds symbols that are accepted for certain, as many as there is room for. Returns their number.
+    pub fn take_certain(&mut self, count: usize) -> usize {
+        let count = count.min(self.free);
+        self.free -= count;
+        self.symbols += count;
+        self.expected += count as f64;
+        count
+    }
 }
 
 // Drafts of one generation, and how often they were right. Each guess has a *kind*: the length of the match, or the n-gram's
@@ -193,6 +202,11 @@ impl Drafter {
     /// The latest draft.
     pub fn drafted(&self) -> &[u32] {
         &self.draft
+    }
+
+    /// Drops all but the first `len` symbols of the draft.
+    pub fn truncate(&mut self, len: usize) {
+        self.draft.truncate(len);
     }
 
     /// Drops the draft, after it was fed or because it is not fed.

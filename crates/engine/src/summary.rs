@@ -2,6 +2,7 @@
 
 use crate::{
     beam::{Hypothesis, SearchOptions},
+    constraint::CompiledConstraint,
     options::{FinishReason, Sampling, bad, within},
 };
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,8 @@ pub struct Summarize {
     pub hard: Option<bool>,
     /// Hypotheses to return, at most the beam width; default 1.
     pub hypotheses: Option<usize>,
+    /// The form that the text must have, compiled for the model's vocabulary.
+    pub constraint: Option<Arc<CompiledConstraint>>,
     /// Returns the attention to the document's tokens instead of a text. Options of a text must be none.
     pub attention: bool,
 }
@@ -160,6 +163,7 @@ impl Summarize {
             factor("options.length_penalty", self.length_penalty),
             factor("options.repetition_penalty", self.repetition_penalty),
             ("options.early_stopping", early_stopping),
+            ("options.constraint", self.constraint.as_ref().map(|constraint| constraint.kind().to_owned())),
             ("options.sampling", self.sampling.as_ref().map(|_| "options of sampling".to_owned())),
         ] {
             if let Some(found) = found {

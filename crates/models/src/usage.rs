@@ -70,6 +70,8 @@ pub struct Usage {
     pub drafted_chars: usize,
     /// Drafted symbols that were accepted. They also count as generated.
     pub accepted_chars: usize,
+    /// Symbols that a constraint forced, fed in chunks. They also count as generated.
+    pub forced_chars: usize,
     /// Segments closed within the prompt.
     pub prompt_segments: usize,
     /// Segments closed by generated symbols, or by the model's marks after them.

@@ -21,7 +21,7 @@ use weir_engine::{
 };
 use weir_kernels::error::{Error, Result, floor_boundary, mismatch, quoted};
 use weir_models::contract::{Card, EarlyStopping};
-use weir_proto::v1::{self, SummarizeRequest, summarize_request::Part};
+use weir_proto::v1::{self, SummarizeRequest, constraint::Form, summarize_request::Part};
 
 /// Default of `max_tokens` for a model of tokens, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -119,6 +119,13 @@ impl Surface {
             ("sampling.frequency_penalty", _) => "frequency_penalty",
             ("sampling.seed", _) => "seed",
             ("sampling.logit_bias", _) => "logit_bias",
+            ("constraint" | "options.constraint", _) => "structured_outputs",
+            ("constraint.regex" | "options.constraint.regex", _) => "structured_outputs.regex",
+            ("constraint.choice" | "options.constraint.choice" | "choice.texts", _) => "structured_outputs.choice",
+            ("constraint.json_schema" | "options.constraint.json_schema", _) => "structured_outputs.json",
+            ("constraint.json_object" | "options.constraint.json_object", _) => "structured_outputs.json_object",
+            ("constraint.grammar" | "options.constraint.grammar", _) => "structured_outputs.grammar",
+            ("constraint.end_when_complete", _) => "end_when_complete",
             ("details.echo", _) => "echo",
             ("details.logprobs" | "details.top_logprobs", _) => "logprobs",
             ("details.boundaries", _) => "boundaries",
@@ -130,7 +137,7 @@ impl Surface {
 /// Returns OpenAI's `finish_reason`: `stop` or `length`.
 pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
     match reason {
-        v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
+        v1::FinishReason::Stop | v1::FinishReason::EndOfText | v1::FinishReason::Constraint => "stop",
         _ => "length",
     }
 }
@@ -188,6 +195,9 @@ pub(crate) struct CompletionRequest {
     pub(crate) hard_topk: Option<bool>,
     pub(crate) mode: Option<SummaryMode>,
     pub(crate) sentences: Option<u32>,
+    response_format: Option<ResponseFormat>,
+    structured_outputs: Option<StructuredOutputs>,
+    end_when_complete: Option<bool>,
     #[serde(skip)]
     aliases: Aliases,
 }
@@ -199,6 +209,70 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
     #[serde(default, deserialize_with = "null_as_false")]
     pub(crate) continuous_usage_stats: bool,
+}
+
+/// OpenAI's form of the answer.
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct ResponseFormat {
+    r#type: String,
+    json_schema: Option<NamedSchema>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct NamedSchema {
+    schema: Option<Value>,
+}
+
+/// vLLM's form of the answer: one of its fields.
+#[derive(Deserialize)]
+#[serde(expecting = "an object", deny_unknown_fields)]
+struct StructuredOutputs {
+    /// A schema, or its text.
+    json: Option<Value>,
+    regex: Option<String>,
+    choice: Option<Vec<String>>,
+    grammar: Option<String>,
+    json_object: Option<bool>,
+}
+
+impl ResponseFormat {
+    fn form(&self) -> Result<Option<Form>> {
+        let field = "response_format";
+        match (&*self.r#type, &self.json_schema) {
+            ("text", _) => Ok(None),
+            ("json_object", _) => Ok(Some(Form::JsonObject(true))),
+            ("json_schema", Some(NamedSchema { schema: Some(schema) })) => {
+                Ok(Some(Form::JsonSchema(schema.to_string())))
+            }
+            ("json_schema", _) => Err(Error::bad_option(field, "no schema", "json_schema.schema")),
+            (other, _) => Err(Error::bad_option(field, quoted(other), "text, json_object or json_schema")),
+        }
+    }
+}
+
+impl StructuredOutputs {
+    fn form(&self) -> Result<Option<Form>> {
+        let schema = |schema: &Value| schema.as_str().map_or_else(|| schema.to_string(), str::to_owned);
+        let forms = [
+            ("structured_outputs.json", self.json.as_ref().map(|json| Form::JsonSchema(schema(json)))),
+            ("structured_outputs.regex", self.regex.clone().map(Form::Regex)),
+            ("structured_outputs.choice", self.choice.clone().map(|texts| Form::Choice(v1::Choice { texts }))),
+            ("structured_outputs.grammar", self.grammar.clone().map(Form::Grammar)),
+            ("structured_outputs.json_object", self.json_object.filter(|wanted| *wanted).map(Form::JsonObject)),
+        ];
+        let mut given = forms.into_iter().filter_map(|(name, form)| Some((name, form?)));
+        match (given.next(), given.next()) {
+            (Some((first, _)), Some((second, _))) => Err(Error::Exclusive { first, second }),
+            (Some((_, form)), None) => Ok(Some(form)),
+            (None, _) => Err(Error::bad_option(
+                "structured_outputs",
+                "nothing",
+                "one of json, regex, choice, grammar and json_object",
+            )),
+        }
+    }
 }
 
 fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
@@ -219,6 +293,10 @@ impl CompletionRequest {
 
     /// Moves the values of aliases to their fields. Fails if a field has two values.
     fn without_aliases(mut self) -> Result<Self> {
+        if self.response_format.is_some() {
+            self.aliases.push(("structured_outputs.json", "response_format.json_schema"));
+            self.aliases.push(("structured_outputs.json_object", "response_format"));
+        }
         for (field, name, aliases) in [
             (
                 &mut self.max_tokens,
@@ -300,7 +378,28 @@ impl CompletionRequest {
             return Err(Error::bad_option("resume_text", found, "at most one choice"));
         }
         let top_k = self.top_k()?;
-        Ok((0..n * count).map(move |index| self.generate_request(prompts.get(index / n), top_k, index % n)))
+        let constraint = self.constraint()?;
+        let request = move |index: usize| v1::GenerateRequest {
+            constraint: constraint.clone(),
+            ..self.generate_request(prompts.get(index / n), top_k, index % n)
+        };
+        Ok((0..n * count).map(request))
+    }
+
+    /// Returns the form that the text must have. Fails if several are given.
+    fn constraint(&self) -> Result<Option<v1::Constraint>> {
+        let of_format = self.response_format.as_ref().map(ResponseFormat::form).transpose()?.flatten();
+        let of_outputs = self.structured_outputs.as_ref().map(StructuredOutputs::form).transpose()?.flatten();
+        if of_format.is_some() && of_outputs.is_some() {
+            return Err(Error::Exclusive { first: "response_format", second: "structured_outputs" });
+        }
+        let form = of_format.or(of_outputs);
+        if form.is_none() && self.end_when_complete.is_some() {
+            let bound = "no value without response_format and structured_outputs";
+            return Err(Error::bad_option("end_when_complete", "one", bound));
+        }
+        let end_when_complete = self.end_when_complete;
+        Ok(form.map(|form| v1::Constraint { form: Some(form), end_when_complete }))
     }
 
     /// Returns the limit on the most probable symbols. vLLM's −1 keeps all symbols, as our 0 does.
@@ -348,6 +447,7 @@ impl CompletionRequest {
             resume_text: self.resume_text.clone().unwrap_or_default(),
             resume_ids: Vec::new(),
             speculate: self.speculate.clone().map(|Speculate(setting)| setting),
+            constraint: None,
         }
     }
 
@@ -406,6 +506,7 @@ impl CompletionRequest {
             sampling,
             document_id: self.document_id.clone(),
             hard_topk: self.hard_topk,
+            constraint: self.constraint()?,
             ..self.summary_options()
         };
         Ok(call_messages(options, self.document.as_deref().unwrap_or_default()))
@@ -433,6 +534,7 @@ impl CompletionRequest {
             beam_size: self.best_of.map(width),
             hypotheses: Some(width(n)),
             sampling: is_sampled.then(|| self.summary_sampling()).transpose()?,
+            constraint: self.constraint()?,
             ..self.summary_options()
         };
         let messages = |prompt: &Prompt| match prompt {
@@ -534,6 +636,7 @@ impl CompletionRequest {
             ("max_segments", self.max_segments.map(|count| count.to_string())),
             ("beam_size", self.beam_size.map(|size| size.to_string())),
             ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
+            ("end_when_complete", is_true(self.end_when_complete)),
         ] {
             if let Some(found) = found {
                 return Err(Error::bad_option(field, found, "no value (this model summarizes the prompt)"));
@@ -594,7 +697,7 @@ const EMPTY: [&str; 3] = ["null", "\"\"", "[]"];
 
 /// The fields of OpenAI, vLLM, SGLang, TGI, llama.cpp, transformers and Triton that the server does not support, and those that only
 /// one path supports. Completions ignore a field that is not here either; summaries refuse it.
-const OTHER_FIELDS: [(OtherField, &str); 17] = [
+const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (
         OtherField::Ignored,
         "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction request_id \
@@ -609,7 +712,7 @@ const OTHER_FIELDS: [(OtherField, &str); 17] = [
     ),
     (
         OtherField::Refused("null"),
-        "structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf \
+        "structural_tag guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf \
          grammar format tools functions stop_strings stop_sequences stop_words stop_regex stop_token_ids eos_token_id \
          end_id bad_words bad_words_ids force_words_ids allowed_token_ids suppress_tokens begin_suppress_tokens \
          forced_bos_token_id forced_eos_token_id forced_decoder_ids decoder_start_token_id sequence_bias constraints \
@@ -622,7 +725,6 @@ const OTHER_FIELDS: [(OtherField, &str); 17] = [
          web_search_options",
     ),
     (OtherField::Refused("{}"), "options parameters sampling_params generation_config chat_template_kwargs"),
-    (OtherField::Refused("{\"type\":\"text\"}"), "response_format"),
     (OtherField::Refused("\"none\" or \"auto\""), "tool_choice function_call"),
     (
         OtherField::Refused("false"),
@@ -642,7 +744,10 @@ const OTHER_FIELDS: [(OtherField, &str); 17] = [
     ),
     (OtherField::Refused("-1"), "top_n_sigma adaptive_target thinking_token_budget"),
     (OtherField::Refused("-1 or 64"), "repeat_last_n"),
-    (OtherField::OnlyOf(Path::Completions, "null"), "prompt logprobs boundary_mode max_segments stop resume_text"),
+    (
+        OtherField::OnlyOf(Path::Completions, "null"),
+        "prompt logprobs boundary_mode max_segments stop resume_text end_when_complete",
+    ),
     (OtherField::OnlyOf(Path::Completions, "{}"), "logit_bias"),
     (OtherField::OnlyOf(Path::Completions, "1"), "n best_of"),
     (OtherField::OnlyOf(Path::Completions, "false"), "include_stop_str_in_output ignore_eos echo boundaries"),
@@ -1426,6 +1531,7 @@ mod tests {
         ] {
             for field in dotted_fields(&messages, message, prefix) {
                 let own = surface.own_name(field.clone().leak());
+                let own = own.split_once('.').map_or(own, |(object, _)| object);
                 assert!(known.contains(&own) || without.contains(&&*field), "{field}: {own}");
             }
         }

@@ -12,9 +12,9 @@ use crate::{
     open_inference::request::InferRequest,
 };
 use prost::{Message, Name};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use tonic::codegen::Bytes;
-use weir_engine::{edited_text::EditedText, editing::MAX_SCORED_BYTES};
+use weir_engine::{constraint::ConstraintCompiler, edited_text::EditedText, editing::MAX_SCORED_BYTES};
 use weir_kernels::error::{Error, Result};
 use weir_models::{
     contract::{BoundaryMode, Card},
@@ -98,7 +98,8 @@ pub fn grpc_request(data: &[u8]) {
 /// Converts a `Generate` to a job of each model.
 fn generate(request: v1::GenerateRequest) {
     for card in CARDS.iter() {
-        generate_job(request.clone(), card).ok();
+        let compiler = ConstraintCompiler::new(Arc::clone(&card.vocabulary));
+        generate_job(request.clone(), card, |constraint| compiler.compile(constraint)).ok();
     }
 }
 

@@ -328,6 +328,7 @@ impl LatencyWindows {
             | EngineEvent::CacheEvicted(_)
             | EngineEvent::DocumentLookup { .. }
             | EngineEvent::DocumentEvicted
+            | EngineEvent::Constrained { .. }
             | EngineEvent::Preempted
             | EngineEvent::Restarted => {}
         }

@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use weir_engine::constraint::Constraint;
 use weir_engine::observer::{EngineEvent, Observer};
 use weir_engine::options::FinishReason;
 use weir_engine::{Handle, clock};
@@ -32,7 +33,7 @@ use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
 /// The labels that series of this file have, and those that Prometheus reserves.
-pub(crate) const LABELS: [&str; 17] = [
+pub(crate) const LABELS: [&str; 18] = [
     "model_name",
     "after",
     "block_size",
@@ -40,6 +41,7 @@ pub(crate) const LABELS: [&str; 17] = [
     "event",
     "finished_reason",
     "handler",
+    "kind",
     "le",
     "level",
     "method",
@@ -344,6 +346,12 @@ impl Observer for Meter {
             }
             EngineEvent::CacheEvicted(entries) => _ = series.evictions[0].inc_by(entries),
             EngineEvent::DocumentLookup { found } => _ = series.document_lookups[usize::from(!found)].inc(),
+            EngineEvent::Constrained { kind, took, refused } => {
+                let kind = Constraint::KINDS.iter().position(|other| *other == kind).unwrap_or_default();
+                let counts = if refused { &series.refused_constraints } else { &series.constraints };
+                counts[kind].inc();
+                series.constraint_seconds[0].observe(took.as_secs_f64());
+            }
             EngineEvent::DocumentEvicted => _ = series.document_evictions[0].inc(),
             EngineEvent::Preempted => _ = series.preemptions[0].inc(),
             EngineEvent::Restarted => _ = series.restarts[0].inc(),
@@ -365,6 +373,7 @@ impl Meter {
         }
         series.drafted[0].inc_by(usage.drafted_chars as u64);
         series.accepted[0].inc_by(usage.accepted_chars as u64);
+        series.forced[0].inc_by(usage.forced_chars as u64);
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
         }
@@ -428,12 +437,13 @@ const AFTER: [&str; 2] = ["char", "boundary"];
 /// Values of the label that separates the events of editing sessions.
 const EDIT_EVENTS: [&str; 4] = ["splice", "completion", "score", "stale"];
 
-const REASONS: [FinishReason; 6] = [
+const REASONS: [FinishReason; 7] = [
     FinishReason::MaxChars,
     FinishReason::MaxSegments,
     FinishReason::Stop(0),
     FinishReason::MaxContext,
     FinishReason::EndOfText,
+    FinishReason::Constraint,
     FinishReason::End,
 ];
 
@@ -515,6 +525,14 @@ per_model! {
         "spec_decode_num_draft_tokens", "Characters that speculation guessed and fed";
     accepted: Counter = Counter::default(), ["" [""]],
         "spec_decode_num_accepted_tokens", "Guessed characters that were right";
+    constraints: Counter = Counter::default(), ["kind" Constraint::KINDS],
+        "constrained_requests", "Requests whose text must have a form, by the kind of their constraint";
+    refused_constraints: Counter = Counter::default(), ["kind" Constraint::KINDS],
+        "refused_constraints", "Constraints that were refused, by kind";
+    constraint_seconds: ObservedHistogram = ObservedHistogram::new(SECONDS), ["" [""]],
+        "constraint_compile_seconds", "Time to compile a constraint, or to find it compiled";
+    forced: Counter = Counter::default(), ["" [""]],
+        "forced_chars", "Generated characters that a constraint forced, fed together";
     edit_sessions: Gauge = Gauge::default(), ["" [""]], "edit_sessions", "Editing sessions with an open document";
     edits: Counter = Counter::default(), ["event" EDIT_EVENTS],
         "edit_events", "Changes, completions and scores of editing sessions, and requests that a change overtook";

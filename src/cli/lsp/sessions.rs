@@ -576,6 +576,7 @@ impl Session {
             count: Some(options.count),
             until: Some(options.until.into()),
             max_chars: Some(options.max_chars),
+            constraint: None,
         }))
     }
 

@@ -9,6 +9,7 @@ use std::{
 use weir::{
     engine::{
         codec::{BlockStream, Code, Coded, CompressOptions, Compressor, Decompressor, format::Header},
+        constraint::{Constraint, ConstraintCompiler},
         options::WindowOptions,
         session::Session,
     },
@@ -20,7 +21,7 @@ use weir::{
         family::{Blueprint, Parts},
         load::{Settings, blueprint},
         ngrams::{HEADER_BYTES, MIN_SLOTS, NgramCounter, NgramTable},
-        text::SubwordTokenizer,
+        text::{SubwordTokenizer, TextNormaliser, Vocabulary},
     },
     server::config::file::{ValueKind, parse},
 };
@@ -210,4 +211,42 @@ fn code(model: &dyn Model, block: Code) -> Option<Coded> {
 pub fn small() -> Option<Box<dyn Blueprint>> {
     let file = Path::new("config.json");
     Config::parse(SMALL_CONFIG.as_bytes(), file).and_then(|config| blueprint(&config, file)).ok()
+}
+
+/// Symbols of a text that [`constraint`] follows, at most.
+const MAX_FOLLOWED: usize = 48;
+
+/// Compilers for bytes with an end, and for few letters.
+static COMPILERS: LazyLock<Vec<ConstraintCompiler>> = LazyLock::new(|| {
+    let bytes = Vocabulary::byte_level_with_end(3, TextNormaliser::None).ok();
+    let letters = Vocabulary::from_symbols(&["a", "b", "c", " ", "1", "\"", "{", "}", ":"], TextNormaliser::None).ok();
+    bytes.into_iter().chain(letters).map(|vocabulary| ConstraintCompiler::new(Arc::new(vocabulary))).collect()
+});
+
+/// Compiles a constraint, whose kind the first byte selects, for each vocabulary, and writes a text of its form. The text's bytes also
+/// choose its symbols.
+pub fn constraint(data: &[u8]) {
+    let Some((kind, source)) = data.split_first() else { return };
+    let Ok(source) = std::str::from_utf8(source) else { return };
+    let constraint = match kind % 4 {
+        0 => Constraint::Regex(source.into()),
+        1 => Constraint::Choice(source.split(';').map(str::to_owned).collect()),
+        2 => Constraint::JsonSchema(source.into()),
+        _ => Constraint::Grammar(source.into()),
+    };
+    for compiler in COMPILERS.iter() {
+        let Ok(compiled) = compiler.compile(&constraint) else { continue };
+        let Ok(mut matcher) = compiled.matcher() else { continue };
+        for step in 0..MAX_FOLLOWED {
+            let allowed: Vec<u32> =
+                matcher.symbols().iter().filter(|symbol| matcher.clone().agrees(&[*symbol]) == 1).collect();
+            assert_eq!(allowed.is_empty(), matcher.is_complete(), "a text is stuck");
+            let Some(&symbol) = allowed.get(usize::from(data[step % data.len()]) % allowed.len().max(1)) else { break };
+            let forced = matcher.forced(4);
+            assert_eq!(forced.first().copied(), matcher.only(), "what is forced follows");
+            if matcher.consume(symbol).and_then(|()| matcher.update()).is_err() {
+                break;
+            }
+        }
+    }
 }

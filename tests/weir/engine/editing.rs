@@ -6,6 +6,7 @@ use crate::toy_model::RequestCounts;
 use weir::engine::completion::{
     CompletionEnd, CompletionRules, Distribution, Lookahead, NextDistributions, NextSymbol,
 };
+use weir::engine::constraint::Constraint;
 use weir::engine::edited_text::Splice;
 use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores};
 
@@ -553,4 +554,38 @@ fn a_search_does_not_wait_for_texts_that_are_read() {
             () = search => {}
         }
     });
+}
+
+#[test]
+fn completions_have_the_form_of_their_constraint() {
+    let (toy, engine) = started(Limits { cache_bytes: 1 << 20, ..Limits::default() });
+    let session = open(&engine, "ab a");
+    let rules = CompletionRules { count: 16, end: CompletionEnd::Word, max_chars: 9 };
+    let found = |constraint: Constraint| {
+        let pending = session.clone().into_completion(4, rules).constrained(Some(constraint));
+        let items = block_on(pending.begin().unwrap().run()).unwrap().items;
+        let text = |symbols: &[u32]| toy.card().vocabulary.decode(symbols);
+        items.iter().map(|item| (text(&item.symbols), item.logprob)).collect::<Vec<_>>()
+    };
+    let texts = ["abc", "ab", "c b a", "bb"];
+    let mut sorted = found(Constraint::Choice(texts.map(str::to_owned).to_vec()));
+    assert!(sorted.is_sorted_by(|better, worse| better.1 >= worse.1), "{sorted:?}");
+    sorted.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(sorted.iter().map(|(text, _)| &**text).collect::<Vec<_>>(), ["ab", "abc", "bb", "c b a"]);
+    let prompt = session.text().text().to_owned();
+    for (text, logprob) in sorted {
+        let symbols = toy.card().vocabulary.encode("text", &format!("{prompt}{text}"), 99).unwrap();
+        let softmax = |end: usize| {
+            let weights = logits_after(&symbols[..end]).map(|logit| f64::from(logit).exp());
+            let total: f64 = weights.iter().sum();
+            weights.map(|weight| weight / total)
+        };
+        let written: f64 = (4..symbols.len()).map(|at| softmax(at)[symbols[at] as usize]).product();
+        // after "ab", only "c" stays in the form
+        let ends = if text == "ab" { 1.0 - softmax(symbols.len())[3] } else { 1.0 };
+        assert!(((written * ends).ln() - logprob).abs() < 1e-5, "{text}: {logprob}");
+    }
+    assert_eq!(found(Constraint::Regex("a{2}b".into())).len(), 1);
+    let wrong = session.clone().into_completion(4, rules).constrained(Some(Constraint::Regex("(".into())));
+    assert!(matches!(wrong.begin(), Err(Error::BadOption { field: "constraint.regex", .. })));
 }

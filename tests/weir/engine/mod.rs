@@ -24,6 +24,7 @@ use weir::{
 };
 mod caching;
 mod check;
+mod constraint;
 mod editing;
 mod harness;
 mod limits;

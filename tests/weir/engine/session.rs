@@ -13,7 +13,7 @@ fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries:
     let details = if position == 0 { None } else { Some(options.compute(symbol, &logits_after(before)).unwrap()) };
     let details = details.unwrap_or_default();
     let decision = boundaries.then(|| SymbolBoundary { boundary: symbol == 0, ..SymbolBoundary::default() });
-    EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top, cut: None, exact: None }
+    EmittedSymbol { logprob: details.logprob, decision, top: details.top, ..EmittedSymbol::plain(symbol) }
 }
 
 /// Applies the documented rules to whole texts.

@@ -75,7 +75,14 @@ pub(super) fn many_splices(revision: u64, count: usize) -> Action {
 
 pub(super) fn complete(id: u64, cursor_byte: u64, count: u32) -> Action {
     let until = Some(Until::MaxChars.into());
-    Action::Complete(v1::CompleteDocument { id, cursor_byte, count: Some(count), until, max_chars: Some(2) })
+    Action::Complete(v1::CompleteDocument {
+        id,
+        cursor_byte,
+        count: Some(count),
+        until,
+        max_chars: Some(2),
+        constraint: None,
+    })
 }
 
 fn score(id: u64, start_byte: u64, end_byte: u64) -> Action {

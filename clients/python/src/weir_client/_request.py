@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional, Union
+import json
+from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
 from google.protobuf.message import Message
 
@@ -55,3 +56,23 @@ def fill_biases(request: Any, biases: Optional[Mapping[Union[str, int], float]])
             entry.text = symbol
         else:
             entry.id = symbol
+
+
+def fill_form(request: Any, options: Dict[str, Any]) -> None:
+    """Sets the form of the text to the texts of `choice`, and turns `json_schema` into its text.
+
+    Raises ValueError for more than one form, and TypeError for a `choice` that is no list of texts.
+    """
+    forms = ("regex", "choice", "json_schema", "json_object", "grammar")
+    given = [name for name in forms if options.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} exclude each other: give one")
+    schema = options.get("json_schema")
+    if schema is not None and not isinstance(schema, str):
+        options["json_schema"] = json.dumps(schema)
+    choice = options.pop("choice", None)
+    if isinstance(choice, str):
+        raise TypeError("choice: expected a list, found str")
+    if choice is not None:
+        request.constraint.choice.SetInParent()
+        request.constraint.choice.texts.extend(choice)

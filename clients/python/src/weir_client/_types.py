@@ -42,6 +42,8 @@ class Character:
     raw_bytes: Optional[bytes]
     #: True for the symbol with which the model ended its text. It has no text.
     ends_text: bool
+    #: Probability of all characters that the form of the text allows here, if log-probabilities were requested.
+    constraint_mass: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Usage:
     drafted_chars: int
     #: Guessed characters that were right. They count as generated, too.
     accepted_chars: int
+    #: Generated characters that the form of the text forced, fed to the model in chunks.
+    forced_chars: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import contextlib
 import queue
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Iterable, Optional, Set, Tuple, Type, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Iterable, Mapping, Optional, Set, Tuple, Type, TypeVar, Union
 
 import grpc
 import grpc.aio
@@ -19,9 +19,10 @@ from ._convert import convert
 from ._errors import FieldViolation, WeirError
 from ._mixups import add_remedy
 from ._proto import editing_pb2 as pb
-from ._request import fill, text_of
+from ._request import fill, fill_form, text_of
 from ._settings import CallOptions, Settings
 from ._types import Character
+from .generate import FORM_SUBMESSAGES, FormOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -147,7 +148,12 @@ class _Document:
         self._revision = self._last_revision
 
     def _completing(
-        self, cursor: Optional[int], count: Optional[int], until: Optional[Until], max_chars: Optional[int]
+        self,
+        cursor: Optional[int],
+        count: Optional[int],
+        until: Optional[Until],
+        max_chars: Optional[int],
+        form: Mapping[str, Any],
     ) -> pb.EditRequest:
         if until is not None and until not in _UNTIL:
             raise ValueError(f"until: expected one of {', '.join(_UNTIL)}, found {until!r}")
@@ -155,6 +161,9 @@ class _Document:
         request = pb.EditRequest(complete=pb.CompleteDocument(id=self._next_id(), cursor_byte=at))
         fields = {"count": count, "until": None if until is None else _UNTIL[until], "max_chars": max_chars}
         fill(request.complete, fields, dict.fromkeys(fields, ""))
+        form = dict(form)
+        fill_form(request.complete, form)
+        fill(request.complete, form, FORM_SUBMESSAGES)
         return request
 
     def _scoring(self, start: int, end: Optional[int]) -> pb.EditRequest:
@@ -247,10 +256,14 @@ class EditSession(_Document):
         count: Optional[int] = None,
         until: Optional[Until] = None,
         max_chars: Optional[int] = None,
+        **form: Unpack[FormOptions],
     ) -> DocumentCompletions:
-        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`."""
+        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`.
+
+        With a form, such as `regex`, a completion ends where it has the form, and `until` must be None.
+        """
         self._begin()
-        request = self._completing(cursor, count, until, max_chars)
+        request = self._completing(cursor, count, until, max_chars, form)
         completions: DocumentCompletions = self._ask(request.complete.id, request)
         return completions
 
@@ -375,11 +388,15 @@ class AsyncEditSession(_Document):
         count: Optional[int] = None,
         until: Optional[Until] = None,
         max_chars: Optional[int] = None,
+        **form: Unpack[FormOptions],
     ) -> DocumentCompletions:
-        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`."""
+        """Returns the `count` most probable completions at `cursor`, by default the end of the text. Raises `WeirError`.
+
+        With a form, such as `regex`, a completion ends where it has the form, and `until` must be None.
+        """
 
         def make() -> Tuple[int, pb.EditRequest]:
-            request = self._completing(cursor, count, until, max_chars)
+            request = self._completing(cursor, count, until, max_chars, form)
             return request.complete.id, request
 
         _, answer = await self._ask(make)

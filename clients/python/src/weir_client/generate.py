@@ -12,7 +12,7 @@ from ._call import Caller, EventStream, Frame, Framed, Method, incomplete_respon
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
-from ._request import fill, fill_biases, text_of
+from ._request import fill, fill_biases, fill_form, text_of
 from ._resumption import Resumption
 from ._settings import CallOptions
 from ._types import Character, LevelUsage, Timing, Usage
@@ -37,6 +37,25 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Optional[Mapping[Union[str, int], float]]
 
 
+class FormOptions(TypedDict, total=False):
+    """The form that the text must have, in `generate` and `summarize`: the message `Constraint`."""
+
+    #: At most one of these five: a regular expression that all of it matches,
+    regex: Optional[str]
+    #: texts of which it is one,
+    choice: Optional[Sequence[str]]
+    #: the JSON schema that it satisfies, as a text or as `json.dumps` takes it,
+    json_schema: Union[None, str, bool, Mapping[str, Any]]
+    #: any JSON object,
+    json_object: Optional[bool]
+    #: or a Lark grammar.
+    grammar: Optional[str]
+    #: Whether a complete text ends where the model would leave the form. By default for `choice` and JSON.
+    end_when_complete: Optional[bool]
+
+
+# The submessage of the request that holds each option of the form.
+FORM_SUBMESSAGES = dict.fromkeys(FormOptions.__annotations__, "constraint")
 # The submessage of the request that holds each option of sampling. `fill_biases` sets the biases.
 SAMPLING_SUBMESSAGES = {name: "sampling" for name in SamplingOptions.__annotations__ if name != "logit_bias"}
 
@@ -49,6 +68,7 @@ _SUBMESSAGES = {
     "resume_text": "",
     "resume_ids": "",
     "speculate": "",
+    **FORM_SUBMESSAGES,
     **SAMPLING_SUBMESSAGES,
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
@@ -58,7 +78,7 @@ _SUBMESSAGES = {
 _LARGE_PIECES = 256
 
 
-class GenerateOptions(CallOptions, SamplingOptions, total=False):
+class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     """Options in addition to the prompt. An option that is absent or None takes the server's default."""
 
     #: Optional if exactly one model of the server can answer the call.
@@ -111,6 +131,7 @@ class FinishReason(enum.Enum):
     STOP = 3
     MAX_CONTEXT = 4
     END_OF_TEXT = 5
+    CONSTRAINT = 6
 
     @classmethod
     def _missing_(cls, value: object) -> FinishReason:
@@ -287,5 +308,6 @@ def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
         fields["stop"] = [fields["stop"]]
     if type(fields.get("speculate")) is int:
         fields["speculate"] = str(fields["speculate"])
+    fill_form(request, fields)
     fill(request, fields, _SUBMESSAGES)
     return request

@@ -13,9 +13,9 @@ from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._document import AsyncDocument, AsyncDocumentUpload, Document, DocumentUpload
 from ._proto import summarization_pb2 as pb
-from ._request import fill, fill_biases
+from ._request import fill, fill_biases, fill_form
 from ._settings import CallOptions
-from .generate import SAMPLING_SUBMESSAGES, SamplingOptions
+from .generate import FORM_SUBMESSAGES, SAMPLING_SUBMESSAGES, FormOptions, SamplingOptions
 
 METHOD = Method("/weir.v1.Summarization/Summarize", pb.SummarizeRequest, pb.SummarizeResponse)
 
@@ -24,12 +24,13 @@ _RULES = ["early_stopping", "repetition_penalty"]
 _REST = ["document_id", "priority", "hard_topk", "long_documents", "kept_tokens", "mode", "sentences"]
 _SUBMESSAGES = {
     **SAMPLING_SUBMESSAGES,
+    **FORM_SUBMESSAGES,
     # Last, because a search applies the repetition penalty as well.
     **dict.fromkeys([*_SEARCH, *_RULES, *_REST], ""),
 }
 
 
-class SummarizeOptions(CallOptions, SamplingOptions, total=False):
+class SummarizeOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     """Options in addition to the document. An option that is absent or None takes the checkpoint's default.
 
     If an option of `SamplingOptions` other than `repetition_penalty` is set, the server samples `beam_size` independent texts.
@@ -374,6 +375,7 @@ def _request(document: Optional[object], options: SummarizeOptions) -> pb.Summar
     fields["long_documents"] = _choice("long_documents", fields.get("long_documents"), pb.LongDocuments)
     fields["mode"] = _choice("mode", fields.get("mode"), pb.SummaryMode)
     fill_biases(request, fields.pop("logit_bias", None))
+    fill_form(request, fields)
     fill(request, fields, _SUBMESSAGES)
     return request
 

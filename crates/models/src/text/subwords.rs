@@ -229,6 +229,18 @@ impl SubwordTokenizer {
         std::str::from_utf8(bytes).map_or(true, |text| !pieces.all && has_duplicate(text)).then_some(bytes)
     }
 
+    /// Returns the bytes that a piece adds to a text after another piece; `None` if it has no text.
+    pub(super) fn text_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if let Some(bytes) = self.byte_pieces.as_ref().and_then(|pieces| pieces.get(id)) {
+            return Some(bytes.to_vec());
+        }
+        let mut state = self.continuation();
+        let mut text = String::new();
+        self.decode_next(&mut state, id, &mut text);
+        self.decode_rest(&mut state, &mut text);
+        (!text.is_empty()).then(|| text.into_bytes())
+    }
+
     /// Returns the state from which a text that continues another one is decoded: a space before its first word stays.
     pub(super) fn continuation(&self) -> DecodeState {
         self.continuation.clone()

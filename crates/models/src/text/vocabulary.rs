@@ -755,6 +755,22 @@ impl Vocabulary {
         self.tokenizer()?.raw_bytes(id).map(<[u8]>::to_vec)
     }
 
+    /// Returns the bytes that `id` adds to a text after another symbol; `None` for marks, the end, and ids without text.
+    pub fn symbol_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if self.ends_text(id) || self.is_special(id) {
+            return None;
+        }
+        match &self.symbols {
+            Symbols::Characters { .. } => self.surface(id).map(|character| character.to_string().into_bytes()),
+            Symbols::Bytes { .. } => match self.byte_of(id) {
+                Some(byte) if NEVER_IN_TEXT.iter().any(|range| range.contains(&u32::from(byte))) => None,
+                Some(byte) => Some(vec![byte]),
+                None => self.added_text(id).map(|text| text.as_bytes().to_vec()),
+            },
+            Symbols::Subwords { tokenizer, .. } => tokenizer.as_ref()?.text_bytes(id),
+        }
+    }
+
     /// Returns the ids that end a text, in a vocabulary without special symbols.
     pub fn end_marks(&self) -> impl Iterator<Item = u32> {
         let byte = self.marks.map(|marks| marks.end).or(self.end_byte);

@@ -9,6 +9,7 @@ use std::{
 };
 use weir_engine::{
     codec::{CompressOptions, DEFAULT_BLOCK, default_windows},
+    constraint::{CompiledConstraint, Constraint},
     extract::ExtractLimits,
     options::{self, FinishReason, OptionLimits, WindowOptions},
     sampling::StopStrings,
@@ -21,7 +22,7 @@ use weir_models::{
     text::{PlacedText, TextCounter},
     usage::{LevelUsage, Timing, Usage},
 };
-use weir_proto::v1::{self, logit_bias::Symbol};
+use weir_proto::v1::{self, constraint::Form, logit_bias::Symbol};
 
 /// Maximum of `stream.coalesce_chars`.
 pub(super) const MAX_COALESCE: usize = 4096;
@@ -75,8 +76,16 @@ pub(super) struct CharacterDetails {
     pub(super) ids: bool,
 }
 
-/// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds.
-pub(crate) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
+/// Returns the job of a `Generate`, and the options of its response. Fails if a field is out of bounds, and as `compile`, which compiles
+/// its constraint.
+pub(crate) fn generate_job(
+    mut request: v1::GenerateRequest,
+    card: &Card,
+    compile: impl Fn(&Constraint) -> Result<Arc<CompiledConstraint>>,
+) -> Result<(options::Generate, ResponseFormat)> {
+    let wire_constraint = request.constraint.take();
+    let end_when_complete = wire_constraint.as_ref().and_then(|constraint| constraint.end_when_complete);
+    let constraint = wire_constraint.map(|wire| compile(&constraint(wire)?)).transpose()?;
     let stated_seed = request.sampling.as_ref().and_then(|sampling| sampling.seed);
     let resumed_field = if request.resume_ids.is_empty() { "resume_text" } else { "resume_ids" };
     let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
@@ -118,12 +127,16 @@ pub(crate) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<
     };
     let job = options::Generate {
         sampling: sampling(request.sampling.unwrap_or_default(), seed, card)?,
-        stopping: self::stopping(&stopping, stop.encoded, prompt.symbols.len(), card),
+        stopping: options::Stopping {
+            end_when_complete,
+            ..self::stopping(&stopping, stop.encoded, prompt.symbols.len(), card)
+        },
         details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
         boundaries,
         prompt: prompt.symbols,
         resumed: resumed.symbols,
         speculation: speculation(request.speculate.as_deref())?,
+        constraint,
     };
     // a prompt that is too long has an error of its own
     if job.prompt.len() <= card.max_symbols {
@@ -221,6 +234,7 @@ pub(crate) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Resul
         sampling,
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,
+        constraint: None,
         attention,
     })
 }
@@ -364,6 +378,22 @@ fn stopping(wire: &v1::Stopping, stop: Vec<Vec<u32>>, prompt_chars: usize, card:
         stop,
         include_stop: wire.include_stop(),
         ignore_end: wire.ignore_eos(),
+        end_when_complete: None,
+    }
+}
+
+/// Returns the constraint of a message. Fails for one without a form.
+pub(super) fn constraint(wire: v1::Constraint) -> Result<Constraint> {
+    let none =
+        |field, found: &str| Err(Error::bad_option(field, found, format!("one of {}", Constraint::KINDS.join(", "))));
+    match wire.form {
+        Some(Form::Regex(source)) => Ok(Constraint::Regex(source)),
+        Some(Form::Choice(choice)) => Ok(Constraint::Choice(choice.texts)),
+        Some(Form::JsonSchema(source)) => Ok(Constraint::JsonSchema(source)),
+        Some(Form::JsonObject(true)) => Ok(Constraint::JsonObject),
+        Some(Form::JsonObject(false)) => none("constraint.json_object", "false"),
+        Some(Form::Grammar(source)) => Ok(Constraint::Grammar(source)),
+        None => none("constraint", "nothing"),
     }
 }
 
@@ -396,6 +426,7 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         resumed_chars: usage.resumed_chars as u64,
         drafted_chars: usage.drafted_chars as u64,
         accepted_chars: usage.accepted_chars as u64,
+        forced_chars: usage.forced_chars as u64,
     }
 }
 
@@ -439,6 +470,7 @@ pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {
         FinishReason::Stop(_) => v1::FinishReason::Stop,
         FinishReason::MaxContext => v1::FinishReason::MaxContext,
         FinishReason::EndOfText => v1::FinishReason::EndOfText,
+        FinishReason::Constraint => v1::FinishReason::Constraint,
         FinishReason::End => v1::FinishReason::Unspecified,
     }
 }
@@ -572,6 +604,7 @@ mod tests {
     use super::*;
     use prost::Message;
     use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
+    use weir_engine::constraint::ConstraintCompiler;
     use weir_models::text::{TextMarks, TextNormaliser, Vocabulary};
 
     fn card(vocabulary: Vocabulary) -> Card {
@@ -583,13 +616,19 @@ mod tests {
         card(Vocabulary::from_symbols(&[" ", "a", "b", "c"], TextNormaliser::Text8).unwrap())
     }
 
+    fn job_of(request: v1::GenerateRequest) -> Result<(options::Generate, ResponseFormat)> {
+        let card = letters();
+        let compiler = ConstraintCompiler::new(Arc::clone(&card.vocabulary));
+        generate_job(request, &card, |constraint| compiler.compile(constraint))
+    }
+
     fn request(prompt: &str) -> v1::GenerateRequest {
         v1::GenerateRequest { prompt: prompt.into(), ..Default::default() }
     }
 
     #[test]
     fn defaults_are_those_of_the_proto_file() {
-        let (job, format) = generate_job(request("Ab"), &letters()).unwrap();
+        let (job, format) = job_of(request("Ab")).unwrap();
         assert_eq!(job.prompt, [1, 2]);
         assert_eq!(job.sampling, options::Sampling { seed: format.seed, ..Default::default() });
         assert_eq!((job.stopping.max_chars, job.stopping.min_chars, job.stopping.max_segments), (256, 0, None));
@@ -610,7 +649,7 @@ mod tests {
             let mut encoded = vec![(number.number() as u8) << 3 | 5];
             encoded.extend(f32::NAN.to_le_bytes());
             let sampling = Some(v1::Sampling::decode(&encoded[..]).unwrap());
-            let (job, _) = generate_job(v1::GenerateRequest { sampling, ..request("a") }, &letters()).unwrap();
+            let (job, _) = job_of(v1::GenerateRequest { sampling, ..request("a") }).unwrap();
             let expected = format!("sampling.{}", number.name());
             let found = job.validate(&letters());
             assert!(matches!(found, Err(Error::BadOption { field, .. }) if field == expected), "{expected}: {found:?}");
@@ -619,9 +658,9 @@ mod tests {
 
     #[test]
     fn the_default_length_fits_the_context() {
-        let (job, _) = generate_job(request(&"a".repeat(290)), &letters()).unwrap();
+        let (job, _) = job_of(request(&"a".repeat(290))).unwrap();
         assert_eq!(job.stopping.max_chars, 10);
-        let (job, _) = generate_job(request(&"a".repeat(300)), &letters()).unwrap();
+        let (job, _) = job_of(request(&"a".repeat(300))).unwrap();
         assert_eq!(job.stopping.max_chars, 1);
     }
 
@@ -629,7 +668,7 @@ mod tests {
     fn a_biased_symbol_is_one_symbol() {
         let bias = |symbol| {
             let sampling = v1::Sampling { logit_bias: vec![v1::LogitBias { symbol, bias: 1.5 }], ..Default::default() };
-            generate_job(v1::GenerateRequest { sampling: Some(sampling), ..request("a") }, &letters())
+            job_of(v1::GenerateRequest { sampling: Some(sampling), ..request("a") })
                 .map(|(job, _)| job.sampling.logit_bias)
         };
         assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);

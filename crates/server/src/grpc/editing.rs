@@ -5,7 +5,7 @@
 use crate::{
     call::{Call, Reply},
     grpc::{
-        convert::{count, nanoseconds, size},
+        convert::{self, count, nanoseconds, size},
         generation::{JobService, terms},
         request_parts::RequestParts,
         response::{GrpcStream, Output, TaskResponse, character, reply},
@@ -31,6 +31,7 @@ use tonic_types::StatusExt;
 use weir_engine::{
     clock,
     completion::{Completion, CompletionEnd, CompletionRules},
+    constraint::Constraint,
     edited_text::{EditedText, Splice},
     editing::{Completions, EditSession, KEPT_DISTRIBUTION_BYTES, Scores},
 };
@@ -261,6 +262,9 @@ impl Editor {
         let cursor = offset("complete.cursor_byte", complete.cursor_byte)?;
         session.text().check_offset("complete.cursor_byte", cursor)?;
         let rules = self::rules(complete)?;
+        let constraint = constraint(complete)?;
+        // compiling takes milliseconds, however short the constraint is
+        let least_work = if constraint.is_some() { INLINE_BYTES } else { 0 };
         let held = self.reserve(&work, session.completion_bytes(cursor))?;
         // after the request's own memory: it needs none of this
         if let Some(document) = &mut self.document {
@@ -269,8 +273,10 @@ impl Editor {
         self.running.spawn(id, async move {
             let _held = held;
             let revision = session.text().revision();
-            let pending = session.into_completion(cursor, rules);
-            let mut task = work.prepare(pending.unencoded_bytes(), move || pending.begin()).await?;
+            let pending = session.into_completion(cursor, rules).constrained(constraint);
+            let bytes = pending.unencoded_bytes().max(least_work);
+            let begun = work.prepare(bytes, move || pending.begin()).await;
+            let mut task = begun.map_err(|error| error.named(constraint_field))?;
             loop {
                 // if the model has no windows, the whole text is compared with those in the cache
                 let submit = move || task.submit_next().map(|waiting| (task, waiting));
@@ -423,6 +429,28 @@ pub(crate) fn rules(message: &v1::CompleteDocument) -> Result<CompletionRules> {
     };
     let max_chars = size(message.max_chars.unwrap_or(MAX_CHARS));
     Ok(CompletionRules { count: size(message.count.unwrap_or(1)), end, max_chars })
+}
+
+/// Returns the form of a search's completions. Fails for one without a form, and for one next to an end.
+pub(crate) fn constraint(message: &v1::CompleteDocument) -> Result<Option<Constraint>> {
+    let Some(wire) = message.constraint.clone() else { return Ok(None) };
+    if message.until.is_some() {
+        return Err(Error::Exclusive { first: "complete.until", second: "complete.constraint" });
+    }
+    convert::constraint(wire).map(Some).map_err(|error| error.named(constraint_field))
+}
+
+/// Returns the field of a `complete` that a field of a constraint is.
+fn constraint_field(field: &'static str) -> &'static str {
+    match field {
+        "constraint" => "complete.constraint",
+        "constraint.regex" => "complete.constraint.regex",
+        "constraint.choice" => "complete.constraint.choice",
+        "constraint.json_schema" => "complete.constraint.json_schema",
+        "constraint.json_object" => "complete.constraint.json_object",
+        "constraint.grammar" => "complete.constraint.grammar",
+        other => other,
+    }
 }
 
 fn response(event: Event) -> v1::EditResponse {

@@ -11,7 +11,7 @@ use crate::{
     },
     middleware::limits::{BodyMemory, CallTable, RequestMemory, Reservation},
     registry::{Engines, Gate, Lease, RequestPermit, continues_text, segments_text},
-    tokenization::TokenizationWorkers,
+    tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use prost::Message;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ fn of_ids(error: Error, has_ids: bool) -> Error {
 }
 
 impl JobService {
-    /// Converts a request and submits it: here if it is small, otherwise on a worker. Returns the job's events, which hold `permit`,
+    /// Converts a request and submits it: here if it takes no longer than a small one, otherwise on a worker. `least_work` is the
+    /// number of bytes that take as long as the request at least. Returns the job's events, which hold `permit`,
     /// and the data for the response that `convert` prepares. Fails with [`Error::QueueFull`] if no memory is left for the symbols of
     /// the request, which count until the response ends.
     async fn submit<M, R>(
@@ -61,6 +62,7 @@ impl JobService {
         priority: Option<i32>,
         engine: Lease,
         permit: RequestPermit,
+        least_work: usize,
         convert: impl FnOnce(M, &Lease) -> Result<(Job, R)> + Send + 'static,
     ) -> Result<(JobEvents, R)>
     where
@@ -71,13 +73,13 @@ impl JobService {
         let terms = terms(&call, priority);
         let tenant = Arc::clone(&terms.tenant);
         let reserved = Reservation::new(Arc::clone(&self.memory), Arc::clone(&tenant));
-        let bytes = engine.card().vocabulary.work(message.encoded_len());
+        let bytes = engine.card().vocabulary.work(message.encoded_len()).max(least_work);
         let submitted = self.workers.run(&tenant, bytes, move || {
             // Released when the request is submitted.
             let _memory = memory;
             // Few requests are converted at a time, so their symbols are counted afterwards.
             let (job, response) = convert(message, &engine)?;
-            reserved.add(job.symbols().saturating_mul(size_of::<u32>()))?;
+            reserved.add(job.bytes())?;
             let events = engine.submit(job, terms)?;
             Ok((JobEvents::new(events, engine, permit, call.span, Some(reserved)), response))
         });
@@ -98,13 +100,15 @@ impl JobService {
         let id = Arc::clone(&request.call.id);
         let engine = self.engines.find_able("model", request.message.model.as_deref(), continues_text)?;
         let convert = move |message, engine: &Lease| {
-            let (job, format) = convert::generate_job(message, engine.card())?;
+            let (job, format) = convert::generate_job(message, engine.card(), |constraint| engine.compile(constraint))?;
             let mut encoder = GenerateEncoder::new(format, engine.card(), &id);
             encoder.pieces.skip(&job.resumed);
             Ok((Job::Generate(job), encoder))
         };
         let has_ids = request.message.prompt.is_empty() && !request.message.prompt_ids.is_empty();
-        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        // compiling takes milliseconds, however short the constraint is
+        let least_work = if request.message.constraint.is_some() { INLINE_BYTES } else { 0 };
+        let submitted = self.submit(request, priority, engine, permit, least_work, convert).await;
         let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
         Ok(ResponseStream::new(events, encoder))
     }
@@ -121,7 +125,7 @@ impl JobService {
             Ok((Job::Score(job), encoder))
         };
         let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
-        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        let submitted = self.submit(request, priority, engine, permit, 0, convert).await;
         let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
         Ok(ResponseStream::new(events, encoder))
     }
@@ -143,7 +147,7 @@ impl JobService {
         };
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let has_ids = request.message.text.is_empty() && !request.message.ids.is_empty();
-        let submitted = self.submit(request, priority, engine, permit, convert).await;
+        let submitted = self.submit(request, priority, engine, permit, 0, convert).await;
         let (events, response) = submitted.map_err(|error| of_ids(error, has_ids))?;
         collect_segments(events, response, &vocabulary).await
     }

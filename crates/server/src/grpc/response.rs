@@ -203,6 +203,7 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
         id: symbol.symbol,
         raw_bytes: vocabulary.raw_bytes(symbol.symbol),
         ends_text: false,
+        constraint_mass: symbol.constraint_mass,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     },
     middleware::limits::Reservation,
     registry::{Lease, RequestPermit, summarizes},
-    tokenization::TokenizationWorkers,
+    tokenization::{INLINE_BYTES, TokenizationWorkers},
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 use tokio::{task::AbortHandle, time::sleep};
@@ -22,6 +22,7 @@ use weir_engine::{
     DocumentEvent, DocumentSource, DocumentUpload, Event, Events, Terms,
     beam::Hypothesis,
     clock,
+    constraint::CompiledConstraint,
     extract::{self, Extract, ExtractLimits},
     options::FinishReason,
     summary::{
@@ -39,6 +40,16 @@ use weir_proto::v1::{self, summarization_server, summarize_request::Part, summar
 
 /// The response of one job, or of the jobs of all parts.
 pub(crate) type SummaryResponses = Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
+
+/// The fields of a summary's constraint.
+const CONSTRAINT_FIELDS: [&str; 6] = [
+    "options.constraint",
+    "options.constraint.regex",
+    "options.constraint.choice",
+    "options.constraint.json_schema",
+    "options.constraint.json_object",
+    "options.constraint.grammar",
+];
 
 /// A checked request, and what its jobs need.
 struct SummaryCall {
@@ -67,6 +78,8 @@ impl JobService {
         let engine = self.engines.find_able("model", options.model.as_deref(), summarizes)?;
         let request = convert::summary_options(&options, engine.card())?;
         let long_documents = convert::long_documents(&options)?;
+        let constraint = self.compile(&options, long_documents, &engine, &call).await?;
+        let request = Summarize { constraint, ..request };
         let extract = convert::extract_limits(&options, limits(&engine)?)?;
         let terms = terms(&call, options.priority);
         let kept_tokens = options.kept_tokens();
@@ -75,6 +88,26 @@ impl JobService {
             return self.start_parts(summary, long_documents, extract).map(Either::Right);
         }
         self.start_job(summary, options.document_id, long_documents == LongDocuments::Cut).await.map(Either::Left)
+    }
+
+    /// Compiles the constraint of a summary, if it has one, on a worker.
+    async fn compile(
+        &self,
+        options: &v1::SummarizeOptions,
+        long_documents: LongDocuments,
+        engine: &Lease,
+        call: &Call,
+    ) -> Result<Option<Arc<CompiledConstraint>>> {
+        let Some(wire) = options.constraint.clone() else { return Ok(None) };
+        if long_documents == LongDocuments::Chunk {
+            return Err(Error::bad_option("options.constraint", "one", "no value with long_documents chunk"));
+        }
+        let engine = engine.clone();
+        let compile = move || engine.compile(&convert::constraint(wire)?);
+        let compiled = self.workers.run(&call.tenant(), INLINE_BYTES, compile).await.flatten();
+        compiled.map(Some).map_err(|error| {
+            error.named(|field| CONSTRAINT_FIELDS.iter().find(|own| own.ends_with(field)).copied().unwrap_or(field))
+        })
     }
 
     /// Starts one job for a document that is encoded while it arrives, or for the cached one of this id.

@@ -365,6 +365,9 @@ struct CompleteFields {
     #[serde(default, deserialize_with = "until")]
     until: Option<i32>,
     max_chars: Option<u32>,
+    // over gRPC only
+    #[serde(skip)]
+    constraint: Option<v1::Constraint>,
 }
 
 /// Reads the end of a completion.
@@ -944,6 +947,7 @@ mod tests {
                 count: Some(3),
                 until: Some(until.into()),
                 max_chars: Some(4),
+                constraint: None,
             };
             let text = format!(
                 r#"{{"complete": {{"id": 1, "cursor_byte": 2, "count": 3, "until": "{name}", "max_chars": 4}}}}"#

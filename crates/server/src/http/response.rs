@@ -413,6 +413,7 @@ fn measurements(finished: &v1::Finished) -> Value {
         "resumed_chars": usage.resumed_chars,
         "drafted_chars": usage.drafted_chars,
         "accepted_chars": usage.accepted_chars,
+        "forced_chars": usage.forced_chars,
         "prompt_text_chars": usage.prompt_text_chars,
         "generated_text_chars": usage.generated_text_chars,
         "queue_ns": timing.queue_ns,

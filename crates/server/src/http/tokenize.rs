@@ -22,7 +22,7 @@ use axum::{
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use weir_engine::options::check_length;
+use weir_engine::{constraint::Constraint, options::check_length};
 use weir_kernels::error::{Error, Result};
 use weir_models::contract::Card;
 
@@ -243,8 +243,11 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
     let stated = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
     let sampling_params = Value::Object(stated);
     let mut prompts = Vec::new();
-    for (index, message) in request.generate_requests()?.step_by(request.choices_per_prompt().max(1)).enumerate() {
-        let (job, _) = generate_job(message, card)?;
+    for (index, mut message) in request.generate_requests()?.step_by(request.choices_per_prompt().max(1)).enumerate() {
+        // the form of the answer changes no token of the prompt
+        message.constraint = None;
+        let compile = |_: &Constraint| Err(Error::Internal("a form is compiled for no request".into()));
+        let (job, _) = generate_job(message, card, compile)?;
         job.validate(card)?;
         let mut token_ids = job.prompt;
         token_ids.extend(job.resumed);

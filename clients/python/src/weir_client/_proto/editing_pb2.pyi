@@ -66,18 +66,20 @@ class TextSplice(_message.Message):
     def __init__(self, start_byte: _Optional[int] = ..., end_byte: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class CompleteDocument(_message.Message):
-    __slots__ = ("id", "cursor_byte", "count", "until", "max_chars")
+    __slots__ = ("id", "cursor_byte", "count", "until", "max_chars", "constraint")
     ID_FIELD_NUMBER: _ClassVar[int]
     CURSOR_BYTE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     MAX_CHARS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     id: int
     cursor_byte: int
     count: int
     until: Until
     max_chars: int
-    def __init__(self, id: _Optional[int] = ..., cursor_byte: _Optional[int] = ..., count: _Optional[int] = ..., until: _Optional[_Union[Until, str]] = ..., max_chars: _Optional[int] = ...) -> None: ...
+    constraint: _generation_pb2.Constraint
+    def __init__(self, id: _Optional[int] = ..., cursor_byte: _Optional[int] = ..., count: _Optional[int] = ..., until: _Optional[_Union[Until, str]] = ..., max_chars: _Optional[int] = ..., constraint: _Optional[_Union[_generation_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
 class ScoreDocument(_message.Message):
     __slots__ = ("id", "start_byte", "end_byte")

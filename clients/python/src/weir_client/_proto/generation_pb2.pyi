@@ -15,15 +15,17 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_MAX_CONTEXT: _ClassVar[FinishReason]
     FINISH_REASON_END_OF_TEXT: _ClassVar[FinishReason]
+    FINISH_REASON_CONSTRAINT: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_MAX_CHARS: FinishReason
 FINISH_REASON_MAX_SEGMENTS: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_MAX_CONTEXT: FinishReason
 FINISH_REASON_END_OF_TEXT: FinishReason
+FINISH_REASON_CONSTRAINT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids", "speculate")
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids", "speculate", "constraint")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +38,7 @@ class GenerateRequest(_message.Message):
     RESUME_TEXT_FIELD_NUMBER: _ClassVar[int]
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     sampling: Sampling
@@ -48,7 +51,30 @@ class GenerateRequest(_message.Message):
     resume_text: str
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
     speculate: str
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ..., speculate: _Optional[str] = ...) -> None: ...
+    constraint: Constraint
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ..., speculate: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("regex", "choice", "json_schema", "json_object", "grammar", "end_when_complete")
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    END_WHEN_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    regex: str
+    choice: Choice
+    json_schema: str
+    json_object: bool
+    grammar: str
+    end_when_complete: bool
+    def __init__(self, regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., json_schema: _Optional[str] = ..., json_object: bool = ..., grammar: _Optional[str] = ..., end_when_complete: bool = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logit_bias", "presence_penalty", "frequency_penalty")
@@ -163,7 +189,7 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Character(_message.Message):
-    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes", "ends_text")
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes", "ends_text", "constraint_mass")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +200,7 @@ class Character(_message.Message):
     CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_TEXT_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_MASS_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     boundary: bool
@@ -184,7 +211,8 @@ class Character(_message.Message):
     chunk_depth: int
     raw_bytes: bytes
     ends_text: bool
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ..., ends_text: bool = ...) -> None: ...
+    constraint_mass: float
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ..., ends_text: bool = ..., constraint_mass: _Optional[float] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("text", "logprob", "id", "raw_bytes")
@@ -225,7 +253,7 @@ class LevelUsage(_message.Message):
     def __init__(self, chunks: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., middle_steps: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars", "resumed_chars", "drafted_chars", "accepted_chars")
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps", "prompt_text_chars", "generated_text_chars", "normalized_chars", "resumed_chars", "drafted_chars", "accepted_chars", "forced_chars")
     PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +267,7 @@ class Usage(_message.Message):
     RESUMED_CHARS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_CHARS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_CHARS_FIELD_NUMBER: _ClassVar[int]
     prompt_chars: int
     cached_chars: int
     generated_chars: int
@@ -252,7 +281,8 @@ class Usage(_message.Message):
     resumed_chars: int
     drafted_chars: int
     accepted_chars: int
-    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., resumed_chars: _Optional[int] = ..., drafted_chars: _Optional[int] = ..., accepted_chars: _Optional[int] = ...) -> None: ...
+    forced_chars: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ..., prompt_text_chars: _Optional[int] = ..., generated_text_chars: _Optional[int] = ..., normalized_chars: _Optional[int] = ..., resumed_chars: _Optional[int] = ..., drafted_chars: _Optional[int] = ..., accepted_chars: _Optional[int] = ..., forced_chars: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")

@@ -54,7 +54,7 @@ class DocumentChunk(_message.Message):
     def __init__(self, text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SummarizeOptions(_message.Message):
-    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents", "kept_tokens", "mode", "sentences")
+    __slots__ = ("model", "beam_size", "length_penalty", "min_tokens", "max_tokens", "no_repeat_ngram", "hypotheses", "sampling", "cut", "document_id", "priority", "hard_topk", "early_stopping", "repetition_penalty", "long_documents", "kept_tokens", "mode", "sentences", "constraint")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class SummarizeOptions(_message.Message):
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     SENTENCES_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     model: str
     beam_size: int
     length_penalty: float
@@ -91,7 +92,8 @@ class SummarizeOptions(_message.Message):
     kept_tokens: bool
     mode: SummaryMode
     sentences: int
-    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ..., kept_tokens: bool = ..., mode: _Optional[_Union[SummaryMode, str]] = ..., sentences: _Optional[int] = ...) -> None: ...
+    constraint: _generation_pb2.Constraint
+    def __init__(self, model: _Optional[str] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ..., hypotheses: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., cut: bool = ..., document_id: _Optional[str] = ..., priority: _Optional[int] = ..., hard_topk: bool = ..., early_stopping: _Optional[str] = ..., repetition_penalty: _Optional[float] = ..., long_documents: _Optional[_Union[LongDocuments, str]] = ..., kept_tokens: bool = ..., mode: _Optional[_Union[SummaryMode, str]] = ..., sentences: _Optional[int] = ..., constraint: _Optional[_Union[_generation_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
 class SummarizeResponse(_message.Message):
     __slots__ = ("started", "progress", "selected", "piece", "finished", "part")

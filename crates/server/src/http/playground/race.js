@@ -6,7 +6,15 @@ const GENERATION_FIELDS = {
   top_p: { id: "top-p", name: "Top-p", empty: "the model's default" },
   seed: { id: "seed", name: "Seed", empty: "a random one" },
   stop: { id: "stop-strings", name: "Stop strings", check: stopProblem },
+  structured_outputs: { id: "text-form", name: "Form" },
 };
+
+/** Returns the form of the text: a JSON schema if the input begins with a brace, else a regular expression; null for any text. */
+function textForm() {
+  const form = at("text-form").value.trim();
+  if (!form) return null;
+  return form.startsWith("{") ? { json: form } : { regex: form };
+}
 
 /** Returns the stop strings: one a line, in which \n is a line break and \\ a backslash. */
 const stopStrings = () =>
@@ -57,7 +65,7 @@ async function generate(signal) {
   const body = {
     prompt: at("prompt").value, max_tokens: generation.numberOf("max_tokens"), temperature: generation.numberOf("temperature"),
     // As text: a number of JavaScript is exact up to 2^53 only.
-    top_p: generation.numberOf("top_p"), seed: at("seed").value || null, stop: stopStrings(), echo: true,
+    top_p: generation.numberOf("top_p"), seed: at("seed").value || null, stop: stopStrings(), structured_outputs: textForm(), echo: true,
     boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   performance.clearMeasures("frame");

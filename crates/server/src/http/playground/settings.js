@@ -2,7 +2,7 @@
 const SETTINGS = {
   "tab-race": {
     prompt: "prompt", model: "model-a", compare: "model-b", max_tokens: "max", temperature: "temperature", top_p: "top-p", seed: "seed",
-    stop: "stop-strings",
+    stop: "stop-strings", form: "text-form",
   },
   "tab-summarize": {
     model: "summary-model", mode: "mode", sentences: "sentences", long_documents: "long-documents", beam_size: "beam", min_tokens: "min-tokens", max_tokens: "max-tokens",

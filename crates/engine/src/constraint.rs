@@ -1,0 +1,905 @@
+//! Constraints on the form of a generated text: a regular expression, a choice, a JSON schema or a grammar.
+//!
+//! A [`ConstraintCompiler`] belongs to a model. It compiles a [`Constraint`] once, and a [`ConstraintMatcher`] follows one text: before
+//! each draw it has the symbols that may follow, and after it takes the drawn one. A symbol may follow if its bytes lead to a state
+//! from which a text of that form can be completed. So byte models write no invalid UTF-8.
+//!
+//! Regular expressions and choices are automata ([`crate::pattern`]); schemas and grammars are parsed by the crate llguidance.
+
+use crate::pattern::{self, Allowed, CACHE_BYTES, Pattern, PatternMatcher, Stuck, SymbolTrie, impossible};
+use llguidance::{
+    Matcher, ParserFactory,
+    api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar},
+    earley::SlicedBiasComputer,
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv},
+};
+use lru::LruCache;
+use regex_syntax::hir::Hir;
+use serde_json::{Value, json};
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, OnceLock},
+};
+use weir_kernels::{
+    error::{Error, Result, clip, quoted},
+    sync::lock,
+};
+use weir_models::text::Vocabulary;
+
+/// Maximum bytes of a constraint's text.
+pub const MAX_SOURCE_BYTES: usize = 64 << 10;
+
+/// Maximum texts of a choice.
+pub const MAX_CHOICES: usize = 1024;
+
+/// Maximum depth of brackets in a grammar.
+const NESTING: usize = 100;
+
+/// Maximum constraints that a model keeps compiled. The least recently used one is dropped.
+const COMPILED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+
+/// Symbols of a forced beginning that are checked when a grammar is compiled.
+const CHECKED: usize = 256;
+
+/// Maximum bytes of an error of the grammar's parser that is passed on.
+const REASON_BYTES: usize = 300;
+
+/// Bytes that count for a text with a parser: a parser of this crate does not tell its size.
+const PARSER_BYTES: usize = 1 << 20;
+
+/// Limits of a schema or grammar. The time that a part takes is bounded by its fuel: a millisecond burns about 50,000 units of the
+/// lexer's at the start, and 14,000 later.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2000,
+    initial_lexer_fuel: 1_000_000,
+    step_lexer_fuel: 100_000,
+    step_max_items: 25_000,
+    max_lexer_states: 10_000,
+    max_grammar_size: 200_000,
+    precompute_large_lexemes: false,
+    verbose_errors: false,
+};
+
+/// The form that a text must have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Constraint {
+    /// The whole text matches this regular expression, in the syntax of the crate regex.
+    Regex(String),
+    /// The text is one of these.
+    Choice(Vec<String>),
+    /// The text is JSON of this schema, without optional spaces.
+    JsonSchema(String),
+    /// The text is a JSON object.
+    JsonObject,
+    /// The text belongs to this grammar, in llguidance's variant of Lark.
+    Grammar(String),
+}
+
+impl Constraint {
+    /// The kinds of constraints by name.
+    pub const KINDS: [&str; 5] = ["regex", "choice", "json_schema", "json_object", "grammar"];
+
+    /// Returns the name of the kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Regex(_) => "regex",
+            Self::Choice(_) => "choice",
+            Self::JsonSchema(_) => "json_schema",
+            Self::JsonObject => "json_object",
+            Self::Grammar(_) => "grammar",
+        }
+    }
+
+    /// Returns the field of a request that errors name.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Regex(_) => "constraint.regex",
+            Self::Choice(_) => "constraint.choice",
+            Self::JsonSchema(_) => "constraint.json_schema",
+            Self::JsonObject => "constraint.json_object",
+            Self::Grammar(_) => "constraint.grammar",
+        }
+    }
+
+    /// Returns true if a text that is complete ends, unless a request says otherwise: in a choice and in JSON.
+    pub fn ends_when_complete(&self) -> bool {
+        matches!(self, Self::Choice(_) | Self::JsonSchema(_) | Self::JsonObject)
+    }
+
+    /// Returns the bytes of its text.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Regex(source) | Self::JsonSchema(source) | Self::Grammar(source) => source.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+            Self::JsonObject => 0,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let field = self.field();
+        if let Self::Choice(texts) = self
+            && !(1..=MAX_CHOICES).contains(&texts.len())
+        {
+            return Err(Error::bad_option(
+                field,
+                format!("{} texts", texts.len()),
+                format!("1 to {MAX_CHOICES} texts"),
+            ));
+        }
+        let length = self.bytes();
+        if length > MAX_SOURCE_BYTES {
+            return Err(Error::TooLong { field, length, limit: MAX_SOURCE_BYTES, unit: "bytes", why: None });
+        }
+        Ok(())
+    }
+}
+
+/// The symbols of a vocabulary, and what makes parsers for them.
+struct Symbols {
+    trie: SymbolTrie,
+    factory: OnceLock<Option<ParserFactory>>,
+}
+
+impl Symbols {
+    fn factory(&self) -> Result<&ParserFactory> {
+        let make = || make_factory(&self.trie.environment, self.trie.is_spelled_out);
+        let made = self.factory.get_or_init(make).as_ref();
+        made.ok_or_else(|| Error::Internal("cannot prepare the vocabulary for grammars".into()))
+    }
+}
+
+fn make_factory(environment: &TokEnv, is_spelled_out: bool) -> Option<ParserFactory> {
+    // few symbols need no shortcuts
+    let slices = if is_spelled_out { Vec::new() } else { SlicedBiasComputer::general_slices() };
+    let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &slices).ok()?;
+    factory.quiet();
+    *factory.limits_mut() = LIMITS;
+    Some(factory)
+}
+
+/// Compiles constraints for one model, and keeps them.
+pub struct ConstraintCompiler {
+    vocabulary: Arc<Vocabulary>,
+    /// The mark that ends a text, if the vocabulary does not know it.
+    end: Option<u32>,
+    symbols: OnceLock<Arc<Symbols>>,
+    compiled: Mutex<LruCache<Constraint, Arc<CompiledConstraint>>>,
+}
+
+impl ConstraintCompiler {
+    /// Creates the compiler of a model with this vocabulary.
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self::with_end(vocabulary, None)
+    }
+
+    /// Does the same for a model that reads documents, and ends its texts with the mark `end`.
+    pub fn with_end(vocabulary: Arc<Vocabulary>, end: Option<u32>) -> Self {
+        Self { vocabulary, end, symbols: OnceLock::new(), compiled: Mutex::new(LruCache::new(COMPILED)) }
+    }
+
+    /// Returns the compiled constraint, from an earlier call if it is kept. Fails if it is invalid, too large, or one that no text of
+    /// the vocabulary's symbols satisfies. The error names the field.
+    pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledConstraint>> {
+        constraint.check()?;
+        if let Some(known) = lock(&self.compiled).get(constraint) {
+            return Ok(Arc::clone(known));
+        }
+        if self.vocabulary.is_subword() && self.vocabulary.tokenizer().is_none() {
+            let found = "a model without the texts of its ids";
+            return Err(Error::bad_option(constraint.field(), found, "a model that has a tokenizer"));
+        }
+        let new = || Arc::new(Symbols { trie: SymbolTrie::new(&self.vocabulary, self.end), factory: OnceLock::new() });
+        let compiled = Arc::new(CompiledConstraint::new(constraint, self.symbols.get_or_init(new))?);
+        lock(&self.compiled).put(constraint.clone(), Arc::clone(&compiled));
+        Ok(compiled)
+    }
+}
+
+/// A constraint that is compiled for a vocabulary.
+pub struct CompiledConstraint {
+    field: &'static str,
+    kind: &'static str,
+    ends_when_complete: bool,
+    rules: Rules,
+    symbols: Arc<Symbols>,
+    bytes: usize,
+}
+
+enum Rules {
+    Pattern(Arc<Pattern>),
+    /// The parser before the text. Each text has its own copy, so no text changes another's limits.
+    Grammar(Mutex<Matcher>),
+}
+
+/// Equal if they are the same one.
+impl PartialEq for CompiledConstraint {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl fmt::Debug for CompiledConstraint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("CompiledConstraint").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl CompiledConstraint {
+    fn new(constraint: &Constraint, symbols: &Arc<Symbols>) -> Result<Self> {
+        let field = constraint.field();
+        let pattern = |hir: &Hir| Pattern::new(field, hir, &symbols.trie);
+        let rules = match constraint {
+            Constraint::Regex(source) => Rules::Pattern(Arc::new(pattern(&pattern::parse_regex(field, source)?)?)),
+            Constraint::Choice(texts) => Rules::Pattern(Arc::new(pattern(&pattern::choice(texts))?)),
+            Constraint::JsonSchema(source) => {
+                let parsed = serde_json::from_str(source);
+                let schema = parsed
+                    .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
+                Rules::grammar(field, &json_grammar(field, schema)?, symbols)?
+            }
+            Constraint::JsonObject => {
+                Rules::grammar(field, &json_grammar(field, json!({ "type": "object" }))?, symbols)?
+            }
+            Constraint::Grammar(source) => {
+                check_grammar(field, source)?;
+                Rules::grammar(field, &TopLevelGrammar::from_lark(source.clone()), symbols)?
+            }
+        };
+        let bytes = match &rules {
+            Rules::Pattern(pattern) => pattern.bytes() + CACHE_BYTES,
+            Rules::Grammar(_) => PARSER_BYTES,
+        };
+        Ok(Self {
+            field,
+            kind: constraint.kind(),
+            ends_when_complete: constraint.ends_when_complete(),
+            rules,
+            symbols: Arc::clone(symbols),
+            bytes,
+        })
+    }
+
+    /// Returns the name of the constraint's kind.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// Returns the maximum bytes that a text needs for it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns true if a text that is complete ends, unless a request says otherwise.
+    pub fn ends_when_complete(&self) -> bool {
+        self.ends_when_complete
+    }
+
+    /// Returns the matcher of an empty text.
+    pub fn matcher(self: &Arc<Self>) -> Result<ConstraintMatcher> {
+        let state = match &self.rules {
+            Rules::Pattern(pattern) => {
+                MatcherState::Pattern(PatternMatcher::new(Arc::clone(pattern), self.symbols.trie.drops_space))
+            }
+            Rules::Grammar(matcher) => MatcherState::Grammar(Box::new(lock(matcher).deep_clone())),
+        };
+        let allowed = Allowed::new(&self.symbols.trie);
+        let mut matcher = ConstraintMatcher { compiled: Arc::clone(self), state, allowed };
+        matcher.update()?;
+        Ok(matcher)
+    }
+}
+
+/// Returns the grammar of a schema, in which a comma and a colon are followed by one space, and nothing else by any.
+fn json_grammar(field: &'static str, mut schema: Value) -> Result<TopLevelGrammar> {
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    let Some(keys) = schema.as_object_mut() else {
+        return Err(Error::bad_option(field, quoted(&schema.to_string()), "an object"));
+    };
+    let style = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    keys.insert("x-guidance".into(), style);
+    Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// Returns a grammar for a text whose first space is dropped.
+fn after_space(grammar: &TopLevelGrammar) -> TopLevelGrammar {
+    let mut grammars = vec![GrammarWithLexer::from_lark("start: \" \"? @form".into())];
+    grammars.extend(grammar.grammars.iter().cloned());
+    if let Some(form) = grammars.get_mut(1) {
+        form.name = Some("form".into());
+    }
+    TopLevelGrammar { grammars, max_tokens: None }
+}
+
+/// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text.
+fn check_grammar(field: &'static str, source: &str) -> Result<()> {
+    let mut depth = 0_usize;
+    let mut is_text = false;
+    let mut is_escaped = false;
+    for character in source.chars() {
+        match character {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            '"' => is_text = !is_text,
+            '\n' => is_text = false,
+            '(' | '[' | '{' if !is_text => depth += 1,
+            ')' | ']' | '}' if !is_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > NESTING {
+            return Err(Error::bad_option(field, "deeper ones", format!("brackets at most {NESTING} deep")));
+        }
+    }
+    if source.contains("allow_invalid_utf8") {
+        return Err(Error::bad_option(field, "allow_invalid_utf8", "a grammar of Unicode text"));
+    }
+    Ok(())
+}
+
+impl Rules {
+    /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
+    fn grammar(field: &'static str, grammar: &TopLevelGrammar, symbols: &Symbols) -> Result<Self> {
+        let trie = &symbols.trie;
+        let grammar = &match trie.drops_space {
+            true => after_space(grammar),
+            false => grammar.clone(),
+        };
+        let parser = symbols.factory()?.create_parser(grammar.clone());
+        let parser = parser.map_err(|error| rejected(field, &format!("{error:#}")))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        if let Some(reason) = matcher.get_error() {
+            return Err(rejected(field, &reason));
+        }
+        let ready = matcher.deep_clone();
+        let mut text = Vec::new();
+        let mut allowed = Allowed::new(trie);
+        for position in 0..CHECKED {
+            let computed = update(field, &mut matcher, trie, &mut allowed);
+            if computed.is_err() || (allowed.with_text == 0 && !allowed.ends) {
+                return Err(stuck(field, grammar, &text, position).unwrap_or_else(|| {
+                    computed.err().unwrap_or_else(|| Error::bad_option(field, "none", "a form that some text has"))
+                }));
+            }
+            let Some(symbol) = allowed.only().filter(|symbol| matcher.consume_token(*symbol).is_ok()) else { break };
+            text.extend_from_slice(trie.bytes(symbol));
+        }
+        Ok(Self::Grammar(Mutex::new(ready)))
+    }
+}
+
+/// Returns the error of a text that begins with `text` and cannot go on in the vocabulary, if bytes could go on.
+fn stuck(field: &'static str, grammar: &TopLevelGrammar, text: &[u8], position: usize) -> Option<Error> {
+    let environment = ApproximateTokEnv::single_byte_env();
+    let parser = make_factory(&environment, true)?.create_parser(grammar.clone()).ok()?;
+    let mut matcher = Matcher::new(Ok(parser));
+    let bytes: Vec<u32> = text.iter().copied().map(u32::from).collect();
+    matcher.consume_tokens(&bytes).ok()?;
+    let allowed = matcher.compute_mask().ok()?;
+    let characters: Vec<char> =
+        (0..128_u32).filter(|&byte| allowed.is_allowed(byte)).filter_map(char::from_u32).collect();
+    (!characters.is_empty()).then(|| impossible(field, Stuck { position, characters }))
+}
+
+fn rejected(field: &'static str, reason: &str) -> Error {
+    let reason = clip(reason.trim(), REASON_BYTES);
+    let bound = if field == "constraint.grammar" {
+        "a grammar that the server supports"
+    } else {
+        "a schema that the server supports"
+    };
+    Error::bad_option(field, reason, bound)
+}
+
+/// Follows one text, and has the symbols that may follow it.
+#[derive(Clone)]
+pub struct ConstraintMatcher {
+    compiled: Arc<CompiledConstraint>,
+    state: MatcherState,
+    allowed: Allowed,
+}
+
+#[derive(Clone)]
+enum MatcherState {
+    Pattern(PatternMatcher),
+    Grammar(Box<Matcher>),
+}
+
+impl fmt::Debug for ConstraintMatcher {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ConstraintMatcher").field("compiled", &self.compiled).finish_non_exhaustive()
+    }
+}
+
+impl ConstraintMatcher {
+    /// Takes the next symbol of the text. [`update`](Self::update) then finds what may follow. Fails if the symbol may not follow.
+    pub fn consume(&mut self, symbol: u32) -> Result<()> {
+        let taken = match &mut self.state {
+            MatcherState::Pattern(matcher) => {
+                let bytes = self.compiled.symbols.trie.bytes(symbol);
+                !bytes.is_empty() && matcher.consume(bytes)
+            }
+            MatcherState::Grammar(matcher) => matcher.consume_token(symbol).is_ok(),
+        };
+        match taken {
+            true => Ok(()),
+            false => Err(self.broken(format!("id {symbol}, which may not follow"))),
+        }
+    }
+
+    /// Finds what may follow. Fails if nothing may, which only a grammar can lead to whose symbols the vocabulary lacks, and if that
+    /// takes more work than a step permits.
+    pub fn update(&mut self) -> Result<()> {
+        let trie = &self.compiled.symbols.trie;
+        match &mut self.state {
+            MatcherState::Pattern(matcher) => matcher.allowed(trie, &mut self.allowed)?,
+            MatcherState::Grammar(matcher) => update(self.compiled.field, matcher, trie, &mut self.allowed)?,
+        }
+        let Allowed { symbols, with_text, ends } = &mut self.allowed;
+        if *with_text == 0 && !*ends {
+            return Err(self.broken("a place where no symbol of the vocabulary may follow".into()));
+        }
+        trie.ends.iter().for_each(|&end| symbols.set(end as usize, *ends));
+        trie.marks.iter().for_each(|&mark| symbols.set(mark as usize, true));
+        Ok(())
+    }
+
+    fn broken(&self, found: String) -> Error {
+        Error::bad_option(self.compiled.field, found, "a text of this form in the model's vocabulary")
+    }
+
+    /// Returns the symbols that may follow: those with text, marks between them, and the end if the text may end here.
+    pub fn symbols(&self) -> &SimpleVob {
+        &self.allowed.symbols
+    }
+
+    /// Returns true if the text has the form and may end here.
+    pub fn accepts(&self) -> bool {
+        self.allowed.ends
+    }
+
+    /// Returns true if nothing but the end may follow.
+    pub fn is_complete(&self) -> bool {
+        self.allowed.ends && self.allowed.with_text == 0
+    }
+
+    /// Returns the symbol that must follow, if there is only one.
+    pub fn only(&self) -> Option<u32> {
+        if self.allowed.with_text != 1 || self.allowed.ends {
+            return None;
+        }
+        // marks may also follow, and have no text
+        self.allowed.symbols.iter().find(|symbol| !self.compiled.symbols.trie.bytes(*symbol).is_empty())
+    }
+
+    /// Returns true if the model, whose logits (vocab) these are, gives more probability to the symbols that may not follow than to
+    /// those that may.
+    pub fn would_leave(&self, logits: &[f32]) -> bool {
+        self.mass(logits) < 0.5
+    }
+
+    /// Returns the probability that the model gives to the symbols that may follow, from its logits (vocab).
+    pub fn mass(&self, logits: &[f32]) -> f64 {
+        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut total = 0.0;
+        let mut kept = 0.0;
+        for (symbol, &logit) in logits.iter().enumerate() {
+            let weight = f64::from(logit - peak).exp();
+            total += weight;
+            if self.allowed.symbols.get(symbol) {
+                kept += weight;
+            }
+        }
+        kept / total
+    }
+
+    /// Returns symbols that must follow, at most `limit`: none only if several may. More may be forced after them.
+    pub fn forced(&mut self, limit: usize) -> Vec<u32> {
+        let trie = &self.compiled.symbols.trie;
+        let mut forced = match &mut self.state {
+            MatcherState::Pattern(matcher) => matcher.forced(trie, limit),
+            // without a set of symbols for each of them
+            MatcherState::Grammar(matcher) => trie.spell(&matcher.compute_ff_bytes()),
+        };
+        if forced.is_empty() {
+            forced.extend(self.only());
+        }
+        forced.truncate(limit);
+        forced
+    }
+
+    /// Returns how many of these symbols may follow, one after the other.
+    pub fn agrees(&mut self, symbols: &[u32]) -> usize {
+        match &mut self.state {
+            MatcherState::Pattern(matcher) => matcher.agrees(&self.compiled.symbols.trie, symbols),
+            MatcherState::Grammar(matcher) => matcher.validate_tokens(symbols).unwrap_or_default(),
+        }
+    }
+}
+
+/// Finds the symbols that may follow a parser's text. Fails if that takes more work than permitted.
+fn update(field: &'static str, matcher: &mut Matcher, trie: &SymbolTrie, allowed: &mut Allowed) -> Result<()> {
+    allowed.begin(false);
+    match matcher.compute_mask_or_eos() {
+        Ok(mask) => {
+            allowed.ends = mask.is_allowed(trie.end() as u32);
+            allowed.symbols.set_from(&mask);
+            allowed.symbols.set(trie.end(), false);
+            allowed.count();
+            Ok(())
+        }
+        Err(error) => match matcher.stop_reason() {
+            StopReason::NoExtension | StopReason::NoExtensionBias => Ok(()),
+            _ => Err(rejected(field, &error.to_string())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use weir_models::{
+        random::{Purpose, uniform},
+        text::TextNormaliser,
+    };
+
+    /// Random numbers that a seed determines.
+    struct Dice(u64, usize);
+
+    impl Dice {
+        fn below(&mut self, limit: usize) -> usize {
+            self.1 += 1;
+            (uniform(self.0, Purpose::Sampling, self.1) * limit as f32) as usize % limit
+        }
+
+        fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+            all[self.below(all.len())]
+        }
+    }
+
+    fn bytes() -> ConstraintCompiler {
+        ConstraintCompiler::new(Arc::new(Vocabulary::byte_level_with_end(3, TextNormaliser::None).unwrap()))
+    }
+
+    fn letters(symbols: &str) -> ConstraintCompiler {
+        let symbols: Vec<String> = symbols.chars().map(String::from).collect();
+        ConstraintCompiler::new(Arc::new(Vocabulary::from_symbols(&symbols, TextNormaliser::None).unwrap()))
+    }
+
+    /// Returns a random text of the form, and whether it is complete. It ends where it may with a chance of one in `ends`.
+    fn walk(compiled: &Arc<CompiledConstraint>, dice: &mut Dice, ends: usize, limit: usize) -> (Vec<u8>, bool) {
+        let mut matcher = compiled.matcher().unwrap();
+        let mut text = Vec::new();
+        for _ in 0..limit {
+            if matcher.is_complete() || (matcher.accepts() && dice.below(ends) == 0) {
+                return (text, true);
+            }
+            let trie = &compiled.symbols.trie;
+            let all: Vec<u32> = matcher.symbols().iter().filter(|symbol| !trie.bytes(*symbol).is_empty()).collect();
+            // bytes of longer characters are many
+            let short: Vec<u32> = all.iter().copied().filter(|symbol| trie.bytes(*symbol)[0] < 128).collect();
+            let any = short.is_empty() || dice.below(8) == 0;
+            let symbol = dice.one_of(if any { &all } else { &short });
+            let forced = matcher.forced(20);
+            assert_eq!(forced.first().copied(), matcher.only());
+            assert!(forced.is_empty() || forced[0] == symbol);
+            assert_eq!(matcher.agrees(&[symbol]), 1);
+            matcher.consume(symbol).unwrap();
+            matcher.update().unwrap();
+            text.extend_from_slice(trie.bytes(symbol));
+        }
+        (text, false)
+    }
+
+    /// Returns true if `text` has the form.
+    fn accepts(compiled: &Arc<CompiledConstraint>, text: &[u8]) -> bool {
+        let mut matcher = compiled.matcher().unwrap();
+        let symbols: Vec<u32> = text.iter().copied().map(u32::from).collect();
+        matcher.agrees(&symbols) == symbols.len()
+            && symbols.iter().all(|symbol| matcher.consume(*symbol).is_ok())
+            && matcher.update().is_ok()
+            && matcher.accepts()
+    }
+
+    fn random_regex(dice: &mut Dice, depth: usize) -> String {
+        let atoms = ["a", "b", "c", "é", "[ab]", "[^a]", ".", r"\d", r"\w", "[a-c]{2}", r"\p{Greek}", "xyz"];
+        if depth == 0 || dice.below(4) == 0 {
+            return dice.one_of(&atoms).to_owned();
+        }
+        let left = random_regex(dice, depth - 1);
+        let right = random_regex(dice, depth - 1);
+        match dice.below(7) {
+            0 => format!("(?:{left}|{right})"),
+            1 => format!("(?:{left})*{right}"),
+            2 => format!("(?:{left})?{right}"),
+            3 => format!("({left}){{1,3}}{right}"),
+            4 => format!("(?:{left})+?{right}"),
+            _ => format!("{left}{right}"),
+        }
+    }
+
+    #[test]
+    fn texts_match_random_regexes() {
+        let compiler = bytes();
+        let mut finished = 0;
+        for seed in 0..1000 {
+            let dice = &mut Dice(seed, 0);
+            let source = random_regex(dice, 4);
+            let anchors = dice.below(4) == 0;
+            let written = if anchors { format!("^{source}$") } else { source.clone() };
+            let compiled = compiler.compile(&Constraint::Regex(written)).unwrap();
+            let expected = regex::bytes::Regex::new(&format!("^(?:{source})$")).unwrap();
+            for _ in 0..4 {
+                let (text, is_complete) = walk(&compiled, dice, 3, 60);
+                if is_complete {
+                    assert!(std::str::from_utf8(&text).is_ok(), "{source}: {text:?}");
+                    assert!(expected.is_match(&text), "{source}: {text:?}");
+                    finished += 1;
+                }
+            }
+            for _ in 0..20 {
+                let text: Vec<u8> = (0..dice.below(6)).map(|_| dice.one_of(b"abcxyz1 ")).collect();
+                assert_eq!(accepts(&compiled, &text), expected.is_match(&text), "{source}: {text:?}");
+            }
+        }
+        assert!(finished > 2500, "{finished}");
+    }
+
+    fn random_schema(dice: &mut Dice, depth: usize) -> Value {
+        let kinds = if depth == 0 { 7 } else { 10 };
+        match dice.below(kinds) {
+            0 => json!({ "type": "integer", "minimum": -5, "maximum": 120 }),
+            1 => json!({ "type": "string", "maxLength": 5 }),
+            2 => json!({ "type": "boolean" }),
+            3 => json!({ "enum": ["red", "green", 3, null] }),
+            4 => json!({ "const": { "k": [1, 2] } }),
+            5 => json!({ "type": "string", "pattern": "^[a-c]{2,3}$" }),
+            6 => json!({ "type": "null" }),
+            7 => json!({ "type": "array", "items": random_schema(dice, depth - 1), "minItems": 1, "maxItems": 3 }),
+            8 => json!({ "anyOf": [random_schema(dice, depth - 1), random_schema(dice, depth - 1)] }),
+            _ => {
+                let names = ["name", "age", "a b"];
+                let properties = names.map(|name| (name.to_owned(), random_schema(dice, depth - 1)));
+                let required: Vec<_> = names.into_iter().filter(|_| dice.below(2) == 0).collect();
+                let properties: serde_json::Map<_, _> = properties.into_iter().collect();
+                json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+            }
+        }
+    }
+
+    /// Checks a value by the keywords of [`random_schema`], independently of the parser.
+    fn satisfies(schema: &Value, value: &Value) -> bool {
+        let number = |key: &str| schema.get(key).and_then(Value::as_i64);
+        let kind = match schema.get("type").and_then(Value::as_str) {
+            Some("integer") => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+            Some("string") => value.is_string(),
+            Some("boolean") => value.is_boolean(),
+            Some("null") => value.is_null(),
+            Some("array") => value.is_array(),
+            Some("object") => value.is_object(),
+            _ => true,
+        };
+        let bounds = value.as_f64().is_none_or(|found| {
+            number("minimum").is_none_or(|least| found >= least as f64)
+                && number("maximum").is_none_or(|most| found <= most as f64)
+        });
+        let text = value.as_str().is_none_or(|text| {
+            let is_short = number("maxLength").is_none_or(|most| text.chars().count() as i64 <= most);
+            let pattern = schema.get("pattern").and_then(Value::as_str);
+            is_short && pattern.is_none_or(|pattern| regex::Regex::new(pattern).unwrap().is_match(text))
+        });
+        let elements = value.as_array().is_none_or(|elements| {
+            let count = elements.len() as i64;
+            let items = schema.get("items");
+            number("minItems").is_none_or(|least| count >= least)
+                && number("maxItems").is_none_or(|most| count <= most)
+                && items.is_none_or(|items| elements.iter().all(|element| satisfies(items, element)))
+        });
+        let members = value.as_object().is_none_or(|members| {
+            let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return true };
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            members.iter().all(|(name, member)| properties.get(name).is_some_and(|own| satisfies(own, member)))
+                && required.into_iter().all(|name| members.contains_key(name))
+        });
+        let listed = schema.get("enum").and_then(Value::as_array).is_none_or(|all| all.contains(value));
+        let constant = schema.get("const").is_none_or(|only| only == value);
+        let any =
+            schema.get("anyOf").and_then(Value::as_array).is_none_or(|all| all.iter().any(|own| satisfies(own, value)));
+        kind && bounds && text && elements && members && listed && constant && any
+    }
+
+    #[test]
+    fn texts_satisfy_random_schemas() {
+        let compiler = bytes();
+        let mut finished = 0;
+        for seed in 0..300 {
+            let dice = &mut Dice(seed, 0);
+            let schema = random_schema(dice, 3);
+            let compiled = compiler.compile(&Constraint::JsonSchema(schema.to_string())).unwrap();
+            let (text, is_complete) = walk(&compiled, dice, 1, 2000);
+            if is_complete {
+                let value: Value = serde_json::from_slice(&text).unwrap();
+                assert!(satisfies(&schema, &value), "{schema}: {value}");
+                finished += 1;
+            }
+        }
+        assert!(finished > 290, "{finished}");
+    }
+
+    /// Cases in the form of the public test suite of JSON Schema: a schema, an instance, and whether it is valid.
+    #[test]
+    fn instances_are_accepted_as_their_schema_says() {
+        let compiler = bytes();
+        for (schema, instance, valid) in [
+            (r#"{"type": "integer"}"#, "1", true),
+            (r#"{"type": "integer"}"#, "1.1", false),
+            (r#"{"type": "integer"}"#, r#""1""#, false),
+            (r#"{"type": "number"}"#, "-1.5e3", true),
+            (r#"{"type": "number"}"#, "01", false),
+            (r#"{"type": ["integer", "string"]}"#, r#""a""#, true),
+            (r#"{"type": ["integer", "string"]}"#, "null", false),
+            (r#"{"minimum": 1.1, "type": "number"}"#, "1.1", true),
+            (r#"{"minimum": 1.1, "type": "number"}"#, "0.6", false),
+            (r#"{"exclusiveMaximum": 3, "type": "integer"}"#, "2", true),
+            (r#"{"exclusiveMaximum": 3, "type": "integer"}"#, "3", false),
+            (r#"{"type": "string", "minLength": 2}"#, r#""fo""#, true),
+            (r#"{"type": "string", "minLength": 2}"#, r#""f""#, false),
+            (r#"{"type": "string", "maxLength": 2}"#, r#""éé""#, true),
+            (r#"{"type": "string", "maxLength": 2}"#, r#""ééé""#, false),
+            (r#"{"type": "string", "pattern": "^a*$"}"#, r#""aaa""#, true),
+            (r#"{"type": "string", "pattern": "^a*$"}"#, r#""abc""#, false),
+            (r#"{"enum": [1, "two", [3]]}"#, "[3]", true),
+            (r#"{"enum": [1, "two", [3]]}"#, "[4]", false),
+            (r#"{"const": {"foo": "bar"}}"#, r#"{"foo": "bar"}"#, true),
+            (r#"{"const": {"foo": "bar"}}"#, r#"{"foo": "baz"}"#, false),
+            (r#"{"type": "array", "items": {"type": "integer"}}"#, "[1, 2]", true),
+            (r#"{"type": "array", "items": {"type": "integer"}}"#, r#"[1, "x"]"#, false),
+            (r#"{"type": "array", "prefixItems": [{"type": "null"}], "items": false}"#, "[null]", true),
+            (r#"{"type": "array", "prefixItems": [{"type": "null"}], "items": false}"#, "[null, 1]", false),
+            (r#"{"type": "array", "minItems": 1}"#, "[]", false),
+            (r#"{"type": "object", "required": ["a"]}"#, r#"{"a": 1}"#, true),
+            (r#"{"type": "object", "required": ["a"]}"#, "{}", false),
+            (r#"{"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": false}"#, "{}", true),
+            (
+                r#"{"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": false}"#,
+                r#"{"b": null}"#,
+                false,
+            ),
+            (r#"{"anyOf": [{"type": "integer"}, {"type": "boolean"}]}"#, "false", true),
+            (r#"{"anyOf": [{"type": "integer"}, {"type": "boolean"}]}"#, "null", false),
+            (
+                r##"{"$defs": {"t": {"type": "boolean"}}, "type": "array", "items": {"$ref": "#/$defs/t"}}"##,
+                "[true]",
+                true,
+            ),
+            (
+                r##"{"$defs": {"t": {"type": "boolean"}}, "type": "array", "items": {"$ref": "#/$defs/t"}}"##,
+                "[1]",
+                false,
+            ),
+            (r#"{"type": "string", "format": "date"}"#, r#""1998-12-31""#, true),
+            (r#"{"type": "string", "format": "date"}"#, r#""1998-13-31""#, false),
+        ] {
+            let compiled = compiler.compile(&Constraint::JsonSchema(schema.into())).unwrap();
+            assert_eq!(accepts(&compiled, instance.as_bytes()), valid, "{schema}: {instance}");
+        }
+    }
+
+    #[test]
+    fn invalid_constraints_are_refused_with_the_reason() {
+        let compiler = letters("abc ");
+        for (constraint, message) in [
+            (
+                Constraint::Regex("a(b".into()),
+                "constraint.regex: expected a regular expression, found unclosed group, at character 1",
+            ),
+            (Constraint::Regex("(?=a)b".into()), "look-ahead"),
+            (Constraint::Regex(r"(a)\1".into()), "backreferences are not supported, at character 3"),
+            (Constraint::Regex(r"a\bb".into()), "found a word boundary"),
+            (Constraint::Regex("a^b".into()), "found ^ inside of the text"),
+            (Constraint::Regex("[a&&b]".into()), "found one that no text matches"),
+            (Constraint::Regex("a{1000000}".into()), "constraint.regex: expected"),
+            (
+                Constraint::Regex("ab[0-9]".into()),
+                r#"found one that allows only "0", "1", "2", "3", "4", "5", "6", "7" and others at position 2 of the text"#,
+            ),
+            (Constraint::Choice(vec!["ab".into(); 1025]), "expected 1 to 1024 texts, found 1025 texts"),
+            (Constraint::Choice(Vec::new()), "expected 1 to 1024 texts, found 0 texts"),
+            (Constraint::Choice(vec!["d".into(), "abd".into()]), r#""d" at position 2 of the text"#),
+            (
+                Constraint::Choice(vec!["a".repeat(65_537)]),
+                "constraint.choice: expected at most 65536 bytes, found 65537",
+            ),
+            (
+                Constraint::JsonObject,
+                r#"constraint.json_object: expected a form that the symbols of the model's vocabulary can write, found one that allows only "{" at position 0 of the text"#,
+            ),
+            (Constraint::JsonSchema("{".into()), "found invalid JSON: EOF"),
+            (Constraint::JsonSchema("3".into()), "expected an object, found"),
+            (Constraint::JsonSchema(r#"{"type": "object", "if": {}}"#.into()), r#"Unimplemented keys: ["if"]"#),
+            (Constraint::JsonSchema("false".into()), "expected an object, found"),
+            (
+                Constraint::Grammar("start: b".into()),
+                "constraint.grammar: expected a grammar that the server supports, found",
+            ),
+            (
+                Constraint::Grammar(format!("start: {}\"a\"{}", "(".repeat(101), ")".repeat(101))),
+                "expected brackets at most 100 deep",
+            ),
+            (Constraint::Grammar("start: \"d\"".into()), r#""d" at position 0"#),
+        ] {
+            let error = compiler.compile(&constraint).unwrap_err().to_string();
+            assert!(error.contains(message), "{constraint:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_the_vocabulary_lacks_is_never_begun() {
+        let compiler = letters("abc ");
+        let compiled = compiler.compile(&Constraint::Choice(vec!["abd".into(), "acb".into(), "acba".into()])).unwrap();
+        let mut matcher = compiled.matcher().unwrap();
+        assert_eq!(matcher.forced(9), [0, 2, 1]);
+        for symbol in [0, 2, 1] {
+            assert!(!matcher.accepts());
+            matcher.consume(symbol).unwrap();
+            matcher.update().unwrap();
+        }
+        assert_eq!((matcher.accepts(), matcher.is_complete(), matcher.only()), (true, false, None));
+        assert!(matcher.would_leave(&[0.0, 1.0, 1.0, 1.0]) && !matcher.would_leave(&[9.0, 0.0, 0.0, 0.0]));
+        matcher.consume(0).unwrap();
+        matcher.update().unwrap();
+        assert!(matcher.is_complete() && matcher.agrees(&[0]) == 0 && matcher.consume(0).is_err());
+    }
+
+    #[test]
+    fn grammars_recurse() {
+        let compiled = bytes().compile(&Constraint::Grammar("start: \"(\" start? \")\"".into())).unwrap();
+        for (text, expected) in [("()", true), ("((()))", true), ("(()", false), ("())", false), ("", false)] {
+            assert_eq!(accepts(&compiled, text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_full_cache_of_states_changes_nothing() {
+        let source = "(?:[ab]{0,40}a[ab]{12}|[ab]{0,40}b[ab]{15}c?)+";
+        let compiled = bytes().compile(&Constraint::Regex(source.into())).unwrap();
+        let expected = regex::Regex::new(&format!("^(?:{source})$")).unwrap();
+        let mut matcher = compiled.matcher().unwrap();
+        let mut text = String::new();
+        let dice = &mut Dice(1, 0);
+        for _ in 0..3000 {
+            let symbol = u32::from(dice.one_of(b"ab"));
+            assert_eq!(matcher.symbols().get(symbol as usize), matcher.agrees(&[symbol]) == 1);
+            matcher.consume(symbol).unwrap();
+            matcher.update().unwrap();
+            text.push(char::from(symbol as u8));
+            if text.len() % 100 == 0 {
+                assert_eq!(matcher.accepts(), expected.is_match(&text), "{}", text.len());
+            }
+        }
+    }
+
+    #[test]
+    fn constraints_are_compiled_once_and_quickly() {
+        let properties: Vec<String> =
+            (0..120).map(|id| format!(r#""field_{id}": {{"type": "string", "maxLength": 20}}"#)).collect();
+        let schema = format!(
+            r#"{{"type": "object", "properties": {{{}}}, "additionalProperties": false}}"#,
+            properties.join(", ")
+        );
+        let compiler = bytes();
+        compiler.compile(&Constraint::JsonObject).unwrap();
+        let constraint = Constraint::JsonSchema(schema);
+        let began = Instant::now();
+        let first = compiler.compile(&constraint).unwrap();
+        // unoptimised, next to other tests; optimised it takes milliseconds
+        assert!(began.elapsed().as_secs() < 5);
+        assert!(Arc::ptr_eq(&first, &compiler.compile(&constraint).unwrap()));
+        for id in 0..COMPILED.get() {
+            compiler.compile(&Constraint::Regex(format!("a{{{id}}}"))).unwrap();
+        }
+        assert!(!Arc::ptr_eq(&first, &compiler.compile(&constraint).unwrap()));
+    }
+}

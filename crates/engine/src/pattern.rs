@@ -1,0 +1,555 @@
+//! A regular expression or a choice between texts as a lazy automaton over the bytes of a text.
+//!
+//! The expression must match the whole text. Characters that the vocabulary lacks are removed from it first, and what can no
+//! longer match with them, so every state of the automaton that is not dead leads to a match.
+
+use llguidance::toktrie::{ApproximateTokEnv, Recognizer, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use regex_automata::{
+    Anchored, MatchKind,
+    hybrid::{
+        LazyStateID,
+        dfa::{self, Cache, DFA},
+    },
+    nfa::thompson::{self, WhichCaptures},
+    util::start,
+};
+use regex_syntax::{
+    ParserBuilder,
+    hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition},
+};
+use std::{collections::HashSet, fmt, sync::Arc};
+use weir_kernels::error::{Error, Result, quoted};
+use weir_models::text::Vocabulary;
+
+/// Maximum depth of groups in an expression.
+const NESTING: u32 = 100;
+
+/// Maximum bytes of an expression's compiled form.
+const NFA_BYTES: usize = 2 << 20;
+
+/// Maximum bytes of the automaton's states that a row keeps. States that are dropped are computed again.
+pub(crate) const CACHE_BYTES: usize = 2 << 20;
+
+/// Maximum states that are visited to find where a text is stuck.
+const VISITED_STATES: usize = 4096;
+
+/// Characters that an error names, at most.
+const NAMED_CHARACTERS: usize = 8;
+
+/// The symbols of a vocabulary by their bytes. Has one more id than the vocabulary: it stands for the end of a text.
+pub(crate) struct SymbolTrie {
+    pub(crate) environment: TokEnv,
+    /// Symbols without text that a model may write between others.
+    pub(crate) marks: Vec<u32>,
+    /// Symbols that end a text.
+    pub(crate) ends: Vec<u32>,
+    /// The characters that the vocabulary can write, if these are not all.
+    pub(crate) alphabet: Option<ClassUnicode>,
+    /// True if symbols are bytes or characters, so that a text has one spelling.
+    pub(crate) is_spelled_out: bool,
+    /// True if a text's first space is dropped, because the pieces of words begin with one.
+    pub(crate) drops_space: bool,
+}
+
+impl SymbolTrie {
+    /// Creates the trie of a vocabulary; `end` is the mark that ends a text, if the vocabulary does not know it.
+    pub(crate) fn new(vocabulary: &Vocabulary, end: Option<u32>) -> Self {
+        let size = vocabulary.len() as u32;
+        let mut words: Vec<Vec<u8>> = (0..size).map(|id| vocabulary.symbol_bytes(id).unwrap_or_default()).collect();
+        words.push(b"\xff<end>".to_vec());
+        let trie = TokTrie::from(&TokRxInfo::new(size + 1, size), &words);
+        let ends = (0..size).filter(|&id| vocabulary.ends_text(id) || Some(id) == end).collect();
+        let spaced = (0..size).find(|&id| matches!(words[id as usize][..], [b' ', _, ..]));
+        // a text that continues another one keeps its first space
+        let drops_space = end.is_some() && spaced.is_some_and(|id| !vocabulary.decode(&[id]).starts_with(' '));
+        let marks = vocabulary.specials().map(|specials| specials.segment_end).into_iter().collect();
+        let byte_end = vocabulary.end_byte().and_then(char::from_u32);
+        let alphabet = match vocabulary.characters() {
+            Some(_) => Some(alphabet(words.iter().filter_map(|word| std::str::from_utf8(word).ok()?.chars().next()))),
+            None => byte_end.map(|end| {
+                let mut all = alphabet(std::iter::once(end));
+                all.negate();
+                all
+            }),
+        };
+        Self {
+            environment: Arc::new(ApproximateTokEnv::new(trie)),
+            marks,
+            ends,
+            alphabet,
+            is_spelled_out: !vocabulary.is_subword(),
+            drops_space,
+        }
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.environment.tok_trie()
+    }
+
+    /// Returns the bytes of a symbol; none if it has no text.
+    pub(crate) fn bytes(&self, symbol: u32) -> &[u8] {
+        match (symbol as usize) < self.end() {
+            true => self.trie().token(symbol),
+            false => &[],
+        }
+    }
+
+    /// Returns the symbols of a text, up to what the vocabulary cannot write; none if a text has several spellings.
+    pub(crate) fn spell(&self, text: &[u8]) -> Vec<u32> {
+        let mut symbols = Vec::new();
+        let mut rest = text;
+        while self.is_spelled_out
+            && let Some((symbol, length)) = (1..=rest.len().min(4)).find_map(|length| {
+                let symbol = self.trie().token_id(rest.get(..length)?)?;
+                ((symbol as usize) < self.end()).then_some((symbol, length))
+            })
+        {
+            symbols.push(symbol);
+            rest = rest.get(length..).unwrap_or_default();
+        }
+        symbols
+    }
+
+    /// Adds the symbols whose bytes the walk takes.
+    pub(crate) fn collect(&self, walk: &mut impl Recognizer, symbols: &mut SimpleVob) {
+        self.trie().add_bias(walk, symbols, &[]);
+    }
+
+    /// Adds the symbols whose bytes after a first space the walk takes, and the space.
+    fn collect_after_space(&self, walk: &mut impl Recognizer, symbols: &mut SimpleVob) {
+        self.trie().add_bias(walk, symbols, b" ");
+    }
+
+    /// Returns the id that stands for the end of a text.
+    pub(crate) fn end(&self) -> usize {
+        self.trie().vocab_size() - 1
+    }
+}
+
+/// The symbols that may follow a text.
+#[derive(Debug, Clone)]
+pub(crate) struct Allowed {
+    /// Symbols with text, and if the text may end here those that end it.
+    pub(crate) symbols: SimpleVob,
+    /// Number of symbols with text.
+    pub(crate) with_text: usize,
+    /// True if the text may end here.
+    pub(crate) ends: bool,
+}
+
+impl Allowed {
+    pub(crate) fn new(trie: &SymbolTrie) -> Self {
+        Self { symbols: trie.trie().alloc_token_set(), with_text: 0, ends: false }
+    }
+
+    /// Begins anew, without symbols.
+    pub(crate) fn begin(&mut self, ends: bool) {
+        self.symbols.set_all(false);
+        self.ends = ends;
+    }
+
+    /// Counts the symbols, all of which have text.
+    pub(crate) fn count(&mut self) {
+        self.with_text = self.symbols.as_slice().iter().map(|word| word.count_ones() as usize).sum();
+    }
+
+    /// Returns the only continuation, if there is exactly one.
+    pub(crate) fn only(&self) -> Option<u32> {
+        let only = self.with_text == 1 && !self.ends;
+        only.then(|| self.symbols.first_bit_set()).flatten().and_then(|symbol| u32::try_from(symbol).ok())
+    }
+}
+
+/// A compiled expression.
+pub(crate) struct Pattern {
+    dfa: DFA,
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Pattern").field("bytes", &self.dfa.memory_usage()).finish()
+    }
+}
+
+/// Parses a regular expression. Fails with its position and the reason.
+pub(crate) fn parse_regex(field: &'static str, source: &str) -> Result<Hir> {
+    let parsed = ParserBuilder::new().utf8(true).nest_limit(NESTING).build().parse(source);
+    parsed.map_err(|error| {
+        let (reason, at) = match &error {
+            regex_syntax::Error::Parse(error) => (error.kind().to_string(), error.span().start.offset),
+            regex_syntax::Error::Translate(error) => (error.kind().to_string(), error.span().start.offset),
+            other => (other.to_string(), 0),
+        };
+        let at = source.get(..at).map_or(0, |before| before.chars().count());
+        Error::bad_option(field, format!("{reason}, at character {at}"), "a regular expression")
+    })
+}
+
+/// Returns the expression of a choice between texts.
+pub(crate) fn choice(texts: &[String]) -> Hir {
+    Hir::alternation(texts.iter().map(|text| Hir::literal(text.as_bytes())).collect())
+}
+
+impl Pattern {
+    /// Compiles an expression for texts of these symbols. Fails if no such text matches, if the expression has assertions, and if it is
+    /// too large.
+    pub(crate) fn new(field: &'static str, hir: &Hir, trie: &SymbolTrie) -> Result<Self> {
+        let whole = restrict(hir, None, Edges { start: true, end: true }).map_err(|look| assertion(field, look))?;
+        if is_fail(&whole) {
+            return Err(Error::bad_option(field, "one that no text matches", "an expression that some text matches"));
+        }
+        let Some(alphabet) = &trie.alphabet else { return Self::build(field, whole) };
+        let possible = restrict(hir, Some(alphabet), Edges { start: true, end: true });
+        let possible = possible.map_err(|look| assertion(field, look))?;
+        if !is_fail(&possible) {
+            return Self::build(field, possible);
+        }
+        let stuck = Self::build(field, whole)?.stuck(trie);
+        Err(impossible(field, stuck))
+    }
+
+    fn build(field: &'static str, hir: Hir) -> Result<Self> {
+        let too_large = |what: String| {
+            let bound = format!("an expression of at most {NFA_BYTES} bytes when it is compiled");
+            Error::bad_option(field, what, bound)
+        };
+        let whole = Hir::concat(vec![hir, Hir::look(Look::End)]);
+        let config = thompson::Config::new().nfa_size_limit(Some(NFA_BYTES)).which_captures(WhichCaptures::None);
+        let nfa = thompson::Compiler::new().configure(config).build_from_hir(&whole);
+        let nfa = nfa.map_err(|_| too_large("a larger one".into()))?;
+        // All: no alternative hides another one
+        let config = dfa::Config::new().match_kind(MatchKind::All).cache_capacity(CACHE_BYTES);
+        let dfa = dfa::Builder::new().configure(config.skip_cache_capacity_check(false)).build_from_nfa(nfa);
+        Ok(Self { dfa: dfa.map_err(|_| too_large("one whose states take more than the memory of a row".into()))? })
+    }
+
+    /// Returns the bytes of the compiled form.
+    pub(crate) fn bytes(&self) -> usize {
+        self.dfa.memory_usage()
+    }
+
+    /// Finds where every text of the vocabulary's symbols is stuck: the position, in symbols, and the characters that could follow
+    /// there.
+    fn stuck(self, trie: &SymbolTrie) -> Stuck {
+        let mut matcher = PatternMatcher::new(Arc::new(self), false);
+        let mut front = vec![Vec::new()];
+        let mut seen = HashSet::new();
+        let mut stuck = Stuck::default();
+        for position in 0.. {
+            let mut next = Vec::new();
+            let mut characters = Vec::new();
+            for text in front {
+                matcher.restart(&text);
+                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES {
+                    continue;
+                }
+                characters.extend(matcher.characters());
+                let mut allowed = Allowed::new(trie);
+                if matcher.allowed(trie, &mut allowed).is_err() {
+                    continue;
+                }
+                next.extend(allowed.symbols.iter().map(|symbol| [&text, trie.bytes(symbol)].concat()));
+            }
+            if next.is_empty() {
+                stuck = Stuck { position, characters };
+                break;
+            }
+            front = next;
+        }
+        stuck
+    }
+}
+
+/// The place where a text cannot go on.
+#[derive(Debug, Default)]
+pub(crate) struct Stuck {
+    /// The position in the text.
+    pub(crate) position: usize,
+    /// The characters that the constraint allows there.
+    pub(crate) characters: Vec<char>,
+}
+
+/// Returns the error of a constraint that the vocabulary cannot satisfy.
+pub(crate) fn impossible(field: &'static str, Stuck { position, mut characters }: Stuck) -> Error {
+    characters.sort_unstable();
+    characters.dedup();
+    let listed = characters.iter().take(NAMED_CHARACTERS).map(|character| quoted(&character.to_string()));
+    let mut listed = listed.collect::<Vec<_>>().join(", ");
+    if characters.len() > NAMED_CHARACTERS {
+        listed += " and others";
+    }
+    let found = format!("one that allows only {listed} at position {position} of the text");
+    Error::bad_option(field, found, "a form that the symbols of the model's vocabulary can write")
+}
+
+fn assertion(field: &'static str, look: Look) -> Error {
+    let found = format!("{look:?}");
+    let found = match look {
+        Look::Start | Look::StartLF | Look::StartCRLF => "^ inside of the text",
+        Look::End | Look::EndLF | Look::EndCRLF => "$ inside of the text",
+        _ if found.starts_with("Word") => "a word boundary",
+        _ => "an assertion",
+    };
+    Error::bad_option(field, found, "an expression without look-around (^ and $ may stand at the ends)")
+}
+
+/// Which edges of the text a part of an expression touches.
+#[derive(Clone, Copy)]
+struct Edges {
+    start: bool,
+    end: bool,
+}
+
+fn is_fail(hir: &Hir) -> bool {
+    matches!(hir.kind(), HirKind::Class(class) if class.is_empty())
+}
+
+/// Removes characters outside of `alphabet`, what cannot match without them, groups, and assertions that hold at the edges of the text.
+/// Fails at another assertion. An expression that matches nothing becomes [`Hir::fail`].
+fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>, edges: Edges) -> std::result::Result<Hir, Look> {
+    Ok(match hir.kind() {
+        HirKind::Empty => Hir::empty(),
+        HirKind::Literal(literal) => {
+            let text = String::from_utf8_lossy(&literal.0);
+            match alphabet.is_none_or(|alphabet| text.chars().all(|character| has(alphabet, character))) {
+                true => hir.clone(),
+                false => Hir::fail(),
+            }
+        }
+        HirKind::Class(class) => {
+            let mut class = match class {
+                Class::Unicode(class) => class.clone(),
+                Class::Bytes(class) => class.to_unicode_class().unwrap_or_else(ClassUnicode::empty),
+            };
+            alphabet.into_iter().for_each(|alphabet| class.intersect(alphabet));
+            Hir::class(Class::Unicode(class))
+        }
+        HirKind::Look(Look::Start) if edges.start => Hir::empty(),
+        HirKind::Look(Look::End) if edges.end => Hir::empty(),
+        HirKind::Look(look) => return Err(*look),
+        HirKind::Repetition(repetition) => {
+            let once = repetition.max == Some(1);
+            let edges = Edges { start: edges.start && once, end: edges.end && once };
+            let sub = restrict(&repetition.sub, alphabet, edges)?;
+            match is_fail(&sub) {
+                true if repetition.min == 0 => Hir::empty(),
+                true => Hir::fail(),
+                false => Hir::repetition(Repetition { sub: Box::new(sub), ..repetition.clone() }),
+            }
+        }
+        HirKind::Capture(capture) => restrict(&capture.sub, alphabet, edges)?,
+        HirKind::Concat(parts) => {
+            let is_empty = |part: &Hir| part.properties().maximum_len() == Some(0);
+            let first = parts.iter().position(|part| !is_empty(part)).unwrap_or(parts.len());
+            let last = parts.iter().rposition(|part| !is_empty(part)).unwrap_or(0);
+            let mut kept = Vec::with_capacity(parts.len());
+            for (index, part) in parts.iter().enumerate() {
+                let edges = Edges { start: edges.start && index <= first, end: edges.end && index >= last };
+                kept.push(restrict(part, alphabet, edges)?);
+            }
+            if kept.iter().any(is_fail) { Hir::fail() } else { Hir::concat(kept) }
+        }
+        HirKind::Alternation(parts) => {
+            let parts = parts.iter().map(|part| restrict(part, alphabet, edges));
+            let mut parts = parts.collect::<std::result::Result<Vec<_>, _>>()?;
+            parts.retain(|part| !is_fail(part));
+            Hir::alternation(parts)
+        }
+    })
+}
+
+fn has(alphabet: &ClassUnicode, character: char) -> bool {
+    let ranges = alphabet.ranges();
+    let at = ranges.partition_point(|range| range.end() < character);
+    ranges.get(at).is_some_and(|range| range.start() <= character)
+}
+
+/// Returns the class of these characters.
+fn alphabet(characters: impl Iterator<Item = char>) -> ClassUnicode {
+    ClassUnicode::new(characters.map(|character| ClassUnicodeRange::new(character, character)))
+}
+
+/// Follows one text.
+#[derive(Debug, Clone)]
+pub(crate) struct PatternMatcher {
+    pattern: Arc<Pattern>,
+    cache: Cache,
+    state: LazyStateID,
+    /// The text so far: when the cache has dropped its states, the present one is computed again.
+    text: Vec<u8>,
+    /// True if the next symbol is the first one, and loses a space at its beginning.
+    drops_space: bool,
+}
+
+impl PatternMatcher {
+    pub(crate) fn new(pattern: Arc<Pattern>, drops_space: bool) -> Self {
+        let cache = pattern.dfa.create_cache();
+        let mut matcher = Self { pattern, cache, state: LazyStateID::default(), text: Vec::new(), drops_space };
+        matcher.restart(&[]);
+        matcher
+    }
+
+    /// Follows another text from its beginning.
+    fn restart(&mut self, text: &[u8]) {
+        let config = start::Config::new().anchored(Anchored::Yes);
+        if let Ok(state) = self.pattern.dfa.start_state(&mut self.cache, &config) {
+            self.state = state;
+        }
+        self.text.clear();
+        self.follow(text);
+    }
+
+    /// Takes the bytes of the next symbol. Returns false if no text that begins so matches.
+    pub(crate) fn consume(&mut self, bytes: &[u8]) -> bool {
+        let drops_space = std::mem::take(&mut self.drops_space);
+        self.follow(bytes.strip_prefix(b" ").filter(|_| drops_space).unwrap_or(bytes))
+    }
+
+    fn follow(&mut self, bytes: &[u8]) -> bool {
+        for &byte in bytes {
+            match self.pattern.dfa.next_state(&mut self.cache, self.state, byte) {
+                Ok(state) if !state.is_dead() => self.state = state,
+                _ => return false,
+            }
+            self.text.push(byte);
+        }
+        true
+    }
+
+    /// Sets the symbols that may follow, and whether the text may end here.
+    pub(crate) fn allowed(&mut self, trie: &SymbolTrie, allowed: &mut Allowed) -> Result<()> {
+        // a full cache is emptied while the symbols are tried, and then has room for them
+        for _ in 0..2 {
+            if self.try_allowed(self.state, trie, allowed) {
+                return Ok(());
+            }
+            let text = std::mem::take(&mut self.text);
+            self.restart(&text);
+        }
+        Err(Error::Internal("the states after a text take more than the memory of a row".into()))
+    }
+
+    /// Does the same for a state. Returns false if the cache was emptied meanwhile.
+    fn try_allowed(&mut self, state: LazyStateID, trie: &SymbolTrie, allowed: &mut Allowed) -> bool {
+        let clears = self.cache.clear_count();
+        let Ok(end) = self.pattern.dfa.next_eoi_state(&mut self.cache, state) else { return false };
+        allowed.begin(end.is_match());
+        let mut walk = Walk { dfa: &self.pattern.dfa, cache: &mut self.cache, states: vec![state], clears };
+        trie.collect(&mut walk, &mut allowed.symbols);
+        if self.drops_space {
+            let spaced: Vec<u32> =
+                allowed.symbols.iter().filter(|symbol| trie.bytes(*symbol).starts_with(b" ")).collect();
+            spaced.into_iter().for_each(|symbol| allowed.symbols.set(symbol as usize, false));
+            trie.collect_after_space(&mut walk, &mut allowed.symbols);
+        }
+        allowed.count();
+        self.cache.clear_count() == clears
+    }
+
+    /// Returns the symbols, at most `limit`, of which each is the only continuation.
+    pub(crate) fn forced(&mut self, trie: &SymbolTrie, limit: usize) -> Vec<u32> {
+        let mut forced = Vec::new();
+        let mut allowed = Allowed::new(trie);
+        let mut state = self.state;
+        let clears = self.cache.clear_count();
+        while forced.len() < limit
+            && self.try_allowed(state, trie, &mut allowed)
+            && let Some(symbol) = allowed.only()
+        {
+            for &byte in trie.bytes(symbol) {
+                match self.pattern.dfa.next_state(&mut self.cache, state, byte) {
+                    Ok(next) => state = next,
+                    Err(_) => return forced,
+                }
+            }
+            forced.push(symbol);
+        }
+        self.recover(clears);
+        forced
+    }
+
+    /// Returns how many of these symbols may follow, one after the other.
+    pub(crate) fn agrees(&mut self, trie: &SymbolTrie, symbols: &[u32]) -> usize {
+        let clears = self.cache.clear_count();
+        let mut state = self.state;
+        let mut drops_space = self.drops_space;
+        let follows = |symbol: &&u32| {
+            let bytes = trie.bytes(**symbol);
+            let has_text = !bytes.is_empty();
+            let bytes = bytes.strip_prefix(b" ").filter(|_| std::mem::take(&mut drops_space)).unwrap_or(bytes);
+            drops_space = false;
+            has_text
+                && bytes.iter().all(|&byte| {
+                    let next = self.pattern.dfa.next_state(&mut self.cache, state, byte);
+                    next.is_ok_and(|next| {
+                        state = next;
+                        !next.is_dead()
+                    })
+                })
+        };
+        let count = symbols.iter().take_while(follows).count();
+        self.recover(clears);
+        count
+    }
+
+    /// Computes the present state again if the cache was emptied since it was emptied `clears` times.
+    fn recover(&mut self, clears: usize) {
+        if self.cache.clear_count() != clears {
+            let text = std::mem::take(&mut self.text);
+            self.restart(&text);
+        }
+    }
+
+    /// Returns characters that may follow: those of ASCII, and the first of other ones.
+    fn characters(&mut self) -> Vec<char> {
+        let all = (0..=127).chain(0xa1..=0x24f).filter_map(char::from_u32);
+        all.filter(|character| {
+            let mut states = self.state;
+            character.encode_utf8(&mut [0; 4]).bytes().all(|byte| {
+                let next = self.pattern.dfa.next_state(&mut self.cache, states, byte);
+                next.is_ok_and(|next| {
+                    states = next;
+                    !next.is_dead()
+                })
+            })
+        })
+        .collect()
+    }
+}
+
+/// A walk through the symbols that may follow a state.
+struct Walk<'a> {
+    dfa: &'a DFA,
+    cache: &'a mut Cache,
+    states: Vec<LazyStateID>,
+    /// How often the cache had been emptied at the start. States of before mean nothing afterwards.
+    clears: usize,
+}
+
+impl Recognizer for Walk<'_> {
+    fn pop_bytes(&mut self, count: usize) {
+        self.states.truncate(self.states.len().saturating_sub(count).max(1));
+    }
+
+    fn collapse(&mut self) {
+        if let Some(last) = self.states.pop() {
+            self.states.clear();
+            self.states.push(last);
+        }
+    }
+
+    fn trie_finished(&mut self) {
+        self.states.truncate(1);
+    }
+
+    fn try_push_byte(&mut self, byte: u8) -> bool {
+        let Some(&state) = self.states.last().filter(|_| self.cache.clear_count() == self.clears) else { return false };
+        match self.dfa.next_state(self.cache, state, byte) {
+            Ok(next) if !next.is_dead() => {
+                self.states.push(next);
+                true
+            }
+            _ => false,
+        }
+    }
+}

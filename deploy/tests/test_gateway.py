@@ -140,6 +140,7 @@ CONFIG = objects(
     {
         "apiVersion": {"const": "llm-d.ai/v1alpha1"},
         "kind": {"const": "EndpointPickerConfig"},
+        "featureGates": listed({"enum": ["flowControl"]}),
         "plugins": listed(
             objects(
                 {"name": {"type": "string"}, "type": {"enum": list(PARAMETERS)}, "parameters": {"type": "object"}},
@@ -252,13 +253,17 @@ def test_names_ports_and_labels_exist() -> None:
         pool["metadata"]["name"],
         "InferencePool",
     )
-    (rule,) = http["spec"]["rules"]
-    (backend,) = rule["backendRefs"]
+    picked, others = http["spec"]["rules"]
+    (backend,) = picked["backendRefs"]
     assert (f"{backend['group']}/v1", backend["kind"], backend["name"]) == (
         pool["apiVersion"],
         pool["kind"],
         pool["metadata"]["name"],
     )
+    # The picker's parser refuses a body that is no completion.
+    assert [match["path"] for match in picked["matches"]] == [{"type": "PathPrefix", "value": "/v1/completions"}]
+    (backend,) = others["backendRefs"]
+    assert backend == {"name": service["metadata"]["name"], "port": ports["http"]} and backend["port"] in services
     (rule,) = grpc["spec"]["rules"]
     (backend,) = rule["backendRefs"]
     assert backend["name"] == service["metadata"]["name"]
@@ -399,11 +404,12 @@ def test_the_picker_finds_each_metric() -> None:
 def test_routed_paths_exist() -> None:
     if local.weir_program() is None:
         pytest.skip("no weir program found: set WEIR_BIN or run `cargo build`")
-    (rule,) = load("httproute.yaml")["spec"]["rules"]
+    matches = [match for rule in load("httproute.yaml")["spec"]["rules"] for match in rule["matches"]]
+    below = {"/v1": "/models", "/v2": "/health/live"}
     with local.Server("--http-listen", "127.0.0.1:0") as server:
         address = server.listener("playground")
-        for match in rule["matches"]:
-            path = match["path"]["value"] + ("/models" if match["path"]["type"] == "PathPrefix" else "")
+        for match in matches:
+            path = match["path"]["value"] + below.get(match["path"]["value"], "")
             request = urllib.request.Request(f"http://{address}{path}", method="OPTIONS")
             with urllib.request.urlopen(request, timeout=local.TIMEOUT) as answer:
                 assert answer.status == 204

@@ -53,6 +53,7 @@ CI = ".ci runs it"
 DOCKER = "the tests have no Docker; tests/weir/operations.rs checks the image's settings"
 EDITOR = "it waits for an editor; tests/weir/lsp.rs starts it"
 CLUSTER = "the tests have no cluster; deploy/tests checks the manifests against their schemas"
+RAY = "deploy/tests/test_ray.py runs it if Ray is installed, which has hundreds of megabytes"
 SYSTEMD = "the tests change no system; .ci/package installs the package into a folder, and tests/weir/process.rs checks the unit"
 PROXIES = "deploy/tests/test_proxies.py runs it with its own replicas"
 LONG = "it takes ten minutes on an idle machine"
@@ -326,6 +327,10 @@ PAGES: Dict[str, List[Step]] = {
             "-f deploy/kubernetes/prometheus-adapter.yaml",
             CLUSTER,
         ),
+        Elsewhere("kubectl set env deployment/weir WEIR_HTTP_METRICS=open", CLUSTER),
+        Elsewhere("kubectl apply -k deploy/kubernetes/gateway", CLUSTER),
+        Elsewhere('pip install "ray[serve]"', RAY),
+        Elsewhere("serve run --app-dir deploy/ray weir_app:app", RAY),
     ],
     "docs/editors.md": [
         Elsewhere("weir lsp", EDITOR),

@@ -12,7 +12,7 @@ import time
 from typing import Dict, List
 
 import local
-from router import TcpRouter
+from router import HttpRouter, LeastQueue, PrefixAffinity, TcpRouter, stream_completion
 
 from weir_client import Client, Retry
 
@@ -110,3 +110,30 @@ def test_every_text_survives_the_death_of_its_replica(weir_installed: None) -> N
     continued = sum(chars > 0 for chars in resumed)
     print(f"{len(resumed)} texts, {broken} broken connections, {continued} texts continued at another replica")
     assert continued >= KILLS, (len(resumed), broken)
+
+
+def test_the_fewest_requests_decide_unless_a_beginning_is_cached() -> None:
+    least = LeastQueue(3)
+    least.loads = [2.0, 0.0, 1.0]
+    # Each pick counts until the metrics are read again.
+    assert [least.pick("") for _ in range(4)] == [1, 1, 2, 0]
+    prefix = PrefixAffinity(3)
+    first = prefix.pick("a" * 1024)
+    assert prefix.pick("b" * 1024) != first
+    prefix.loads = [4.0, 4.0, 4.0]
+    assert prefix.pick("a" * 1024 + "c" * 100) == first
+    # A fifth of the blocks is not worth the longest queue.
+    prefix.loads = [float(replica == first) for replica in range(3)]
+    assert prefix.pick("a" * 256 + "d" * 1024) != first
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached(weir_installed: None) -> None:
+    flags = [*FLAGS, "--http-listen", "127.0.0.1:0", "--http-metrics", "--cache-memory", "64MiB"]
+    with local.Server(*flags) as one, local.Server(*flags) as two:
+        with HttpRouter([server.listener("playground") for server in (one, two)], PrefixAffinity(2)) as router:
+            for number in range(6):
+                prompt = "the city has walls " * 60 + "and gates " * number
+                assert stream_completion(router.address, {"prompt": prompt, "max_tokens": 2, "seed": 1})[1]
+        queries = [server.metric("prefix_cache_queries_total") for server in (one, two)]
+        hits = [server.metric("prefix_cache_hits_total") for server in (one, two)]
+    assert min(queries) == 0 and max(hits) > 0.7 * max(queries)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures the gain in segment-cache hits when prompts with a common prefix go to one replica.
+"""Measures what the choice of the replica is worth: hits in the segment cache, and the time to the first character.
 
-    python tools/affinity.py            # needs HAProxy and a weir program, see local.py
+    python tools/affinity.py [--json FILE]            # needs a weir program, see local.py
 
-Conversations run in turns through HAProxy with `deploy/haproxy.cfg` and two replicas on this machine. Each prompt is the
-conversation before this turn and a new turn. Each balancing method gets the same conversations and new replicas: once with
-caches that hold all conversations, once with caches that hold about half of them. The table lists the share of prompt
-characters that came from a cache, the number of computed characters, and the time to the first character at the clients.
+Four replicas on this machine serve one load through `router.py`, which chooses the replica of each request in turn, by the fewest
+requests, or by the prompt's prefix as `deploy/kubernetes/gateway` does. Half of the load are editing sessions: a document, and after
+each change of its end a completion of a few characters. The other half are questions behind shared prompts. Each way to choose gets
+the same requests, and new replicas.
 """
 
 from __future__ import annotations
@@ -14,138 +14,115 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+import json
 import os
+import platform
 import random
 import statistics
 import time
-from dataclasses import dataclass
-from typing import List, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Type
 
 import local
+from router import HttpRouter, LeastQueue, Policy, PrefixAffinity, stream_completion
 
-from weir_client import Client
-
-TEXT = (local.ROOT / "src/report/english.txt").read_text()
-# Characters of a prompt in the affinity digest: fewer than any conversation begins with.
-PREFIX = 200
-
-BOUND = "    hash-balance-factor 150"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The number and the lengths of the conversations."""
-
-    conversations: int
-    turns: int
-    #: Characters at the beginning of a conversation.
-    opening: int = 400
-    #: Characters that the user adds in each turn.
-    question: int = 120
-    #: Characters that the server generates in each turn.
-    answer: int = 40
-    clients: int = 4
+WORDS = (local.ROOT / "src/report/english.txt").read_text().split()
+REPLICAS = 4
+POLICIES: List[Type[Policy]] = [Policy, LeastQueue, PrefixAffinity]
+#: Editing sessions and shared prompts, with the characters of each at first.
+SESSIONS = 16
+DOCUMENT = 1200
+SHARED = 8
+PREAMBLE = 1000
+#: Characters of a question, and of its answer and of a completion.
+QUESTION = 60
+ANSWER = 24
+COMPLETION = 8
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method of choosing the replica."""
-
-    name: str
-    affinity: bool
-    #: Replacements in haproxy.cfg: old text, new text.
-    changes: Sequence[Sequence[str]] = ()
+def text(order: random.Random, chars: int) -> str:
+    """Returns words in random order."""
+    return " ".join(order.choices(WORDS, k=chars))[:chars]
 
 
-METHODS = [
-    Method("round robin", False, [("balance leastconn", "balance roundrobin")]),
-    Method("fewest streams", False),
-    Method("`weir-affinity`", True),
-    Method("the same, `hash-balance-factor 150`", True, [("    hash-type consistent", f"    hash-type consistent\n{BOUND}")]),
-]
+def requests(rounds: int) -> List[List[str]]:
+    """Returns the prompts of each round, one for each session and as many questions."""
+    order = random.Random(1)
+    documents = [text(order, DOCUMENT) for _ in range(SESSIONS)]
+    preambles = [text(order, PREAMBLE) for _ in range(SHARED)]
+    all_rounds = []
+    for _ in range(rounds):
+        for number, document in enumerate(documents):
+            # The writer deletes some characters and types others.
+            kept = document[: len(document) - order.randrange(20)]
+            documents[number] = kept + text(order, order.randrange(20, 60))
+        questions = [order.choice(preambles) + text(order, QUESTION) for _ in range(SESSIONS)]
+        prompts = documents + questions
+        order.shuffle(prompts)
+        all_rounds.append(prompts)
+    return all_rounds
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The result of one run."""
+def measure(policy: Type[Policy], rounds: int, clients: int) -> Dict[str, Any]:
+    """Runs the load against new replicas."""
+    flags = ["--threads", "1", "--http-listen", "127.0.0.1:0", "--http-metrics", "--cache-memory", "512MiB"]
+    server = functools.partial(local.Server, *flags, "--kv-memory", "1GiB", model=local.DEFAULT)
+    servers = [server() for _ in range(REPLICAS)]
+    try:
+        with HttpRouter([one.listener("playground") for one in servers], policy(REPLICAS)) as router:
 
-    hits: float
-    queries: float
-    first_char_ms: List[float]
-    seconds: float
+            def ask(prompt: str) -> float:
+                # A questioner reads an answer, a writer a completion.
+                chars = COMPLETION if len(prompt) >= DOCUMENT else ANSWER
+                body: Dict[str, object] = {"prompt": prompt, "max_tokens": chars, "seed": 1}
+                return stream_completion(router.address, body)[0] * 1e3
 
-    def row(self, name: str) -> str:
-        """Returns a row of the table."""
-        cuts = statistics.quantiles(self.first_char_ms, n=20)
-        computed = self.queries - self.hits
-        return (
-            f"| {name} | {self.hits / self.queries:.1%} | {computed:,.0f} "
-            f"| {statistics.median(self.first_char_ms):.1f} | {cuts[-1]:.1f} | {self.seconds:.1f} |"
-        )
-
-
-class Conversation:
-    """A conversation whose user turns are slices of an English text."""
-
-    def __init__(self, number: int, plan: Plan) -> None:
-        start = number * len(TEXT) // plan.conversations
-        self._text = TEXT[start:] + TEXT[:start]
-        self._plan = plan
-        self._number = number
-        self._used = plan.opening
-        self._prompt = self._text[: self._used]
-
-    def turn(self, client: Client) -> float:
-        """Runs one turn and returns the milliseconds to the first character."""
-        begun = time.perf_counter()
-        with client.stream(self._prompt, max_chars=self._plan.answer, seed=self._number) as stream:
-            pieces = [next(stream).text]
-            first = (time.perf_counter() - begun) * 1e3
-            pieces += [piece.text for piece in stream]
-        self._prompt += "".join(pieces) + " " + self._text[self._used : self._used + self._plan.question]
-        self._used += self._plan.question
-        return first
-
-
-def run(plan: Plan, method: Method, cache: str) -> Figures:
-    """Runs all conversations in rounds of one turn each. The order of a round is random."""
-    flags = ["--late-headers", "--threads", "1", "--kv-memory", "1GiB", "--cache-memory", cache]
-    server = functools.partial(local.Server, *flags, calibration=2000)
-    with server() as a, server() as b, local.Haproxy([a, b], method.changes) as proxy:
-        with Client(proxy.address, timeout=600, affinity_chars=PREFIX if method.affinity else None) as client:
-            client.wait_until_serving()
-            while any(report.calibration_pending for report in client.report()):
-                time.sleep(0.1)
-            conversations = [Conversation(n, plan) for n in range(plan.conversations)]
-            order = random.Random(1)
             first: List[float] = []
             begun = time.perf_counter()
-            with concurrent.futures.ThreadPoolExecutor(plan.clients) as clients:
-                for _ in range(plan.turns):
-                    order.shuffle(conversations)
-                    first += clients.map(lambda conversation: conversation.turn(client), conversations)
+            with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+                for prompts in requests(rounds):
+                    first += pool.map(ask, prompts)
             seconds = time.perf_counter() - begun
         hits, queries = (
-            sum(server.metric(f"prefix_cache_{name}_total") for server in (a, b)) for name in ("hits", "queries")
+            sum(one.metric(f"prefix_cache_{name}_total") for one in servers) for name in ("hits", "queries")
         )
-    return Figures(hits, queries, first, seconds)
+    finally:
+        for one in servers:
+            one.stop()
+    cuts = statistics.quantiles(first, n=100)
+    return {
+        "policy": policy.name,
+        "requests": len(first),
+        "hit_rate": round(hits / queries, 4),
+        "first_character_p50_ms": round(statistics.median(first), 2),
+        "first_character_p99_ms": round(cuts[98], 2),
+        "seconds": round(seconds, 2),
+    }
 
 
 def main() -> None:
-    """Prints the tables."""
-    parser = argparse.ArgumentParser(description="Cache hits with and without affinity.")
-    parser.add_argument("--conversations", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--caches", default="512MiB,160MiB", help="cache sizes of each replica, separated by commas")
+    """Prints the table, and writes the figures."""
+    parser = argparse.ArgumentParser(description="What the choice of the replica is worth.")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--note", default="", help="what else ran on the machine")
     args = parser.parse_args()
-    plan = Plan(args.conversations, args.turns)
-    print(f"{plan}, {os.cpu_count()} cores, {local.MODEL.name}")
-    for cache in args.caches.split(","):
-        print(f"\ncache of each replica: {cache}\n")
-        print("| replica chosen by | from the cache | characters computed | first character, median ms | 95 % | seconds |")
-        print("|---|---|---|---|---|---|")
-        for method in METHODS:
-            print(run(plan, method, cache).row(method.name), flush=True)
+    figures = [measure(policy, args.rounds, args.clients) for policy in POLICIES]
+    print("| replica chosen by | from the cache | first character, median ms | 99 % |\n|---|---|---|---|")
+    for row in figures:
+        times = f"{row['first_character_p50_ms']:.1f} | {row['first_character_p99_ms']:.0f}"
+        print(f"| {row['policy']} | {row['hit_rate']:.0%} | {times} |")
+    if args.json:
+        machine = f"{os.cpu_count()} cores, {platform.machine()}"
+        load = {
+            "rounds": args.rounds,
+            "clients": args.clients,
+            "replicas": REPLICAS,
+            "block_chars": PrefixAffinity.block,
+        }
+        whole = {"model": local.DEFAULT.name, "machine": machine, "note": args.note, **load, "policies": figures}
+        args.json.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 if __name__ == "__main__":

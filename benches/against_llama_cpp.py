@@ -3,7 +3,7 @@
 
 `weir init` makes the model. This script writes the same weights as GGUF files, checks that both programs give nearly the same
 logits, and then times them in turns. A token is a symbol of the model's 27, so tokens a second are characters a second. Needs the
-packages in `llama_cpp-requirements.txt` and nothing else running:
+packages in `against_llama_cpp-requirements.txt` and nothing else running:
 
     pip install -r benches/against_llama_cpp-requirements.txt
     python benches/against_llama_cpp.py --weir target/release/weir --note "the machine" --out docs/llama-cpp.json

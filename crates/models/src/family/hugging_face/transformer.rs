@@ -10,6 +10,7 @@ use crate::{
     },
 };
 use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     f64::consts::TAU,
@@ -191,6 +192,12 @@ impl Tensors {
 }
 
 /// A product with a matrix.
+/// Minimum multiply-adds of a thread's part of a product. A smaller part takes less time than the thread's start.
+const MIN_PART: usize = 1 << 17;
+
+/// Minimum outputs of a thread's part. candle sums products of fewer outputs, up to 256, in another order (gemm 0.19, `gemm.rs`).
+const MIN_OUTPUTS: usize = 257;
+
 pub(super) struct Projection {
     pub(super) weight: Tensor,
     /// (outputs)
@@ -200,11 +207,28 @@ pub(super) struct Projection {
 impl Projection {
     /// Returns (rows, outputs) for `x` (rows, inputs).
     pub(super) fn apply(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let product = x.matmul(&self.weight.t()?)?;
+        let is_single = x.dim(0)? == 1 && x.device().is_cpu();
+        let product = if is_single { self.shared_product(x)? } else { x.matmul(&self.weight.t()?)? };
         match &self.bias {
             Some(bias) => product.broadcast_add(bias),
             None => Ok(product),
         }
+    }
+
+    /// Returns (1, outputs) for `x` (1, inputs), computed on all threads: candle's product of one row and a matrix runs on one.
+    /// It sums each output by itself, so the result is the same on any number of threads.
+    fn shared_product(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let (outputs, inputs) = self.weight.dims2()?;
+        let most = (outputs * inputs / MIN_PART).min(outputs / MIN_OUTPUTS);
+        let parts = rayon::current_num_threads().min(most).max(1);
+        let width = outputs / parts;
+        let product = |part: usize| {
+            let start = part * width;
+            let end = if part + 1 == parts { outputs } else { start + width };
+            x.matmul(&self.weight.narrow(0, start, end - start)?.t()?)
+        };
+        let products: Vec<Tensor> = (0..parts).into_par_iter().map(product).collect::<candle_core::Result<_>>()?;
+        Tensor::cat(&products, 1)
     }
 }
 
@@ -785,6 +809,24 @@ mod tests {
             let slow = naive(&q, &k, &v, shape, scores, window);
             let difference = fast.iter().zip(&slow).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(difference < 1e-5, "{shape:?}: {difference}");
+        }
+    }
+
+    #[test]
+    fn a_product_has_the_same_bits_on_any_number_of_threads() {
+        let numbers = |count: usize, seed: usize| -> Vec<f32> {
+            (0..count).map(|index| (((index * 7919 + seed * 104_729) % 1013) as f32 / 500.0) - 1.0).collect()
+        };
+        for (outputs, inputs) in [(1, 700), (256, 2000), (257, 2000), (999, 1031), (2048, 768), (7, 100_003)] {
+            let weight = Tensor::from_vec(numbers(outputs * inputs, 1), (outputs, inputs), &Device::Cpu).unwrap();
+            let x = Tensor::from_vec(numbers(inputs, 2), (1, inputs), &Device::Cpu).unwrap();
+            let whole = x.matmul(&weight.t().unwrap()).unwrap().to_vec2::<f32>().unwrap();
+            let projection = Projection { weight, bias: None };
+            for threads in [1, 2, 3, 8] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let shared = pool.install(|| projection.apply(&x)).unwrap().to_vec2::<f32>().unwrap();
+                assert!(shared == whole, "{outputs} × {inputs} on {threads} threads");
+            }
         }
     }
 

@@ -309,6 +309,7 @@ pub(crate) fn record_all(metrics: &Metrics, model: &str) {
     meter.record(EngineEvent::Admitted(Duration::ZERO));
     meter.record(EngineEvent::FirstChar(Duration::ZERO));
     [false, true].iter().for_each(|&boundary| meter.record(EngineEvent::Gap { gap: Duration::ZERO, boundary }));
+    meter.record(EngineEvent::Constrained { kind: "regex", took: Duration::ZERO, refused: false });
     let levels = LevelCounts::from(&[2, 1][..]);
     let usage = Usage { prompt_chars: 4, prompt_segments: 1, levels, ..Usage::default() };
     let timing = &Timing { steps: 1, ..Timing::default() };

@@ -875,7 +875,7 @@ mod tests {
             matcher.consume(symbol).unwrap();
             matcher.update().unwrap();
             text.push(char::from(symbol as u8));
-            if text.len() % 100 == 0 {
+            if text.len().is_multiple_of(100) {
                 assert_eq!(matcher.accepts(), expected.is_match(&text), "{}", text.len());
             }
         }

@@ -424,7 +424,7 @@ struct Folder(PathBuf);
 impl FileSource for Folder {
     fn open(&self, name: &str, _: Need) -> Result<Option<OpenFile>> {
         let Some(file) = files::present(&self.0, name)? else { return Ok(None) };
-        let (bytes, size) = files::open(&file).map_err(Error::io(&file))?;
+        let (bytes, size) = files::open_inside(&self.0, &file)?;
         Ok(Some(OpenFile { bytes: Box::new(bytes), size: Some(size) }))
     }
 

@@ -156,8 +156,13 @@ pub fn present(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
 /// Returns true if a file of the folder is still there after all links are followed. Fails if either does not exist.
 pub(crate) fn is_inside(dir: &Path, file: &Path) -> Result<bool> {
     let target = file.canonicalize().map_err(Error::io(file))?;
+    Ok(target.starts_with(without_links(dir)?))
+}
+
+/// Returns a folder's path without links.
+fn without_links(dir: &Path) -> Result<PathBuf> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    Ok(target.starts_with(dir.canonicalize().map_err(Error::io(dir))?))
+    dir.canonicalize().map_err(Error::io(dir))
 }
 
 // Opens regular files only. A pipe in place of a file would block its reader for ever, and a device would never end.
@@ -174,6 +179,29 @@ pub fn open(path: &Path) -> std::io::Result<(File, u64)> {
     }
     let found = if metadata.is_dir() { "a folder" } else { "a pipe or a device" };
     Err(std::io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, found {found}")))
+}
+
+/// Opens a regular file of a folder, and returns its size. Fails if the opened file is outside of the folder: a link may turn after
+/// [`check_inside`].
+pub fn open_inside(dir: &Path, path: &Path) -> Result<(File, u64)> {
+    let (file, size) = open(path).map_err(Error::io(path))?;
+    match place(&file).or_else(|| path.canonicalize().ok()) {
+        Some(place) if place.starts_with(without_links(dir)?) => Ok((file, size)),
+        _ => Err(Error::checkpoint(path, "the file", "a file in this folder", "a link out of it")),
+    }
+}
+
+/// Returns the path of an open file, if the system reports it.
+#[cfg(target_os = "linux")]
+fn place(file: &File) -> Option<PathBuf> {
+    use std::os::fd::AsRawFd;
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+/// Returns nothing: only Linux reports it.
+#[cfg(not(target_os = "linux"))]
+fn place(_: &File) -> Option<PathBuf> {
+    None
 }
 
 /// Opening a pipe must not wait for its writer. The flag has no effect on a regular file.
@@ -433,6 +461,28 @@ pub(crate) fn explain<'a>(message: &'a str, file: &Path, path: Vec<&'a str>, is_
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_outside_of_the_folder_is_not_opened() {
+        use std::os::unix::fs::symlink;
+        let other = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        fs::write(other.path().join("secret"), "secret").unwrap();
+        fs::write(file("own"), "own").unwrap();
+        symlink("own", file("inside")).unwrap();
+        symlink(other.path().join("secret"), file("outside")).unwrap();
+        for name in ["own", "inside"] {
+            assert_eq!(open_inside(dir.path(), &file(name)).unwrap().1, 3);
+        }
+        let error = open_inside(dir.path(), &file("outside")).unwrap_err().to_string();
+        assert!(
+            error.ends_with("outside: the file: expected a file in this folder, found a link out of it"),
+            "{error}"
+        );
+        assert!(open_inside(dir.path(), &file("none")).is_err());
+    }
 
     /// Files in the place of a folder. The program's tests compare the messages of folders.
     #[test]

@@ -123,7 +123,7 @@ impl Server {
         };
         let token = token.map_err(Error::Setting)?;
         let missing = || Error::Setting(format!("{ADDRESS} or {SERVER}: expected the address of a server, found none"));
-        let (argument, address) = self.address.given().ok_or_else(missing)?;
+        let (argument, address) = self.address.given()?.ok_or_else(missing)?;
         let endpoint = self.tls.endpoint(argument, address).map_err(Error::Setting)?;
         ServerEndpoint { key: Some(token.value()), ..endpoint }.connect().await
     }

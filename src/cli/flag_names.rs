@@ -1,6 +1,6 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::model::IN_PROCESS;
+use crate::cli::model::{IN_PROCESS, is_on_command_line};
 use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`GENERATE`] has the options of
@@ -70,11 +70,7 @@ pub(crate) const ALIASES: [(&str, &str); 5] = [
 
 /// Returns the name by which the user gave a flag.
 fn as_given(flag: &'static str) -> &'static str {
-    let is_given = |alias: &str| {
-        let value = |argument: String| argument.strip_prefix(alias).map(str::to_owned);
-        std::env::args().filter_map(value).any(|value| value.is_empty() || value.starts_with('='))
-    };
-    ALIASES.iter().find(|(main, alias)| *main == flag && is_given(alias)).map_or(flag, |(_, alias)| alias)
+    ALIASES.iter().find(|(main, alias)| *main == flag && is_on_command_line(alias)).map_or(flag, |(_, alias)| alias)
 }
 
 /// Returns all names of the gRPC API that have another here, each with that.

@@ -269,9 +269,9 @@ impl Printer {
         Ok(())
     }
 
-    /// Returns the error of a stream that broke, with what was written before.
+    /// Returns the error of a stream that broke, with what was written before. An error of the output is no such.
     fn broken(&self, error: Error) -> Error {
-        if self.written == 0 {
+        if self.written == 0 || matches!(error, Error::Io { .. }) {
             return error;
         }
         // The message would stand behind the text.

@@ -19,7 +19,7 @@ pub struct Args {
 /// Runs the command. Fails if the server cannot be reached or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
-    let (name, address) = address.given().unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let (name, address) = address.given()?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
     let server = tls.endpoint(name, address).map_err(Error::Setting)?;
     if runtime()?.block_on(async { server.connect().await?.is_serving(&service).await })? {
         return Ok(());

@@ -358,16 +358,26 @@ pub(super) struct AddressArgs {
 }
 
 impl AddressArgs {
-    /// Returns the address with the name of what gives it. The argument comes before the flag.
-    pub(super) fn given(&self) -> Option<(&'static str, &str)> {
+    /// Returns the address with the name of what gives it. The argument comes before the variable. Fails if the flag is there as well.
+    pub(super) fn given(&self) -> Result<Option<(&'static str, &str)>> {
+        if self.address.is_some() && is_on_command_line(SERVER) {
+            return Err(Error::Setting(format!("{SERVER}: expected no value next to {ADDRESS}, found one")));
+        }
         let argument = self.address.as_deref().map(|address| (ADDRESS, address));
-        argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address)))
+        Ok(argument.or_else(|| self.server.as_deref().map(|address| (SERVER, address))))
     }
 
-    /// Takes the argument if it can be no address and the flag gives one: it is the next argument then.
+    /// Takes the argument if it is the next one: next to the flag, and next to its variable if it can be no address.
     pub(super) fn take_other(&mut self) -> Option<String> {
-        self.address.take_if(|address| self.server.is_some() && !address.contains(':'))
+        let has_server = self.server.is_some();
+        self.address.take_if(|address| is_on_command_line(SERVER) || (has_server && !address.contains(':')))
     }
+}
+
+/// Returns true if an argument of this program is this flag.
+pub(super) fn is_on_command_line(flag: &str) -> bool {
+    let value = |argument: OsString| argument.to_str()?.strip_prefix(flag).map(str::to_owned);
+    std::env::args_os().filter_map(value).any(|value| value.is_empty() || value.starts_with('='))
 }
 
 /// The address of a server that `weir serve` starts without settings.

@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
         WindowArg::Reset => ReportWindow::SinceReset,
         WindowArg::Minute => ReportWindow::LastMinute,
     };
-    let (argument, address) = address.given().unwrap_or((ADDRESS, DEFAULT_ADDRESS));
+    let (argument, address) = address.given()?.unwrap_or((ADDRESS, DEFAULT_ADDRESS));
     let server = ServerEndpoint { key, ..tls.endpoint(argument, address).map_err(Error::Setting)? };
     let models = runtime()?.block_on(async {
         let client = server.connect().await?;

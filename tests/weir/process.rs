@@ -397,8 +397,6 @@ fn a_signal_during_model_loading_ends_the_process() {
     program.wait_for_part("signal while loading models: ending at once");
 }
 
-/// Starts a server whose shell has run this command before.
-#[cfg(target_os = "linux")]
 /// The characters before the end of a stream are output, and the error counts them.
 #[test]
 fn a_stream_that_breaks_says_how_much_was_written() {
@@ -418,6 +416,8 @@ fn a_stream_that_breaks_says_how_much_was_written() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// Starts a server whose shell has run this command before.
+#[cfg(target_os = "linux")]
 fn started_after(shell: &str) -> Program {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{shell} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_weir")]).env_clear();

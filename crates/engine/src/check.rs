@@ -33,7 +33,8 @@ pub const BYTES_PER_BYTE: usize = 256;
 /// Default of [`CheckRules::threshold`], chosen for the default model: see its card.
 const DEFAULT_THRESHOLD: f64 = 11.5;
 
-const THRESHOLDS: RangeInclusive<f64> = 0.0..=1000.0;
+/// Bounds of [`CheckRules::threshold`].
+pub const THRESHOLDS: RangeInclusive<f64> = 0.0..=1000.0;
 
 const ALTERNATIVES: RangeInclusive<usize> = 1..=16;
 

@@ -6,6 +6,7 @@
 
 use crate::cli::{
     check::{MAX_WORDS, pieces},
+    flag_names::message,
     lsp::{
         documents::{DocumentText, Documents, PositionEncoding},
         protocol::{CodeActionParams, Severity, TextRange},
@@ -32,6 +33,12 @@ const MAX_CHECKED_BYTES: usize = 256 << 10;
 
 /// Maximum hints of a document.
 const MAX_HINTS: usize = 1000;
+
+/// Maximum spellings in a hint.
+const MAX_ALTERNATIVES: usize = 16;
+
+/// Maximum bytes of a hint's texts: a word and its spellings have at most 41 letters each, and the message repeats these.
+const MAX_HINT_BYTES: usize = 8 << 10;
 
 /// Priority of a check: the lowest.
 const PRIORITY: i32 = -8;
@@ -84,15 +91,16 @@ impl Drop for RunningCheck {
     }
 }
 
-/// The end of a check.
+/// What a check has found so far.
 #[derive(Debug)]
 pub(super) struct CheckEvent {
     number: u64,
     found: Result<Vec<FoundWord>>,
+    is_last: bool,
 }
 
 /// A misspelt word.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct FoundWord {
     /// Its place in the text, in bytes.
     start: usize,
@@ -101,7 +109,7 @@ struct FoundWord {
 }
 
 /// What a hint says about a word, which an editor sends back with a request for quick fixes.
-#[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 struct Spellings {
     word: String,
     /// More probable spellings, best first.
@@ -166,41 +174,44 @@ impl Checks {
         let client = self.client.clone();
         let options = self.options.clone();
         let task = tokio::spawn(async move {
-            let found = check(&client, &options, &text).await;
-            // Nobody listens once the server has ended.
-            let _ = events.send(CheckEvent { number, found }).await;
+            let report = CheckReport { number, events };
+            let found = check(&client, &options, &text, &report).await;
+            report.send(found, true).await;
         });
         self.running = Some(RunningCheck { uri, number, task: task.abort_handle() });
     }
 
-    /// Takes the result of a check: publishes the hints, in place of earlier ones.
+    /// Takes what a check has found: publishes the hints, in place of earlier ones. After a failure there are none.
     pub(super) fn take(&mut self, event: CheckEvent, documents: &Documents, out: &mut Outbox) {
-        let CheckEvent { number, found } = event;
+        let CheckEvent { number, found, is_last } = event;
         let Some(RunningCheck { uri, .. }) = self.running.as_ref().filter(|running| running.number == number) else {
             return;
         };
         let uri = uri.clone();
-        self.running = None;
-        let words = match found {
-            Ok(words) => words,
-            Err(error) => return self.fail(&error, out),
-        };
+        if is_last {
+            self.running = None;
+        }
+        let words = found.unwrap_or_else(|error| {
+            self.fail(error, out);
+            Vec::new()
+        });
         let Some(text) = documents.text(&uri) else { return };
         let hints: Vec<Value> = words.iter().map(|word| hint(word, text, out.encoding)).collect();
         let has_hints = !hints.is_empty();
-        let had_hints = if has_hints { !self.hinted.insert(uri.clone()) } else { self.hinted.remove(&uri) };
+        // The hints of an earlier text stay until there are others, or surely none.
+        let had_hints = if has_hints { !self.hinted.insert(uri.clone()) } else { is_last && self.hinted.remove(&uri) };
         if has_hints || had_hints {
             out.notify("textDocument/publishDiagnostics", json!({ "uri": uri, "diagnostics": hints }));
         }
     }
 
     /// Reports that a check failed. The next change of a document begins another, unless the model cannot check texts.
-    fn fail(&mut self, error: &Error, out: &mut Outbox) {
+    fn fail(&mut self, error: Error, out: &mut Outbox) {
         if matches!(error.code(), Code::FailedPrecondition | Code::Unimplemented) {
             self.is_off = true;
             self.due.clear();
         }
-        out.report(Place::Log, Severity::Info, &format!("misspelt words are not marked: {error}"));
+        out.report(Place::Log, Severity::Info, &format!("misspelt words are not marked: {}", message(error)));
     }
 
     fn end(&mut self, uri: &str) {
@@ -208,8 +219,21 @@ impl Checks {
     }
 }
 
-/// Checks a text piece by piece.
-async fn check(client: &Client, options: &CheckOptions, text: &str) -> Result<Vec<FoundWord>> {
+/// Where a check reports what it has found.
+struct CheckReport {
+    number: u64,
+    events: mpsc::Sender<CheckEvent>,
+}
+
+impl CheckReport {
+    async fn send(&self, found: Result<Vec<FoundWord>>, is_last: bool) {
+        // Nobody listens once the server has ended.
+        let _ = self.events.send(CheckEvent { number: self.number, found, is_last }).await;
+    }
+}
+
+/// Checks a text piece by piece. Sends what it has found to `report` after each.
+async fn check(client: &Client, options: &CheckOptions, text: &str, report: &CheckReport) -> Result<Vec<FoundWord>> {
     let mut found = Vec::new();
     let mut start = 0;
     for piece in pieces(text, options.piece_bytes) {
@@ -234,6 +258,9 @@ async fn check(client: &Client, options: &CheckOptions, text: &str) -> Result<Ve
             }));
         }
         start += piece.len();
+        if start < text.len() {
+            report.send(Ok(found.clone()), false).await;
+        }
     }
     Ok(found)
 }
@@ -255,10 +282,9 @@ fn hint(word: &FoundWord, text: &DocumentText, encoding: PositionEncoding) -> Va
 pub(super) fn quick_fixes(documents: &Documents, encoding: PositionEncoding, params: CodeActionParams) -> Value {
     let CodeActionParams { text_document, context } = params;
     // A kind includes those that it begins.
-    let is_wanted = |only: &String| only.is_empty() || only == QUICK_FIX;
-    let Some(text) = documents.text(&text_document.uri).filter(|_| context.only.iter().flatten().all(is_wanted)) else {
-        return json!([]);
-    };
+    let is_quick_fix = |kind: &String| kind.is_empty() || kind == QUICK_FIX;
+    let is_wanted = context.only.is_none_or(|only| only.iter().any(is_quick_fix));
+    let Some(text) = documents.text(&text_document.uri).filter(|_| is_wanted) else { return json!([]) };
     let mut actions = Vec::new();
     for hint in context.diagnostics.into_iter().take(MAX_HINTS).filter(|hint| hint["source"] == SOURCE) {
         let range = TextRange::deserialize(&hint["range"]);
@@ -268,6 +294,13 @@ pub(super) fn quick_fixes(documents: &Documents, encoding: PositionEncoding, par
         if text.text().get(place) != Some(&*word) {
             continue;
         }
+        let message = &hint["message"];
+        let texts = alternatives.iter().map(String::as_str).chain([&*word]).chain(message.as_str());
+        // Larger ones are not from this server.
+        if alternatives.len() > MAX_ALTERNATIVES || texts.map(str::len).sum::<usize>() > MAX_HINT_BYTES {
+            continue;
+        }
+        let hint = json!({ "range": range, "severity": Severity::Hint as u8, "source": SOURCE, "message": message });
         for (rank, new_text) in alternatives.iter().enumerate() {
             actions.push(json!({
                 "title": format!("Replace by “{new_text}”"),
@@ -322,7 +355,7 @@ mod tests {
             (Some("Replace by “government”"), Some(true))
         );
         assert_eq!(fixes[1]["edit"]["changes"]["a"], json!([{ "range": hint["range"], "newText": "governments" }]));
-        assert_eq!((fixes.as_array().unwrap().len(), &fixes[1]["diagnostics"][0]), (2, &hint));
+        assert_eq!((fixes.as_array().unwrap().len(), &fixes[1]["diagnostics"][0]["range"]), (2, &hint["range"]));
     }
 
     #[test]
@@ -334,6 +367,10 @@ mod tests {
             quick_fixes(documents, PositionEncoding::Utf8, params(hints, only)).as_array().unwrap().len()
         };
         assert_eq!(fixes(&open, &[&own], Some(&["quickfix"])), 2);
+        assert_eq!(fixes(&open, &[&own], Some(&["refactor", "quickfix"])), 2);
+        let mut large = own.clone();
+        large["data"]["alternatives"] = vec!["a"; MAX_ALTERNATIVES + 1].into();
+        assert_eq!(fixes(&open, &[&large], None), 0);
         assert_eq!(fixes(&open, &[&own], Some(&["source.organizeImports"])), 0);
         assert_eq!(fixes(&documents("in a goverment of the"), &[&own], None), 0);
         assert_eq!(fixes(&documents("short"), &[&own], None), 0);

@@ -29,7 +29,7 @@ use std::{
 };
 use tokio::sync::mpsc;
 use weir_client::connection::Client;
-use weir_engine::Limits;
+use weir_engine::{Limits, check::THRESHOLDS};
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
     CompleteDocument, EditFailure, EditRequest, OpenDocument, Until, edit_request::Action as EditAction,
@@ -53,6 +53,11 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Runs the command until the client exits. Fails if the checkpoint is invalid, if the first call fails, if the model does
 /// not continue texts, if the client's messages cannot be read, or if it leaves without `shutdown`.
 pub fn run(args: Args) -> Result<()> {
+    // The first check would only log it.
+    if let Some(threshold) = args.threshold.filter(|threshold| !THRESHOLDS.contains(&f64::from(*threshold))) {
+        let bound = format!("{} to {}", THRESHOLDS.start(), THRESHOLDS.end());
+        return Err(Error::bad_option("--threshold", threshold.to_string(), bound));
+    }
     let limits = Limits { cache_bytes: CACHE_BYTES, calibration: Duration::ZERO, ..Limits::default() };
     let served = args.model.open()?.served(limits)?;
     let name = served.name.clone();

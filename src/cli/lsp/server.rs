@@ -180,16 +180,21 @@ impl LanguageServer {
         if offered.is_some_and(|names| names.iter().any(|name| name == PositionEncoding::Utf8.name())) {
             self.out.encoding = PositionEncoding::Utf8;
         }
-        Ok(json!({
+        // Without checks, there is nothing to fix.
+        let fixes = self.checks.as_ref().map(|_| json!({ "codeActionKinds": [QUICK_FIX] }));
+        let mut answer = json!({
             "serverInfo": { "name": "weir", "version": env!("CARGO_PKG_VERSION") },
             "capabilities": {
                 "positionEncoding": self.out.encoding.name(),
                 "textDocumentSync": { "openClose": true, "change": INCREMENTAL },
                 "completionProvider": {},
                 "inlineCompletionProvider": {},
-                "codeActionProvider": { "codeActionKinds": [QUICK_FIX] },
             },
-        }))
+        });
+        if let Some(fixes) = fixes {
+            answer["capabilities"]["codeActionProvider"] = fixes;
+        }
+        Ok(answer)
     }
 
     /// Begins to complete a document. Returns `None`, because the answer comes later.

@@ -78,6 +78,7 @@ EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 
 # Replaces a shape by a shape of the same kind with small matrices.
 FLAN = (("flan", "golden/t5/t5_v10"),)
 TOKENS = (("path/to/folder", "golden/hugging-face/llama"),)
+BLT = (("path/to/blt-1b-hf", "golden/blt/base"),)
 SMALL = (("models/shapes/", "small/"),)
 BOOK = (("book-summary", "SUMMARIZER"),)
 # Flags that shorten a measurement to seconds.
@@ -218,6 +219,7 @@ PAGES: Dict[str, List[Step]] = {
         converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
         converts("weir convert --from t5 FOLDER t5", "t5/t5_v10"),
         converts("weir convert --from mrt5 FOLDER mrt5", "t5/mrt5"),
+        converts("weir convert --from blt FOLDER blt", "blt/base"),
         Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
         Serves("weir serve --model random"),
         Runs("weir verify --model english", r"english: hourglass, f32, 160 symbols\n.*boundaries +agree.*verified\n"),
@@ -374,6 +376,17 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir summarize --model flan --file article.txt", ".+", (("--model flan", "--model SUMMARIZER"),)),
         converts("weir convert --from hnet SOURCE bytes", "hnet/one_stage"),
         Runs('weir generate --model bytes --prompt "The town was founded"', ".+", (("founded\"", "founded\" --max-chars 20"),)),
+        Serves("weir serve --model path/to/blt-1b-hf --dtype int8", BLT),
+        Runs(
+            'weir segment --model path/to/blt-1b-hf --text "The town was founded" --json',
+            r'.*"boundary_entropy".*',
+            BLT,
+        ),
+        Runs(
+            "weir bench decode --model path/to/blt-1b-hf --dtype int8 --boundary-threshold 1.0,1.335,2.0,3.0",
+            rf".*threshold +SF +bits/char.* 1.335 +{NUMBER} +{NUMBER}.*",
+            (*BLT, ("--dtype int8", "--dtype int8 --context 8 --steps 8")),
+        ),
         Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),
         Runs(
             "weir score --model path/to/folder --file text.txt",

@@ -308,7 +308,7 @@ struct SummarizeArgs {
     bench: BenchArgs,
 }
 
-/// Decoding plans: every batch size with every context length and every boundary wait.
+/// Decoding plans: every batch size with every context length, every boundary wait and every threshold.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
     /// Rows per step. Several batch sizes are measured one after the other.
@@ -326,6 +326,10 @@ struct PlanArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT],
         value_parser = count(0..=MAX_BOUNDARY_WAIT))]
     boundary_wait: Vec<usize>,
+    /// Thresholds, in nats, of the entropies that end segments, in a model that places boundaries by entropies. Several are measured
+    /// one after the other, each also with the bits per character of the sample. Default: the model's threshold.
+    #[arg(long, value_name = "NATS", value_delimiter = ',', allow_negative_numbers = true)]
+    boundary_threshold: Vec<f32>,
 }
 
 impl PlanArgs {
@@ -335,7 +339,12 @@ impl PlanArgs {
         for &context in &self.context {
             for &batch in &self.batch {
                 for &boundary_wait in &self.boundary_wait {
-                    plans.push(DecodePlan { batch, context, steps: self.steps, boundary_wait });
+                    let plan = DecodePlan { batch, context, steps: self.steps, boundary_wait, threshold: None };
+                    if self.boundary_threshold.is_empty() {
+                        plans.push(plan);
+                    }
+                    let thresholds = self.boundary_threshold.iter().copied().map(Some);
+                    plans.extend(thresholds.map(|threshold| DecodePlan { threshold, ..plan }));
                 }
             }
         }
@@ -538,8 +547,26 @@ fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> Strin
 
 fn decode_table(entries: &[DecodeMeasurement]) -> String {
     columns(DECODE, entries.iter().map(decode_line))
+        + &thresholds(entries)
         + &token_lengths(entries.iter())
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+}
+
+/// Returns a table of thresholds with the bits per character and the speed that each gives; empty if none was given.
+fn thresholds(entries: &[DecodeMeasurement]) -> String {
+    let line = |entry: &DecodeMeasurement| {
+        Some(vec![
+            entry.measured.model.clone(),
+            entry.batch.to_string(),
+            entry.boundary_threshold?.to_string(),
+            factor(entry.shortening_factor),
+            entry.bits_per_char.map_or("-".into(), |bits| format!("{bits:.4}")),
+            format!("{:.1}", entry.chars_per_second),
+        ])
+    };
+    let lines: Vec<_> = entries.iter().filter_map(line).collect();
+    let head = "model, batch, threshold, SF, bits/char, chars/s";
+    if lines.is_empty() { String::new() } else { format!("\n{}", columns(head, lines.into_iter())) }
 }
 
 fn prefill_table(entries: &[PrefillMeasurement]) -> String {

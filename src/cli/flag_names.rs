@@ -5,11 +5,12 @@ use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`GENERATE`] has the options of
 /// `weir generate`.
-const NAMES: [(&str, &str); 32] = [
+const NAMES: [(&str, &str); 33] = [
     ("Generate", "`weir generate`"),
     ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
+    ("boundary_threshold", "--boundary-threshold"),
     ("chunk.text", "--file"),
     ("complete.until", "--until"),
     ("model", "--model"),

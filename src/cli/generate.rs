@@ -107,6 +107,7 @@ impl Args {
             // Boundaries are known one step later than their symbols, so plain text does not wait for them.
             details: self.json.then(|| Details { boundaries: Some(true), ..Details::default() }),
             boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+            boundary_threshold: self.boundaries.boundary_threshold,
             speculate: self.speculate.map(|setting| setting.to_string()),
             constraint: self.constraint.message()?,
             ..GenerateRequest::default()

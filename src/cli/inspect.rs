@@ -132,6 +132,9 @@ fn inspect(source: &CheckpointSource, progress: &mut dyn FnMut(u64, u64)) -> Res
 
 /// Number format and size of a tensor in the file.
 fn stored(weights: &Weights, spec: &TensorSpec) -> (&'static str, usize) {
+    if let Some(table) = weights.table(&spec.name) {
+        return (table.dtype().name(), table.file_bytes());
+    }
     let tensor = weights.get(&spec.name);
     tensor.map_or(("-", 0), |tensor| (tensor.dtype().name(), tensor.file_bytes()))
 }
@@ -141,9 +144,28 @@ impl Contents {
         self.specs.iter().filter(|spec| spec.trained).map(|spec| spec.shape.iter().product::<usize>()).sum()
     }
 
+    /// Returns the parameters of each part, by the first word of the tensors' names, if some stay in their file: the table's apart
+    /// from the others'.
+    fn parts(&self) -> Option<Vec<(&str, usize)>> {
+        self.specs.iter().find(|spec| spec.stays_in_file)?;
+        let mut parts: Vec<(&str, usize)> = Vec::new();
+        for spec in self.specs.iter().filter(|spec| spec.trained) {
+            let name = spec.name.split('.').next().unwrap_or_default();
+            match parts.iter_mut().find(|(part, _)| *part == name) {
+                Some((_, numbers)) => *numbers += spec.numbers(),
+                None => parts.push((name, spec.numbers())),
+            }
+        }
+        Some(parts)
+    }
+
     fn boundaries(&self) -> &str {
-        // an H-Net's stages have learned routers, which need no key
-        let default = if self.architecture.get("stages").is_some() { "learned" } else { "none" };
+        // an H-Net's stages have learned routers, and a Byte Latent Transformer has a patcher, which need no key
+        let default = match &*self.config.family {
+            "hnet" => "learned",
+            "blt" => "entropies",
+            _ => "none",
+        };
         self.architecture.pointer("/boundaries/kind").and_then(Value::as_str).unwrap_or(default)
     }
 
@@ -174,6 +196,9 @@ impl Contents {
             vocabulary["specials"] = json!(specials);
         }
         if let Some(marks) = self.vocabulary.marks() {
+            if let Some(first @ 1..) = self.vocabulary.byte_zero() {
+                vocabulary["first_byte"] = json!(first);
+            }
             vocabulary["start"] = json!(marks.start);
             vocabulary["end"] = json!(marks.end);
         }
@@ -187,7 +212,7 @@ impl Contents {
         let tensors = self.tensors().map(
             |(spec, dtype, bytes)| json!({ "name": spec.name, "shape": spec.shape, "dtype": dtype, "bytes": bytes }),
         );
-        json!({
+        let mut contents = json!({
             "path": self.path,
             "family": self.config.family,
             "shape": self.shape,
@@ -207,7 +232,11 @@ impl Contents {
             "sha256": self.sha256,
             "companions": self.entropy_models.iter().map(Self::json).collect::<Vec<_>>(),
             "tensors": tensors.collect::<Vec<_>>(),
-        })
+        });
+        if let Some(parts) = self.parts() {
+            contents["parts"] = parts.into_iter().map(|(part, numbers)| (part.to_owned(), json!(numbers))).collect();
+        }
+        contents
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
@@ -227,6 +256,9 @@ impl Contents {
         ];
         for (name, value) in lines {
             writeln!(out, "{name:<16} {value}")?;
+        }
+        for (part, numbers) in self.parts().unwrap_or_default() {
+            writeln!(out, "{:<16} {part} {}", "  of these", grouped(numbers))?;
         }
         if let Some(isa) = self.isa() {
             writeln!(out, "{:<16} {isa}", "instruction set")?;

@@ -71,6 +71,9 @@ pub struct LoadArgs {
     /// Refuse a checkpoint whose card does not state the SHA-256 of its weights.
     #[arg(long, env = "WEIR_REQUIRE_SHA256", value_parser = clap::builder::BoolishValueParser::new())]
     require_sha256: bool,
+    /// Copy tables that stay in their files, such as a Byte Latent Transformer's vectors of n-grams, into memory.
+    #[arg(long, env = "WEIR_COPY_TABLES", value_parser = clap::builder::BoolishValueParser::new())]
+    copy_tables: bool,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -112,8 +115,9 @@ impl LoadArgs {
     /// checkpoint cannot be read or is invalid.
     pub(super) fn load(&self, source: &CheckpointSource, isa: Option<Isa>) -> Result<Arc<dyn Model>> {
         let settings = self.compute.settings();
-        let require_sha256 = self.require_sha256;
-        load_as(source, &source.name(), &Settings { isa: isa.unwrap_or(settings.isa), require_sha256, ..settings })
+        let Self { require_sha256, copy_tables, .. } = *self;
+        let isa = isa.unwrap_or(settings.isa);
+        load_as(source, &source.name(), &Settings { isa, require_sha256, copy_tables, ..settings })
     }
 }
 
@@ -140,6 +144,9 @@ pub struct BoundaryArgs {
     #[arg(long, value_name = "MODE", value_parser = named(BoundaryMode::ALL.map(BoundaryMode::name), BoundaryMode::parse),
         env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
+    /// Entropy in nats above which a segment ends, in a model that places boundaries by entropies. Default: the model's.
+    #[arg(long, value_name = "NATS", env = "WEIR_BOUNDARY_THRESHOLD", allow_negative_numbers = true)]
+    pub boundary_threshold: Option<f32>,
     /// Seed of all random draws: symbols and, if sampled, boundaries.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     pub seed: u64,
@@ -148,7 +155,12 @@ pub struct BoundaryArgs {
 impl BoundaryArgs {
     /// Converts the flags to the model's options.
     pub fn options(&self) -> BoundaryOptions {
-        BoundaryOptions { mode: self.boundary_mode, noise: Noise::Seeded(self.seed), offset: 0 }
+        BoundaryOptions {
+            mode: self.boundary_mode,
+            noise: Noise::Seeded(self.seed),
+            offset: 0,
+            threshold: self.boundary_threshold,
+        }
     }
 }
 
@@ -400,8 +412,18 @@ const ANY_NUMBER: usize = usize::MAX >> 8;
 
 /// Flags for a model in this process, by clap's ids. With a server they have no effect, because the server loaded the model and sends
 /// no logits.
-pub(super) const IN_PROCESS_FLAGS: [&str; 9] =
-    ["require_sha256", "dtype", "threads", "max_symbols", "device", "mode", "chunk", "logits", "target_ids"];
+pub(super) const IN_PROCESS_FLAGS: [&str; 10] = [
+    "require_sha256",
+    "copy_tables",
+    "dtype",
+    "threads",
+    "max_symbols",
+    "device",
+    "mode",
+    "chunk",
+    "logits",
+    "target_ids",
+];
 
 /// The model of a command, and the server that runs it.
 #[derive(Debug, Clone, clap::Args)]

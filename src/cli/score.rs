@@ -238,6 +238,9 @@ fn scored_text(scores: &Scores, mode: Option<BoundaryMode>, is_pooled: bool) -> 
     }
     object.insert("shortening_factor".into(), json!(shortening_factor));
     object.insert("boundaries".into(), json!(scores.boundaries));
+    if !scores.entropies.is_empty() {
+        object.insert("entropies".into(), json!(scores.entropies));
+    }
     if let levels @ [_, _, ..] = &*scores.levels {
         object.insert("boundary_levels".into(), json!(levels));
     }
@@ -279,6 +282,7 @@ impl Scorer<'_> {
             text: self.text.text.clone(),
             ids: self.text.ids.clone(),
             boundary_mode: self.args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+            boundary_threshold: self.args.boundaries.boundary_threshold,
             seed: Some(self.args.boundaries.seed),
             windows: windows.map(wire).transpose()?,
             exact_logprobs: Some(true),
@@ -322,6 +326,7 @@ impl Scorer<'_> {
         let rounded = characters.iter().filter_map(|scored: &Character| scored.logprob).map(f64::from);
         let logprobs: Vec<f64> = if exact.is_empty() { rounded.collect() } else { exact };
         let mut boundaries: Vec<u8> = characters.iter().filter_map(|scored| scored.boundary).map(u8::from).collect();
+        let entropies = characters.iter().filter_map(|scored| scored.boundary_entropy).collect();
         let has_start = characters.first().is_some_and(|first| first.logprob.is_some());
         if windows.is_none() && has_start {
             // The start-of-text symbol is a segment of its own.
@@ -337,6 +342,7 @@ impl Scorer<'_> {
             levels: levels(characters.iter().map(depth)),
             logprobs,
             boundaries,
+            entropies,
             shortening_factor: summary.window_shortening_factor.or(usage.shortening_factor),
         })
     }
@@ -424,6 +430,8 @@ struct Scores {
     /// 1 for each symbol that ends a segment, otherwise 0. Windows have none for the last symbol. As one sequence, a model with a
     /// start-of-text symbol has one entry more, at the front.
     boundaries: Vec<u8>,
+    /// Entropy after each symbol, if entropies decide boundaries.
+    entropies: Vec<f32>,
     /// Boundaries of each level, if several are known.
     levels: Vec<Vec<u8>>,
     /// Symbols per segment in windows.

@@ -28,6 +28,7 @@ fn call(args: &Args, model: &ServedModel, text: &TextInput) -> Result<SegmentRes
         text: text.text.clone(),
         ids: text.ids.clone(),
         boundary_mode: args.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
+        boundary_threshold: args.boundaries.boundary_threshold,
         seed: Some(args.boundaries.seed),
         ..SegmentRequest::default()
     };
@@ -65,13 +66,14 @@ fn factor(response: &SegmentResponse) -> Option<f64> {
 fn json(response: &SegmentResponse) -> Value {
     let usage = response.usage.unwrap_or_default();
     let list = response.segments.iter().map(|segment| {
-        let Segment { text, char_start, char_end, open, boundary_probability, .. } = segment;
+        let Segment { text, char_start, char_end, open, boundary_probability, boundary_entropy, .. } = segment;
         json!({
             "text": text,
             "start": char_start,
             "end": char_end,
             "closed": !open,
             "boundary_probability": boundary_probability,
+            "boundary_entropy": boundary_entropy,
         })
     });
     let mut object = json!({

@@ -8,12 +8,16 @@ use crate::report::machine::{Machine, MeasuredModel};
 use crate::report::sample::Sample;
 use crate::report::{check_length, quantiles, ratios};
 use serde::Serialize;
+use std::f64::consts::LN_2;
 use std::mem;
 use std::time::{Duration, Instant};
+use weir_kernels::distribution::log_probability;
 use weir_kernels::error::Result;
 use weir_measure::stats::{Quantiles, quantile};
 use weir_models::{
-    contract::{self, BoundaryOptions, Card, Model, Scratch, SequenceRow, StepCost, StepStatus, Want, advance},
+    contract::{
+        self, BoundaryOptions, Card, Model, Scratch, SequenceRow, StepCost, StepStatus, Want, advance, check_mode,
+    },
     usage::{LevelCounts, LevelUsage, by_level},
 };
 
@@ -30,7 +34,7 @@ const WARM_UP: usize = 32;
 const CHUNK: usize = 512;
 
 /// Parameters of the benchmark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodePlan {
     /// Rows of a step.
     pub batch: usize,
@@ -40,12 +44,17 @@ pub struct DecodePlan {
     pub steps: usize,
     /// Rounds that a row may wait for its segment step.
     pub boundary_wait: usize,
+    /// Threshold of the entropies that end segments; the model's if none.
+    pub threshold: Option<f32>,
 }
 
 impl DecodePlan {
     /// Checks the plan against the limits of the model. The error names the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         // at least one step has to fit after the context
+        let boundaries = BoundaryOptions { threshold: self.threshold, ..BoundaryOptions::default() };
+        let flag = |name| if name == "boundary_threshold" { "--boundary-threshold" } else { name };
+        check_mode(&boundaries, card).map_err(|error| error.named(flag))?;
         check_length("--context", self.context, card.max_symbols.saturating_sub(1))?;
         check_length("--context and --steps together", self.context + self.steps, card.max_symbols)
     }
@@ -72,7 +81,7 @@ impl<'a> DecodeBench<'a> {
         let mut scratch = model.scratch();
         for index in 0..plan.batch {
             let start = Sample::start(index);
-            let boundaries = BoundaryOptions { offset: start, ..BoundaryOptions::default() };
+            let boundaries = BoundaryOptions { offset: start, threshold: plan.threshold, ..Default::default() };
             let mut row = SequenceRow::new(model.begin(boundaries)?);
             feed_context(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
             rows.push(row);
@@ -86,6 +95,29 @@ impl<'a> DecodeBench<'a> {
     /// Returns the characters per second of a run, summed over rows.
     pub fn chars_per_second(&self, run: &DecodeRun) -> f64 {
         run.symbols_per_second() * self.sample.chars_per_symbol
+    }
+
+    /// Returns the bits of a character of the sample, from the start of the text, with the plan's threshold. `None` if the plan has
+    /// none. Fails if a step of the model fails.
+    fn bits_per_char(&mut self) -> Result<Option<f64>> {
+        let Some(threshold) = self.plan.threshold else { return Ok(None) };
+        let boundaries = BoundaryOptions { threshold: Some(threshold), ..BoundaryOptions::default() };
+        let mut row = SequenceRow::new(self.model.begin(boundaries)?);
+        let vocabulary = &self.model.card().vocabulary;
+        let start = vocabulary.marks().map(|marks| marks.start);
+        let symbols: Vec<u32> =
+            start.into_iter().chain(self.sample.window(0, self.plan.context + self.plan.steps)).collect();
+        let mut bits = 0.0;
+        for chunk in symbols.windows(2).collect::<Vec<_>>().chunks(CHUNK) {
+            let fed: Vec<u32> = chunk.iter().map(|pair| pair[0]).collect();
+            row.set(&fed, Want::All);
+            advance(self.model, std::slice::from_mut(&mut row), &[0], &mut self.scratch)?;
+            for (pair, logits) in chunk.iter().zip(row.logits.chunks_exact(vocabulary.len())) {
+                bits -= log_probability(logits, pair[1])? / LN_2;
+            }
+        }
+        let predicted = symbols.len().saturating_sub(1);
+        Ok((predicted > 0).then(|| bits / (predicted as f64 * self.sample.chars_per_symbol)))
     }
 
     /// Times the rounds of the plan once, then returns the rows to their context. Fails if a step of the model fails.
@@ -206,6 +238,12 @@ pub struct DecodeMeasurement {
     pub chars_per_symbol: f64,
     /// Rounds that a row may wait for its segment step.
     pub boundary_wait: usize,
+    /// Threshold of the entropies that end segments, if one was given. Left out otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundary_threshold: Option<f32>,
+    /// Bits per character of the sample with this threshold. Left out without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bits_per_char: Option<f64>,
     /// Rounds with a segment step.
     pub middle_steps: usize,
     /// Each level of a model with several levels of chunking, outermost first. Left out for other models.
@@ -226,7 +264,7 @@ pub struct DecodeMeasurement {
 
 impl DecodeMeasurement {
     /// Summarizes a run and measures the bandwidth of the machine. Fails if the run has no steps.
-    pub fn new(bench: &DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
+    pub fn new(bench: &mut DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
         let plan = bench.plan;
         let steps = run.step_ns.len();
         let seconds = run.seconds().max(1e-9);
@@ -255,6 +293,8 @@ impl DecodeMeasurement {
             foreign_letters: bench.sample.foreign,
             chars_per_symbol: bench.sample.chars_per_symbol,
             boundary_wait: plan.boundary_wait,
+            boundary_threshold: plan.threshold,
+            bits_per_char: bench.bits_per_char()?,
             middle_steps: run.middle_steps,
             levels: by_level(run.symbols, &run.levels, &run.level_steps).into_iter().map(MeasuredLevel::from).collect(),
             middle_share: run.middle_ns / 1e9 / seconds,
@@ -271,7 +311,7 @@ pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result
     let sample = Sample::new(&model.card().vocabulary);
     let mut bench = DecodeBench::start(model, &sample, plan)?;
     let run = bench.run()?;
-    DecodeMeasurement::new(&bench, run, machine)
+    DecodeMeasurement::new(&mut bench, run, machine)
 }
 
 /// Results of one timed run of a plan.
@@ -496,8 +536,8 @@ pub fn compare(
         progress(pair + 1);
     }
     let ratio = ratios(speeds.into_iter())?;
-    let a = DecodeMeasurement::new(&a, runs_a, machine)?;
-    let b = DecodeMeasurement::new(&b, runs_b, machine)?;
+    let a = DecodeMeasurement::new(&mut a, runs_a, machine)?;
+    let b = DecodeMeasurement::new(&mut b, runs_b, machine)?;
     let DecodePlan { batch, context, boundary_wait, .. } = plan;
     Ok(DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio })
 }

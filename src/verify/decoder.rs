@@ -92,7 +92,7 @@ impl Reference for Decoder {
 const FIRST_SINUSOID: usize = 2;
 
 /// Base of the rotations' angles (Su et al. 2021).
-const ROTARY_BASE: f64 = 10_000.0;
+pub(super) const ROTARY_BASE: f64 = 10_000.0;
 
 /// γ of xPos (Sun et al. 2023, §3.2).
 const XPOS_GAMMA: f64 = 0.4;
@@ -262,9 +262,10 @@ impl CausalStack<'_> {
                 let by_distance = products(&queries.broadcast_add(&bias("distance_bias")?)?, &vectors)?;
                 (content + by_distance.gather(&pairs.distances, 1)?)? / root
             }
-            Scheme::Rotary => products(&rotate(queries, None)?, &rotate(keys, None)?)? / root,
+            Scheme::Rotary => products(&rotate(queries, ROTARY_BASE, None)?, &rotate(keys, ROTARY_BASE, None)?)? / root,
             Scheme::Xpos { scale_base } => {
-                products(&rotate(queries, Some(scale_base))?, &rotate(keys, Some(-scale_base))?)? / root
+                let queries = rotate(queries, ROTARY_BASE, Some(scale_base))?;
+                products(&queries, &rotate(keys, ROTARY_BASE, Some(-scale_base))?)? / root
             }
             Scheme::Alibi => {
                 let slopes = self.tensors.get("position.slopes")?.to_vec1::<f64>()?;
@@ -313,16 +314,16 @@ pub(super) fn sinusoids(frequencies: &[f64], first: usize, count: usize) -> Cand
     })
 }
 
-/// Rotates each pair of neighbouring numbers by n·θ_m, n = 0, 1 …: (len, head_dim). With xPos's B it also multiplies the pair by
+/// Rotates each pair of neighbouring numbers by n·θ_m, where θ_m follows from `base`, n = 0, 1 …: (len, head_dim). With xPos's B it also multiplies the pair by
 /// ζ_m^(n/B), counted from the middle of the text so that the powers stay in range; a negative B divides.
-pub(super) fn rotate(x: &Tensor, scale_base: Option<f64>) -> CandleResult<Tensor> {
+pub(super) fn rotate(x: &Tensor, base: f64, scale_base: Option<f64>) -> CandleResult<Tensor> {
     let (len, head_dim) = x.dims2()?;
     let pairs = head_dim / 2;
     let turn = |part: fn(f64) -> f64| {
         table(len, pairs, |n, m| {
-            let angle = n as f64 * ROTARY_BASE.powf(-(m as f64) / pairs as f64);
+            let angle = n as f64 * base.powf(-(m as f64) / pairs as f64);
             let zeta = (2.0 * m as f64 + XPOS_GAMMA * head_dim as f64) / ((1.0 + XPOS_GAMMA) * head_dim as f64);
-            let scale = scale_base.map_or(1.0, |base| zeta.powf((n as f64 - len as f64 / 2.0) / base));
+            let scale = scale_base.map_or(1.0, |scale| zeta.powf((n as f64 - len as f64 / 2.0) / scale));
             part(angle) * scale
         })?
         .reshape((len, pairs, 1))

@@ -1,7 +1,7 @@
 //! H-Net (Hwang et al. 2025): stages of an encoder, dynamic chunking, the next stage on the chunks, a moving average and a
 //! decoder. Decisions of inner stages that are close to the threshold count as near ties.
 
-use crate::verify::decoder::{Reach, rotate};
+use crate::verify::decoder::{ROTARY_BASE, Reach, rotate};
 use crate::verify::tensors::{Tensors, convolve, head_of, indices, mask, products, softmax, softplus};
 use crate::verify::{Checkpoint, Given, Input, NearTie, Outputs, Reference};
 use candle_core::{D, Device, Result as CandleResult, Tensor, bail};
@@ -211,7 +211,7 @@ impl Hnet {
             0 => Ok(part),
             _ => {
                 let rest = part.narrow(1, rotary_dim, head_dim - rotary_dim)?;
-                Tensor::cat(&[rotate(&part.narrow(1, 0, rotary_dim)?.contiguous()?, None)?, rest], 1)
+                Tensor::cat(&[rotate(&part.narrow(1, 0, rotary_dim)?.contiguous()?, ROTARY_BASE, None)?, rest], 1)
             }
         };
         let mut outputs = Vec::with_capacity(heads);
@@ -250,7 +250,12 @@ fn moving_average(outputs: &Tensor, routing: &Routing) -> CandleResult<Tensor> {
 }
 
 fn decision(boundary: bool, probability: f64) -> SymbolBoundary {
-    SymbolBoundary { boundary, depth: u8::from(boundary), probability: Some(probability as f32), end_logprob: None }
+    SymbolBoundary {
+        boundary,
+        depth: u8::from(boundary),
+        probability: Some(probability as f32),
+        ..SymbolBoundary::default()
+    }
 }
 
 fn layers(text: &Option<String>) -> CandleResult<&str> {

@@ -176,7 +176,7 @@ impl Hourglass {
 }
 
 fn decision(boundary: bool, probability: Option<f32>) -> SymbolBoundary {
-    SymbolBoundary { boundary, depth: 0, probability, end_logprob: None }
+    SymbolBoundary { boundary, probability, ..SymbolBoundary::default() }
 }
 
 /// Returns decisions that depend on the symbols alone.

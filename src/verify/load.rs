@@ -1,7 +1,7 @@
 //! The table of references: the second implementation of each family.
 
 use crate::verify::{
-    Checkpoint, Reference, ReferenceReader, decoder, hnet, hourglass, hugging_face, lslm, pyramidion, t5,
+    Checkpoint, Reference, ReferenceReader, blt, decoder, hnet, hourglass, hugging_face, lslm, pyramidion, t5,
 };
 use weir_kernels::error::Result;
 use weir_models::checkpoint::{CheckpointSource, hugging_face::FAMILY as HUGGING_FACE};
@@ -14,6 +14,7 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
     ("pyramidion", pyramidion::read),
     ("hnet", hnet::read),
     ("t5", t5::read),
+    ("blt", blt::read),
     (HUGGING_FACE, hugging_face::read),
 ];
 

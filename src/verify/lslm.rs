@@ -115,9 +115,8 @@ impl Lslm {
         let own = &probabilities[1..];
         let decide = |&p: &f64| SymbolBoundary {
             boundary: p >= threshold,
-            depth: 0,
             probability: Some(p as f32),
-            end_logprob: None,
+            ..SymbolBoundary::default()
         };
         Ok((own.iter().map(decide).collect(), own.iter().map(|p| (p - threshold).abs()).collect()))
     }

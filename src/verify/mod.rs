@@ -10,6 +10,7 @@
 //!
 //! To add a family: a file with a [`Reference`], and a line in [`FAMILIES`](load::FAMILIES).
 
+mod blt;
 pub mod decoder;
 mod hnet;
 mod hourglass;
@@ -95,8 +96,8 @@ pub struct Outputs {
     pub logits: Vec<f64>,
     /// The decision for each symbol; empty in a model without segments.
     pub boundaries: Vec<SymbolBoundary>,
-    /// How far each decision is from the opposite one, in units of the probability, or of the entropy if spikes decide. Infinite
-    /// if a rule decides. In a model with a gate: one for each token of the document, in units of the gate's value. Empty on
+    /// How far each decision is from the opposite one, in units of the probability, or of the entropy if spikes decide, or as a
+    /// fraction of the largest entropy if entropies above a threshold do. Infinite if a rule decides. In a model with a gate: one for each token of the document, in units of the gate's value. Empty on
     /// weir's side.
     pub margins: Vec<f64>,
     /// The vectors that each top-k pooling or gate kept.
@@ -252,7 +253,7 @@ pub struct Report {
     /// The first symbol whose boundary differs, within the tolerance or not; the first token of the document in a model that reads
     /// one. `None` if all agree.
     pub first_boundary_difference: Option<usize>,
-    /// The largest difference between two boundary probabilities, between two probabilities of a segment's end, or between two
+    /// The largest difference between two boundary probabilities, between two entropies as fractions of the largest possible, between two probabilities of a segment's end, or between two
     /// scores of kept vectors. Values of a gate count as fractions of the largest, if that is above 1. `None` if nothing is decided
     /// by numbers.
     pub max_abs_decision: Option<f64>,
@@ -427,6 +428,8 @@ struct Decisions {
 impl Decisions {
     fn compare(weir: &Outputs, reference: &Outputs, tolerance: f64) -> Self {
         let mut all = Self { tolerance, unit: 1.0, ..Self::default() };
+        // entropies count as fractions of a uniform prediction's
+        let most = (weir.logits.len() as f64 / weir.boundaries.len().max(1) as f64).max(2.0).ln() as f32;
         for (symbol, (a, b)) in weir.boundaries.iter().zip(&reference.boundaries).enumerate() {
             let margin = reference.margins.get(symbol).copied().unwrap_or(f64::INFINITY);
             if a.boundary != b.boundary {
@@ -436,6 +439,8 @@ impl Decisions {
                 all.decision(symbol, exceeds(margin, tolerance), text);
             }
             all.number(symbol, "the boundary's probability", a.probability, b.probability);
+            let [entropy, other] = [a, b].map(|decision| decision.entropy.map(|entropy| entropy / most));
+            all.number(symbol, "the entropy, as a fraction of the largest,", entropy, other);
             let probability = |logprob: Option<f32>| logprob.map(f32::exp);
             let ends = [probability(a.end_logprob), probability(b.end_logprob)];
             all.number(symbol, "the probability of the segment's end", ends[0], ends[1]);

@@ -5,7 +5,7 @@ use safetensors::{Dtype as StoredDtype, SafeTensors};
 use serde::Deserialize;
 use std::{collections::HashMap, ops::Range, path::Path};
 use weir_kernels::error::{Error, Result};
-use weir_models::checkpoint::{CheckpointSource, Tensor as LoadedTensor, weights};
+use weir_models::checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights};
 use weir_models::load::{self, weights_in_place};
 
 /// The tensors of a checkpoint, by name.
@@ -25,6 +25,11 @@ impl Tensors {
     /// Reads all tensors of a checkpoint. Fails if a file cannot be read.
     pub(super) fn read(source: &CheckpointSource) -> Result<Self> {
         read_tensors(source, DType::F64).map(Self)
+    }
+
+    /// Converts tensors that were read. Fails if candle cannot convert them.
+    pub(super) fn of(weights: &Weights, source: &CheckpointSource) -> Result<Self> {
+        loaded(weights, source, DType::F64).map(Self)
     }
 
     /// Returns a tensor. Fails if the checkpoint has none of this name.
@@ -65,12 +70,17 @@ impl Tensors {
     }
 }
 
+/// Converts tensors that were read from `source` to elements of `dtype`.
+fn loaded(weights: &Weights, source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
+    let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
+    let read = weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect();
+    converted(&source.path(), read, dtype)
+}
+
 /// Reads all tensors of a checkpoint as elements of `dtype`. Fails if a file cannot be read.
 pub(super) fn read_tensors(source: &CheckpointSource, dtype: DType) -> Result<HashMap<String, Tensor>> {
     if let Some(weights) = weights_in_place(source)? {
-        let tensor = |tensor: &LoadedTensor| Tensor::from_slice(&tensor.numbers(), &*tensor.shape, &Device::Cpu);
-        let read = weights.iter().map(|(name, read)| Ok((name.clone(), tensor(read)?))).collect();
-        return converted(&source.path(), read, dtype);
+        return loaded(&weights, source, dtype);
     }
     let mut stored = StoredTensors::default();
     match source {

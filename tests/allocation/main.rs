@@ -76,7 +76,7 @@ fn allocations() -> usize {
 const ATTEMPTS: usize = 20;
 
 /// Returns small models: their names, the shapes that they are made from, and other settings of the architecture.
-fn models() -> [(&'static str, &'static str, Value); 7] {
+fn models() -> [(&'static str, &'static str, Value); 8] {
     let pooled = json!({"pre": 1, "middle": 2, "post": 1});
     let learned = json!({"kind": "learned", "hidden": 32, "threshold": 0.5});
     let spikes = json!({"kind": "entropy-spikes", "window": 2, "companion": "entropy_model"});
@@ -95,14 +95,17 @@ fn models() -> [(&'static str, &'static str, Value); 7] {
         ("decoder", "decoder-xpos-41m", json!({"layers": 2, "window": blocks, "scale_embedding": true, "tied": true})),
         // the predictor ends segments of generated text, so that every step generates a character
         ("latent", "lslm-41m", json!({"pooling": {"hops": 1}, "boundaries": learned, "driver": "predictor"})),
+        ("patches", "blt-41m", json!({"threshold": 3.0})),
     ]
 }
 
 /// Makes the layers of a stack small.
 fn narrow(stack: &mut Value) {
     if stack.get("dim").is_some() {
-        for (key, size) in [("dim", 64), ("heads", 4), ("head_dim", 16), ("feed_forward", 128)] {
-            stack[key] = size.into();
+        for (key, size) in [("dim", 64), ("heads", 4), ("kv_heads", 4), ("head_dim", 16), ("feed_forward", 128)] {
+            if let Some(own) = stack.get_mut(key) {
+                *own = size.into();
+            }
         }
     }
 }

@@ -302,7 +302,7 @@ fn a_run_leaves_the_rows_as_they_were() {
     let machine = Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } };
     let sample = Sample::new(&model.card().vocabulary);
     for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
-        let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait };
+        let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait, threshold: None };
         let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
         let first = decoding.run().unwrap();
         let second = decoding.run().unwrap();
@@ -313,10 +313,10 @@ fn a_run_leaves_the_rows_as_they_were() {
         let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
         assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
     }
-    let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait: 2 };
+    let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait: 2, threshold: None };
     let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
     let first = decoding.run().unwrap();
-    let entry = decode::DecodeMeasurement::new(&decoding, first, &machine).unwrap();
+    let entry = decode::DecodeMeasurement::new(&mut decoding, first, &machine).unwrap();
     assert_eq!((entry.measured.threads, entry.steps, entry.batch), (1, 50, 2));
 }
 
@@ -406,7 +406,7 @@ fn options_out_of_bounds_are_named_with_the_bound() {
         (limit, 1, format!("--context: expected at most {} characters, found {limit}", limit - 1)),
         (limit - 4, 5, format!("--context and --steps together: expected at most {limit} characters, found {over}")),
     ] {
-        let plan = decode::DecodePlan { batch: 1, context, steps, boundary_wait: 64 };
+        let plan = decode::DecodePlan { batch: 1, context, steps, boundary_wait: 64, threshold: None };
         assert_eq!(refusal(plan.check(model.card())), expected);
     }
     for (symbols, chunk, expected) in [

@@ -25,7 +25,7 @@ pub(crate) struct Configuration {
 
 pub(crate) fn configurations() -> Vec<Configuration> {
     const FEWER_BITS: [Dtype; 3] = [Dtype::Bf16, Dtype::Int8, Dtype::Int4];
-    let golden: [(&str, &[&str], &[Dtype]); 7] = [
+    let golden: [(&str, &[&str], &[Dtype]); 9] = [
         ("dynamic-pooling", &CASES, &Dtype::ALL),
         ("lslm", &LSLM_CASES, &Dtype::ALL),
         ("hnet", &HNET_CASES, &[Dtype::F32]),
@@ -33,6 +33,8 @@ pub(crate) fn configurations() -> Vec<Configuration> {
         ("torchscale", &decoder::CASES, &[Dtype::F32]),
         ("torchscale", &["xpos_bca", "xpos_full", "alibi_bca", "xpos_sliding"], &FEWER_BITS),
         ("hugging-face", &hugging_face::MODEL_TYPES, &[Dtype::F32]),
+        ("blt", &BLT_CASES, &[Dtype::F32]),
+        ("blt", &["base", "widths", "windows"], &FEWER_BITS),
     ];
     let golden = golden.into_iter().flat_map(|(folder, cases, dtypes)| {
         let all = cases.iter().flat_map(move |case| dtypes.iter().map(move |&dtype| (case, dtype)));
@@ -49,7 +51,7 @@ pub(crate) fn configurations() -> Vec<Configuration> {
                 // Prompts are segmented as in the other mode.
                 continue;
             }
-            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0 };
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0, threshold: None };
             let name = format!("{name}, {}", mode.name());
             all.push(Configuration { name, model: model.clone(), boundaries });
         }
@@ -482,7 +484,9 @@ const LONG: usize = 2000;
 /// Returns true if every layer of a configuration has a window and no document is kept.
 fn is_windowed(Configuration { name, model, .. }: &Configuration) -> bool {
     let windows = ["blocks of", "last 40", "scaled", "windows", "xpos-last", "_bca", "sliding"];
-    windows.iter().any(|window| name.contains(window)) && model.document_encoder().is_none()
+    // the global transformer of the Byte Latent Transformer reads all patches
+    let reads_all = model.document_encoder().is_some() || model.card().family == "blt";
+    windows.iter().any(|window| name.contains(window)) && !reads_all
 }
 
 /// Rebuilds a sequence from a replay start by feeding the rest of `text`. Checks that it allows no other use before it is

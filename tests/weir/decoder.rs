@@ -9,7 +9,10 @@ use crate::{
 };
 use weir::models::{
     family::decoder::Work,
-    nn::{attention::HookPoint, position::Rotary},
+    nn::{
+        attention::HookPoint,
+        position::{ROTARY_BASE, Rotary},
+    },
 };
 
 /// Fixture cases with a complete model.
@@ -81,7 +84,7 @@ fn the_operator_equals_the_official_one_at_great_lengths() {
         let dim = number("head_dim");
         let length = number("key_len");
         let base = number("scale_base");
-        let rotary = Rotary::new(dim, Some(base as f64), None, length);
+        let rotary = Rotary::new(dim, ROTARY_BASE, Some(base as f64), None, length);
         let block = rotary.block();
         let rows = |name: &str| golden.ids(&format!("{id}.{name}"));
         let q_rows = rows("q_rows");

@@ -440,6 +440,11 @@ fn refusal(given: &str, changes: &[&str]) -> String {
         }
         "verify" => reference(&dir.into()).err().expect("it is refused").to_string(),
         "hugging-face" => loaded(),
+        "blt" => {
+            let error = converted(Source::Blt);
+            assert_eq!(loaded(), error);
+            error
+        }
         family => {
             let error = converted(source_of(family, given.split_once('/').unwrap().1).unwrap());
             // weir also reads these folders as they are.

@@ -464,7 +464,8 @@ fn generating_and_scoring_report_the_same_details() {
     }
 }
 
-const MODE: BoundaryOptions = BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: Noise::Seeded(0), offset: 0 };
+const MODE: BoundaryOptions =
+    BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: Noise::Seeded(0), offset: 0, threshold: None };
 
 /// Generates in the mode `nxt` and calls `each` after every step. Returns the final session and row.
 fn write(

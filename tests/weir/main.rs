@@ -10,8 +10,8 @@ use crate::golden::Golden;
 use crate::process::Server;
 use crate::summaries::write_random_model;
 use crate::support::{
-    Alone, CASES, HNET_CASES, LSLM_CASES, Random, checkpoint, converted, difference, fixture, fixture_in, full,
-    golden_data, long_runs, model_of, text_symbols,
+    Alone, BLT_CASES, CASES, HNET_CASES, LSLM_CASES, Random, checkpoint, converted, difference, fixture, fixture_in,
+    full, golden_data, long_runs, model_of, text_symbols,
 };
 use prost::Message;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -66,6 +66,7 @@ use weir_proto::v1::summarize_request::Part;
 use weir_proto::v1::{self, GenerateRequest, GenerateResponse, SummarizeOptions, SummarizeRequest};
 mod anywhere;
 mod bench;
+mod blt;
 mod browser;
 mod cases;
 mod certificates;

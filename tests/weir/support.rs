@@ -23,7 +23,7 @@ pub(crate) fn golden_data(folder: &str) -> PathBuf {
 }
 
 /// The complete models of tests/golden: folder and cases.
-pub(crate) const GOLDEN: [(&str, &[&str]); 7] = [
+pub(crate) const GOLDEN: [(&str, &[&str]); 8] = [
     ("dynamic-pooling", &CASES),
     ("torchscale", &decoder::CASES),
     ("lslm", &LSLM_CASES),
@@ -31,6 +31,7 @@ pub(crate) const GOLDEN: [(&str, &[&str]); 7] = [
     ("pyramidion", &PYRAMIDION_CASES),
     ("t5", &T5_CASES),
     ("hugging-face", &hugging_face::MODEL_TYPES),
+    ("blt", &BLT_CASES),
 ];
 
 /// Returns what converts a case of a folder of tests/golden, unless weir reads it as it is.
@@ -155,6 +156,10 @@ pub(crate) fn t5_shortened(source_length: usize) -> TempDir {
 /// Fixture cases of the H-Nets.
 pub(crate) const HNET_CASES: [&str; 6] =
     ["one_stage", "one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters", "attention_only"];
+
+/// Fixture cases of the Byte Latent Transformer.
+pub(crate) const BLT_CASES: [&str; 8] =
+    ["base", "widths", "all_layers", "max_patch", "windows", "published_form", "tied", "no_hash"];
 
 /// Fixture cases of the encoder-decoders with a pooled document.
 pub(crate) const PYRAMIDION_CASES: [&str; 11] = [

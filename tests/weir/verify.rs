@@ -281,8 +281,16 @@ fn every_instruction_set_and_number_format_is_verified() {
     // reference's own weights to int8 changes its logits by up to 0.78 of the largest.
     let unstable =
         ["one_stage_padded", "two_stage", "two_stage_padded", "mixed_letters"].map(|case| checkpoint("hnet", case));
+    // Rounding to bf16 moves the logits of random Byte Latent Transformers by up to 0.06 of the largest in the official code as well,
+    // and to int8 by more.
+    let patches = BLT_CASES.map(|case| checkpoint("blt", case));
+    let no_ngrams = checkpoint("blt", "no_hash");
     for dtype in [Dtype::Bf16, Dtype::Int8] {
-        for folder in folders.iter().filter(|&&folder| dtype != Dtype::Int8 || !unstable.contains(folder)) {
+        let fits = |folder: &PathBuf| match dtype {
+            Dtype::Int8 => !unstable.contains(folder) && !patches.contains(folder),
+            _ => *folder != no_ngrams,
+        };
+        for folder in folders.iter().filter(|folder| fits(folder)) {
             let report = compare_with(folder, &Settings { dtype, ..settings() }, 8);
             assert!(report.ok && report.max_rel > 2e-5, "{} {}: {report:?}", dtype.name(), folder.display());
         }

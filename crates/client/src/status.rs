@@ -43,8 +43,8 @@ pub const UNKNOWN_MODEL: &str = "UNKNOWN_MODEL";
 pub const UNKNOWN_DOCUMENT: &str = "UNKNOWN_DOCUMENT";
 
 /// The names in errors for which programs have names of their own: methods, and fields of requests, dotted as on the wire.
-const NAMES: &str = "Generate Summarize model name path text ids prompt prompt_ids resume_text resume_ids boundary_mode priority \
-    speculate block_chars normalise threshold chunk chunk.text chunk.ids complete.until windows.length windows.stride details.top_logprobs \
+const NAMES: &str = "Generate Summarize model name path text ids prompt prompt_ids resume_text resume_ids boundary_mode \
+    boundary_threshold priority speculate block_chars normalise threshold chunk chunk.text chunk.ids complete.until windows.length windows.stride details.top_logprobs \
     sampling.temperature sampling.top_k sampling.top_p sampling.min_p sampling.repetition_penalty \
     sampling.presence_penalty sampling.frequency_penalty sampling.seed sampling.logit_bias stopping.max_chars \
     stopping.min_chars stopping.max_segments stopping.stop options.beam_size options.hypotheses options.length_penalty \

@@ -257,6 +257,8 @@ pub struct Card {
     pub max_symbols_why: Option<&'static str>,
     /// Boundary modes that the model has; the first is the default.
     pub boundary_modes: Vec<BoundaryMode>,
+    /// Default threshold of the entropies that end segments, in nats, if requests may set it.
+    pub boundary_threshold: Option<f32>,
     /// (V): the logits before the first symbol of a text, if the model has a start mark.
     pub first_logits: Option<Arc<[f32]>>,
     /// True if it pools, that is, if it can close segments.
@@ -349,6 +351,7 @@ impl Card {
             max_symbols: 100,
             max_symbols_why: None,
             boundary_modes: Vec::new(),
+            boundary_threshold: None,
             first_logits: None,
             pooled: true,
             begins_chunks: false,
@@ -484,6 +487,8 @@ pub struct SymbolBoundary {
     pub depth: u8,
     /// Output of a learned predictor. Not calibrated: the official training applies the sigmoid twice.
     pub probability: Option<f32>,
+    /// Entropy in nats of the next symbol's prediction by a model that places boundaries; they end segments where it is high.
+    pub entropy: Option<f32>,
     /// ln p of the segment-end mark after this symbol. Present if a mark ends the segment here and all logits were wanted.
     pub end_logprob: Option<f32>,
 }
@@ -525,6 +530,9 @@ pub struct BoundaryOptions {
     pub noise: Noise,
     /// Position of the sequence's first symbol in its stream, from whose start fixed boundaries count.
     pub offset: usize,
+    /// Threshold in nats of the entropies that end segments; the model's default if none. An error in a model without
+    /// [one](Card::boundary_threshold).
+    pub threshold: Option<f32>,
 }
 
 /// How a learned predictor's output becomes a boundary. Other boundary sources have exactly one mode.
@@ -1178,8 +1186,21 @@ impl SamplingDefaults {
     }
 }
 
-/// Rejects a boundary mode that the model lacks.
+/// Maximum threshold of entropies, in nats, that a request may set. No prediction of the symbols that models have is as uncertain.
+pub const MAX_THRESHOLD: f32 = 100.0;
+
+/// Rejects a boundary mode that the model lacks, and a threshold that it lacks or that is out of bounds.
 pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
+    if let Some(threshold) = boundaries.threshold {
+        let bound = match card.boundary_threshold {
+            None => format!("none: the boundaries of {} have no threshold that requests may set", card.name),
+            Some(_) if (0.0..=MAX_THRESHOLD).contains(&threshold) => String::new(),
+            Some(_) => format!("0 to {MAX_THRESHOLD}, in nats"),
+        };
+        if !bound.is_empty() {
+            return Err(Error::bad_option("boundary_threshold", threshold.to_string(), bound));
+        }
+    }
     match boundaries.mode {
         Some(mode) if !card.boundary_modes.contains(&mode) => Err(unknown_mode(mode.name(), card)),
         _ => Ok(()),

@@ -49,8 +49,8 @@ pub fn load_as(source: &CheckpointSource, name: &str, settings: &Settings) -> Re
 pub fn needs(source: &CheckpointSource, settings: &Settings) -> Result<usize> {
     let config = config(source)?;
     let blueprint = blueprint(&config, &source.config_file())?;
-    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
-    let twice = weights.saturating_mul(2 * size_of::<f32>());
+    let weights = blueprint.tensors().iter().map(TensorSpec::loaded_numbers).fold(0, usize::saturating_add);
+    let twice = weights.saturating_mul(2 * size_of::<f32>()).saturating_add(copied_bytes(&*blueprint, settings));
     let computed = blueprint.computed_numbers().saturating_mul(size_of::<f32>());
     let mut all = twice.saturating_add(computed).saturating_add(settings.memory_bytes);
     for entropy_model in entropy_models(source, &config, &*blueprint)? {
@@ -80,7 +80,7 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
         let expected = "a model whose pooling can be turned off: MrT5 with its gate";
         return Err(Error::checkpoint(source.config_file(), "architecture", expected, blueprint.shape()));
     }
-    check_address_space(source, &*blueprint)?;
+    check_address_space(source, &*blueprint, settings)?;
     let (weights, sha256) = weights(source, &*blueprint, &mut |_, _| {})?;
     // Damaged n-grams are reported even if the model has no use for them.
     let ngrams = ngrams(source, &config)?.filter(|_| blueprint.speculates());
@@ -95,15 +95,22 @@ fn load_with_threads(source: &CheckpointSource, name: String, settings: &Setting
     })
 }
 
+/// Maximum bytes of the tables that the settings copy into memory.
+fn copied_bytes(blueprint: &dyn Blueprint, settings: &Settings) -> usize {
+    let tables = blueprint.tensors().into_iter().filter(|spec| settings.copy_tables && spec.stays_in_file);
+    tables.map(|spec| spec.numbers().saturating_mul(size_of::<f32>())).fold(0, usize::saturating_add)
+}
+
 /// Memory that a program takes next to the weights of a model, while it is loaded and for the first steps.
 const LOADING_BYTES: usize = 64 << 20;
 
 /// Checks that the limit of address space (`ulimit -v`), if there is one, has room for a model. The allocator would end the process.
-fn check_address_space(source: &CheckpointSource, blueprint: &dyn Blueprint) -> Result<()> {
+fn check_address_space(source: &CheckpointSource, blueprint: &dyn Blueprint, settings: &Settings) -> Result<()> {
     let Some((limit, used)) = address_space() else { return Ok(()) };
-    let weights = blueprint.tensors().iter().map(TensorSpec::numbers).fold(0, usize::saturating_add);
+    let weights = blueprint.tensors().iter().map(TensorSpec::loaded_numbers).fold(0, usize::saturating_add);
     let numbers = weights.saturating_mul(2).saturating_add(blueprint.computed_numbers());
-    let needed = numbers.saturating_mul(size_of::<f32>()).saturating_add(LOADING_BYTES);
+    let copied = copied_bytes(blueprint, settings);
+    let needed = numbers.saturating_mul(size_of::<f32>()).saturating_add(LOADING_BYTES).saturating_add(copied);
     let left = limit.saturating_sub(used);
     if needed <= left {
         return Ok(());
@@ -339,7 +346,7 @@ mod tests {
     use crate::load::fill;
 
     fn spec(shape: &[usize], init: Init) -> TensorSpec {
-        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true, tied_to: None }
+        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true, tied_to: None, stays_in_file: false }
     }
 
     #[test]

@@ -51,6 +51,10 @@ pub(super) struct ModelsArgs {
     #[arg(long, alias = "unpooled-twins", value_name = "BOOL", env = "WEIR_UNPOOLED_BASELINES", default_value = "false",
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     unpooled_baselines: String,
+    /// Copy tables that stay in their files, such as a Byte Latent Transformer's vectors of n-grams, into memory.
+    #[arg(long, value_name = "BOOL", env = "WEIR_COPY_TABLES", default_value = "false", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true")]
+    copy_tables: String,
     /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
@@ -155,6 +159,7 @@ impl ModelsArgs {
         settings.max_symbols =
             self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
         settings.require_sha256 = checks.switch("--require-sha256", &self.require_sha256);
+        settings.copy_tables = checks.switch("--copy-tables", &self.copy_tables);
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
     }

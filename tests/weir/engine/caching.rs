@@ -77,7 +77,7 @@ fn tenants_seeds_and_modes_share_no_cache_entry() {
     let warm = engine(&model, CACHE);
     let prompt = text(5, 100);
     let cached = |tenant: &str, mode, seed| {
-        let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(seed), offset: 0 };
+        let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(seed), offset: 0, threshold: None };
         let job = Job::Generate(request(&prompt, 3, &boundaries));
         read(warm.submit(job, terms_of(tenant)).unwrap()).unwrap().usage.cached_chars > 0
     };

@@ -164,8 +164,9 @@ fn only_symbols_without_requested_details_may_be_skipped() {
 #[test]
 fn a_cache_key_holds_the_inputs_of_the_boundaries() {
     let model = fixture("gumbel");
-    let key =
-        |mode, noise, offset| Key::for_sequence(&"a".into(), &BoundaryOptions { mode, noise, offset }, model.card());
+    let key = |mode, noise, offset| {
+        Key::for_sequence(&"a".into(), &BoundaryOptions { mode, noise, offset, threshold: None }, model.card())
+    };
     let threshold = Some(BoundaryMode::Threshold);
     let plain = key(None, Noise::Seeded(1), 0).unwrap();
     assert_eq!(Some(&plain), key(threshold, Noise::Seeded(2), 0).as_ref(), "the seed has no effect on thresholds");
@@ -211,7 +212,7 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
         .map(|case| (format!("{CHUNKING}{case}"), Dtype::F32, model_of("hnet", case, Dtype::F32)));
     for (case, dtype, model) in fixtures.chain(latent).chain(chunking) {
         for &mode in &model.card().boundary_modes {
-            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0, threshold: None };
             all.push((format!("{case}, {}, {}", dtype.name(), mode.name()), model.clone(), boundaries));
         }
     }

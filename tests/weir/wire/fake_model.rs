@@ -153,7 +153,7 @@ impl FakeState {
         };
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         self.bytes.fetch_add(1, SeqCst);
-        Ok(SymbolBoundary { boundary, depth: 0, probability: Some(if space { 0.75 } else { 0.25 }), end_logprob: None })
+        Ok(SymbolBoundary { boundary, probability: Some(if space { 0.75 } else { 0.25 }), ..SymbolBoundary::default() })
     }
 
     fn logits(&self, vocabulary: usize) -> Vec<f32> {

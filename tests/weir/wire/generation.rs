@@ -168,6 +168,7 @@ async fn a_text_is_cut_into_segments() {
         char_start: chars.0,
         char_end: chars.1,
         boundary_probability: Some(if open { 0.25 } else { 0.75 }),
+        boundary_entropy: None,
         open,
         chunk_depth: 0,
     };

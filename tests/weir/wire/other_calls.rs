@@ -256,7 +256,7 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         let text = vocabulary.decode(&Random::new(7).text(length, vocabulary.len()));
         let symbols = vocabulary.encode("text", &text, usize::MAX).unwrap();
         for &mode in &model.card().boundary_modes {
-            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), offset: 0 };
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), offset: 0, threshold: None };
             let mode = Some(mode.name().to_owned());
             let request = v1::ScoreRequest { boundary_mode: mode, seed: Some(9), ..request(&text, of) };
             let mut marks = Vec::new();

@@ -44,6 +44,8 @@ class Character:
     ends_text: bool
     #: Probability of all characters that the form of the text allows here, if log-probabilities were requested.
     constraint_mass: Optional[float] = None
+    #: Entropy in nats of the prediction that decides whether a segment ends, if entropies decide.
+    boundary_entropy: Optional[float] = None
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ SAMPLING_SUBMESSAGES = {name: "sampling" for name in SamplingOptions.__annotatio
 _SUBMESSAGES = {
     "model": "",
     "boundary_mode": "",
+    "boundary_threshold": "",
     "priority": "",
     "prompt_ids": "",
     "resume_text": "",
@@ -93,6 +94,8 @@ class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     ignore_eos: Optional[bool]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
+    #: Entropy in nats above which a segment ends, in a model with a `boundary_threshold`.
+    boundary_threshold: Optional[float]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
     #: "auto", "off" or a number from 1 to 16: how the server guesses characters. The text does not depend on it.

@@ -146,6 +146,8 @@ class Model:
     tolerance: Optional[float]
     #: The model's purpose, in a few words; empty if its card does not state one.
     scope: str
+    #: Default of `boundary_threshold`, if requests may set it.
+    boundary_threshold: Optional[float]
 
 
 class ModelCalls(Caller):

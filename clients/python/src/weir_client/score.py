@@ -17,7 +17,9 @@ from ._types import Character, LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Score", pb.ScoreRequest, pb.ScoreResponse)
 
-_SUBMESSAGES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "priority", "ids", "exact_logprobs"], "")
+_SUBMESSAGES = dict.fromkeys(
+    ["model", "top_logprobs", "boundary_mode", "boundary_threshold", "seed", "priority", "ids", "exact_logprobs"], ""
+)
 
 
 class ScoreOptions(CallOptions, total=False):
@@ -29,6 +31,8 @@ class ScoreOptions(CallOptions, total=False):
     top_logprobs: Optional[int]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
+    #: Entropy in nats above which a segment ends, in a model with a `boundary_threshold`.
+    boundary_threshold: Optional[float]
     #: Seed of the random number generator of boundary mode "sampled".
     seed: Optional[int]
     #: -8 to 7; 0 by default.

@@ -17,7 +17,7 @@ from ._types import LevelUsage, Timing, Usage
 
 METHOD = Method("/weir.v1.Generation/Segment", pb.SegmentRequest, pb.SegmentResponse)
 
-_SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "seed", "priority", "ids"], "")
+_SUBMESSAGES = dict.fromkeys(["model", "boundary_mode", "boundary_threshold", "seed", "priority", "ids"], "")
 
 
 class SegmentOptions(CallOptions, total=False):
@@ -27,6 +27,8 @@ class SegmentOptions(CallOptions, total=False):
     model: Optional[str]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
+    #: Entropy in nats above which a segment ends, in a model with a `boundary_threshold`.
+    boundary_threshold: Optional[float]
     #: Seed of the random number generator of boundary mode "sampled".
     seed: Optional[int]
     #: -8 to 7; 0 by default.
@@ -53,6 +55,8 @@ class Segment:
     open: bool
     #: Number of levels at which a chunk begins with the first character. 0 in models without chunking.
     chunk_depth: int
+    #: Entropy in nats after the last character, if entropies decide boundaries.
+    boundary_entropy: Optional[float]
 
 
 @dataclass(frozen=True)

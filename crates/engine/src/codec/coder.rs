@@ -195,7 +195,7 @@ impl Code {
 
 /// Returns the boundary options of a block: the model's first boundary mode, and a fixed seed if boundaries are sampled.
 pub(crate) fn boundaries() -> BoundaryOptions {
-    BoundaryOptions { mode: None, noise: Noise::Seeded(0), offset: 0 }
+    BoundaryOptions { mode: None, noise: Noise::Seeded(0), offset: 0, threshold: None }
 }
 
 /// Returns the windows in which a model reads a block by default: twice its training length, of which it predicts three quarters.

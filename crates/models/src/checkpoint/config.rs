@@ -66,6 +66,8 @@ pub enum VocabularyConfig {
     SparseBytes(u32, usize, Vec<AddedToken>),
     /// Byte values, two of which mark the start and the end of a text.
     DelimitedBytes(TextMarks),
+    /// Byte values from this id on, and the marks before it.
+    BytesAfterMarks(u32, TextMarks),
     /// Byte values, one of which ends a text when the model generates it.
     BytesWithEnd(u32),
     /// Number of ids, and the file name of the tokenizer whose pieces they are, if there is one.
@@ -107,7 +109,11 @@ impl TryFrom<Kinds> for VocabularyConfig {
         }
         let pieces = size.is_some() || tokenizer.is_some();
         if !unmarked {
-            let alone = symbols.is_none() && first_byte.is_none() && specials.is_none() && !pieces;
+            let alone = symbols.is_none() && specials.is_none() && !pieces;
+            if let (Some(true), Some(start), Some(end), Some(first), true) = (bytes, start, end, first_byte, alone) {
+                return Ok(Self::BytesAfterMarks(first, TextMarks { start, end }));
+            }
+            let alone = alone && first_byte.is_none();
             return match (bytes, start, end) {
                 (Some(true), Some(start), Some(end)) if alone => Ok(Self::DelimitedBytes(TextMarks { start, end })),
                 (Some(true), None, Some(end)) if alone => Ok(Self::BytesWithEnd(end)),
@@ -215,6 +221,7 @@ impl Config {
         struct FormatKey {
             format: Option<Box<RawValue>>,
             model_type: Option<Box<RawValue>>,
+            args: Option<Box<RawValue>>,
         }
         let expected = format!("{FORMAT:?}");
         let keys: FormatKey = files::parse(text, file, "")?;
@@ -225,6 +232,11 @@ impl Config {
             }
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
+            None if keys.args.is_some_and(|args| args.get().contains("patch")) => {
+                let expected = "Hugging Face's form of the Byte Latent Transformer, which transformers' \
+                                convert_blt_weights_to_hf.py writes";
+                return Err(Error::checkpoint(file, "args", expected, "a folder in the form of facebookresearch/blt"));
+            }
             None => {
                 let other = "`weir convert --help` lists other projects whose checkpoints weir can convert";
                 let expected = format!("{expected}, or model_type in a Hugging Face folder ({other})");
@@ -269,6 +281,9 @@ impl Config {
             VocabularyConfig::Bytes(false) => Err(VocabularyError::new("vocabulary.bytes", "true", "false")),
             VocabularyConfig::DelimitedBytes(marks) => Vocabulary::byte_level_with_marks(*marks, normaliser),
             VocabularyConfig::BytesWithEnd(end) => Vocabulary::byte_level_with_end(*end, normaliser),
+            VocabularyConfig::BytesAfterMarks(first, marks) => {
+                Vocabulary::bytes_after_marks(*first, *marks, normaliser)
+            }
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
                 Vocabulary::from_symbols_with_specials(symbols, *specials, normaliser)
             }
@@ -299,6 +314,9 @@ impl Config {
             VocabularyConfig::Bytes(bytes) => serde_json::json!({ "bytes": bytes }),
             VocabularyConfig::DelimitedBytes(TextMarks { start, end }) => {
                 serde_json::json!({ "bytes": true, "start": start, "end": end })
+            }
+            VocabularyConfig::BytesAfterMarks(first, TextMarks { start, end }) => {
+                serde_json::json!({ "bytes": true, "first_byte": first, "start": start, "end": end })
             }
             VocabularyConfig::BytesWithEnd(end) => serde_json::json!({ "bytes": true, "end": end }),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {

@@ -33,11 +33,14 @@ const MAX_GENERATION_BYTES: u64 = 1 << 20;
 const UNBOUNDED_TRAINING_LENGTH: usize = 2048;
 
 /// Values of `model_type` whose checkpoints `weir convert` reads, and the kind of source that they are for it.
-pub const CONVERTED: [(&str, &str); 5] =
-    [("t5", "t5"), ("mt5", "t5"), ("longt5", "t5"), ("mrt5", "mrt5"), ("gpt2", "gpt2")];
+pub const CONVERTED: [(&str, &str); 6] =
+    [("t5", "t5"), ("mt5", "t5"), ("longt5", "t5"), ("mrt5", "mrt5"), ("gpt2", "gpt2"), ("blt", "blt")];
 
 /// Values of `model_type` of the family `t5`, which reads such folders without conversion.
 pub const T5_MODEL_TYPES: [&str; 4] = ["t5", "mt5", "longt5", "mrt5"];
+
+/// The value of `model_type` of the family `blt`, which reads such folders without conversion.
+pub const BLT_MODEL_TYPE: &str = "blt";
 
 /// Advice for folders that lack files.
 pub const DOWNLOAD: &str = "`weir pull hf:ORG/NAME` downloads a complete folder";
@@ -231,6 +234,13 @@ pub(crate) fn read(text: &[u8], file: &Path) -> Result<HuggingFaceConfig> {
         subwords,
         sampling,
     })
+}
+
+/// Returns the sampling options that the folder's `generation_config.json`, if there is one, states, and the API's defaults of the
+/// others.
+pub(crate) fn stated_sampling(dir: &Path) -> Result<SamplingDefaults> {
+    let Some(file) = files::present(dir, GENERATION_FILE)? else { return Ok(SamplingDefaults::default()) };
+    sampling(&files::parse(&files::read_limited(&file, MAX_GENERATION_BYTES)?, &file, "")?, &file)
 }
 
 /// Returns the stated sampling options, and the API's defaults of the others. `do_sample` does not count.

@@ -3,8 +3,10 @@
 //! value.
 
 pub mod config;
+pub mod file_dtype;
 pub mod files;
 pub mod hugging_face;
+pub mod row_table;
 pub mod weights;
 pub mod writer;
 

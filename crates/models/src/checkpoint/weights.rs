@@ -1,9 +1,13 @@
 //! Reads weights: exactly the specified tensors, every number finite, hashed on the way. Tensors keep the number type of their
 //! file, so that a bf16 or int8 checkpoint does not take the memory of f32 while it is loaded.
 
+pub use crate::checkpoint::file_dtype::FileDtype;
+pub(crate) use crate::checkpoint::file_dtype::check_range;
+use crate::checkpoint::file_dtype::{MAX, check_finite};
 use crate::checkpoint::files::{
     self, LFS_POINTER, UniqueMap, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, placeholder,
 };
+use crate::checkpoint::row_table::RowTable;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -11,7 +15,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
-    io::{ErrorKind, Read, Seek},
+    io::{ErrorKind, Read, Seek, SeekFrom},
     path::{Component, Path, PathBuf},
 };
 use weir_kernels::error::{Error, Result, clip};
@@ -35,17 +39,31 @@ pub struct TensorSpec {
     pub trained: bool,
     /// Name of the tensor that it is tied to: files have one of them, or copies of both.
     pub tied_to: Option<&'static str>,
+    /// True for a matrix that stays in its file, from which single rows are read: a [`RowTable`].
+    pub stays_in_file: bool,
 }
 
 impl TensorSpec {
     /// Returns a trained tensor that `weir init` draws from a normal distribution.
     pub fn normal(name: impl Into<String>, shape: Vec<usize>, mean: f32, deviation: f32) -> Self {
-        Self { name: name.into(), shape, init: Init::Normal(mean, deviation), trained: true, tied_to: None }
+        Self {
+            name: name.into(),
+            shape,
+            init: Init::Normal(mean, deviation),
+            trained: true,
+            tied_to: None,
+            stays_in_file: false,
+        }
     }
 
     /// Returns a tensor that `weir init` fills with zeros.
     pub fn zeros(name: impl Into<String>, shape: Vec<usize>) -> Self {
         Self::normal(name, shape, 0.0, 0.0)
+    }
+
+    /// Elements that memory holds: none of a tensor that stays in its file.
+    pub fn loaded_numbers(&self) -> usize {
+        if self.stays_in_file { 0 } else { self.numbers() }
     }
 
     /// Element count; `usize::MAX` if that overflows.
@@ -221,22 +239,6 @@ pub struct TensorEntry {
     read_as: Option<(String, FileDtype)>,
 }
 
-/// Readable element types; short ones are widened without loss. The elements of an I8 matrix are integers, which its scales
-/// multiply ([`Tensor`] has both).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileDtype {
-    /// 64-bit floats, which are rounded to f32 when they are read, as transformers does.
-    F64,
-    /// 32-bit floats.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-    /// Integers from −127 to 127. Only tensors of two axes have this type.
-    I8,
-}
-
 /// Bytes of an element of each type of safetensors whose elements take whole bytes.
 fn stored_bytes(dtype: &str) -> Option<u64> {
     match dtype {
@@ -269,60 +271,6 @@ const MAX_AXES: usize = 8;
 
 /// The types of tensors that a model uses, for messages.
 pub(crate) const USED_DTYPES: &str = "dtype F64, F32, F16, BF16 or I8";
-
-impl FileDtype {
-    /// Bytes of one number.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I8 => 1,
-        }
-    }
-
-    /// The name in headers.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "F64",
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::I8 => "I8",
-        }
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8].into_iter().find(|dtype| dtype.name() == name)
-    }
-
-    /// Appends numbers as little-endian bytes, each rounded to the nearest number of this type, ties to even.
-    pub fn narrow(self, numbers: &[f32], bytes: &mut Vec<u8>) {
-        match self {
-            Self::F64 => bytes.extend(numbers.iter().flat_map(|&number| f64::from(number).to_le_bytes())),
-            Self::F32 => bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes())),
-            Self::F16 => bytes.extend(numbers.iter().flat_map(|&number| half::f16::from_f32(number).to_le_bytes())),
-            Self::Bf16 => bytes.extend(numbers.iter().flat_map(|&number| half::bf16::from_f32(number).to_le_bytes())),
-            Self::I8 => bytes.extend(numbers.iter().map(|&number| {
-                let integer = number.round_ties_even().clamp(-127.0, 127.0) as i8;
-                integer.cast_unsigned()
-            })),
-        }
-    }
-
-    /// Appends little-endian numbers as f32; leftover bytes are ignored.
-    pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
-        match self {
-            Self::F64 => numbers.extend(bytes.as_chunks().0.iter().map(|&eight| f64::from_le_bytes(eight) as f32)),
-            Self::F32 => numbers.extend(bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four))),
-            Self::F16 => numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::f16::from_le_bytes(two).to_f32())),
-            Self::Bf16 => {
-                numbers.extend(bytes.as_chunks().0.iter().map(|&two| half::bf16::from_le_bytes(two).to_f32()))
-            }
-            Self::I8 => numbers.extend(bytes.iter().map(|byte| f32::from(byte.cast_signed()))),
-        }
-    }
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -455,9 +403,6 @@ fn is_constant(name: &str) -> bool {
 /// Suffix of the name of a matrix's scales.
 const SUFFIX: &str = "_scale";
 
-/// The largest integer. The range is symmetric, as in the kernels, so −128 is refused.
-const MAX: f32 = 127.0;
-
 /// The largest scale whose product with [`MAX`] is finite.
 const MAX_SCALE: f32 = (f32::MAX / MAX).next_down();
 
@@ -519,17 +464,6 @@ pub(crate) fn check_scale_numbers(file: &Path, name: &str, scales: &[f32]) -> Re
         Some(index) => {
             let expected = format!("scales above 0 and at most {MAX_SCALE:e}");
             Err(Error::checkpoint(file, name, expected, format!("{:e} at index {index}", scales[index])))
-        }
-    }
-}
-
-/// Checks that the integers of an I8 matrix are in the symmetric range. The error names the first −128.
-pub(crate) fn check_range(file: &Path, name: &str, first: usize, integers: &[f32]) -> Result<()> {
-    match integers.iter().position(|integer| *integer < -MAX) {
-        None => Ok(()),
-        Some(index) => {
-            let found = format!("{} at index {}", integers[index], first + index);
-            Err(Error::checkpoint(file, name, "integers from -127 to 127", found))
         }
     }
 }
@@ -843,6 +777,8 @@ const MAX_HEADER_BYTES: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub struct Weights {
     tensors: HashMap<String, Tensor>,
+    /// Those that stay in their file.
+    tables: HashMap<String, RowTable>,
 }
 
 impl Weights {
@@ -855,6 +791,27 @@ impl Weights {
     pub fn take_tensor(&mut self, name: &str) -> Result<Tensor> {
         let missing = || Error::Internal(format!("tensor {name} was not read or was taken before"));
         self.tensors.remove(name).ok_or_else(missing)
+    }
+
+    /// Moves a table out that stays in its file, or that was read as a tensor. Fails if it is neither, or no matrix.
+    pub fn take_table(&mut self, name: &str) -> Result<RowTable> {
+        if let Some(table) = self.tables.remove(name) {
+            return Ok(table);
+        }
+        let tensor = self.take_tensor(name)?;
+        let not_a_matrix = |_| Error::Internal(format!("{name} is no matrix"));
+        let shape = <[usize; 2]>::try_from(tensor.shape.clone()).map_err(not_a_matrix)?;
+        Ok(RowTable::in_memory(name, shape, &tensor.numbers()))
+    }
+
+    /// Returns a table that stays in its file, unless it was taken.
+    pub fn table(&self, name: &str) -> Option<&RowTable> {
+        self.tables.get(name)
+    }
+
+    /// Adds a table that stays in its file.
+    pub fn insert_table(&mut self, name: String, table: RowTable) {
+        self.tables.insert(name, table);
     }
 
     /// Collects the tensors of `specs`, whose numbers `numbers` returns.
@@ -892,6 +849,11 @@ impl Weights {
                 matrix.set_scales(scales);
             }
         }
+        for (name, table) in self.tables.iter_mut().filter(|(_, table)| table.dtype() == FileDtype::I8) {
+            let missing = || Error::Internal(format!("the scales of {name} were not read"));
+            let scales = self.tensors.remove(&scale_name(name)).ok_or_else(missing)?;
+            table.set_scales(scales.into_numbers());
+        }
         Ok(())
     }
 
@@ -921,7 +883,8 @@ pub fn read_weights_with_progress(
     // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
     let (opened, scales) = open_shards(dir, specs)?;
     let total = opened.iter().map(|shard| shard.size).sum();
-    let mut reading = WeightsReader::new(total, scales, progress);
+    let mut reading = WeightsReader::new(total, scales, specs, progress);
+    reading.digests_tables = read_card(dir)?.is_some_and(|card| card.sha256.is_some());
     for OpenShard { shard, mut from, header, .. } in opened {
         reading.shard(&shard.file, &mut from, header)?;
     }
@@ -1082,20 +1045,44 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
 }
 
 /// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`.
-pub fn read_from(from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
+pub fn read_from(from: &[u8], size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let shard = Shard { file: file.to_path_buf(), names: None };
     let mut opened = [OpenShard::read(shard, from, size, header_limit(specs, &BTreeSet::new()))?];
     let scales = select(&mut opened, specs)?;
     let mut silent = |_, _| {};
-    let mut reading = WeightsReader::new(size, scales, &mut silent);
+    let mut reading = WeightsReader::new(size, scales, specs, &mut silent);
     let [OpenShard { mut from, header, .. }] = opened;
     reading.shard(file, &mut from, header)?;
     reading.finish()
 }
 
+/// The bytes of a file of weights.
+trait WeightsFile: Read {
+    /// Passes over bytes. Returns the file and their position in it; none, without passing them, if there is no file.
+    fn pass(&mut self, bytes: u64) -> std::io::Result<Option<(File, u64)>>;
+}
+
+impl WeightsFile for File {
+    fn pass(&mut self, bytes: u64) -> std::io::Result<Option<(File, u64)>> {
+        let offset = self.stream_position()?;
+        self.seek(SeekFrom::Start(offset + bytes))?;
+        Ok(Some((self.try_clone()?, offset)))
+    }
+}
+
+impl WeightsFile for &[u8] {
+    fn pass(&mut self, _: u64) -> std::io::Result<Option<(File, u64)>> {
+        Ok(None)
+    }
+}
+
 struct WeightsReader<'a> {
     weights: Weights,
     scales: BTreeSet<String>,
+    /// Names of the tensors that stay in their file.
+    tables: BTreeSet<String>,
+    /// True if the digest covers them, because a card states one. Loading then reads them once.
+    digests_tables: bool,
     hash: Sha256,
     done: u64,
     total: u64,
@@ -1103,8 +1090,10 @@ struct WeightsReader<'a> {
 }
 
 impl<'a> WeightsReader<'a> {
-    fn new(total: u64, scales: BTreeSet<String>, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        Self { weights: Weights::default(), scales, hash: Sha256::new(), done: 0, total, progress }
+    fn new(total: u64, scales: BTreeSet<String>, specs: &[TensorSpec], progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        let tables = specs.iter().filter(|spec| spec.stays_in_file).map(|spec| spec.name.clone()).collect();
+        let hash = Sha256::new();
+        Self { weights: Weights::default(), scales, tables, digests_tables: true, hash, done: 0, total, progress }
     }
 
     fn finish(mut self) -> Result<(Weights, String)> {
@@ -1112,7 +1101,7 @@ impl<'a> WeightsReader<'a> {
         Ok((self.weights, hexadecimal(&self.hash.finalize())))
     }
 
-    fn shard(&mut self, file: &Path, from: &mut impl Read, header: Header) -> Result<()> {
+    fn shard(&mut self, file: &Path, from: &mut impl WeightsFile, header: Header) -> Result<()> {
         self.count(&header.bytes);
         let mut chunk = vec![0; CHUNK];
         for entry in header.tensors {
@@ -1120,6 +1109,10 @@ impl<'a> WeightsReader<'a> {
                 self.skip(file, from, &entry, &mut chunk)?;
                 continue;
             };
+            if self.tables.contains(&name) {
+                self.table(file, from, &entry, (name, dtype), &mut chunk)?;
+                continue;
+            }
             let tensor = self.tensor(file, from, &entry, dtype, &mut chunk)?;
             if self.scales.contains(&name) {
                 check_scale_numbers(file, &name, &tensor.numbers())?;
@@ -1141,6 +1134,35 @@ impl<'a> WeightsReader<'a> {
             self.count(bytes);
             left -= bytes.len() as u64;
         }
+        Ok(())
+    }
+
+    /// Leaves a table in its file; one that has no file is read.
+    fn table(
+        &mut self,
+        file: &Path,
+        from: &mut impl WeightsFile,
+        entry: &TensorEntry,
+        (name, dtype): (String, FileDtype),
+        chunk: &mut [u8],
+    ) -> Result<()> {
+        let not_a_matrix = |_| Error::Internal(format!("{name} is no matrix"));
+        let shape = <[usize; 2]>::try_from(entry.shape.clone()).map_err(not_a_matrix)?;
+        let Some((opened, offset)) = from.pass(entry.bytes).map_err(Error::io(file))? else {
+            let tensor = self.tensor(file, from, entry, dtype, chunk)?;
+            self.weights.insert(name, tensor);
+            return Ok(());
+        };
+        let table = RowTable::in_file(&entry.name, shape, dtype, (opened, file), offset)?;
+        if self.digests_tables {
+            table.each_part(&mut |part| {
+                self.hash.update(part);
+                Ok(())
+            })?;
+        }
+        self.weights.insert_table(name, table);
+        self.done += entry.bytes;
+        (self.progress)(self.done, self.total);
         Ok(())
     }
 
@@ -1187,17 +1209,6 @@ fn read_numbers(file: &Path, from: &mut impl Read, entry: &TensorEntry, bytes: &
         }
         _ => Error::io(file)(error),
     })
-}
-
-/// Checks that a tensor's elements, from index `first` on, are finite. The error names the first that is not.
-pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
-    match numbers.iter().position(|number| !number.is_finite()) {
-        None => Ok(()),
-        Some(index) => {
-            let found = format!("{} at index {}", numbers[index], first + index);
-            Err(Error::checkpoint(file, name, "finite numbers", found))
-        }
-    }
 }
 
 /// Formats bytes with two hexadecimal digits each.
@@ -1346,7 +1357,7 @@ mod tests {
     fn read(entries: &[Entry]) -> Result<Weights> {
         let specs = [TensorSpec::zeros("m", vec![2, 3]), TensorSpec::zeros("v", vec![2])];
         let bytes = file(entries);
-        read_from(&*bytes, bytes.len() as u64, Path::new("f"), &specs).map(|(weights, _)| weights)
+        read_from(&bytes, bytes.len() as u64, Path::new("f"), &specs).map(|(weights, _)| weights)
     }
 
     const INTEGERS: &[u8] = &[1, 255, 127, 129, 0, 2];
@@ -1413,7 +1424,7 @@ mod tests {
         let specs = [TensorSpec::zeros("m", vec![1, 1]), TensorSpec::zeros("m_scale", vec![1])];
         assert!(possible_scales(&specs).is_empty());
         let bytes = file(&[("m", "I8", &[1, 1], &[1]), ("m_scale", "F32", &[1], &f32s(&[1.0]))]);
-        let error = read_from(&*bytes, bytes.len() as u64, Path::new("f"), &specs).unwrap_err().to_string();
+        let error = read_from(&bytes, bytes.len() as u64, Path::new("f"), &specs).unwrap_err().to_string();
         assert!(error.contains("m_scale: expected the scales of m"), "{error}");
     }
 

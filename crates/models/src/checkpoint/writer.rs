@@ -3,6 +3,7 @@
 
 use crate::checkpoint::config::{CONFIG_FILE, Config};
 use crate::checkpoint::files::{PartialFile, sync_folder, unwritable};
+use crate::checkpoint::row_table::RowTable;
 use crate::checkpoint::weights::{
     self, CARD_FILE, FileDtype, INDEX_FILE, TensorSpec, WEIGHTS_FILE, hexadecimal, scale_name,
 };
@@ -10,6 +11,7 @@ use crate::ngrams::NgramTable;
 use crate::text::subwords::TOKENIZER_FILE;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -26,13 +28,21 @@ pub(crate) struct TensorSize {
     pub(crate) dtype: FileDtype,
     /// Its rows. Those of an I8 matrix have scales, which precede its numbers.
     pub(crate) rows: usize,
+    /// See [`TensorSpec::stays_in_file`].
+    pub(crate) stays_in_file: bool,
     /// True if its length in bytes is not a multiple of [`ALIGNMENT`]. Such tensors come last, so that all others stay aligned.
     pub(crate) is_last: bool,
 }
 
-/// Returns the header of a file with f32 vectors and matrices of type `matrices` (in I8 only matrices of two axes).
-pub(crate) fn layout(specs: &[TensorSpec], matrices: FileDtype) -> Result<(Vec<u8>, Vec<TensorSize>)> {
-    let sizes = specs.iter().map(|spec| size(spec, matrices)).collect::<Result<Vec<_>>>()?;
+/// Returns the header of a file with f32 vectors and matrices of type `matrices` (in I8 only matrices of two axes). The matrices in
+/// `tables` keep their types.
+pub(crate) fn layout(
+    specs: &[TensorSpec],
+    matrices: FileDtype,
+    tables: &HashMap<&str, FileDtype>,
+) -> Result<(Vec<u8>, Vec<TensorSize>)> {
+    let size = |spec: &TensorSpec| size(spec, tables.get(&*spec.name).copied().unwrap_or(matrices));
+    let sizes = specs.iter().map(size).collect::<Result<Vec<_>>>()?;
     let mut entries = Entries::default();
     for (spec, size) in specs.iter().zip(&sizes) {
         if size.dtype == FileDtype::I8 {
@@ -59,8 +69,10 @@ fn size(spec: &TensorSpec, matrices: FileDtype) -> Result<TensorSize> {
     };
     let rows = spec.shape.first().copied().unwrap_or(1);
     // Takes the remainder before multiplying, because the product could overflow.
-    let is_last = !(numbers % ALIGNMENT * dtype.bytes()).is_multiple_of(ALIGNMENT);
-    Ok(TensorSize { name: spec.name.clone(), numbers, dtype, rows, is_last })
+    // A family lists such a matrix last.
+    let is_last = !spec.stays_in_file && !(numbers % ALIGNMENT * dtype.bytes()).is_multiple_of(ALIGNMENT);
+    let stays_in_file = spec.stays_in_file;
+    Ok(TensorSize { name: spec.name.clone(), numbers, dtype, rows, stays_in_file, is_last })
 }
 
 fn too_large(name: &str, shape: &[usize]) -> Error {
@@ -136,6 +148,18 @@ impl Writer {
         matrices: FileDtype,
         overwrite: bool,
     ) -> Result<Self> {
+        Self::create_with_tables(dest, config, specs, matrices, &HashMap::new(), overwrite)
+    }
+
+    /// Starts a checkpoint as [`create`](Self::create) does; the matrices in `tables`, by name, keep their types.
+    pub fn create_with_tables(
+        dest: &Path,
+        config: &Config,
+        specs: &[TensorSpec],
+        matrices: FileDtype,
+        tables: &HashMap<&str, FileDtype>,
+        overwrite: bool,
+    ) -> Result<Self> {
         check_vacant(dest, overwrite)?;
         let parents = missing_parents(dest)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
@@ -145,7 +169,7 @@ impl Writer {
         let config = PartialFile::write(dest, CONFIG_FILE, config.to_json()?.as_bytes())?;
         let weights = PartialFile::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(weights.path()).map_err(Error::io(weights.path()))?);
-        let (header, mut missing) = layout(specs, matrices)?;
+        let (header, mut missing) = layout(specs, matrices, tables)?;
         missing.reverse();
         let dest = dest.to_path_buf();
         let mut writer =
@@ -176,6 +200,24 @@ impl Writer {
             return Ok(());
         }
         self.put_numbers(size.dtype, numbers)
+    }
+
+    /// Copies the next tensor, in its type, from the file of another checkpoint. Fails as [`tensor`](Self::tensor) does, and if the
+    /// table cannot be read.
+    pub fn table(&mut self, name: &str, table: &RowTable) -> Result<()> {
+        match self.missing.pop() {
+            Some(next)
+                if next.name == name
+                    && next.numbers == table.rows() * table.width()
+                    && next.dtype == table.dtype()
+                    && next.stays_in_file => {}
+            next => return Err(Error::Internal(format!("wrote the table {name}, expected {next:?}"))),
+        }
+        if table.dtype() == FileDtype::I8 {
+            self.put_numbers(FileDtype::F32, table.scales())?;
+        }
+        table.each_part(&mut |part| self.put(part))?;
+        table.check()
     }
 
     /// Writes a card with the SHA-256 of the weights, renames the files, and returns the SHA-256. Fails if tensors are missing.

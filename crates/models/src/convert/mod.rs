@@ -2,6 +2,7 @@
 //! configuration and its tensors, under weir's names. [`pickle`] reads pickles and executes nothing.
 
 mod added_tokens;
+mod blt;
 mod bpe;
 pub(crate) mod converted;
 mod dynamic_pooling;
@@ -17,7 +18,7 @@ mod torchscale;
 
 use crate::{
     checkpoint::{
-        CONFIG_FILE, Config, FileDtype, Weights, Writer, WrittenCheckpoint,
+        CONFIG_FILE, Config, FileDtype, TensorSpec, Weights, Writer, WrittenCheckpoint,
         files::{self, check_inside},
         hugging_face::{self, GENERATION_FILE},
         writer::check_vacant,
@@ -27,7 +28,7 @@ use crate::{
 };
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
-use std::path::Path;
+use std::{collections::HashMap, path::Path};
 use weir_kernels::error::{Error, Result};
 
 /// A source of checkpoints.
@@ -49,6 +50,8 @@ pub enum Source {
     T5,
     /// MrT5 of Hugging Face.
     MrT5,
+    /// The Byte Latent Transformer of Hugging Face.
+    Blt,
 }
 
 /// Reads a source, and reports bytes read and bytes to read.
@@ -63,6 +66,7 @@ const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::Pyramidions, "pyramidions", pyramidions::read),
     (Source::T5, "t5", t5::read),
     (Source::MrT5, "mrt5", t5::read_mrt5),
+    (Source::Blt, "blt", blt::read),
 ];
 
 impl Source {
@@ -120,25 +124,36 @@ pub fn convert_with_progress(
     let Converted { config, mut weights } = source.reader()?(from, progress)?;
     let blueprint = blueprint(&config, from)?;
     let specs = blueprint.tensors();
-    let mut writer = Writer::create(dest, &config, &specs, FileDtype::F32, overwrite)?;
-    let mut parameters = 0;
+    let in_files = specs.iter().filter(|spec| spec.stays_in_file);
+    let tables =
+        in_files.map(|spec| Ok((&*spec.name, weights.take_table(&spec.name)?))).collect::<Result<HashMap<_, _>>>()?;
+    let dtypes = tables.iter().map(|(name, table)| (*name, table.dtype())).collect();
+    let mut writer = Writer::create_with_tables(dest, &config, &specs, FileDtype::F32, &dtypes, overwrite)?;
     for spec in &specs {
-        let numbers = weights.take(&spec.name)?;
-        writer.tensor(&spec.name, &numbers)?;
-        parameters += if spec.trained { numbers.len() } else { 0 };
+        match tables.get(&*spec.name) {
+            Some(table) => writer.table(&spec.name, table)?,
+            None => writer.tensor(&spec.name, &weights.take(&spec.name)?)?,
+        }
     }
+    let parameters = specs.iter().filter(|spec| spec.trained).map(TensorSpec::numbers).sum();
     Ok(WrittenCheckpoint { shape: blueprint.shape(), parameters, sha256: writer.finish()? })
 }
 
 /// A folder that is read without conversion.
 pub(crate) struct InPlace<'a> {
     dir: &'a Path,
-    /// Values of `model_type` that its reader takes.
-    types: &'static [&'static str],
+    kind: InPlaceKind,
+}
+
+/// The family of a folder that is read without conversion.
+enum InPlaceKind {
+    /// T5, with the values of `model_type` that its reader takes.
+    T5(&'static [&'static str]),
+    Blt,
 }
 
 impl<'a> InPlace<'a> {
-    /// Returns the folder if its `model_type` is one of the T5 family.
+    /// Returns the folder if its `model_type` is of the T5 family, or the Byte Latent Transformer.
     pub(crate) fn find(dir: &'a Path) -> Option<Self> {
         let file = dir.join(CONFIG_FILE);
         // The reader of the configuration reports what is wrong with it.
@@ -146,24 +161,31 @@ impl<'a> InPlace<'a> {
             return None;
         }
         let Ok(Some(kind)) = Source::of_folder(dir) else { return None };
-        let types = match kind {
-            Source::T5 => t5::T5_TYPES,
-            Source::MrT5 => t5::MRT5_TYPES,
+        let kind = match kind {
+            Source::T5 => InPlaceKind::T5(t5::T5_TYPES),
+            Source::MrT5 => InPlaceKind::T5(t5::MRT5_TYPES),
+            Source::Blt => InPlaceKind::Blt,
             _ => return None,
         };
-        Some(Self { dir, types })
+        Some(Self { dir, kind })
     }
 
     pub(crate) fn config(&self) -> Result<Config> {
         for name in [CONFIG_FILE, GENERATION_FILE].into_iter().chain(t5::TOKENIZER_FILES) {
             files::present(self.dir, name)?;
         }
-        t5::config_in_place(self.dir, self.types)
+        match self.kind {
+            InPlaceKind::T5(types) => t5::config_in_place(self.dir, types),
+            InPlaceKind::Blt => blt::config_in_place(self.dir),
+        }
     }
 
     /// Reads the weights under weir's names and their SHA-256. Reports bytes read and bytes to read to `progress`.
     pub(crate) fn weights(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
-        t5::weights_in_place(self.dir, self.types, progress)
+        match self.kind {
+            InPlaceKind::T5(types) => t5::weights_in_place(self.dir, types, progress),
+            InPlaceKind::Blt => blt::weights_in_place(self.dir, progress),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Reads files of `torch.save`: zip archives of a pickle and of storages. torch never compresses, so compressed entries are
 //! rejected: then no entry is larger than the archive. A tensor is checked against its storage before a number is read.
 
+use crate::checkpoint::file_dtype::check_finite;
 use crate::checkpoint::files::{self, contents};
-use crate::checkpoint::weights::{check_finite, same_names};
+use crate::checkpoint::weights::same_names;
 use crate::checkpoint::{CONFIG_FILE, FileDtype, Weights};
 use crate::convert::pickle::{self, Object, Pickle, PickleValue};
 use crate::family::TensorSpec;

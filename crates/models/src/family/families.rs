@@ -3,7 +3,7 @@
 use crate::checkpoint::Config;
 #[cfg(feature = "candle")]
 use crate::family::hugging_face;
-use crate::family::{Blueprint, Reader, decoder, hnet, hourglass, lslm, pyramidion, t5};
+use crate::family::{Blueprint, Reader, blt, decoder, hnet, hourglass, lslm, pyramidion, t5};
 use std::path::Path;
 use weir_kernels::error::{Error, Result};
 
@@ -15,6 +15,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("pyramidion", pyramidion::read),
     ("t5", t5::read),
     ("hnet", hnet::read),
+    ("blt", blt::read),
     #[cfg(feature = "candle")]
     ("hugging-face", hugging_face::read),
 ];

@@ -26,7 +26,7 @@ use crate::nn::mamba2::{
     self, HybridLayer, HybridStack, HybridWork, Mamba2, Mixer, RecurrentMemory, RecurrentRun, page_bytes,
 };
 use crate::nn::pooling::{Router, RouterWork, begins_chunk, boundary_probability, move_average};
-use crate::nn::position::{PositionScheme, Rotary};
+use crate::nn::position::{PositionScheme, ROTARY_BASE, Rotary};
 use crate::nn::window::{CHUNK, ROLLBACK, Window};
 use crate::nn::{Activation, Position, sized};
 use crate::text::Vocabulary;
@@ -884,7 +884,7 @@ impl Model for Hnet {
 
 impl Hnet {
     fn dim(&self, stage: usize) -> usize {
-        self.stacks[stage].norm.weight.len()
+        self.stacks[stage].dim
     }
 
     /// Returns the index of a chunking stage's decoder among the stacks.
@@ -951,7 +951,12 @@ impl Hnet {
             if is_new {
                 let depth = u8::from(boundary);
                 let probability = Some(probability);
-                rows[sequence].decisions.push(SymbolBoundary { boundary, depth, probability, end_logprob: None });
+                rows[sequence].decisions.push(SymbolBoundary {
+                    boundary,
+                    depth,
+                    probability,
+                    ..SymbolBoundary::default()
+                });
             }
         }
         for &index in which {
@@ -1280,7 +1285,14 @@ fn stack_tensors(out: &mut Vec<TensorSpec>, stack: &StackConfig, stage: &StageCo
             out.push(TensorSpec::normal(key("mamba.step_bias"), vec![heads], -4.0, 1.0));
             let logs = (0..heads).map(|head| (1.0 + 15.0 * head as f32 / heads as f32).ln()).collect();
             let name = key("mamba.log_rate");
-            out.push(TensorSpec { name, shape: vec![heads], init: Init::Values(logs), trained: true, tied_to: None });
+            out.push(TensorSpec {
+                name,
+                shape: vec![heads],
+                init: Init::Values(logs),
+                trained: true,
+                tied_to: None,
+                stays_in_file: false,
+            });
             out.push(TensorSpec::normal(key("mamba.skip"), vec![heads], 1.0, 0.0));
             out.push(rms(key("mamba.norm.weight"), stage.inner()));
             out.push(matrix(key("mamba.output.weight"), vec![dim, stage.inner()]));
@@ -1371,7 +1383,7 @@ impl Builder<'_> {
             };
             layers.push(HybridLayer { norm, mixer, feed_forward });
         }
-        let norm = self.tensors.rms_norm(format_args!("{prefix}.norm"))?;
+        let norm = Some(self.tensors.rms_norm(format_args!("{prefix}.norm"))?);
         let attending = stack.layers.iter().filter(|layer| layer.attention).count();
         let heads = stage.heads.max(1);
         let layout = PageLayout {
@@ -1383,9 +1395,11 @@ impl Builder<'_> {
         };
         let position = match (attending, stage.rotary_dim) {
             (0, _) | (_, 0) => PositionScheme::None,
-            (_, dim) => PositionScheme::Rotary(Rotary::new(dim, None, stage.window.max_keys(), self.positions)),
+            (_, dim) => {
+                PositionScheme::Rotary(Rotary::new(dim, ROTARY_BASE, None, stage.window.max_keys(), self.positions))
+            }
         };
-        Ok(HybridStack { layers, norm, position, window: stage.window, layout })
+        Ok(HybridStack { dim: stage.dim, layers, norm, position, window: stage.window, layout })
     }
 
     fn mamba2(&mut self, prefix: &str, stage: &StageConfig) -> Result<Mamba2> {
@@ -1450,6 +1464,7 @@ impl HnetBlueprint {
             init: Init::Columns(EMBEDDING, columns),
             trained: true,
             tied_to: None,
+            stays_in_file: false,
         }
     }
 
@@ -1460,7 +1475,7 @@ impl HnetBlueprint {
         let column = || Column { index, values: vec![PULL / (dim as f32).sqrt(); dim] };
         let name = format!("stages.{level}.router.{name}.weight");
         let init = Init::Columns(ROUTER, reads.then(column).into_iter().collect());
-        TensorSpec { name, shape: vec![dim, dim], init, trained: true, tied_to: None }
+        TensorSpec { name, shape: vec![dim, dim], init, trained: true, tied_to: None, stays_in_file: false }
     }
 }
 

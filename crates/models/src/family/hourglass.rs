@@ -441,7 +441,7 @@ impl RecentSymbols {
     }
 
     /// Iterates without end from the symbol at `position` backwards; symbols before the text or dropped count as 0.
-    pub fn newest_first(&self, position: usize) -> Option<impl Iterator<Item = u32>> {
+    pub fn newest_first(&self, position: usize) -> Option<impl Iterator<Item = u32> + Clone> {
         let up_to = self.listed.get(..=position.checked_sub(self.start)?)?;
         Some(up_to.iter().rev().copied().chain(std::iter::repeat(0)))
     }

@@ -1,6 +1,7 @@
 //! Complete models, one paper a file. A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: the required
 //! tensors, and how to build a [`Model`] from them. Loading, `weir init`, `weir inspect` and the converters use only these.
 
+pub mod blt;
 pub mod decoder;
 pub mod families;
 pub mod hnet;
@@ -114,6 +115,7 @@ impl Parts {
             max_symbols,
             max_symbols_why,
             boundary_modes: vec![BoundaryMode::Given],
+            boundary_threshold: None,
             first_logits: None,
             pooled: false,
             begins_chunks: false,

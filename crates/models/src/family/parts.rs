@@ -13,7 +13,7 @@ use crate::{
         attention::{Layer, NormOrder, Stack, StackWork},
         kv_cache::KvCache,
         mamba2::{HybridStack, Mixer},
-        position::{Absolute, Buckets, PositionKind, PositionScheme, Rotary, SharedTerms, TransformerXl},
+        position::{Absolute, Buckets, PositionKind, PositionScheme, ROTARY_BASE, Rotary, SharedTerms, TransformerXl},
         sized,
         t5::T5Stack,
         window::Window,
@@ -165,6 +165,7 @@ fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
         init: Init::Values(values),
         trained: false,
         tied_to: None,
+        stays_in_file: false,
     }
 }
 
@@ -417,9 +418,13 @@ impl<'a> Loader<'a> {
                 let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS);
                 PositionScheme::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
             }
-            SharedPosition::Rotary(scale_base) => {
-                PositionScheme::Rotary(Rotary::new(layout.head_dim, *scale_base, window.max_keys(), positions))
-            }
+            SharedPosition::Rotary(scale_base) => PositionScheme::Rotary(Rotary::new(
+                layout.head_dim,
+                ROTARY_BASE,
+                *scale_base,
+                window.max_keys(),
+                positions,
+            )),
             SharedPosition::Slopes(slopes) => PositionScheme::Alibi(slopes.clone()),
             SharedPosition::Buckets(tables) => PositionScheme::Buckets(tables.clone()),
             SharedPosition::Sinusoidal(frequencies) => PositionScheme::Absolute(Absolute::Sinusoidal {
@@ -807,7 +812,7 @@ pub fn stack_cost(stack: &Stack, positions: usize) -> StepCost {
 /// Cost of a hybrid stack for the last of `positions`. A recurrent layer reads and writes its state.
 pub fn hybrid_stack_cost(stack: &HybridStack, positions: usize) -> StepCost {
     let mut cost = attention_cost(&stack.layout, stack.window.keys(positions.max(1)), 2);
-    cost.shared_bytes += size_of_val(&*stack.norm.weight);
+    cost.shared_bytes += stack.norm.as_ref().map_or(0, |norm| size_of_val(&*norm.weight));
     cost.own_bytes += 2 * size_of::<f32>() * stack.recurrent_numbers();
     for layer in &stack.layers {
         layer.matrices().for_each(|matrix| cost += linear_cost(matrix));

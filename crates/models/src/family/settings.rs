@@ -27,6 +27,8 @@ pub struct Settings {
     pub require_sha256: bool,
     /// Turns off the model's pooling. Loading fails for a model that cannot run without its pooling.
     pub unpooled: bool,
+    /// Copies tables that stay in their files, such as the vectors of n-grams, into memory.
+    pub copy_tables: bool,
     /// The device of Hugging Face models; other families run on the CPU.
     pub device: DeviceChoice,
     /// The thread pool, once started: models loaded with clones of the same settings share it.
@@ -44,6 +46,7 @@ impl Default for Settings {
             isa: Isa::detect(),
             require_sha256: false,
             unpooled: false,
+            copy_tables: false,
             device: DeviceChoice::Cpu,
             pool: None,
         }

@@ -3,6 +3,7 @@
 //! convolution, and the gate before the norm. A [`HybridStack`] has such mixers and attention.
 
 use crate::nn::attention::{Caches, FeedForward, SelfAttention, Softmax, StackPass, StackWork, add};
+use crate::nn::kv_cache::KvCache;
 use crate::nn::position::PositionScheme;
 use crate::nn::window::Window;
 use crate::nn::{Position, sized};
@@ -253,10 +254,12 @@ pub fn recurrent_numbers(page: &mut Option<Page>) -> Result<&mut [f32], Error> {
 
 /// Layers that share a cache and a recurrent memory.
 pub struct HybridStack {
+    /// Width D.
+    pub dim: usize,
     /// Layers, bottom first; there may be none.
     pub layers: Vec<HybridLayer>,
-    /// Norm after the last layer: (D)
-    pub norm: RmsNorm,
+    /// Norm after the last layer, if there is one: (D)
+    pub norm: Option<RmsNorm>,
     /// Position scheme of the attention layers.
     pub position: PositionScheme,
     /// Keys that a position attends to.
@@ -295,6 +298,21 @@ pub struct HybridWork {
     mamba2: Mamba2Work,
 }
 
+/// Place of a layer among those that have keys, and in the recurrent memory.
+#[derive(Clone, Copy, Default)]
+struct LayerPlace {
+    cached_layer: usize,
+    offset: usize,
+}
+
+impl LayerPlace {
+    /// Moves on to the layer after `layer`.
+    fn pass(&mut self, layer: &HybridLayer) {
+        self.cached_layer += usize::from(matches!(layer.mixer, Mixer::Attention { .. }));
+        self.offset += layer.recurrent_numbers();
+    }
+}
+
 impl HybridStack {
     /// Returns the numbers of one sequence's recurrent states, all layers together.
     pub fn recurrent_numbers(&self) -> usize {
@@ -314,32 +332,79 @@ impl HybridStack {
     ) -> Result<()> {
         let HybridWork { attention, mamba2 } = work;
         let mut pass = StackPass { compute, positions, caches, work: attention };
-        let mut cached_layer = 0;
-        let mut offset = 0;
+        let mut place = LayerPlace::default();
         for layer in &self.layers {
-            let mut normed = std::mem::take(&mut pass.work.normed);
-            rms_norm(compute, x, &layer.norm, sized(&mut normed, x.len()));
-            match &layer.mixer {
-                Mixer::Mamba2(mixer) => {
-                    let delta = sized(&mut pass.work.delta, x.len());
-                    mixer.forward(compute, &normed, runs, offset, mamba2, delta); // (positions, D)
-                }
-                Mixer::Attention { qkv, output } => {
-                    self.attention(cached_layer, qkv, output).forward(&normed, &mut pass)?; // (positions, D)
-                    cached_layer += 1;
-                }
-            }
-            pass.work.normed = normed;
-            offset += layer.recurrent_numbers();
-            add(x, &pass.work.delta);
-            if let Some(feed_forward) = &layer.feed_forward {
-                feed_forward.forward(compute, x, pass.work);
-            }
+            self.run_layer(layer, place, x, runs, &mut pass, mamba2)?;
+            place.pass(layer);
         }
-        let normed = sized(&mut pass.work.normed, x.len());
-        rms_norm(compute, x, &self.norm, normed);
+        let Some(norm) = &self.norm else { return Ok(()) };
+        let normed = sized(&mut attention.normed, x.len());
+        rms_norm(compute, x, norm, normed);
         x.copy_from_slice(normed);
         Ok(())
+    }
+
+    /// Runs one layer, which is not recurrent, as [`forward`](Self::forward) runs all.
+    pub fn forward_layer(
+        &self,
+        index: usize,
+        compute: &Compute,
+        x: &mut [f32],
+        positions: &[Position],
+        caches: &mut impl Caches,
+        work: &mut HybridWork,
+    ) -> Result<()> {
+        let HybridWork { attention, mamba2 } = work;
+        let mut pass = StackPass { compute, positions, caches, work: attention };
+        let mut place = LayerPlace::default();
+        self.layers[..index].iter().for_each(|layer| place.pass(layer));
+        self.run_layer(&self.layers[index], place, x, &mut [], &mut pass, mamba2)
+    }
+
+    fn run_layer(
+        &self,
+        layer: &HybridLayer,
+        place: LayerPlace,
+        x: &mut [f32],
+        runs: &mut [RecurrentRun<'_>],
+        pass: &mut StackPass<'_, impl Caches>,
+        mamba2: &mut Mamba2Work,
+    ) -> Result<()> {
+        let compute = pass.compute;
+        let mut normed = std::mem::take(&mut pass.work.normed);
+        rms_norm(compute, x, &layer.norm, sized(&mut normed, x.len()));
+        match &layer.mixer {
+            Mixer::Mamba2(mixer) => {
+                let delta = sized(&mut pass.work.delta, x.len());
+                mixer.forward(compute, &normed, runs, place.offset, mamba2, delta); // (positions, D)
+            }
+            Mixer::Attention { qkv, output } => {
+                self.attention(place.cached_layer, qkv, output).forward(&normed, pass)?; // (positions, D)
+            }
+        }
+        pass.work.normed = normed;
+        add(x, &pass.work.delta);
+        if let Some(feed_forward) = &layer.feed_forward {
+            feed_forward.forward(compute, x, pass.work);
+        }
+        Ok(())
+    }
+
+    /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
+    pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
+        cache.free_before(self.window.first_kept(cache.len()));
+        cache.reserve(more)
+    }
+
+    /// Returns the maximum bytes of pages in a cache of `positions`.
+    pub fn bytes_for(&self, positions: usize) -> usize {
+        self.layout.bytes_for(self.window.max_held(positions))
+    }
+
+    /// Returns the maximum bytes of pages that extending a cache to `len` positions allocates.
+    pub fn growth(&self, cache: &KvCache, len: usize) -> usize {
+        let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
+        cache.growth(len).min(self.bytes_for(len) + copy)
     }
 
     fn attention<'a>(&'a self, layer: usize, qkv: &'a Linear, output: &'a Linear) -> SelfAttention<'a> {

@@ -388,15 +388,15 @@ impl Buckets {
 }
 
 // Rotary positions (Su et al. 2021) and xPos (LeX, Sun et al. 2023, §3.2). Pairs of neighbouring numbers rotate by n·θ_m, θ_m =
-// 10000^(−m/(h/2)). xPos also scales queries by ζ_m^(n/B) and keys by its inverse, ζ_m = (2m + γh)/((1 + γ)h). A key is rotated
+// base^(−m/(h/2)), where the base is mostly 10000. xPos also scales queries by ζ_m^(n/B) and keys by its inverse, ζ_m = (2m + γh)/((1 + γ)h). A key is rotated
 // once, by its offset in its block of positions, and a query for each block that it attends to, by its distance from that
 // block's start: no number depends on the distance from the sequence's start, and no stored key is ever rotated again.
 
 /// γ of the xPos paper.
 const GAMMA: f64 = 0.4;
 
-/// Base of θ.
-const BASE: f64 = 10_000.0;
+/// The paper's base of θ.
+pub const ROTARY_BASE: f64 = 10_000.0;
 
 /// Positions of one part of a rotation table.
 const PART: usize = 256;
@@ -421,8 +421,8 @@ pub fn max_distance(dim: usize, scale_base: f64) -> usize {
 }
 
 impl Rotary {
-    /// Creates tables for heads of `dim` numbers and sequences of at most `positions`. `scale_base` is xPos's B.
-    pub fn new(dim: usize, scale_base: Option<f64>, max_keys: Option<usize>, positions: usize) -> Self {
+    /// Creates tables for heads of `dim` numbers and sequences of at most `positions`. `base` is θ's, `scale_base` is xPos's B.
+    pub fn new(dim: usize, base: f64, scale_base: Option<f64>, max_keys: Option<usize>, positions: usize) -> Self {
         let whole_pages = |positions: usize| positions.max(1).next_multiple_of(POSITIONS);
         // Within B positions the scales stay near one, which short dtypes store more exactly.
         let scale_block = scale_base.map(|base| whole_pages(base.ceil() as usize));
@@ -430,7 +430,7 @@ impl Rotary {
         let window_block = max_keys.map(|keys| whole_pages(keys.div_ceil(2)));
         let block = scale_block.unwrap_or(usize::MAX).min(window_block.unwrap_or(usize::MAX));
         let query_positions = max_keys.map_or(positions, |keys| keys.saturating_add(block)).max(1);
-        let rates = (0..dim / 2).map(|m| BASE.powf(-(m as f64) / (dim as f64 / 2.0))).collect::<Vec<_>>();
+        let rates = (0..dim / 2).map(|m| base.powf(-(m as f64) / (dim as f64 / 2.0))).collect::<Vec<_>>();
         let growth = |sign: f64| match scale_base {
             Some(base) => (0..dim / 2).map(|m| sign * zeta(dim, m).ln() / base).collect(),
             None => vec![0.0; dim / 2],

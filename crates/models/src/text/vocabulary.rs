@@ -17,6 +17,9 @@ pub const MAX_SYMBOLS: usize = 1_114_112;
 
 const BYTES: usize = 256;
 
+/// Maximum ids before the first byte's.
+const MAX_LEADING_IDS: u32 = 256;
+
 /// Maximum bytes of text per symbol of a limit. Normalising can shorten a text, and a subword has several characters.
 pub const BYTES_PER_SYMBOL: usize = 32;
 
@@ -310,7 +313,9 @@ impl Vocabulary {
     /// Returns the character of `id` in a text, or `None` for marks and ids without text.
     pub(super) fn surface(&self, id: u32) -> Option<char> {
         let has_no_text = |specials: SpecialSymbols| specials.contains(id) && id != specials.unknown;
-        let is_unused = self.is_mark(id) || (self.is_sparse() && self.byte_of(id).is_none());
+        let is_byte = self.byte_of(id).is_some();
+        let is_unused =
+            self.is_mark(id) || (!is_byte && (self.is_sparse() || (self.is_bytes() && self.specials.is_none())));
         (!is_unused && !self.specials.is_some_and(has_no_text)).then(|| self.character(id))
     }
 
@@ -446,6 +451,10 @@ impl TextMarks {
                 return Err(VocabularyError::new(format!("vocabulary.{name}"), expected, id.to_string()));
             }
         }
+        self.check_distinct()
+    }
+
+    fn check_distinct(self) -> std::result::Result<(), VocabularyError> {
         if self.start == self.end {
             let found = format!("{}, which is also start's", self.end);
             return Err(VocabularyError::new("vocabulary.end", "a distinct id", found));
@@ -655,6 +664,28 @@ impl Vocabulary {
     ) -> std::result::Result<Self, VocabularyError> {
         marks.check()?;
         Ok(Self { marks: Some(marks), ..Self::byte_level(normaliser) })
+    }
+
+    /// Creates a byte vocabulary whose byte 0 has id `first`, with marks among the ids before it, as in the Byte Latent Transformer.
+    /// The other ids before it have no text.
+    pub fn bytes_after_marks(
+        first: u32,
+        marks: TextMarks,
+        normaliser: TextNormaliser,
+    ) -> std::result::Result<Self, VocabularyError> {
+        if !(2..=MAX_LEADING_IDS).contains(&first) {
+            let expected = format!("2 to {MAX_LEADING_IDS}");
+            return Err(VocabularyError::new("vocabulary.first_byte", expected, first.to_string()));
+        }
+        for (name, id) in [("start", marks.start), ("end", marks.end)] {
+            if id >= first {
+                let expected = format!("an id below `first_byte`, {first}");
+                return Err(VocabularyError::new(format!("vocabulary.{name}"), expected, id.to_string()));
+            }
+        }
+        marks.check_distinct()?;
+        let symbols = Symbols::Bytes { first, count: BYTES + first as usize, sparse: false, added: Arc::default() };
+        Ok(Self { marks: Some(marks), ..Self::of_symbols(symbols, None, normaliser) })
     }
 
     /// Creates a byte vocabulary with an end byte: a text ends when the model generates it, but an encoded text may contain it.

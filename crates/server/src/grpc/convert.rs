@@ -90,7 +90,7 @@ pub(crate) fn generate_job(
     let resumed_field = if request.resume_ids.is_empty() { "resume_text" } else { "resume_ids" };
     let resumed = ResumedRequest::new(&request.resume_text, request.resume_ids, stated_seed, card)?;
     let seed = stated_seed.unwrap_or_else(draw_seed);
-    let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
+    let boundaries = boundaries(request.boundary_mode.as_deref(), request.boundary_threshold, seed, card)?;
     let echoes = request.details.as_ref().is_some_and(v1::Details::echo) && resumed.symbols.is_empty();
     let prompt = Prompt::new(&request.prompt, request.prompt_ids, echoes, card)?;
     let split = piece_split(request.stream.unwrap_or_default(), card)?;
@@ -161,7 +161,8 @@ pub(crate) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(opti
         Some(_) => TEXT.known_ids(&request.text, ids, OptionLimits::WINDOWED_SYMBOLS, card)?,
         None => TEXT.known_ids(&request.text, ids, card.max_symbols, card)?,
     };
-    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    let (boundaries, seed) =
+        seeded_boundaries(request.boundary_mode.as_deref(), request.boundary_threshold, request.seed, card)?;
     let top = size(request.top_logprobs());
     let exact = request.exact_logprobs();
     Ok((options::Score { symbols, logprobs: true, top, boundaries, windows, exact, ends_text }, seed))
@@ -198,7 +199,8 @@ pub(crate) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(
         [] => card.encode("text", &request.text)?,
         ids => TEXT.known_ids(&request.text, ids, card.max_symbols, card)?,
     };
-    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    let (boundaries, seed) =
+        seeded_boundaries(request.boundary_mode.as_deref(), request.boundary_threshold, request.seed, card)?;
     Ok((options::Score { symbols, boundaries, ..Default::default() }, seed))
 }
 
@@ -288,9 +290,14 @@ fn early_stopping(name: &str) -> Result<EarlyStopping> {
 }
 
 /// Returns the boundary options of a job that samples nothing else, and their seed.
-fn seeded_boundaries(mode: Option<&str>, seed: Option<u64>, card: &Card) -> Result<(BoundaryOptions, u64)> {
+fn seeded_boundaries(
+    mode: Option<&str>,
+    threshold: Option<f32>,
+    seed: Option<u64>,
+    card: &Card,
+) -> Result<(BoundaryOptions, u64)> {
     let seed = seed.unwrap_or_else(draw_seed);
-    Ok((boundaries(mode, seed, card)?, seed))
+    Ok((boundaries(mode, threshold, seed, card)?, seed))
 }
 
 /// Draws a seed for a request without one. The operating system seeds the standard library's hash keys.
@@ -298,10 +305,10 @@ fn draw_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
+fn boundaries(mode: Option<&str>, threshold: Option<f32>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
     let parse = |name: &str| BoundaryMode::parse(name).ok_or_else(|| contract::unknown_mode(quoted(name), card));
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
-    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
+    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), offset: 0, threshold };
     contract::check_mode(&boundaries, card)?;
     Ok(boundaries)
 }

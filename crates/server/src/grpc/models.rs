@@ -59,6 +59,7 @@ impl ModelsService {
             vocabulary: Some(vocabulary(&card.vocabulary, with_symbols)),
             training_length: card.training_length as u64,
             pooled: card.pooled,
+            boundary_threshold: card.boundary_threshold,
             boundary_modes: card.boundary_modes.iter().map(|mode| mode.name().to_owned()).collect(),
             dtype: card.dtype.to_owned(),
             sha256: card.sha256.clone(),

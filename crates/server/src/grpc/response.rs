@@ -197,6 +197,7 @@ pub(super) fn character(symbol: EmittedSymbol, boundaries: bool, vocabulary: &Vo
         logprob: symbol.logprob,
         boundary: decision.map(|decision| decision.boundary),
         boundary_probability: decision.and_then(|decision| decision.probability),
+        boundary_entropy: decision.and_then(|decision| decision.entropy),
         nxt_logprob: decision.and_then(|decision| decision.end_logprob),
         chunk_depth: decision.map_or(0, |decision| decision.depth.into()),
         top: top.map(|(id, logprob)| alternative(id, logprob, vocabulary)).collect(),

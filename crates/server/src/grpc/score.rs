@@ -151,7 +151,7 @@ impl MessageEncoder for ScoreEncoder {
 }
 
 /// Bytes of the message of a segment of one symbol without its text: the headers of the message and its text, four offsets of
-/// `offset` bytes, a probability and a depth.
+/// `offset` bytes, a probability or an entropy, and a depth.
 fn segment_bytes(offset: usize) -> usize {
     const HEADERS: usize = 2 + 2;
     const PROBABILITY_AND_DEPTH: usize = 5 + 2;
@@ -196,6 +196,7 @@ pub(super) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) ->
             char_start: char,
             char_end: char + chars as u64,
             boundary_probability: decided.and_then(|decision| decision.probability),
+            boundary_entropy: decided.and_then(|decision| decision.entropy),
             open: false,
             chunk_depth: begins.map_or(0, |first| first.depth.into()),
         };
@@ -261,9 +262,8 @@ mod tests {
         let decision = |index| {
             Some(SymbolBoundary {
                 boundary: closing.contains(&index),
-                depth: 0,
                 probability: Some(index as f32 / 10.0),
-                end_logprob: None,
+                ..SymbolBoundary::default()
             })
         };
         let character = |(index, &symbol)| EmittedSymbol { decision: decision(index), ..EmittedSymbol::plain(symbol) };

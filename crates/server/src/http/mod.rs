@@ -361,6 +361,7 @@ fn model_json(model: v1::Model, created: u64) -> Value {
         "dtype": model.dtype,
         "pooled": model.pooled,
         "boundary_modes": model.boundary_modes,
+        "boundary_threshold": model.boundary_threshold,
         "training_length": model.training_length,
         "max_body_bytes": max_body_bytes,
         "block_chars": DEFAULT_BLOCK,

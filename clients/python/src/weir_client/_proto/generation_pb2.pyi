@@ -25,7 +25,7 @@ FINISH_REASON_END_OF_TEXT: FinishReason
 FINISH_REASON_CONSTRAINT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids", "speculate", "constraint")
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority", "prompt_ids", "resume_text", "resume_ids", "speculate", "constraint", "boundary_threshold")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class GenerateRequest(_message.Message):
     RESUME_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     sampling: Sampling
@@ -52,7 +53,8 @@ class GenerateRequest(_message.Message):
     resume_ids: _containers.RepeatedScalarFieldContainer[int]
     speculate: str
     constraint: Constraint
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ..., speculate: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    boundary_threshold: float
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_text: _Optional[str] = ..., resume_ids: _Optional[_Iterable[int]] = ..., speculate: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., boundary_threshold: _Optional[float] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("regex", "choice", "json_schema", "json_object", "grammar", "end_when_complete")
@@ -189,7 +191,7 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Character(_message.Message):
-    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes", "ends_text", "constraint_mass")
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob", "chunk_depth", "raw_bytes", "ends_text", "constraint_mass", "boundary_entropy")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +203,7 @@ class Character(_message.Message):
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_TEXT_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_MASS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     text: str
     logprob: float
     boundary: bool
@@ -212,7 +215,8 @@ class Character(_message.Message):
     raw_bytes: bytes
     ends_text: bool
     constraint_mass: float
-    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ..., ends_text: bool = ..., constraint_mass: _Optional[float] = ...) -> None: ...
+    boundary_entropy: float
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ..., chunk_depth: _Optional[int] = ..., raw_bytes: _Optional[bytes] = ..., ends_text: bool = ..., constraint_mass: _Optional[float] = ..., boundary_entropy: _Optional[float] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("text", "logprob", "id", "raw_bytes")
@@ -315,7 +319,7 @@ class Timing(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_char_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., steps: _Optional[int] = ..., middle_steps: _Optional[int] = ..., middle_ns: _Optional[int] = ..., wait_steps: _Optional[int] = ..., unpooled_estimate_ns: _Optional[int] = ..., gain_estimate: _Optional[float] = ..., unpooled_prefill_estimate_ns: _Optional[int] = ..., unpooled_decode_estimate_ns: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows", "ids", "exact_logprobs")
+    __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows", "ids", "exact_logprobs", "boundary_threshold")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +329,7 @@ class ScoreRequest(_message.Message):
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     EXACT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     top_logprobs: int
@@ -334,7 +339,8 @@ class ScoreRequest(_message.Message):
     windows: Windows
     ids: _containers.RepeatedScalarFieldContainer[int]
     exact_logprobs: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., top_logprobs: _Optional[int] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ..., ids: _Optional[_Iterable[int]] = ..., exact_logprobs: bool = ...) -> None: ...
+    boundary_threshold: float
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., top_logprobs: _Optional[int] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ..., ids: _Optional[_Iterable[int]] = ..., exact_logprobs: bool = ..., boundary_threshold: _Optional[float] = ...) -> None: ...
 
 class Windows(_message.Message):
     __slots__ = ("length", "stride")
@@ -385,20 +391,22 @@ class ScoreSummary(_message.Message):
     def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., levels: _Optional[_Iterable[_Union[LevelUsage, _Mapping]]] = ..., renormalized_bits: _Optional[float] = ..., window_shortening_factor: _Optional[float] = ...) -> None: ...
 
 class SegmentRequest(_message.Message):
-    __slots__ = ("model", "text", "boundary_mode", "seed", "priority", "ids")
+    __slots__ = ("model", "text", "boundary_mode", "seed", "priority", "ids", "boundary_threshold")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     boundary_mode: str
     seed: int
     priority: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    boundary_threshold: float
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., boundary_threshold: _Optional[float] = ...) -> None: ...
 
 class SegmentResponse(_message.Message):
     __slots__ = ("text", "segments", "seed", "usage", "timing", "levels", "boundary_levels")
@@ -425,7 +433,7 @@ class BoundaryLevel(_message.Message):
     def __init__(self, boundaries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("text", "byte_start", "byte_end", "char_start", "char_end", "boundary_probability", "open", "chunk_depth")
+    __slots__ = ("text", "byte_start", "byte_end", "char_start", "char_end", "boundary_probability", "open", "chunk_depth", "boundary_entropy")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     BYTE_START_FIELD_NUMBER: _ClassVar[int]
     BYTE_END_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +442,7 @@ class Segment(_message.Message):
     BOUNDARY_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     text: str
     byte_start: int
     byte_end: int
@@ -442,7 +451,8 @@ class Segment(_message.Message):
     boundary_probability: float
     open: bool
     chunk_depth: int
-    def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ..., chunk_depth: _Optional[int] = ...) -> None: ...
+    boundary_entropy: float
+    def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ..., chunk_depth: _Optional[int] = ..., boundary_entropy: _Optional[float] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
     __slots__ = ("model", "text", "threshold", "alternatives", "max_words", "priority")

@@ -23,7 +23,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "family", "shape", "parameters", "vocabulary", "training_length", "pooled", "boundary_modes", "dtype", "sha256", "limits", "documents", "exactness", "tolerance", "scope")
+    __slots__ = ("name", "family", "shape", "parameters", "vocabulary", "training_length", "pooled", "boundary_modes", "dtype", "sha256", "limits", "documents", "exactness", "tolerance", "scope", "boundary_threshold")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Model(_message.Message):
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     shape: str
@@ -54,7 +55,8 @@ class Model(_message.Message):
     exactness: str
     tolerance: float
     scope: str
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., exactness: _Optional[str] = ..., tolerance: _Optional[float] = ..., scope: _Optional[str] = ...) -> None: ...
+    boundary_threshold: float
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ..., exactness: _Optional[str] = ..., tolerance: _Optional[float] = ..., scope: _Optional[str] = ..., boundary_threshold: _Optional[float] = ...) -> None: ...
 
 class Documents(_message.Message):
     __slots__ = ("max_tokens", "max_summary_tokens", "padded", "poolings", "beam_size", "length_penalty", "min_tokens", "max_summary_tokens_default", "no_repeat_ngram", "search_rules", "early_stopping", "repetition_penalty", "prefix")

@@ -29,6 +29,8 @@ pub struct Key {
     mode: Option<BoundaryMode>,
     /// Seed of sampled boundaries.
     seed: Option<u64>,
+    /// Bits of the threshold of entropies, if the model has one.
+    threshold: Option<u32>,
 }
 
 impl Key {
@@ -40,7 +42,9 @@ impl Key {
             Noise::Seeded(seed) => Some(seed),
             Noise::Given(_) => return None,
         };
-        (boundaries.offset == 0).then(|| Self { tenant: Arc::clone(tenant), mode, seed })
+        // Adding zero makes −0 and 0 the same.
+        let threshold = boundaries.threshold.or(card.boundary_threshold).map(|threshold| (threshold + 0.0).to_bits());
+        (boundaries.offset == 0).then(|| Self { tenant: Arc::clone(tenant), mode, seed, threshold })
     }
 }
 

@@ -195,7 +195,7 @@ fn page_ids(state: &dyn State) -> Vec<usize> {
 }
 
 fn key(tenant: &str) -> Key {
-    Key { tenant: tenant.into(), mode: Some(BoundaryMode::Given), seed: None }
+    Key { tenant: tenant.into(), mode: Some(BoundaryMode::Given), seed: None, threshold: None }
 }
 
 fn keep(cache: &mut SegmentCache, text: &[u32], alive: &Arc<AtomicUsize>) -> bool {

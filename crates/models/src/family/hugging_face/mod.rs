@@ -13,7 +13,7 @@ mod transformer;
 
 use crate::checkpoint::Config;
 use crate::checkpoint::files::contents;
-use crate::checkpoint::hugging_face::{DOWNLOAD, FAMILY, T5_MODEL_TYPES};
+use crate::checkpoint::hugging_face::{BLT_MODEL_TYPE, DOWNLOAD, FAMILY, T5_MODEL_TYPES};
 use crate::contract::{
     BoundaryOptions, Card, Cost, Exactness, KvMemory, Model, Scratch, SequenceRow, State, StepCost, StepStatus,
     check_mode, state_mut, state_ref,
@@ -189,7 +189,8 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let keys = Keys { text: config.architecture(), file };
     let ModelType { model_type } = keys.parse()?;
     let Some((_, read)) = ARCHITECTURES.iter().find(|(name, _)| *name == model_type) else {
-        let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).chain(T5_MODEL_TYPES).collect();
+        let known: Vec<_> =
+            ARCHITECTURES.iter().map(|(name, _)| *name).chain(T5_MODEL_TYPES).chain([BLT_MODEL_TYPE]).collect();
         let expected = format!(
             "one of {}, which weir reads as they are, or gpt2, which `weir convert` reads (docs/models.md)",
             known.join(", ")

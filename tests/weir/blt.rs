@@ -1,0 +1,240 @@
+//! The Byte Latent Transformer: every stage, long texts, its folder and its conversion, the table that stays in its file, and the
+//! threshold of its boundaries.
+
+use crate::process::{scored_in_each_mode, weir, weir_json};
+use crate::support::{copied, edit_json, golden_data, settings};
+use crate::*;
+use weir::models::checkpoint::weights::shapes_in;
+use weir::models::contract::state_ref;
+use weir::models::convert::convert;
+use weir::models::family::blt::{BltStage, BltState, Work};
+
+fn golden(case: &str) -> Golden {
+    Golden::open(&golden_data("blt").join(case))
+}
+
+fn model(case: &str) -> Arc<dyn Model> {
+    model_of("blt", case, Dtype::F32)
+}
+
+#[test]
+fn every_stage_equals_the_golden_data() {
+    for (case, layers) in [("base", [1, 2, 2]), ("widths", [2, 2, 3])] {
+        let golden = golden(case);
+        let model = model(case);
+        let ids = golden.ids("s0.ids");
+        let seen: Arc<Mutex<Vec<(BltStage, usize, Vec<f32>)>>> = Arc::default();
+        let mut alone = Alone::new(&*model, BoundaryOptions::default());
+        let record = seen.clone();
+        work_mut::<Work>(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
+            record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
+        }));
+        // some patches straddle both chunks
+        alone.feed(&ids[..41]);
+        alone.feed(&ids[41..]);
+        let [encoder, global, decoder] = layers.map(|layers: usize| layers - 1);
+        for (stage, name) in [
+            (BltStage::PatcherLogits, "patcher.logits".to_owned()),
+            (BltStage::Embedded, "embeds".to_owned()),
+            (BltStage::Encoded, format!("encoder.layers.{encoder}")),
+            (BltStage::Patch, "encoder.cross".to_owned()),
+            (BltStage::Global, format!("global.layers.{global}")),
+            (BltStage::Decoded, format!("decoder.layers.{decoder}")),
+        ] {
+            let name = format!("s0.hidden.{name}");
+            if !golden.has(&name) {
+                assert!(stage == BltStage::PatcherLogits, "{case} {name}");
+                continue;
+            }
+            let mut actual: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
+            actual.sort_by_key(|entry| entry.1);
+            let flat: Vec<f32> = actual.into_iter().flat_map(|entry| entry.2).collect();
+            let expected = golden.get(&name);
+            let largest = expected.iter().fold(0.0_f32, |largest, number| largest.max(number.abs()));
+            let error = difference(&flat, expected) / largest;
+            assert!(error <= 1e-4, "{case} {name}: {error}");
+        }
+        let state: &BltState = state_ref(&*alone.rows[0].state).unwrap();
+        assert_eq!(state.patch_ends.len(), golden.get("s0.patch_lengths").len(), "{case}");
+    }
+}
+
+/// The windows of 512 have moved on at the end of such a text, in steps as in one pass.
+#[test]
+fn texts_longer_than_the_windows_are_equal_in_steps() {
+    for case in ["published_form", "no_hash"] {
+        for dtype in [Dtype::F32, Dtype::Int8] {
+            let model = model_of("blt", case, dtype);
+            let ids = golden(case).ids("s2.ids").repeat(2);
+            let complete = full(&*model, &ids, &BoundaryOptions::default());
+            for size in [1, 50, 700] {
+                let mut alone = Alone::new(&*model, BoundaryOptions::default());
+                let (logits, marks): (Vec<_>, Vec<_>) = ids.chunks(size).map(|part| alone.feed(part)).unzip();
+                assert!((logits.concat(), marks.concat()) == complete, "{case} in {} by {size}", dtype.name());
+                let state = &mut alone.rows[0].state;
+                assert!(state.bytes() <= model.bytes_for(state.len()));
+                let back = state.len() - 30;
+                assert!(state.earliest() <= back, "{case}: {} of {}", state.earliest(), state.len());
+                state.rollback(back).unwrap();
+                let symbols = model.card().vocabulary.len();
+                assert_eq!(alone.feed(&ids[back..]).0, complete.0[back * symbols..], "{case} after a rollback");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_conversion_gives_the_same_bits_and_keeps_the_type_of_the_table() {
+    for case in BLT_CASES {
+        let folder = golden_data("blt").join(case);
+        let to = TempDir::new().unwrap();
+        let dest = to.path().join("converted");
+        let written = convert(Source::Blt, &folder, &dest, false).unwrap();
+        let converted = load(&dest, &Settings { require_sha256: true, ..settings() }).unwrap();
+        let own = model(case);
+        assert_eq!((converted.card().parameters, &*converted.card().shape), (written.parameters, &*own.card().shape));
+        assert_eq!(converted.card().sha256, written.sha256);
+        let ids = golden(case).ids("s0.ids");
+        let options = BoundaryOptions::default();
+        assert!(full(&*converted, &ids, &options) == full(&*own, &ids, &options), "{case}");
+        let copied = load(&dest, &Settings { copy_tables: true, ..settings() }).unwrap();
+        assert!(full(&*copied, &ids, &options) == full(&*own, &ids, &options), "{case}");
+        let tables = |folder: &Path, name: &str| shapes_in(folder).unwrap().get(name).cloned();
+        let table = tables(&folder, "model.encoder_hash_tok_embedding.weight").filter(|shape| shape[0] > 0);
+        assert_eq!(tables(&dest, "ngrams.weight"), table);
+    }
+    let to = TempDir::new().unwrap();
+    let dest = to.path().join("converted");
+    convert(Source::Blt, &golden_data("blt").join("published_form"), &dest, false).unwrap();
+    let bytes = fs::read(dest.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor("ngrams.weight").unwrap().dtype(), safetensors::Dtype::BF16);
+}
+
+/// Rows are read from the file while the model is served.
+#[test]
+fn a_file_that_changes_fails_the_step_and_nothing_else() {
+    let folder = copied(&golden_data("blt").join("base"));
+    let file = folder.path().join("model.safetensors");
+    let from_file = load(folder.path(), &settings()).unwrap();
+    let from_memory = load(folder.path(), &Settings { copy_tables: true, ..settings() }).unwrap();
+    let ids = golden("base").ids("s0.ids");
+    let options = BoundaryOptions::default();
+    let expected = full(&*from_file, &ids, &options);
+    let size = fs::metadata(&file).unwrap().len();
+    fs::File::options().write(true).open(&file).unwrap().set_len(size / 2).unwrap();
+    let step = |model: &dyn Model| {
+        let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
+        rows[0].set(&ids, Want::All);
+        advance(model, &mut rows, &[0], &mut model.scratch()).map_err(|error| error.to_string())
+    };
+    let message = step(&*from_file).unwrap_err();
+    let found = format!("found a file of {} bytes now, {size} when the model was loaded", size / 2);
+    assert!(message.contains("model.safetensors: model.encoder_hash_tok_embedding.weight: expected an unchanged file"));
+    assert!(message.ends_with(&found), "{message}");
+    assert!(full(&*from_memory, &ids, &options) == expected);
+    // a file that another one replaces by its name stays open
+    let folder = copied(&golden_data("blt").join("base"));
+    let file = folder.path().join("model.safetensors");
+    let model = load(folder.path(), &settings()).unwrap();
+    fs::copy(&file, folder.path().join("new")).unwrap();
+    fs::rename(folder.path().join("new"), &file).unwrap();
+    assert!(full(&*model, &ids, &options) == expected);
+}
+
+#[test]
+fn a_request_may_set_the_threshold() {
+    let folder = copied(&golden_data("blt").join("base"));
+    let ids = golden("base").ids("s0.ids");
+    let default = model("base");
+    let segments = |model: &dyn Model, threshold: Option<f32>| {
+        let (logits, marks) = full(model, &ids, &BoundaryOptions { threshold, ..BoundaryOptions::default() });
+        (logits, marks.iter().filter(|mark| mark.boundary).count())
+    };
+    let own = default.card().boundary_threshold.unwrap();
+    assert!(segments(&*default, Some(own)) == segments(&*default, None));
+    assert_eq!(segments(&*default, Some(0.0)).1, ids.len());
+    assert_eq!(segments(&*default, Some(50.0)).1, 1);
+    edit_json(&folder.path().join("config.json"), |config| config["patching_threshold"] = 3.0.into());
+    let changed = load(folder.path(), &settings()).unwrap();
+    assert!(segments(&*changed, None) == segments(&*default, Some(3.0)));
+    for (threshold, expected) in [(-0.5, "found -0.5"), (f32::NAN, "found NaN"), (101.0, "expected 0 to 100, in nats")]
+    {
+        let options = BoundaryOptions { threshold: Some(threshold), ..BoundaryOptions::default() };
+        let message = default.begin(options).err().unwrap().to_string();
+        assert!(message.starts_with("boundary_threshold: ") && message.contains(expected), "{message}");
+    }
+    let options = BoundaryOptions { threshold: Some(1.0), ..BoundaryOptions::default() };
+    let message = fixture("unigram").begin(options).err().unwrap().to_string();
+    assert!(message.contains("have no threshold that requests may set"), "{message}");
+}
+
+/// Any ids may stand anywhere, also marks and first.
+#[test]
+fn commands_score_and_segment_a_folder_as_it_is() {
+    for case in ["base", "widths"] {
+        let folder = golden_data("blt").join(case);
+        let golden = golden(case);
+        for text in 0..3 {
+            let named = |name: &str| format!("s{text}.{name}");
+            let (outputs, logits) = scored_in_each_mode(&folder, &golden.ids(&named("ids")));
+            let expected = golden.get(&named("logits"));
+            let largest = expected.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
+            assert!(difference(logits.get("logits"), expected) <= 5e-5 * largest, "{case} {text}");
+            for output in outputs {
+                let numbers = |key: &str| serde_json::from_value::<Vec<f32>>(output[key].clone()).unwrap();
+                assert_eq!(numbers("boundaries"), golden.get(&named("boundary")), "{case} {text}");
+                assert!(difference(&numbers("entropies"), golden.get(&named("entropies"))) < 5e-5);
+            }
+        }
+    }
+    let folder = golden_data("blt").join("base");
+    let folder = folder.to_str().unwrap();
+    let text = "The town of Weir, é.";
+    let segments =
+        |more: &[&str]| weir_json(&[&["segment", "--json", "--model", folder, "--text", text], more].concat());
+    let output = segments(&["--boundary-threshold", "0"]);
+    let list = output["segments"].as_array().unwrap();
+    // the start mark and each byte
+    assert_eq!((list.len(), output["symbols"].as_u64()), (1 + text.len(), Some(1 + text.len() as u64)));
+    assert!(list.iter().all(|segment| segment["boundary_entropy"].as_f64().unwrap() > 0.0));
+    assert_eq!(segments(&["--boundary-threshold", "99"])["segments"].as_array().unwrap().len(), 2);
+    let rejection = |args: &[&str]| weir(args).unwrap_err();
+    let message = rejection(&["segment", "--model", folder, "--text", "a", "--boundary-threshold", "-1"]);
+    assert!(message.ends_with("weir: --boundary-threshold: expected 0 to 100, in nats, found -1\n"), "{message}");
+    let contents = weir_json(&["inspect", "--json", folder]);
+    assert_eq!((&contents["boundaries"], &contents["parts"]["ngrams"]), (&json!("entropies"), &json!(6 * 211 * 32)));
+    let measured = [
+        "bench",
+        "decode",
+        "--model",
+        folder,
+        "--json",
+        "--context",
+        "8",
+        "--steps",
+        "20",
+        "--boundary-threshold",
+        "0,3,99",
+    ];
+    let factors: Vec<f64> = weir_json(&measured)
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| {
+            assert!(entry["bits_per_char"].as_f64().unwrap() > 1.0 && entry["boundary_threshold"].is_number());
+            entry["shortening_factor"].as_f64().unwrap_or(f64::INFINITY)
+        })
+        .collect();
+    assert!(factors[0] == 1.0 && factors[1] > 1.0 && factors[2] == f64::INFINITY, "{factors:?}");
+}
+
+/// A folder in the form of the official code names the form that weir reads.
+#[test]
+fn a_folder_of_the_official_code_is_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("config.json"), r#"{"args": {"patching_mode": "entropy"}}"#).unwrap();
+    let message = load(folder.path(), &settings()).err().unwrap().to_string();
+    assert!(message.contains("args: expected Hugging Face's form of the Byte Latent Transformer"), "{message}");
+    assert!(message.ends_with("found a folder in the form of facebookresearch/blt"), "{message}");
+}

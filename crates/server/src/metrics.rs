@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use weir_engine::constraint::Constraint;
 use weir_engine::observer::{EngineEvent, Observer};
 use weir_engine::options::FinishReason;
@@ -32,8 +32,11 @@ use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
+/// How long [`Metrics::render_load`] keeps the bytes of key-value pages that requests use: counting them visits all pages of the caches.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(250);
+
 /// The labels that series of this file have, and those that Prometheus reserves.
-pub(crate) const LABELS: [&str; 18] = [
+pub(crate) const LABELS: [&str; 17] = [
     "model_name",
     "after",
     "block_size",
@@ -51,7 +54,6 @@ pub(crate) const LABELS: [&str; 18] = [
     "service",
     "status",
     "version",
-    "__name__",
 ];
 
 /// Settings of the metrics.
@@ -83,6 +85,8 @@ pub struct Metrics {
     /// What routers read, under vLLM's names.
     vllm_names: Option<Registry>,
     cache_block: usize,
+    /// When the bytes of key-value pages were last counted.
+    memory_counted: Mutex<Option<Instant>>,
     families: Families,
     levels: LevelFamilies,
     /// Answered calls, by service, method and code.
@@ -150,6 +154,7 @@ impl Metrics {
             histograms,
             vllm_names,
             cache_block: config.cache_block,
+            memory_counted: Mutex::default(),
             families,
             levels,
             calls,
@@ -223,7 +228,8 @@ impl Metrics {
         self.render_registries(engines, Some(&self.histograms))
     }
 
-    /// Renders all metrics but the histograms, as [`render`](Self::render) does.
+    /// Renders all metrics but the histograms, as [`render`](Self::render) does. The key-value memory in use may be a quarter of a
+    /// second old.
     pub fn render_load(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
         self.render_registries(engines, None)
     }
@@ -235,9 +241,19 @@ impl Metrics {
     ) -> Result<String, fmt::Error> {
         // the lock admits one caller at a time: a model's gauges are set from all its generations together
         let models = lock(&self.models);
+        let mut counted = lock(&self.memory_counted);
+        let counts_memory = histograms.is_some() || counted.is_none_or(|at| clock::since(at) >= MEMORY_INTERVAL);
+        if counts_memory {
+            *counted = Some(clock::now());
+        }
+        drop(counted);
         for series in models.values() {
             let own = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
-            series.set_gauges(own.map(|(_, engine)| engine), self.cache_block);
+            let own = own.map(|(_, engine)| engine);
+            if counts_memory {
+                series.set_memory(own.clone());
+            }
+            series.set_gauges(own, self.cache_block);
         }
         if let Some(count) = self.count_dropped.get() {
             self.dropped_log_lines.inner().store(count(), Ordering::Relaxed);
@@ -629,12 +645,17 @@ impl TypedMetric for CacheConfig {
 }
 
 impl Series {
-    /// Sets the gauges from the state of the model's engines. A block of the segment cache has `block` symbols.
+    /// Sets the bytes of key-value pages that requests use.
+    fn set_memory<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
+        let bytes: usize = engines.map(|engine| engine.load().bytes).sum();
+        self.kv_bytes[0].set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the other gauges from the state of the model's engines. A block of the segment cache has `block` symbols.
     fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>, block: usize) {
         let gauges = [
             &self.running,
             &self.waiting,
-            &self.kv_bytes,
             &self.kv_limit,
             &self.cache_bytes,
             &self.cache_entries,
@@ -642,17 +663,16 @@ impl Series {
             &self.document_entries,
             &self.generations,
         ];
-        let mut sums = [0_i64; 9];
+        let mut sums = [0_i64; 8];
         let mut blocks = 0;
         for engine in engines {
             blocks = engine.cache_blocks(block).max(blocks);
-            let load = engine.load();
+            let counters = engine.counters();
             let cache = engine.segment_cache_usage();
             let documents = engine.document_cache_usage();
             let values = [
-                load.running,
-                load.queued,
-                load.bytes,
+                counters.running,
+                counters.waiting,
                 engine.memory().limit,
                 cache.bytes,
                 cache.entries,

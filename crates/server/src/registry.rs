@@ -483,23 +483,19 @@ impl Engines {
 
     /// Renders all metrics as OpenMetrics text.
     pub fn render_metrics(&self) -> Result<String> {
-        self.render(Metrics::render)
+        self.metrics().render(&self.metered()).map_err(unwritable)
     }
 
     /// Renders all metrics but the histograms as OpenMetrics text.
     pub(crate) fn render_load_metrics(&self) -> Result<String> {
-        self.render(Metrics::render_load)
+        self.metrics().render_load(&self.metered()).map_err(unwritable)
     }
 
-    fn render(
-        &self,
-        render: fn(&Metrics, &[(Arc<Meter>, Handle)]) -> Result<String, std::fmt::Error>,
-    ) -> Result<String> {
+    /// Returns all engines with their meters, draining ones included.
+    fn metered(&self) -> Vec<(Arc<Meter>, Handle)> {
         let mut leases = self.all();
         leases.extend(self.draining());
-        let metered = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));
-        let engines: Vec<_> = leases.iter().map(metered).collect();
-        render(self.metrics(), &engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
+        leases.iter().map(|lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease))).collect()
     }
 
     /// Closes all engines, and waits up to `limit` for their workers, which finish the step that they run. Fails if a worker does
@@ -616,6 +612,10 @@ impl Engines {
 
 /// Interval at which the monitor checks the workers.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+fn unwritable(error: std::fmt::Error) -> Error {
+    Error::Internal(format!("metrics: {error}"))
+}
 
 /// Watches the engines. Clones share the state.
 #[derive(Clone)]

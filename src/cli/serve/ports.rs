@@ -10,9 +10,7 @@ use std::{
 };
 use tokio::net::{TcpListener, TcpSocket};
 use weir_kernels::error::{Error, Result};
-use weir_server::config::{
-    Access, Checks, CredentialFiles, EditingConfig, HttpMetrics, Operations, TlsFiles, TransportConfig,
-};
+use weir_server::config::{Access, Checks, CredentialFiles, EditingConfig, Operations, TlsFiles, TransportConfig};
 
 /// Maximum connections that wait for the server to accept them. The operating system may have a lower limit.
 const BACKLOG: u32 = 4096;
@@ -286,6 +284,9 @@ impl Listeners {
         let http = parse("--http-listen", &transport.http_listen);
         let admin = parse("--admin-listen", &operations.admin_listen);
         check_distinct(&[("--listen", grpc), ("--http-listen", http), ("--admin-listen", admin)], checks);
+        if ["keyed", "open"].contains(&&*transport.http_metrics) && transport.http_listen.is_none() {
+            checks.reject_with("--http-metrics", "expected an HTTP port, found no --http-listen");
+        }
         // The default replaces only an invalid address, which the checks have recorded.
         Self { grpc: grpc.unwrap_or(GRPC), http, admin, are_default: false }
     }
@@ -449,20 +450,9 @@ impl TransportArgs {
                 idle: seconds(checks, "--edit-idle-seconds", &self.edit_idle_seconds, 1),
             },
             late_headers: checks.switch("--late-headers", &self.late_headers),
-            http_metrics: self.http_metrics(checks),
+            http_metrics: checks.http_metrics(&self.http_metrics),
             access,
         }
-    }
-}
-
-impl TransportArgs {
-    fn http_metrics(&self, checks: &mut Checks) -> HttpMetrics {
-        let has_address = [&self.listen, &self.http_listen].into_iter().any(Option::is_some);
-        let mode = checks.http_metrics(&self.http_metrics);
-        if mode != HttpMetrics::Off && has_address && self.http_listen.is_none() {
-            checks.reject_with("--http-metrics", "expected an HTTP port, found no --http-listen");
-        }
-        mode
     }
 }
 

@@ -258,11 +258,11 @@ impl Checks {
         }
         let Some(block) = block else { return config };
         let unit = MetricsConfig::CACHE_BLOCK;
-        match block.parse() {
+        match block.parse::<usize>() {
             Ok(_) if cache_bytes == 0 => {
                 self.reject_with("--metrics-block-size", "expected a segment cache, found --cache-memory 0");
             }
-            Ok(symbols) if (unit..=MAX_CACHE_BLOCK).contains(&symbols) && symbols % unit == 0 => {
+            Ok(symbols) if (unit..=MAX_CACHE_BLOCK).contains(&symbols) && symbols.is_multiple_of(unit) => {
                 config.cache_block = symbols;
             }
             _ => {

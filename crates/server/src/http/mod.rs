@@ -223,7 +223,8 @@ impl ClientContext {
 
 /// Refuses a request on a connection that is only for health checks, unless it is one.
 async fn check_place(Extension(context): Extension<UpgradeContext>, request: Request, next: Next) -> Response {
-    if context.open.is_health_only() && !HEALTH_PATHS.contains(&request.uri().path()) {
+    let path = request.uri().path();
+    if context.open.is_health_only() && !HEALTH_PATHS.contains(&path) && path != METRICS {
         let message = "all connections have requests in progress; this one is for health checks only";
         return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections", message).into_response();
     }

@@ -20,11 +20,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use weir_engine::{constraint::Constraint, options::check_length};
+use weir_engine::constraint::Constraint;
 use weir_kernels::error::{Error, Result};
 use weir_models::contract::Card;
+use weir_proto::v1;
 
 /// Bytes of memory of a symbol's id, and of the id in JSON.
 const ID_BYTES: usize = 16;
@@ -76,6 +77,7 @@ struct Rendered<'a> {
     sampling_params: &'a Value,
     model: &'a str,
     stream: bool,
+    priority: i32,
 }
 
 pub(super) async fn tokenize(
@@ -206,9 +208,6 @@ impl TokenizeRequest {
 
 fn detokenized(tokens: &[u32], card: &Card, memory: &RequestMemory) -> Result<Vec<u8>> {
     let vocabulary = &card.vocabulary;
-    if !tokens.is_empty() {
-        check_length("tokens", tokens.len(), card)?;
-    }
     vocabulary.check_ids("tokens", tokens)?;
     // the text, and the text in JSON
     memory.add(2 * tokens.len() * vocabulary.longest_symbol())?;
@@ -225,8 +224,15 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
     if card.first_logits.is_none() {
         request.prompt.list()?;
     }
+    // Also checks their number.
+    let choices = request.generate_requests()?.len();
+    let biases = request.sampling(None, None).logit_bias.into_iter().filter_map(|bias| match bias.symbol {
+        Some(v1::logit_bias::Symbol::Id(id)) => Some((id.to_string(), json!(bias.bias))),
+        _ => None,
+    });
+    let biases: Map<_, _> = biases.collect();
     let params = json!({
-        "n": request.choices_per_prompt(),
+        "n": request.n.take().unwrap_or(1),
         "max_tokens": request.max_tokens,
         "min_tokens": request.min_tokens,
         "temperature": request.temperature,
@@ -238,12 +244,22 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
         "frequency_penalty": request.frequency_penalty,
         "seed": request.seed.as_ref().map(|seed| seed.0),
         "ignore_eos": request.ignore_eos,
+        "stop": Some(&request.stop.0).filter(|stop| !stop.is_empty()),
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "logprobs": request.logprobs,
+        "logit_bias": Some(biases).filter(|biases| !biases.is_empty()),
+        "echo": request.echo,
+        "boundaries": request.boundaries,
+        "boundary_mode": request.boundary_mode,
+        "max_segments": request.max_segments,
     });
+    // One request for each prompt.
+    request.best_of = None;
     let Value::Object(params) = params else { return Err(Error::Internal("sampling_params is no object".into())) };
     let stated = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
     let sampling_params = Value::Object(stated);
-    let mut prompts = Vec::new();
-    for (index, mut message) in request.generate_requests()?.step_by(request.choices_per_prompt().max(1)).enumerate() {
+    let mut prompts = Vec::with_capacity(choices);
+    for (index, mut message) in request.generate_requests()?.enumerate() {
         // the form of the answer changes no token of the prompt
         message.constraint = None;
         let compile = |_: &Constraint| Err(Error::Internal("a form is compiled for no request".into()));
@@ -257,6 +273,7 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
             sampling_params: &sampling_params,
             model: &card.name,
             stream: request.wants_stream(),
+            priority: request.priority.unwrap_or_default(),
         });
     }
     to_json(&prompts)

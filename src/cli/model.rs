@@ -240,12 +240,18 @@ pub(super) fn check_readable(flag: &str, file: &Path) -> Result<()> {
 
 /// Returns a function that turns an I/O error about the file that `flag` names into an error with both names.
 pub(super) fn unreadable<'a>(flag: &'a str, file: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
-    move |error| Error::Setting(format!("{flag}: cannot read {}: {error}", file.display()))
+    move |error| Error::Setting(format!("{}cannot read {}: {error}", prefix(flag, file), file.display()))
 }
 
 /// Returns the error for a file that has invalid UTF-8 at byte `position`. `flag` names the file.
 pub(super) fn not_utf8(flag: &str, file: &Path, position: u64) -> Error {
-    Error::Setting(format!("{flag}: {}: expected UTF-8, found other bytes at position {position}", file.display()))
+    let prefix = prefix(flag, file);
+    Error::Setting(format!("{prefix}{}: expected UTF-8, found other bytes at position {position}", file.display()))
+}
+
+/// Returns the beginning of an error about a file that `flag` names. Standard input that no flag names is named once.
+fn prefix(flag: &str, file: &Path) -> String {
+    if Path::new(flag) == file { String::new() } else { format!("{flag}: ") }
 }
 
 fn decode(flag: &str, file: &Path, bytes: Vec<u8>) -> Result<String> {

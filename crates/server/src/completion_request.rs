@@ -614,7 +614,8 @@ impl CompletionRequest {
         for (field, found) in [
             ("logit_bias", (biases > 0).then(|| format!("{biases} biases"))),
             ("top_k", self.top_k()?.filter(|k| *k != 0).map(|k| k.to_string())),
-            ("top_p", other_than(1.0, self.top_p)),
+            // 0 stands for the most probable symbol, which a search takes.
+            ("top_p", other_than(1.0, self.top_p.filter(|top_p| *top_p != 0.0))),
             ("min_p", other_than(0.0, self.min_p)),
             ("presence_penalty", other_than(0.0, self.presence_penalty)),
             ("frequency_penalty", other_than(0.0, self.frequency_penalty)),
@@ -715,9 +716,11 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     ),
     (
         OtherField::Refused("null"),
-        "structural_tag guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf \
-         grammar format tools functions stop_strings stop_sequences stop_words stop_regex stop_token_ids eos_token_id \
-         end_id bad_words bad_words_ids force_words_ids allowed_token_ids suppress_tokens begin_suppress_tokens \
+        "structural_tag guided_json guided_regex guided_choice guided_grammar guided_decoding structured_output choice \
+         json_schema regex ebnf grammar format tools functions stop_strings stop_sequence stop_sequences stop_words \
+         stop_regex stop_str stop_token stop_token_ids stopping_strings eos_token_id end_id bad_words bad_words_ids \
+         banned_strings banned_tokens force_words_ids forced_words_ids embedding_bias_words embedding_bias_weights \
+         runtime_top_k runtime_top_p top_p_min top_p_decay allowed_token_ids suppress_tokens begin_suppress_tokens \
          forced_bos_token_id forced_eos_token_id forced_decoder_ids decoder_start_token_id sequence_bias constraints \
          logits_processors custom_logit_processor custom_params vllm_xargs samplers top_h dola_layers \
          exponential_decay_length_penalty repetition_detection n_predict num_predict max_length max_time truncate \
@@ -727,17 +730,17 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
          lora_request lora_name adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
          web_search_options",
     ),
-    (OtherField::Refused("{}"), "options parameters sampling_params generation_config chat_template_kwargs"),
+    (OtherField::Refused("{}"), "options parameters sampling_params generation_config chat_template_kwargs nvext"),
     (OtherField::Refused("\"none\" or \"auto\""), "tool_choice function_call"),
     (
         OtherField::Refused("false"),
-        "use_beam_search guided_json_object watermark watermarking return_full_text no_stop_trim token_healing \
+        "use_beam_search json_object guided_json_object ban_eos_token watermark watermarking return_full_text no_stop_trim token_healing \
          renormalize_logits continue_final_message",
     ),
     (OtherField::Refused("true"), "add_special_tokens skip_special_tokens"),
     (
         OtherField::Refused("0"),
-        "mirostat xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff n_indent min_keep \
+        "mirostat mirostat_mode xtc_probability dry_multiplier dynatemp_range penalty_alpha epsilon_cutoff eta_cutoff n_indent min_keep \
          t_max_predict_ms min_length encoder_no_repeat_ngram_size diversity_penalty top_a smoothing_factor",
     ),
     (

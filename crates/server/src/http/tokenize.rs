@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use weir_engine::constraint::Constraint;
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, Result, quoted};
 use weir_models::contract::Card;
 use weir_proto::v1;
 
@@ -256,7 +256,14 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
     // One request for each prompt.
     request.best_of = None;
     let Value::Object(params) = params else { return Err(Error::Internal("sampling_params is no object".into())) };
-    let stated = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
+    let mut stated: Map<_, _> = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
+    // Every prompt has the same form.
+    if let Some(constraint) = request.generate_requests()?.next().and_then(|message| message.constraint) {
+        if let Some(ends) = constraint.end_when_complete {
+            stated.insert("end_when_complete".into(), ends.into());
+        }
+        stated.insert("structured_outputs".into(), structured_outputs(constraint)?);
+    }
     let sampling_params = Value::Object(stated);
     let mut prompts = Vec::with_capacity(choices);
     for (index, mut message) in request.generate_requests()?.enumerate() {
@@ -277,4 +284,21 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
         });
     }
     to_json(&prompts)
+}
+
+/// Returns a form under the names of vLLM's `structured_outputs`.
+fn structured_outputs(constraint: v1::Constraint) -> Result<Value> {
+    use v1::constraint::Form;
+    Ok(match constraint.form {
+        Some(Form::Regex(regex)) => json!({ "regex": regex }),
+        Some(Form::Choice(choice)) => json!({ "choice": choice.texts }),
+        Some(Form::JsonSchema(schema)) => {
+            let schema: Value = serde_json::from_str(&schema)
+                .map_err(|error| Error::bad_option("constraint.json_schema", quoted(&schema), error.to_string()))?;
+            json!({ "json": schema })
+        }
+        Some(Form::JsonObject(is_object)) => json!({ "json_object": is_object }),
+        Some(Form::Grammar(grammar)) => json!({ "grammar": grammar }),
+        None => json!({}),
+    })
 }

@@ -24,7 +24,7 @@ use crate::{
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool},
     task::Waker,
     time::{Duration, Instant},
 };
@@ -51,6 +51,8 @@ pub(crate) struct Inner {
     pub(crate) running: Mutex<()>,
     /// Set when the worker breaks; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
     pub(crate) broken: watch::Sender<bool>,
+    /// Set before the worker breaks because the model's file changed.
+    pub(crate) lost_file: AtomicBool,
 }
 
 impl Inner {
@@ -71,6 +73,7 @@ impl Inner {
             calibration: Mutex::default(),
             running: Mutex::default(),
             broken: watch::Sender::new(false),
+            lost_file: AtomicBool::new(false),
         }
     }
 
@@ -103,6 +106,8 @@ pub(crate) struct Batch {
     pub(crate) simulated_step: Option<Duration>,
     /// Measurement of the latest step, until the worker takes it.
     pub(crate) latest_step: Option<EngineStep>,
+    /// True once a step failed because the model's file changed: every later step would fail as well.
+    pub(crate) lost_file: bool,
     /// Requests that were in flight before the step: they wait for a segment step.
     waiting: Vec<usize>,
     /// Shared by all requests, until the worker restarts, so that a new one need not learn which guesses are wrong.
@@ -125,6 +130,7 @@ impl Batch {
             hurries: false,
             simulated_step: None,
             latest_step: None,
+            lost_file: false,
             waiting: Vec::new(),
             guess_rates: GuessRates::default(),
         }
@@ -186,7 +192,8 @@ impl Batch {
         // from the last: the request that moves to a freed index was looked at already
         for index in (0..self.requests.len()).rev() {
             let Some(outcome) = &self.requests[index].outcome else { continue };
-            let failed = matches!(outcome, Err(Error::Internal(_) | Error::OutOfPages { .. }));
+            let failed =
+                matches!(outcome, Err(Error::Internal(_) | Error::OutOfPages { .. } | Error::FileChanged { .. }));
             let finished = outcome.is_ok();
             let (request, mut rows) = self.row_table.remove_request(index, &mut self.requests);
             match &request.kind {
@@ -390,8 +397,21 @@ impl Batch {
             }
         }
         match result {
-            Ok(()) => self.cut_drafts(),
+            Ok(()) => {
+                self.end_failed_rows();
+                self.cut_drafts();
+            }
             Err(error) => self.fail_rows(&error, self.fed.clone()),
+        }
+    }
+
+    /// Ends the requests of rows that failed alone in the symbol step.
+    fn end_failed_rows(&mut self) {
+        for &row in &self.fed {
+            if let Some(error) = self.row_table.rows[row].failure.take() {
+                tracing::error!(%error, "a row failed");
+                self.requests[self.row_table.owners[row]].outcome = Some(Err(copy_error(&error)));
+            }
         }
     }
 
@@ -437,6 +457,7 @@ impl Batch {
     /// Ends the requests whose rows took part in a failed step, and replaces the scratch space, which may be inconsistent.
     fn fail_rows(&mut self, error: &Error, rows: Vec<usize>) {
         tracing::error!(rows = rows.len(), %error, "a step failed");
+        self.lost_file |= matches!(error, Error::FileChanged { .. });
         for row in rows {
             self.requests[self.row_table.owners[row]].outcome = Some(Err(copy_error(error)));
         }
@@ -456,6 +477,9 @@ fn copy_error(error: &Error) -> Error {
     match error {
         &Error::OutOfPages { needed, limit } => Error::OutOfPages { needed, limit },
         Error::Internal(message) => Error::Internal(message.clone()),
+        Error::FileChanged { file, tensor, found } => {
+            Error::FileChanged { file: file.clone(), tensor: tensor.clone(), found: found.clone() }
+        }
         other => Error::Internal(other.to_string()),
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 use std::{
     ops::ControlFlow,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -249,6 +249,12 @@ impl Handle {
     /// Returns the phase of the engine's life.
     pub fn phase(&self) -> Phase {
         self.inner().lock_state().phase
+    }
+
+    /// Returns true if the worker broke because the model's file changed: loading the model again repairs that, and the process
+    /// is sound.
+    pub fn has_lost_file(&self) -> bool {
+        self.inner().lost_file.load(Relaxed)
     }
 
     /// Waits until the worker breaks; forever if it never does. The future holds no handle.

@@ -26,7 +26,7 @@ pub enum Phase {
     Draining,
     /// The worker is ending, or has ended.
     Closed,
-    /// The worker panicked and could not start over; every request is rejected.
+    /// The worker panicked and could not start over, or the model's file changed; every request is rejected.
     Broken,
 }
 

@@ -1,7 +1,7 @@
 //! The worker: one thread that owns a model's rows. A round ends requests that are over, admits queued ones, preempts rows if
 //! memory is short, and runs one step of all rows. After a panic outside of the work for single requests, it ends all requests
-//! and starts over; one that panics again and again is broken ([`RestartLimit`]). A simulation runs the same rounds as a task
-//! ([`WorkerTask`]).
+//! and starts over; one that panics again and again is broken ([`RestartLimit`]), as is one whose model's file changed. A
+//! simulation runs the same rounds as a task ([`WorkerTask`]).
 
 use crate::{
     batch::{Batch, Inner, caught, drop_each},
@@ -13,7 +13,7 @@ use crate::{
 };
 use std::{
     future::poll_fn,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::Waker,
     thread,
     time::{Duration, Instant},
@@ -58,7 +58,7 @@ enum Round {
     /// No row could step. The worker sleeps, for at most the given time.
     Idle(Option<Duration>),
     Closed,
-    /// The worker panicked too often.
+    /// The worker panicked too often, or the model's file changed.
     Broken,
 }
 
@@ -152,6 +152,10 @@ impl Worker {
         }
         self.plan_step();
         if self.batch.step() {
+            if self.batch.lost_file {
+                self.break_for_lost_file();
+                return Round::Broken;
+            }
             self.end_requests(clock::now());
             return Round::Stepped;
         }
@@ -188,6 +192,17 @@ impl Worker {
             request.outcome.get_or_insert_with(|| Err(Error::Internal(WORKER_PANICKED.into())));
             caught(|| request.end(now, measurements));
         }
+    }
+
+    /// Breaks the worker, whose model can no longer read its file. Ends the requests; the queue ends with the worker.
+    fn break_for_lost_file(&mut self) {
+        tracing::error!("the model's file changed: the engine is broken until the model is loaded again");
+        self.inner.lost_file.store(true, Relaxed);
+        self.inner.lock_state().advance_to(Phase::Broken);
+        for request in &mut self.batch.requests {
+            request.outcome.get_or_insert(Err(Error::Broken));
+        }
+        self.end_requests(clock::now());
     }
 
     fn close(mut self) {

@@ -234,9 +234,19 @@ pub enum Error {
         /// Time after which to retry, on another server.
         retry: Duration,
     },
-    /// The model's worker has panicked too often, or could not start over.
+    /// The model's worker has panicked too often or could not start over, or the model's file changed.
     #[error("the model's worker is broken: load the model again, or restart the server")]
     Broken,
+    /// A file that a model reads while it is served, and that changed or can no longer be read. The model's worker breaks.
+    #[error(
+        "{file}: {tensor}: expected an unchanged file while the model is served, found {found}; load the model again"
+    )]
+    FileChanged {
+        /// The file's name, without its folder: clients read it.
+        file: String,
+        tensor: String,
+        found: String,
+    },
     /// An invalid file: a checkpoint, the source of a conversion, or saved measurements.
     #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
     Checkpoint {
@@ -343,7 +353,11 @@ impl Error {
             Self::Incomplete { code, .. } => *code,
             Self::InItem { error, .. } => error.code(),
             Self::Oversized { .. } => Code::OutOfRange,
-            Self::Draining { .. } | Self::Broken | Self::Remote { .. } | Self::Refused { .. } => Code::Unavailable,
+            Self::Draining { .. }
+            | Self::Broken
+            | Self::FileChanged { .. }
+            | Self::Remote { .. }
+            | Self::Refused { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
     }

@@ -96,6 +96,8 @@ pub struct SequenceRow {
     pub status: StepStatus,
     /// Symbol steps that ran while this feed waited for its segment step. The code that steps the rows counts them.
     pub waited: usize,
+    /// Why this row alone failed in the symbol step, which went on for the other rows. It must not be stepped further.
+    pub failure: Option<Error>,
 }
 
 impl SequenceRow {
@@ -109,12 +111,14 @@ impl SequenceRow {
             decisions: Vec::new(),
             status: StepStatus::Ready,
             waited: 0,
+            failure: None,
         }
     }
 
     /// Sets the next feed; the row must be ready.
     pub fn set<'a>(&mut self, symbols: impl Into<SymbolSlices<'a>>, want: Want) {
         self.waited = 0;
+        self.failure = None;
         self.feed.clear();
         symbols.into().slices().into_iter().for_each(|slice| self.feed.extend_from_slice(slice));
         self.want = want;
@@ -367,9 +371,10 @@ impl Card {
     }
 }
 
-/// Feeds every row of `which` and makes it ready; no row waits. Fails as [`Model::symbol_step`] does.
+/// Feeds every row of `which` and makes it ready; no row waits. Fails as [`Model::symbol_step`] does, and if a row fails alone.
 pub fn advance(model: &dyn Model, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
     model.symbol_step(rows, which, scratch)?;
+    which.iter().try_for_each(|&row| rows[row].failure.take().map_or(Ok(()), Err))?;
     model.segment_step(rows, which, scratch)?;
     model.finish_step(rows, which, scratch)
 }

@@ -346,7 +346,7 @@ mod tests {
     use crate::load::fill;
 
     fn spec(shape: &[usize], init: Init) -> TensorSpec {
-        TensorSpec { name: "x".into(), shape: shape.into(), init, trained: true, tied_to: None, stays_in_file: false }
+        TensorSpec { init, ..TensorSpec::zeros("x", shape.into()) }
     }
 
     #[test]

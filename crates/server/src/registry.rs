@@ -608,7 +608,8 @@ impl Engines {
 }
 
 // The server is alive while no worker is broken or has spent too long in one round of its loop: only a restart repairs that. It is ready
-// from the end of all warm-ups until the shutdown, while it is alive and at least one model is loaded.
+// from the end of all warm-ups until the shutdown, while it is alive and at least one model is loaded and not broken. A model whose file
+// changed is broken without harm to the server: loading it again repairs it.
 
 /// Interval at which the monitor checks the workers.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -646,6 +647,8 @@ pub(crate) struct HealthState {
     pub(crate) ready: bool,
     /// The names of the models in service.
     pub(crate) models: Vec<String>,
+    /// Those of them that are broken.
+    pub(crate) broken: Vec<String>,
 }
 
 impl Monitor {
@@ -686,7 +689,7 @@ impl Monitor {
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         let serving = engines.all();
-        let broken = serving.iter().filter(|engine| engine.phase() == Phase::Broken);
+        let broken = serving.iter().filter(|engine| engine.phase() == Phase::Broken && !engine.has_lost_file());
         let broken: Vec<_> = broken.map(|engine| engine.card().name.as_str()).collect();
         if !broken.is_empty() {
             return Err(format!("the workers of these models have broken: {}", broken.join(", ")));
@@ -710,8 +713,12 @@ impl Monitor {
             ServerStage::Draining => return Err("the server is shutting down".into()),
             ServerStage::Serving => {}
         }
-        if self.0.engines.names().is_empty() {
+        let serving = self.0.engines.all();
+        if serving.is_empty() {
             return Err("no model is loaded".into());
+        }
+        if serving.iter().all(|engine| engine.has_lost_file()) {
+            return Err("the files of all models have changed: load them again".into());
         }
         self.alive()
     }
@@ -748,10 +755,13 @@ impl Monitor {
     /// Publishes the current state to the health service, if it has changed. Returns it.
     fn publish(&self) -> HealthState {
         let draining = *self.0.stage.borrow() == ServerStage::Draining;
+        let engines = self.0.engines.all();
+        let broken = engines.iter().filter(|engine| engine.phase() == Phase::Broken);
         let now = HealthState {
             alive: !draining && self.alive().is_ok(),
             ready: self.ready().is_ok(),
             models: self.0.engines.names(),
+            broken: broken.map(|engine| engine.card().name.clone()).collect(),
         };
         self.0.health.send_if_modified(|published| {
             let has_changed = published.as_ref() != Some(&now);
@@ -767,7 +777,9 @@ impl Monitor {
             return std::future::pending().await;
         }
         let engines = self.0.engines.all();
-        let mut waits: Vec<Pin<Box<_>>> = engines.iter().map(|engine| Box::pin(engine.wait_until_broken())).collect();
+        // the server may be ready although a model's file changed
+        let sound = engines.iter().filter(|engine| engine.phase() != Phase::Broken);
+        let mut waits: Vec<Pin<Box<_>>> = sound.map(|engine| Box::pin(engine.wait_until_broken())).collect();
         // The waits hold no lease, which would keep an unloaded engine in memory.
         drop(engines);
         std::future::poll_fn(|cx| match waits.iter_mut().any(|wait| wait.as_mut().poll(cx).is_ready()) {

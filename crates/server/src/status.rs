@@ -149,6 +149,9 @@ impl DetailsBuilder {
             Error::RanTooLong { limit } => self.add("limit", &format!("{limit:?}")).reason("RAN_TOO_LONG"),
             Error::Draining { retry } => self.retry(*retry).reason("DRAINING"),
             Error::Broken => "BROKEN",
+            Error::FileChanged { file, tensor, found } => {
+                self.add("file", file).add("key", tensor).add("found", found).reason("FILE_CHANGED")
+            }
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
             Error::Oversized { limit, .. } => self.number("limit", *limit).reason("OVERSIZED"),
@@ -281,6 +284,11 @@ mod tests {
             (Error::Oversized { what: "the message", limit: 8 }, Code::OutOfRange, "limit"),
             (Error::Draining { retry }, Code::Unavailable, ""),
             (Error::Broken, Code::Unavailable, ""),
+            (
+                Error::FileChanged { file: "f".into(), tensor: "t".into(), found: "x".into() },
+                Code::Unavailable,
+                "found",
+            ),
             (Error::Internal("x".into()), Code::Internal, ""),
         ]
     }

@@ -6,7 +6,7 @@
 
 use crate::checkpoint::file_dtype::{FileDtype, check_finite, check_range};
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io::{Error as IoError, ErrorKind},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -53,9 +53,12 @@ struct Version {
 
 impl Version {
     fn of(file: &File, path: &Path) -> Result<Self> {
-        // A step calls it: the error's path is allocated only if there is an error.
-        let metadata = file.metadata().map_err(|error| Error::io(path)(error))?;
-        Ok(Self { size: metadata.len(), modified: metadata.modified().ok() })
+        let metadata = file.metadata().map_err(Error::io(path))?;
+        Ok(Self::from(&metadata))
+    }
+
+    fn from(metadata: &Metadata) -> Self {
+        Self { size: metadata.len(), modified: metadata.modified().ok() }
     }
 }
 
@@ -164,7 +167,8 @@ impl RowTable {
     /// Checks that the file is as it was when the table was opened. Always passes for a table in memory.
     pub fn check(&self) -> Result<()> {
         let Numbers::File(OpenTable { file, path, version, .. }) = &self.numbers else { return Ok(()) };
-        let now = Version::of(file, path)?;
+        let now = file.metadata().map_err(|error| self.changed(path, error.to_string()))?;
+        let now = Version::from(&now);
         if now == *version {
             return Ok(());
         }
@@ -172,10 +176,15 @@ impl RowTable {
             true => "a file that was written to after the model was loaded".to_owned(),
             false => format!("a file of {} bytes now, {} when the model was loaded", now.size, version.size),
         };
-        Err(Error::checkpoint(path, &*self.name, "an unchanged file while the model is served", found))
+        Err(self.changed(path, found))
     }
 
-    /// Reads a row as f32 into `numbers`, (width); `bytes` is a buffer. Fails if the file is damaged, or was truncated.
+    fn changed(&self, path: &Path, found: String) -> Error {
+        Error::FileChanged { file: path.display().to_string(), tensor: self.name.clone(), found }
+    }
+
+    /// Reads a row as f32 into `numbers`, (width); `bytes` is a buffer. Fails with `FileChanged` if the file was truncated or
+    /// cannot be read, and otherwise if the row has numbers that are not finite.
     pub fn read(&self, row: usize, bytes: &mut Vec<u8>, numbers: &mut Vec<f32>) -> Result<()> {
         bytes.resize(self.row_bytes(), 0);
         self.read_bytes(row, bytes)?;
@@ -199,11 +208,8 @@ impl RowTable {
             }
             Numbers::File(OpenTable { file, path, offset, .. }) => {
                 read_at(file, bytes, offset + start as u64).map_err(|error| match error.kind() {
-                    ErrorKind::UnexpectedEof => {
-                        let found = "the end of the file: it was truncated after the model was loaded";
-                        Error::checkpoint(path, &*self.name, format!("row {row}"), found)
-                    }
-                    _ => Error::io(path)(error),
+                    ErrorKind::UnexpectedEof => self.changed(path, format!("its end before row {row}")),
+                    _ => self.changed(path, error.to_string()),
                 })
             }
         }
@@ -266,10 +272,11 @@ mod tests {
         let (mut file, table) = table();
         file.as_file().set_len(13).unwrap();
         let message = table.check().unwrap_err().to_string();
-        assert!(message.ends_with("found a file of 13 bytes now, 16 when the model was loaded"), "{message}");
+        assert!(message.contains("found a file of 13 bytes now, 16 when the model was loaded"), "{message}");
         assert_eq!(row(&table, 1).unwrap(), [3.0, 4.0]);
         let message = row(&table, 2).unwrap_err().to_string();
-        assert!(message.contains("t: expected row 2, found the end of the file: it was truncated"), "{message}");
+        assert!(message.contains("t: expected an unchanged file"), "{message}");
+        assert!(message.contains("found its end before row 2;"), "{message}");
         file.as_file().set_len(16).unwrap();
         file.write_all(&[0]).unwrap();
         assert!(table.check().is_err());

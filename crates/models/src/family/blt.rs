@@ -27,13 +27,13 @@ use crate::nn::window::{CHUNK, ROLLBACK, Window};
 use crate::nn::{Activation, ConfigError, Position, sized};
 use serde::Deserialize;
 use std::{path::Path, sync::Arc};
-use weir_kernels::Compute;
 use weir_kernels::attention::{POSITIONS, PageLayout};
 use weir_kernels::distribution::entropy;
 use weir_kernels::error::{Error, Result};
-use weir_kernels::linear::{Epilogue, Linear, QuantizedRows};
+use weir_kernels::linear::{Epilogue, Linear, QuantizedRows, WeightArena};
 use weir_kernels::pages::PagePool;
 use weir_kernels::rowwise::{RmsNorm, rms_norm};
+use weir_kernels::{Compute, Dtype};
 
 /// The `architecture` in `config.json`. E = width of encoder and decoder, P = patcher's, G = global transformer's, k =
 /// `patch_vectors`.
@@ -167,6 +167,9 @@ const MAX_ROWS: usize = 1 << 30;
 /// Maximum of [`Architecture::max_patch`].
 const MAX_PATCH: usize = 1 << 24;
 
+/// Maximum symbols of a patch of a request that sets another threshold than the model's: closing a patch takes as long as it is.
+pub const MAX_REQUESTED_PATCH: usize = 4096;
+
 /// Maximum of [`Architecture::patch_vectors`].
 const MAX_PATCH_VECTORS: usize = 64;
 
@@ -298,6 +301,8 @@ pub struct BltState {
     context: PatchContext,
     /// A patch ends with a symbol after which the entropy is above this.
     threshold: f32,
+    /// Maximum symbols of a patch, if it has one.
+    max_patch: Option<usize>,
 }
 
 /// Windows of the stacks that read symbols.
@@ -665,6 +670,11 @@ impl SoftmaxSum {
         self.sum += weight;
         mixed.iter_mut().zip(value).for_each(|(mixed, value)| *mixed += weight * value);
     }
+
+    /// Divides the weighted sums of values by the sum of weights.
+    fn normalize(&self, mixed: &mut [f32]) {
+        mixed.iter_mut().for_each(|mixed| *mixed /= self.sum);
+    }
 }
 
 /// Lanes of a dot product, which the compiler turns into vectors.
@@ -685,26 +695,20 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl PatchAttention {
-    /// Attends with a `query`, (I), to `rows` of keys and values, (rows, 2·I), and adds to `mixed`, (I), and `sums`, (heads).
-    fn attend(&self, query: &[f32], rows: &[f32], sums: &mut [SoftmaxSum], mixed: &mut [f32]) {
+    fn head_dim(&self) -> usize {
+        self.query.outputs() / self.heads
+    }
+
+    /// Attends with a head's part of a `query`, (I), to `rows` of keys and values, (rows, 2·I), and adds to `mixed`, (head_dim),
+    /// and `sum`.
+    fn attend(&self, head: usize, query: &[f32], rows: &[f32], sum: &mut SoftmaxSum, mixed: &mut [f32]) {
         let inner = query.len();
-        let head_dim = inner / self.heads;
+        let head_dim = self.head_dim();
+        let part = head * head_dim..(head + 1) * head_dim;
         let scale = 1.0 / (head_dim as f32).sqrt();
         for row in rows.chunks_exact(2 * inner) {
             let (keys, values) = row.split_at(inner);
-            let heads = query.chunks_exact(head_dim).zip(keys.chunks_exact(head_dim));
-            let outputs = values.chunks_exact(head_dim).zip(mixed.chunks_exact_mut(head_dim));
-            for (((query, key), (value, mixed)), sum) in heads.zip(outputs).zip(&mut *sums) {
-                sum.add(dot(query, key) * scale, value, mixed);
-            }
-        }
-    }
-
-    /// Divides the weighted sums of values by the sums of weights.
-    fn normalize(&self, sums: &[SoftmaxSum], mixed: &mut [f32]) {
-        let head_dim = self.query.outputs() / self.heads;
-        for (mixed, sum) in mixed.chunks_exact_mut(head_dim).zip(sums) {
-            mixed.iter_mut().for_each(|mixed| *mixed /= sum.sum);
+            sum.add(dot(&query[part.clone()], &keys[part.clone()]) * scale, &values[part.clone()], mixed);
         }
     }
 
@@ -814,6 +818,11 @@ impl Model for Blt {
         let cache = |stack: &HybridStack| KvCache::new(stack.layout, self.pages.clone());
         let dim = self.encoder.dim;
         let largest = self.ngrams.as_ref().map_or(0, |ngrams| ngrams.hashed.largest());
+        let threshold = boundaries.threshold.unwrap_or(self.threshold);
+        let max_patch = match threshold == self.threshold {
+            true => self.max_patch,
+            false => Some(self.max_patch.unwrap_or(MAX_REQUESTED_PATCH).min(MAX_REQUESTED_PATCH)),
+        };
         Ok(Box::new(BltState {
             recent: RecentSymbols::new(largest),
             patcher: cache(&self.patcher),
@@ -831,7 +840,8 @@ impl Model for Blt {
             hidden: Vec::with_capacity(dim),
             closed_vectors: Vec::with_capacity(self.patch_vectors * dim),
             context: PatchContext { patch: None, rows: Vec::with_capacity(self.context_len()) },
-            threshold: boundaries.threshold.unwrap_or(self.threshold),
+            threshold,
+            max_patch,
         }))
     }
 
@@ -1036,8 +1046,9 @@ impl Blt {
         Ok(())
     }
 
-    /// `work.batch.x` (symbols, E) = the embeddings of the symbols, plus the vectors of the n-grams that end with them.
-    fn embed(&self, rows: &[SequenceRow], work: &mut Work) -> Result<()> {
+    /// `work.batch.x` (symbols, E) = the embeddings of the symbols, plus the vectors of the n-grams that end with them. A row of
+    /// `rows` fails alone if one of its vectors is not finite.
+    fn embed(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         work.batch.embed(&self.embedding, self.encoder.dim, &work.symbols); // (symbols, E)
         if let Some(Ngrams { hashed, table }) = &self.ngrams {
             let NgramWork { rows: chosen, bytes, numbers } = &mut work.ngrams;
@@ -1049,8 +1060,11 @@ impl Blt {
                 chosen.clear();
                 hashed.rows_at(newest_first, chosen);
                 for &row in chosen.iter() {
-                    table.read(row, bytes, numbers)?;
-                    x.iter_mut().zip(numbers.iter()).for_each(|(x, number)| *x += number);
+                    match table.read(row, bytes, numbers) {
+                        Ok(()) => x.iter_mut().zip(numbers.iter()).for_each(|(x, number)| *x += number),
+                        Err(error @ Error::Checkpoint { .. }) => rows[*sequence].failure = Some(error),
+                        Err(error) => return Err(error),
+                    }
                 }
             }
         }
@@ -1067,7 +1081,7 @@ impl Blt {
             let state: &mut BltState = state_mut(&mut *row.state)?;
             let entropy = entropy(logits) as f32;
             let start = state.patch_ends.open_start();
-            let full = self.max_patch.is_some_and(|longest| index + 1 - start >= longest);
+            let full = state.max_patch.is_some_and(|longest| index + 1 - start >= longest);
             // the first symbol, the start mark, is a patch by itself
             let boundary = index == 0 || entropy > state.threshold || full;
             row.decisions.push(SymbolBoundary { boundary, entropy: Some(entropy), ..SymbolBoundary::default() });
@@ -1143,16 +1157,17 @@ impl Blt {
                 let (own, others) = rest.split_at(stop.saturating_sub(start) * 2 * dim);
                 rest = others;
                 let vectors = queries[patch * width..][..width].chunks_exact(dim);
-                let mixed = mixed[patch * width..][..width].chunks_exact_mut(dim);
-                let sums = sums[patch * heads..][..heads].chunks_exact_mut(cross.heads);
-                for ((query, mixed), sums) in vectors.zip(mixed).zip(sums) {
-                    cross.attend(query, own, sums, mixed);
+                let vectors = vectors.flat_map(|query| (0..cross.heads).map(move |head| (head, query)));
+                let mixed = mixed[patch * width..][..width].chunks_exact_mut(cross.head_dim());
+                let sums = &mut sums[patch * heads..][..heads];
+                for (((head, query), mixed), sum) in vectors.zip(mixed).zip(sums) {
+                    cross.attend(head, query, own, sum, mixed);
                 }
             }
             next = parts.end;
             from = part_from;
         }
-        cross.normalize(sums, mixed);
+        mixed.chunks_exact_mut(cross.head_dim()).zip(sums).for_each(|(mixed, sum)| sum.normalize(mixed));
         cross.finish(compute, vectors, mixed, quantized, delta); // (patches · k, E)
         for (patch, vectors) in patches.iter().zip(vectors.chunks_exact(width)) {
             state(rows, patch.sequence)?.closed_vectors.extend_from_slice(vectors);
@@ -1292,18 +1307,13 @@ impl Blt {
         let len = self.context_layer_len();
         let share = 2 * x.len() * self.patch_vectors >= WORTH_SHARING;
         self.compute.pool.for_columns::<1>(mixed, positions.len(), cross.heads, share, &|row, head, parts| {
-            let head_dim = dim / cross.heads;
-            let query = &queries[row * dim + head * head_dim..][..head_dim];
-            let memory = memory[slots[row] * len..][..len].chunks_exact(2 * dim);
+            let query = &queries[row * dim..][..dim];
+            let memory = &memory[slots[row] * len..][..len];
             for mixed in parts {
                 let mut sum = SoftmaxSum::default();
                 mixed.fill(0.0);
-                for row in memory.clone() {
-                    let key = &row[head * head_dim..][..head_dim];
-                    let value = &row[dim + head * head_dim..][..head_dim];
-                    sum.add(dot(query, key) * (1.0 / (head_dim as f32).sqrt()), value, mixed);
-                }
-                mixed.iter_mut().for_each(|mixed| *mixed /= sum.sum);
+                cross.attend(head, query, memory, &mut sum, mixed);
+                sum.normalize(mixed);
             }
         });
         cross.finish(&self.compute, x, mixed, quantized, delta); // (symbols, E)
@@ -1439,8 +1449,15 @@ impl Blt {
                 Some(Ngrams { hashed: hashed.clone(), table })
             }
         };
-        let mut loader =
-            Loader { tensors: Tensors::new(&mut parts.weights, a.decoder.norm_eps, parts.settings.dtype), positions };
+        let dtype = parts.settings.dtype;
+        let tensors = Tensors::new(&mut parts.weights, a.decoder.norm_eps, patcher_dtype(dtype));
+        let mut loader = Loader { tensors, positions };
+        let patcher_head = loader.tensors.matrix(&["patcher.head"], a.patcher.dim)?;
+        let patcher = HybridStack {
+            norm: Some(loader.norm("patcher.norm", &a.patcher)?),
+            ..loader.stack("patcher", &a.patcher, 0)?
+        };
+        loader.tensors.store = WeightArena::new(dtype);
         let width = blueprint.patch_width();
         let crosses = 0..blueprint.crosses();
         let tensors = &mut loader.tensors;
@@ -1453,7 +1470,7 @@ impl Blt {
             max_patch: a.max_patch,
             threshold: a.threshold,
             patcher_embedding: tensors.weight("patcher.embedding")?,
-            patcher_head: tensors.matrix(&["patcher.head"], a.patcher.dim)?,
+            patcher_head,
             embedding,
             ngrams,
             patch_queries: tensors.matrix(&["encoder.patch"], a.encoder.dim)?,
@@ -1461,10 +1478,7 @@ impl Blt {
             patch_contexts: tensors.matrix(&["decoder.patch"], a.global.dim)?,
             decoder_norm: tensors.rms_norm("decoder.norm")?,
             head,
-            patcher: HybridStack {
-                norm: Some(loader.norm("patcher.norm", &a.patcher)?),
-                ..loader.stack("patcher", &a.patcher, 0)?
-            },
+            patcher,
             // patches are computed from the outputs
             encoder: loader.stack("encoder", &a.encoder, a.encoder.dim)?,
             encoder_cross: loader.cross("encoder.cross", &a.encoder)?,
@@ -1476,6 +1490,14 @@ impl Blt {
             pages: PagePool::new(parts.settings.memory_bytes),
             card,
         })
+    }
+}
+
+/// Returns the type of the patcher's weights where the others have `dtype`. Integers would move boundaries, and it is small.
+fn patcher_dtype(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::Int8 | Dtype::Int4 => Dtype::Bf16,
+        Dtype::F32 | Dtype::Bf16 => dtype,
     }
 }
 

@@ -1285,14 +1285,7 @@ fn stack_tensors(out: &mut Vec<TensorSpec>, stack: &StackConfig, stage: &StageCo
             out.push(TensorSpec::normal(key("mamba.step_bias"), vec![heads], -4.0, 1.0));
             let logs = (0..heads).map(|head| (1.0 + 15.0 * head as f32 / heads as f32).ln()).collect();
             let name = key("mamba.log_rate");
-            out.push(TensorSpec {
-                name,
-                shape: vec![heads],
-                init: Init::Values(logs),
-                trained: true,
-                tied_to: None,
-                stays_in_file: false,
-            });
+            out.push(TensorSpec { init: Init::Values(logs), ..TensorSpec::zeros(name, vec![heads]) });
             out.push(TensorSpec::normal(key("mamba.skip"), vec![heads], 1.0, 0.0));
             out.push(rms(key("mamba.norm.weight"), stage.inner()));
             out.push(matrix(key("mamba.output.weight"), vec![dim, stage.inner()]));
@@ -1458,14 +1451,7 @@ impl HnetBlueprint {
         let mut columns: Vec<Vec<f32>> = self.beginnings.iter().map(level).collect();
         columns.push(vec![MARK; self.symbols]);
         let columns = (0..).zip(columns).map(|(index, values)| Column { index, values }).collect();
-        TensorSpec {
-            name: "embedding.weight".into(),
-            shape,
-            init: Init::Columns(EMBEDDING, columns),
-            trained: true,
-            tied_to: None,
-            stays_in_file: false,
-        }
+        TensorSpec { init: Init::Columns(EMBEDDING, columns), ..TensorSpec::zeros("embedding.weight", shape) }
     }
 
     /// Returns the query or the key of a level's router, which reads the column `index`.
@@ -1475,7 +1461,7 @@ impl HnetBlueprint {
         let column = || Column { index, values: vec![PULL / (dim as f32).sqrt(); dim] };
         let name = format!("stages.{level}.router.{name}.weight");
         let init = Init::Columns(ROUTER, reads.then(column).into_iter().collect());
-        TensorSpec { name, shape: vec![dim, dim], init, trained: true, tied_to: None, stays_in_file: false }
+        TensorSpec { init, ..TensorSpec::zeros(name, vec![dim, dim]) }
     }
 }
 

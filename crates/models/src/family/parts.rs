@@ -159,14 +159,8 @@ pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
 }
 
 fn constant(name: &str, values: Vec<f32>) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        shape: vec![values.len()],
-        init: Init::Values(values),
-        trained: false,
-        tied_to: None,
-        stays_in_file: false,
-    }
+    let zeros = TensorSpec::zeros(name, vec![values.len()]);
+    TensorSpec { init: Init::Values(values), trained: false, ..zeros }
 }
 
 /// Rejects a training window that is longer than the table of learned positions.

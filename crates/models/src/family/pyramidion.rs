@@ -16,7 +16,7 @@ use crate::{
         SequenceRow, SpecialIds, State, encoding_mut,
     },
     family::{
-        Blueprint, Init, Parts, TensorSpec,
+        Blueprint, Parts, TensorSpec,
         decoder::{self, Decoder, DecoderState},
         parts::{
             self, Check, EncoderHook, EncoderHookPoint, FIRST_SINUSOID, MemoryDocument, Tensors, TokenLimits,
@@ -369,14 +369,7 @@ impl PyramidionBlueprint {
         if let AttentionKind::Lsh { local_heads, hashes, buckets, .. } = a.attention {
             let shape = vec![a.heads - local_heads, hashes, a.dim / a.heads, buckets / 2];
             let name = format!("{prefix}.self_attn.rotations");
-            out.push(TensorSpec {
-                name,
-                shape,
-                init: Init::Normal(0.0, 1.0),
-                trained: false,
-                tied_to: None,
-                stays_in_file: false,
-            });
+            out.push(TensorSpec { trained: false, ..TensorSpec::normal(name, shape, 0.0, 1.0) });
         }
         linear(out, &format!("{prefix}.self_attn.out_proj"), a.dim, a.dim);
         norm(out, &format!("{prefix}.self_attn_layer_norm"), a.dim);

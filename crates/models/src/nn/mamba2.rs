@@ -390,21 +390,19 @@ impl HybridStack {
         Ok(())
     }
 
-    /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
+    /// Reserves `more` positions in a sequence's cache as [`Window::reserve`] does.
     pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
-        cache.free_before(self.window.first_kept(cache.len()));
-        cache.reserve(more)
+        self.window.reserve(cache, more)
     }
 
     /// Returns the maximum bytes of pages in a cache of `positions`.
     pub fn bytes_for(&self, positions: usize) -> usize {
-        self.layout.bytes_for(self.window.max_held(positions))
+        self.window.bytes_for(&self.layout, positions)
     }
 
     /// Returns the maximum bytes of pages that extending a cache to `len` positions allocates.
     pub fn growth(&self, cache: &KvCache, len: usize) -> usize {
-        let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
-        cache.growth(len).min(self.bytes_for(len) + copy)
+        self.window.growth(&self.layout, cache, len)
     }
 
     fn attention<'a>(&'a self, layer: usize, qkv: &'a Linear, output: &'a Linear) -> SelfAttention<'a> {

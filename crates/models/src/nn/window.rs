@@ -1,9 +1,10 @@
 //! Attention windows: which earlier positions a position attends to. The cache of a windowed stack never holds more than a
 //! window, a chunk of new positions and some slack.
 
-use crate::nn::ConfigError;
+use crate::nn::{ConfigError, kv_cache::KvCache};
 use serde::Deserialize;
-use weir_kernels::attention::POSITIONS;
+use weir_kernels::attention::{POSITIONS, PageLayout};
+use weir_kernels::error::Result;
 
 /// Which keys a position attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -110,6 +111,23 @@ impl Window {
     /// Returns the maximum positions that a cache holds of a sequence of `positions`; pages are freed whole.
     pub fn max_held(self, positions: usize) -> usize {
         self.max_keys().map_or(positions, |keys| positions.min(keys + ROLLBACK + POSITIONS + CHUNK))
+    }
+
+    /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
+    pub fn reserve(self, cache: &mut KvCache, more: usize) -> Result<()> {
+        cache.free_before(self.first_kept(cache.len()));
+        cache.reserve(more)
+    }
+
+    /// Returns the maximum bytes of pages in a cache of `positions` with that layout.
+    pub fn bytes_for(self, layout: &PageLayout, positions: usize) -> usize {
+        layout.bytes_for(self.max_held(positions))
+    }
+
+    /// Returns the maximum bytes of pages that extending a cache with that layout to `len` positions allocates.
+    pub fn growth(self, layout: &PageLayout, cache: &KvCache, len: usize) -> usize {
+        let copy = if cache.copies() { layout.page_bytes() } else { 0 };
+        cache.growth(len).min(self.bytes_for(layout, len) + copy)
     }
 
     /// Returns a human-readable summary.

@@ -26,7 +26,7 @@ fn status(state: &HealthState, services: &[&str], name: &str) -> ServingStatus {
     if name.is_empty() {
         serving(state.alive)
     } else if services.contains(&name) || state.models.iter().any(|model| model == name) {
-        serving(state.ready)
+        serving(state.ready && !state.broken.iter().any(|model| model == name))
     } else {
         ServingStatus::ServiceUnknown
     }

@@ -160,24 +160,20 @@ impl DetailsBuilder {
                 self.number("needed", *needed).number("available", *available).reason("NO_MEMORY")
             }
             Error::TooManyModels { limit } => self.number("limit", *limit).reason("TOO_MANY_MODELS"),
-            Error::Checkpoint { file, key, expected, found } => self
-                .add("file", &file.display().to_string())
-                .add("key", key)
-                .add("expected", expected)
-                .add("found", found)
-                .reason("CHECKPOINT"),
+            Error::Checkpoint { file, key, expected, found } => {
+                let place = self.add("file", &file.display().to_string()).add("key", key);
+                place.add("expected", expected).add("found", found).reason("CHECKPOINT")
+            }
             Error::Io { path, source } => {
                 self.add("file", &path.display().to_string()).add("found", &source.to_string()).reason("FILE")
             }
             Error::Damaged { what, expected, found } => {
                 self.add("part", what).add("expected", expected).add("found", found).reason("DAMAGED")
             }
-            Error::CompressedWith { what, found, model, expected } => self
-                .add("difference", what)
-                .add("found", found)
-                .add("model", model)
-                .add("expected", expected)
-                .reason("COMPRESSED_WITH"),
+            Error::CompressedWith { what, found, model, expected } => {
+                let difference = self.add("difference", what).add("model", model);
+                difference.add("expected", expected).add("found", found).reason("COMPRESSED_WITH")
+            }
             Error::NeedsNormaliser { found, offset, normaliser, option } => self
                 .field("text", error)
                 .add("symbol", found)

@@ -109,7 +109,10 @@ impl Args {
             boundary_mode: self.boundaries.boundary_mode.map(|mode| mode.name().to_owned()),
             boundary_threshold: self.boundaries.boundary_threshold,
             speculate: self.speculate.map(|setting| setting.to_string()),
-            constraint: self.constraint.message()?,
+            constraint: self
+                .constraint
+                .message()?
+                .map(|constraint| Constraint { end_when_complete: self.end_when_complete, ..constraint }),
             ..GenerateRequest::default()
         })
     }
@@ -182,6 +185,10 @@ pub struct Args {
     speculate: Option<Speculation>,
     #[command(flatten)]
     constraint: ConstraintArgs,
+    /// End where the text is complete and the model would go on otherwise, if the model cannot end a text. Default: with `--choice` and
+    /// JSON.
+    #[arg(long, value_name = "true|false", env = "WEIR_END_WHEN_COMPLETE", requires = "constraint")]
+    end_when_complete: Option<bool>,
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON when generation has finished.
@@ -210,10 +217,6 @@ pub(super) struct ConstraintArgs {
     /// Only write a text of the Lark grammar in this file.
     #[arg(long, value_name = "FILE", env = "WEIR_GRAMMAR")]
     grammar: Option<PathBuf>,
-    /// End where the text is complete and the model would go on otherwise, if the model cannot end a text. Default: with `--choice` and
-    /// JSON.
-    #[arg(long, value_name = "true|false", env = "WEIR_END_WHEN_COMPLETE", requires = "constraint")]
-    end_when_complete: Option<bool>,
 }
 
 impl ConstraintArgs {
@@ -227,7 +230,7 @@ impl ConstraintArgs {
             Self { choice, .. } if !choice.is_empty() => Form::Choice(Choice { texts: choice.clone() }),
             _ => return Ok(None),
         };
-        Ok(Some(Constraint { form: Some(form), end_when_complete: self.end_when_complete }))
+        Ok(Some(Constraint { form: Some(form), end_when_complete: None }))
     }
 }
 

@@ -4,11 +4,17 @@
 //! each draw it has the symbols that may follow, and after it takes the drawn one. A symbol may follow if its bytes lead to a state
 //! from which a text of that form can be completed. So byte models write no invalid UTF-8.
 //!
-//! Regular expressions and choices are automata ([`crate::pattern`]); schemas and grammars are parsed by the crate llguidance.
+//! Regular expressions and choices are automata ([`crate::pattern`]); schemas and grammars are parsed by the crate llguidance, whose
+//! parser recurses and looks at no clock: it is made on a thread with a large stack, and a [`Watchdog`] cancels it when it is late.
 
-use crate::pattern::{self, Allowed, CACHE_BYTES, Pattern, PatternMatcher, Stuck, SymbolTrie, impossible};
+use crate::{
+    clock::{now, since},
+    pattern::{
+        self, Allowed, CACHE_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie, impossible, too_slow,
+    },
+};
 use llguidance::{
-    Matcher, ParserFactory,
+    CancellationHandle, Matcher, ParserFactory,
     api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar},
     earley::SlicedBiasComputer,
     toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv},
@@ -17,9 +23,12 @@ use lru::LruCache;
 use regex_syntax::hir::Hir;
 use serde_json::{Value, json};
 use std::{
-    fmt,
+    collections::BTreeMap,
+    fmt, io,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 use weir_kernels::{
     error::{Error, Result, clip, quoted},
@@ -33,8 +42,22 @@ pub const MAX_SOURCE_BYTES: usize = 64 << 10;
 /// Maximum texts of a choice.
 pub const MAX_CHOICES: usize = 1024;
 
-/// Maximum depth of brackets in a grammar.
+/// Maximum depth of brackets in a grammar, and maximum negations of one part.
 const NESTING: usize = 100;
+
+/// Maximum rules of a grammar (colons outside of texts), and maximum objects of a schema. Each may refer to the next, which the parser
+/// follows by recursion.
+const MAX_RULES: usize = 1000;
+
+/// Bytes of the stack on which a parser is made: 256 kB for each rule. Pages that are not touched take no memory.
+const PARSER_STACK: usize = 256 << 20;
+
+/// Time that one text's constraint may take at first, and for each of its symbols on average.
+const FIRST_TIME: Duration = Duration::from_secs(1);
+const SYMBOL_TIME: Duration = Duration::from_millis(5);
+
+/// Time after which no more forced symbols are sought after one sampled symbol.
+pub(crate) const FORCED_TIME: Duration = Duration::from_millis(20);
 
 /// Maximum constraints that a model keeps compiled. The least recently used one is dropped.
 const COMPILED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
@@ -48,8 +71,8 @@ const REASON_BYTES: usize = 300;
 /// Bytes that count for a text with a parser: a parser of this crate does not tell its size.
 const PARSER_BYTES: usize = 1 << 20;
 
-/// Limits of a schema or grammar. The time that a part takes is bounded by its fuel: a millisecond burns about 50,000 units of the
-/// lexer's at the start, and 14,000 later.
+/// Limits of a schema or grammar. A millisecond burns about 50,000 units of the lexer's fuel at the start, and 14,000 later. Items of
+/// an ambiguous grammar take longer than that, so [`STEP_TIME`] bounds a step's time.
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 2000,
     initial_lexer_fuel: 1_000_000,
@@ -139,6 +162,7 @@ impl Constraint {
 struct Symbols {
     trie: SymbolTrie,
     factory: OnceLock<Option<ParserFactory>>,
+    watchdog: OnceLock<Option<Watchdog>>,
 }
 
 impl Symbols {
@@ -147,6 +171,106 @@ impl Symbols {
         let made = self.factory.get_or_init(make).as_ref();
         made.ok_or_else(|| Error::Internal("cannot prepare the vocabulary for grammars".into()))
     }
+
+    /// Lets a parser work, at most for [`STEP_TIME`]. Then it is cancelled for good.
+    fn limit_time<T>(&self, matcher: &mut Matcher, work: impl FnOnce(&mut Matcher) -> T) -> T {
+        let watchdog = self.watchdog.get_or_init(|| Watchdog::start().ok()).as_ref();
+        let _watched = watchdog.zip(matcher.cancellation_handle()).map(|(watchdog, handle)| watchdog.watch(handle));
+        work(matcher)
+    }
+}
+
+/// A thread that cancels parsers which take too long.
+struct Watchdog {
+    parsers: Arc<WatchedParsers>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct WatchedParsers {
+    list: Mutex<WatchList>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WatchList {
+    /// Working parsers and their deadlines, in the order in which they began, which is that of the deadlines.
+    working: BTreeMap<u64, (Instant, CancellationHandle)>,
+    next: u64,
+    /// True if the thread sleeps without a deadline.
+    is_idle: bool,
+    is_closed: bool,
+}
+
+impl Watchdog {
+    fn start() -> io::Result<Self> {
+        let parsers = Arc::new(WatchedParsers::default());
+        let watched = Arc::clone(&parsers);
+        let thread = thread::Builder::new().name("weir-watchdog".into()).spawn(move || watched.run())?;
+        Ok(Self { parsers, thread: Some(thread) })
+    }
+
+    /// Watches a parser until the returned value is dropped.
+    fn watch(&self, handle: CancellationHandle) -> Watched<'_> {
+        let mut list = lock(&self.parsers.list);
+        let id = list.next;
+        list.next += 1;
+        list.working.insert(id, (now() + STEP_TIME, handle));
+        if std::mem::take(&mut list.is_idle) {
+            self.parsers.changed.notify_one();
+        }
+        Watched { parsers: &self.parsers, id }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        lock(&self.parsers.list).is_closed = true;
+        self.parsers.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+/// A parser at work.
+struct Watched<'a> {
+    parsers: &'a WatchedParsers,
+    id: u64,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        lock(&self.parsers.list).working.remove(&self.id);
+    }
+}
+
+impl WatchedParsers {
+    fn run(&self) {
+        let mut list = lock(&self.list);
+        while !list.is_closed {
+            let time = now();
+            while let Some(first) = list.working.first_entry().filter(|first| first.get().0 <= time) {
+                first.remove().1.cancel();
+            }
+            let next = list.working.first_key_value().map(|(_, (until, _))| until.saturating_duration_since(time));
+            list.is_idle = next.is_none();
+            // an idle thread looks again after an hour
+            let wait = next.unwrap_or(Duration::from_secs(3600));
+            list = self.changed.wait_timeout(list, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK);
+        let running = thread.spawn_scoped(scope, work);
+        let running =
+            running.map_err(|error| Error::Internal(format!("cannot start a thread for a grammar: {error}")))?;
+        running.join().unwrap_or_else(|_| Err(Error::Internal("the parser of a grammar panicked".into())))
+    })
 }
 
 fn make_factory(environment: &TokEnv, is_spelled_out: bool) -> Option<ParserFactory> {
@@ -189,7 +313,10 @@ impl ConstraintCompiler {
             let found = "a model without the texts of its ids";
             return Err(Error::bad_option(constraint.field(), found, "a model that has a tokenizer"));
         }
-        let new = || Arc::new(Symbols { trie: SymbolTrie::new(&self.vocabulary, self.end), factory: OnceLock::new() });
+        let new = || {
+            let trie = SymbolTrie::new(&self.vocabulary, self.end);
+            Arc::new(Symbols { trie, factory: OnceLock::new(), watchdog: OnceLock::new() })
+        };
         let compiled = Arc::new(CompiledConstraint::new(constraint, self.symbols.get_or_init(new))?);
         lock(&self.compiled).put(constraint.clone(), Arc::clone(&compiled));
         Ok(compiled)
@@ -234,16 +361,20 @@ impl CompiledConstraint {
             Constraint::Choice(texts) => Rules::Pattern(Arc::new(pattern(&pattern::choice(texts))?)),
             Constraint::JsonSchema(source) => {
                 let parsed = serde_json::from_str(source);
-                let schema = parsed
+                let schema: Value = parsed
                     .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
-                Rules::grammar(field, &json_grammar(field, schema)?, symbols)?
+                let objects = count_objects(&schema);
+                if objects > MAX_RULES {
+                    return Err(too_many(field, objects, "objects"));
+                }
+                Rules::grammar(field, json_grammar(field, schema)?, symbols)?
             }
             Constraint::JsonObject => {
-                Rules::grammar(field, &json_grammar(field, json!({ "type": "object" }))?, symbols)?
+                Rules::grammar(field, json_grammar(field, json!({ "type": "object" }))?, symbols)?
             }
             Constraint::Grammar(source) => {
                 check_grammar(field, source)?;
-                Rules::grammar(field, &TopLevelGrammar::from_lark(source.clone()), symbols)?
+                Rules::grammar(field, TopLevelGrammar::from_lark(source.clone()), symbols)?
             }
         };
         let bytes = match &rules {
@@ -284,7 +415,8 @@ impl CompiledConstraint {
             Rules::Grammar(matcher) => MatcherState::Grammar(Box::new(lock(matcher).deep_clone())),
         };
         let allowed = Allowed::new(&self.symbols.trie);
-        let mut matcher = ConstraintMatcher { compiled: Arc::clone(self), state, allowed };
+        let mut matcher =
+            ConstraintMatcher { compiled: Arc::clone(self), state, allowed, spent: Duration::ZERO, taken: 0 };
         matcher.update()?;
         Ok(matcher)
     }
@@ -298,6 +430,9 @@ fn json_grammar(field: &'static str, mut schema: Value) -> Result<TopLevelGramma
     let Some(keys) = schema.as_object_mut() else {
         return Err(Error::bad_option(field, quoted(&schema.to_string()), "an object"));
     };
+    if keys.contains_key("x-guidance") {
+        return Err(Error::bad_option(field, "x-guidance", "a schema without it"));
+    }
     let style = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     keys.insert("x-guidance".into(), style);
     Ok(TopLevelGrammar::from_json_schema(schema))
@@ -313,76 +448,132 @@ fn after_space(grammar: &TopLevelGrammar) -> TopLevelGrammar {
     TopLevelGrammar { grammars, max_tokens: None }
 }
 
-/// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text.
+fn too_many(field: &'static str, length: usize, unit: &'static str) -> Error {
+    Error::TooLong { field, length, limit: MAX_RULES, unit, why: None }
+}
+
+fn count_objects(schema: &Value) -> usize {
+    match schema {
+        Value::Object(members) => 1 + members.values().map(count_objects).sum::<usize>(),
+        Value::Array(elements) => elements.iter().map(count_objects).sum(),
+        _ => 0,
+    }
+}
+
+/// Refuses a grammar that could exhaust the stack of its parser, or allow bytes that are no text. Splits it as its lexer does: texts,
+/// regular expressions and comments hide what is in them.
 fn check_grammar(field: &'static str, source: &str) -> Result<()> {
     let mut depth = 0_usize;
-    let mut is_text = false;
-    let mut is_escaped = false;
-    for character in source.chars() {
-        match character {
-            _ if is_escaped => is_escaped = false,
-            '\\' => is_escaped = true,
-            '"' => is_text = !is_text,
-            '\n' => is_text = false,
-            '(' | '[' | '{' if !is_text => depth += 1,
-            ')' | ']' | '}' if !is_text => depth = depth.saturating_sub(1),
+    let mut negations = 0_usize;
+    let mut rules = 0;
+    let mut rest = source;
+    while let Some(first) = rest.chars().next() {
+        let mut length = first.len_utf8();
+        match first {
+            '"' => length = quoted_length(rest),
+            '#' => length = rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("//") => length = rest.find('\n').unwrap_or(rest.len()),
+            '/' => length = quoted_length(rest),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            ':' => rules += 1,
+            '~' => negations += 1,
+            '<' => return Err(Error::bad_option(field, "a special token", "a grammar of Unicode text")),
             _ => {}
+        }
+        if first != '~' && !first.is_whitespace() {
+            negations = 0;
         }
         if depth > NESTING {
             return Err(Error::bad_option(field, "deeper ones", format!("brackets at most {NESTING} deep")));
         }
+        if negations > NESTING {
+            return Err(Error::bad_option(field, "more", format!("at most {NESTING} negations of one part")));
+        }
+        if let Some(options) = rest.strip_prefix("%llguidance") {
+            let options = serde_json::Deserializer::from_str(options).into_iter::<Value>().next();
+            let allows = options.and_then(|options| options.ok()?.get("allow_invalid_utf8").cloned());
+            if allows.is_some_and(|allows| allows != Value::Bool(false)) {
+                return Err(Error::bad_option(field, "allow_invalid_utf8", "a grammar of Unicode text"));
+            }
+        }
+        rest = rest.get(length..).unwrap_or_default();
     }
-    if source.contains("allow_invalid_utf8") {
-        return Err(Error::bad_option(field, "allow_invalid_utf8", "a grammar of Unicode text"));
-    }
-    Ok(())
+    if rules > MAX_RULES { Err(too_many(field, rules, "rules")) } else { Ok(()) }
+}
+
+/// Returns the length of the part at the beginning of `text` up to the next occurrence of its first character, which a backslash hides.
+fn quoted_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    let quote = text.chars().next();
+    let end = text.char_indices().skip(1).find(|(_, character)| {
+        let ends = !is_escaped && Some(*character) == quote;
+        is_escaped = !is_escaped && *character == '\\';
+        ends
+    });
+    end.map_or(text.len(), |(index, _)| index + 1)
 }
 
 impl Rules {
     /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
-    fn grammar(field: &'static str, grammar: &TopLevelGrammar, symbols: &Symbols) -> Result<Self> {
-        let trie = &symbols.trie;
-        let grammar = &match trie.drops_space {
-            true => after_space(grammar),
-            false => grammar.clone(),
-        };
-        let parser = symbols.factory()?.create_parser(grammar.clone());
-        let parser = parser.map_err(|error| rejected(field, &format!("{error:#}")))?;
-        let mut matcher = Matcher::new(Ok(parser));
-        if let Some(reason) = matcher.get_error() {
-            return Err(rejected(field, &reason));
-        }
-        let ready = matcher.deep_clone();
-        let mut text = Vec::new();
-        let mut allowed = Allowed::new(trie);
-        for position in 0..CHECKED {
-            let computed = update(field, &mut matcher, trie, &mut allowed);
-            if computed.is_err() || (allowed.with_text == 0 && !allowed.ends) {
-                return Err(stuck(field, grammar, &text, position).unwrap_or_else(|| {
-                    computed.err().unwrap_or_else(|| Error::bad_option(field, "none", "a form that some text has"))
-                }));
-            }
-            let Some(symbol) = allowed.only().filter(|symbol| matcher.consume_token(*symbol).is_ok()) else { break };
-            text.extend_from_slice(trie.bytes(symbol));
-        }
+    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Self> {
+        let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
+        let ready = on_large_stack(|| ready_parser(field, &grammar, symbols))?;
         Ok(Self::Grammar(Mutex::new(ready)))
     }
 }
 
+fn ready_parser(field: &'static str, grammar: &TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
+    let trie = &symbols.trie;
+    let parser = symbols.factory()?.create_parser(grammar.clone());
+    let parser = parser.map_err(|error| rejected(field, &format!("{error:#}")))?;
+    let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
+    if let Some(reason) = matcher.get_error() {
+        return Err(rejected(field, &reason));
+    }
+    let ready = matcher.deep_clone();
+    let mut text = Vec::new();
+    let mut allowed = Allowed::new(trie);
+    let began = now();
+    for position in 0..CHECKED {
+        let computed = update(field, &mut matcher, symbols, &mut allowed);
+        if matcher.is_cancelled() {
+            return Err(too_slow(field));
+        }
+        if computed.is_err() || (allowed.with_text == 0 && !allowed.ends) {
+            return Err(stuck(field, grammar, symbols, &text, position).unwrap_or_else(|| {
+                computed.err().unwrap_or_else(|| Error::bad_option(field, "none", "a form that some text has"))
+            }));
+        }
+        let only = allowed.only().filter(|_| since(began) < FIRST_TIME);
+        let Some(symbol) = only.filter(|symbol| matcher.consume_token(*symbol).is_ok()) else { break };
+        text.extend_from_slice(trie.bytes(symbol));
+    }
+    Ok(ready)
+}
+
 /// Returns the error of a text that begins with `text` and cannot go on in the vocabulary, if bytes could go on.
-fn stuck(field: &'static str, grammar: &TopLevelGrammar, text: &[u8], position: usize) -> Option<Error> {
+fn stuck(
+    field: &'static str,
+    grammar: &TopLevelGrammar,
+    symbols: &Symbols,
+    text: &[u8],
+    position: usize,
+) -> Option<Error> {
     let environment = ApproximateTokEnv::single_byte_env();
     let parser = make_factory(&environment, true)?.create_parser(grammar.clone()).ok()?;
-    let mut matcher = Matcher::new(Ok(parser));
+    let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
     let bytes: Vec<u32> = text.iter().copied().map(u32::from).collect();
-    matcher.consume_tokens(&bytes).ok()?;
-    let allowed = matcher.compute_mask().ok()?;
+    symbols.limit_time(&mut matcher, |matcher| matcher.consume_tokens(&bytes)).ok()?;
+    let allowed = symbols.limit_time(&mut matcher, Matcher::compute_mask).ok()?;
     let characters: Vec<char> =
         (0..128_u32).filter(|&byte| allowed.is_allowed(byte)).filter_map(char::from_u32).collect();
     (!characters.is_empty()).then(|| impossible(field, Stuck { position, characters }))
 }
 
 fn rejected(field: &'static str, reason: &str) -> Error {
+    // the parser's own marks, and the place of a panic
+    let reason = reason.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     let reason = clip(reason.trim(), REASON_BYTES);
     let bound = if field == "constraint.grammar" {
         "a grammar that the server supports"
@@ -398,6 +589,10 @@ pub struct ConstraintMatcher {
     compiled: Arc<CompiledConstraint>,
     state: MatcherState,
     allowed: Allowed,
+    /// The time that the text's constraint has taken.
+    spent: Duration,
+    /// The number of symbols taken.
+    taken: u32,
 }
 
 #[derive(Clone)]
@@ -413,15 +608,22 @@ impl fmt::Debug for ConstraintMatcher {
 }
 
 impl ConstraintMatcher {
-    /// Takes the next symbol of the text. [`update`](Self::update) then finds what may follow. Fails if the symbol may not follow.
+    /// Takes the next symbol of the text. [`update`](Self::update) then finds what may follow. Fails if the symbol may not follow, and
+    /// if that takes too long.
     pub fn consume(&mut self, symbol: u32) -> Result<()> {
+        let began = now();
+        let symbols = &self.compiled.symbols;
         let taken = match &mut self.state {
             MatcherState::Pattern(matcher) => {
-                let bytes = self.compiled.symbols.trie.bytes(symbol);
+                let bytes = symbols.trie.bytes(symbol);
                 !bytes.is_empty() && matcher.consume(bytes)
             }
-            MatcherState::Grammar(matcher) => matcher.consume_token(symbol).is_ok(),
+            MatcherState::Grammar(matcher) => {
+                symbols.limit_time(matcher, |matcher| matcher.consume_token(symbol)).is_ok()
+            }
         };
+        self.taken = self.taken.saturating_add(1);
+        self.charge(began)?;
         match taken {
             true => Ok(()),
             false => Err(self.broken(format!("id {symbol}, which may not follow"))),
@@ -429,13 +631,17 @@ impl ConstraintMatcher {
     }
 
     /// Finds what may follow. Fails if nothing may, which only a grammar can lead to whose symbols the vocabulary lacks, and if that
-    /// takes more work than a step permits.
+    /// takes more work or time than permitted.
     pub fn update(&mut self) -> Result<()> {
+        let began = now();
+        let symbols = &self.compiled.symbols;
+        let updated = match &mut self.state {
+            MatcherState::Pattern(matcher) => matcher.allowed(&symbols.trie, &mut self.allowed),
+            MatcherState::Grammar(matcher) => update(self.compiled.field, matcher, symbols, &mut self.allowed),
+        };
+        self.charge(began)?;
+        updated?;
         let trie = &self.compiled.symbols.trie;
-        match &mut self.state {
-            MatcherState::Pattern(matcher) => matcher.allowed(trie, &mut self.allowed)?,
-            MatcherState::Grammar(matcher) => update(self.compiled.field, matcher, trie, &mut self.allowed)?,
-        }
         let Allowed { symbols, with_text, ends } = &mut self.allowed;
         if *with_text == 0 && !*ends {
             return Err(self.broken("a place where no symbol of the vocabulary may follow".into()));
@@ -443,6 +649,28 @@ impl ConstraintMatcher {
         trie.ends.iter().for_each(|&end| symbols.set(end as usize, *ends));
         trie.marks.iter().for_each(|&mark| symbols.set(mark as usize, true));
         Ok(())
+    }
+
+    /// Counts the time of work that began then. Fails if the text has taken too much time, or its parser was cancelled.
+    fn charge(&mut self, began: Instant) -> Result<()> {
+        self.spent += since(began);
+        if matches!(&self.state, MatcherState::Grammar(matcher) if matcher.is_cancelled()) {
+            return Err(too_slow(self.compiled.field));
+        }
+        if self.spent > FIRST_TIME + SYMBOL_TIME * self.taken {
+            let bound = format!(
+                "a form that takes at most {} ms, and {} ms more for each symbol",
+                FIRST_TIME.as_millis(),
+                SYMBOL_TIME.as_millis()
+            );
+            return Err(Error::bad_option(self.compiled.field, "a slower one", bound));
+        }
+        Ok(())
+    }
+
+    /// Returns the time that the text's constraint has taken.
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
     }
 
     fn broken(&self, found: String) -> Error {
@@ -496,12 +724,16 @@ impl ConstraintMatcher {
 
     /// Returns symbols that must follow, at most `limit`: none only if several may. More may be forced after them.
     pub fn forced(&mut self, limit: usize) -> Vec<u32> {
-        let trie = &self.compiled.symbols.trie;
+        let began = now();
+        let symbols = &self.compiled.symbols;
         let mut forced = match &mut self.state {
-            MatcherState::Pattern(matcher) => matcher.forced(trie, limit),
+            MatcherState::Pattern(matcher) => matcher.forced(&symbols.trie, limit),
             // without a set of symbols for each of them
-            MatcherState::Grammar(matcher) => trie.spell(&matcher.compute_ff_bytes()),
+            MatcherState::Grammar(matcher) => {
+                symbols.trie.spell(&symbols.limit_time(matcher, Matcher::compute_ff_bytes))
+            }
         };
+        self.spent += since(began);
         if forced.is_empty() {
             forced.extend(self.only());
         }
@@ -509,23 +741,30 @@ impl ConstraintMatcher {
         forced
     }
 
-    /// Returns how many of these symbols may follow, one after the other.
+    /// Returns how many of these symbols may follow, one after the other. A parser that is late says none, and fails afterwards.
     pub fn agrees(&mut self, symbols: &[u32]) -> usize {
-        match &mut self.state {
-            MatcherState::Pattern(matcher) => matcher.agrees(&self.compiled.symbols.trie, symbols),
-            MatcherState::Grammar(matcher) => matcher.validate_tokens(symbols).unwrap_or_default(),
-        }
+        let began = now();
+        let own = &self.compiled.symbols;
+        let agreed = match &mut self.state {
+            MatcherState::Pattern(matcher) => matcher.agrees(&own.trie, symbols),
+            MatcherState::Grammar(matcher) => {
+                own.limit_time(matcher, |matcher| matcher.validate_tokens(symbols)).unwrap_or_default()
+            }
+        };
+        self.spent += since(began);
+        agreed
     }
 }
 
 /// Finds the symbols that may follow a parser's text. Fails if that takes more work than permitted.
-fn update(field: &'static str, matcher: &mut Matcher, trie: &SymbolTrie, allowed: &mut Allowed) -> Result<()> {
+fn update(field: &'static str, matcher: &mut Matcher, symbols: &Symbols, allowed: &mut Allowed) -> Result<()> {
+    let trie = &symbols.trie;
     allowed.begin(false);
-    match matcher.compute_mask_or_eos() {
+    match symbols.limit_time(matcher, Matcher::compute_mask_or_eos) {
         Ok(mask) => {
             allowed.ends = mask.is_allowed(trie.end() as u32);
             allowed.symbols.set_from(&mask);
-            allowed.symbols.set(trie.end(), false);
+            allowed.symbols.and(&trie.texts);
             allowed.count();
             Ok(())
         }
@@ -539,7 +778,6 @@ fn update(field: &'static str, matcher: &mut Matcher, trie: &SymbolTrie, allowed
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
     use weir_models::{
         random::{Purpose, uniform},
         text::TextNormaliser,
@@ -829,9 +1067,106 @@ mod tests {
                 "expected brackets at most 100 deep",
             ),
             (Constraint::Grammar("start: \"d\"".into()), r#""d" at position 0"#),
+            (Constraint::Grammar(format!("start: /\"/ {}", "a{".repeat(30_000))), "expected brackets at most 100 deep"),
+            (Constraint::Grammar(format!("start: /)\\/(/ {}", "(".repeat(101))), "expected brackets at most 100 deep"),
+            (Constraint::Grammar(format!("start: A\nA: {}\"a\"", "~".repeat(60_000))), "at most 100 negations"),
+            (Constraint::Grammar(chain(2000, "a")), "constraint.grammar: expected at most 1000 rules, found 2002"),
+            (Constraint::Grammar("start: <[0]> \"a\"".into()), "found a special token"),
+            (
+                Constraint::Grammar("%llguidance {\"allow_invalid\\u005futf8\": true}\nstart: \"a\"".into()),
+                "found allow_invalid_utf8",
+            ),
+            (Constraint::JsonSchema(r#"{"x-guidance": {}}"#.into()), "found x-guidance"),
+            (
+                Constraint::JsonSchema(format!(r#"{{"anyOf": [{}{{}}]}}"#, "{}, ".repeat(1000))),
+                "constraint.json_schema: expected at most 1000 objects, found 1002",
+            ),
         ] {
             let error = compiler.compile(&constraint).unwrap_err().to_string();
             assert!(error.contains(message), "{constraint:?}: {error}");
+        }
+    }
+
+    /// Returns a grammar whose rules or tokens each refer to the next one.
+    fn chain(rules: usize, name: &str) -> String {
+        let links: Vec<String> = (0..rules).map(|rule| format!("{name}{rule}: {name}{}", rule + 1)).collect();
+        format!("start: {name}0\n{}\n{name}{rules}: \"b\"", links.join("\n"))
+    }
+
+    /// Each of these exhausts the stack of a thread of 2 MiB.
+    #[test]
+    fn long_chains_of_references_end_no_process() {
+        let compiler = bytes();
+        let schema = |count: usize, link: &dyn Fn(usize) -> Value| {
+            let last = (format!("d{count}"), json!({ "type": "null" }));
+            let definitions = (0..count).map(|id| (format!("d{id}"), link(id + 1))).chain([last]);
+            let definitions: serde_json::Map<_, _> = definitions.collect();
+            Constraint::JsonSchema(json!({ "$ref": "#/$defs/d0", "$defs": definitions }).to_string())
+        };
+        let reference = |id: usize| json!({ "$ref": format!("#/$defs/d{id}") });
+        for (constraint, text) in [
+            (Constraint::Grammar(chain(990, "a")), "b"),
+            (Constraint::Grammar(chain(990, "A")), "b"),
+            (schema(800, &reference), "null"),
+            (schema(490, &|id| json!({ "allOf": [reference(id)] })), "null"),
+        ] {
+            // refused or compiled
+            if let Ok(compiled) = compiler.compile(&constraint) {
+                assert!(accepts(&compiled, text.as_bytes()), "{constraint:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn regexes_of_too_many_states_are_refused() {
+        let characters: String =
+            ('!'..='~').filter(char::is_ascii_alphanumeric).map(|letter| format!("{letter}?")).collect();
+        for source in [format!("(?:{characters}){{250}}"), format!("(?:{characters}){{130}}")] {
+            let error = bytes().compile(&Constraint::Regex(source)).unwrap_err().to_string();
+            assert!(error.contains(" states after one symbol, found one of more"), "{error}");
+        }
+        let choice: Vec<String> = (0..MAX_CHOICES).map(|id| format!("{id} é")).collect();
+        for constraint in [
+            Constraint::Choice(choice),
+            Constraint::Regex(r"\w{1,20}".into()),
+            Constraint::Regex(format!("(?:{characters}){{10}}")),
+            Constraint::Regex("[a-z]{1,2000}".into()),
+        ] {
+            bytes().compile(&constraint).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_grammar_whose_texts_take_too_long_fails_alone() {
+        let letters: Vec<String> = ('a'..='z').map(|letter| format!("\"{letter}\"")).collect();
+        let source = format!("start: a\na: a a | {}", letters.join(" | "));
+        let compiled = bytes().compile(&Constraint::Grammar(source)).unwrap();
+        let mut matcher = compiled.matcher().unwrap();
+        let began = Instant::now();
+        let mut take = || matcher.consume(u32::from(b'a')).and_then(|()| matcher.update());
+        let error = (0..5000).find_map(|_| take().err()).unwrap();
+        assert!(error.to_string().starts_with("constraint.grammar: expected a form "), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        assert!(take().is_err());
+        let fresh = compiled.matcher().unwrap();
+        assert!(!fresh.is_complete() && fresh.symbols().get(usize::from(b'z')));
+    }
+
+    #[test]
+    fn a_grammar_allows_only_text() {
+        for (source, text) in [
+            ("start: \"\\u0003\" | \"a\"", Some("a")),
+            ("start: \"allow_invalid_utf8\"", Some("allow_invalid_utf8")),
+            ("# <[200]> {{{\nstart: /<[a-z]>/ // )", Some("<a>")),
+            ("start: \"\\u0003\"", None),
+        ] {
+            let compiled = bytes().compile(&Constraint::Grammar(source.into()));
+            assert_eq!(compiled.is_ok(), text.is_some(), "{source}");
+            if let Ok(compiled) = compiled {
+                let matcher = compiled.matcher().unwrap();
+                assert!(!matcher.symbols().get(3), "{source}");
+                assert!(accepts(&compiled, text.unwrap().as_bytes()), "{source}");
+            }
         }
     }
 

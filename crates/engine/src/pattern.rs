@@ -3,6 +3,7 @@
 //! The expression must match the whole text. Characters that the vocabulary lacks are removed from it first, and what can no
 //! longer match with them, so every state of the automaton that is not dead leads to a match.
 
+use crate::clock::{now, since};
 use llguidance::toktrie::{ApproximateTokEnv, Recognizer, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use regex_automata::{
     Anchored, MatchKind,
@@ -10,14 +11,19 @@ use regex_automata::{
         LazyStateID,
         dfa::{self, Cache, DFA},
     },
-    nfa::thompson::{self, WhichCaptures},
-    util::start,
+    nfa::thompson::{self, NFA, State, WhichCaptures},
+    util::{primitives::StateID, start},
 };
 use regex_syntax::{
     ParserBuilder,
     hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition},
 };
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use weir_kernels::error::{Error, Result, quoted};
 use weir_models::text::Vocabulary;
 
@@ -29,6 +35,16 @@ const NFA_BYTES: usize = 2 << 20;
 
 /// Maximum bytes of the automaton's states that a row keeps. States that are dropped are computed again.
 pub(crate) const CACHE_BYTES: usize = 2 << 20;
+
+/// Maximum states of an expression that can follow one byte, times the classes of bytes that it tells apart: to find what may follow
+/// then takes up to 10 ms.
+const MAX_BRANCHES: usize = 300_000;
+
+/// Maximum time to find what may follow a text. An engine's thread waits for it.
+pub(crate) const STEP_TIME: Duration = Duration::from_millis(200);
+
+/// Bytes that a walk tries before it looks at the clock.
+const UNTIMED_BYTES: usize = 16;
 
 /// Maximum states that are visited to find where a text is stuck.
 const VISITED_STATES: usize = 4096;
@@ -43,6 +59,8 @@ pub(crate) struct SymbolTrie {
     pub(crate) marks: Vec<u32>,
     /// Symbols that end a text.
     pub(crate) ends: Vec<u32>,
+    /// The symbols with text, without those that end it.
+    pub(crate) texts: SimpleVob,
     /// The characters that the vocabulary can write, if these are not all.
     pub(crate) alphabet: Option<ClassUnicode>,
     /// True if symbols are bytes or characters, so that a text has one spelling.
@@ -58,7 +76,10 @@ impl SymbolTrie {
         let mut words: Vec<Vec<u8>> = (0..size).map(|id| vocabulary.symbol_bytes(id).unwrap_or_default()).collect();
         words.push(b"\xff<end>".to_vec());
         let trie = TokTrie::from(&TokRxInfo::new(size + 1, size), &words);
-        let ends = (0..size).filter(|&id| vocabulary.ends_text(id) || Some(id) == end).collect();
+        let ends: Vec<u32> = (0..size).filter(|&id| vocabulary.ends_text(id) || Some(id) == end).collect();
+        let mut texts = trie.alloc_token_set();
+        let has_text = |id: &usize| !words[*id].is_empty() && !ends.contains(&(*id as u32));
+        (0..size as usize).filter(has_text).for_each(|id| texts.set(id, true));
         let spaced = (0..size).find(|&id| matches!(words[id as usize][..], [b' ', _, ..]));
         // a text that continues another one keeps its first space
         let drops_space = end.is_some() && spaced.is_some_and(|id| !vocabulary.decode(&[id]).starts_with(' '));
@@ -76,6 +97,7 @@ impl SymbolTrie {
             environment: Arc::new(ApproximateTokEnv::new(trie)),
             marks,
             ends,
+            texts,
             alphabet,
             is_spelled_out: !vocabulary.is_subword(),
             drops_space,
@@ -162,6 +184,8 @@ impl Allowed {
 
 /// A compiled expression.
 pub(crate) struct Pattern {
+    /// The field that errors name.
+    field: &'static str,
     dfa: DFA,
 }
 
@@ -217,10 +241,12 @@ impl Pattern {
         let config = thompson::Config::new().nfa_size_limit(Some(NFA_BYTES)).which_captures(WhichCaptures::None);
         let nfa = thompson::Compiler::new().configure(config).build_from_hir(&whole);
         let nfa = nfa.map_err(|_| too_large("a larger one".into()))?;
+        check_branches(field, &nfa)?;
         // All: no alternative hides another one
         let config = dfa::Config::new().match_kind(MatchKind::All).cache_capacity(CACHE_BYTES);
         let dfa = dfa::Builder::new().configure(config.skip_cache_capacity_check(false)).build_from_nfa(nfa);
-        Ok(Self { dfa: dfa.map_err(|_| too_large("one whose states take more than the memory of a row".into()))? })
+        let dfa = dfa.map_err(|_| too_large("one whose states take more than the memory of a row".into()))?;
+        Ok(Self { field, dfa })
     }
 
     /// Returns the bytes of the compiled form.
@@ -235,12 +261,13 @@ impl Pattern {
         let mut front = vec![Vec::new()];
         let mut seen = HashSet::new();
         let mut stuck = Stuck::default();
+        let began = now();
         for position in 0.. {
             let mut next = Vec::new();
             let mut characters = Vec::new();
             for text in front {
                 matcher.restart(&text);
-                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES {
+                if !seen.insert(matcher.state) || seen.len() > VISITED_STATES || since(began) > STEP_TIME {
                     continue;
                 }
                 characters.extend(matcher.characters());
@@ -258,6 +285,54 @@ impl Pattern {
         }
         stuck
     }
+}
+
+/// Refuses an expression of which too many states can follow one byte.
+fn check_branches(field: &'static str, nfa: &NFA) -> Result<()> {
+    let limit = MAX_BRANCHES / nfa.byte_classes().alphabet_len().max(1);
+    // for each state the latest one from which it was reached
+    let mut marks = vec![None; nfa.states().len()];
+    let mut reached = Vec::new();
+    let targets = nfa.states().iter().filter_map(|state| match state {
+        State::ByteRange { trans } => Some(trans.next),
+        State::Sparse(sparse) => sparse.transitions.first().map(|transition| transition.next),
+        _ => None,
+    });
+    for from in [nfa.start_anchored()].into_iter().chain(targets) {
+        // no more states can be reached from a state than from one that reaches it
+        if marks.get(from.as_usize()).is_some_and(Option::is_some) {
+            continue;
+        }
+        reached.clear();
+        reached.push(from);
+        let mut at = 0;
+        while let Some(&state) = reached.get(at) {
+            at += 1;
+            let mut reach = |next: StateID| {
+                if let Some(mark) = marks.get_mut(next.as_usize()).filter(|mark| **mark != Some(from)) {
+                    *mark = Some(from);
+                    reached.push(next);
+                }
+            };
+            match nfa.state(state) {
+                State::Union { alternates } => alternates.iter().for_each(|next| reach(*next)),
+                State::BinaryUnion { alt1, alt2 } => [*alt1, *alt2].into_iter().for_each(reach),
+                State::Capture { next, .. } | State::Look { next, .. } => reach(*next),
+                _ => {}
+            }
+            if reached.len() > limit {
+                let bound = format!("an expression of at most {limit} states after one symbol");
+                return Err(Error::bad_option(field, "one of more", bound));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the error of a constraint that takes too long.
+pub(crate) fn too_slow(field: &'static str) -> Error {
+    let bound = format!("a form whose next symbols are found in {} ms", STEP_TIME.as_millis());
+    Error::bad_option(field, "a slower one", bound)
 }
 
 /// The place where a text cannot go on.
@@ -418,23 +493,36 @@ impl PatternMatcher {
 
     /// Sets the symbols that may follow, and whether the text may end here.
     pub(crate) fn allowed(&mut self, trie: &SymbolTrie, allowed: &mut Allowed) -> Result<()> {
+        let until = now() + STEP_TIME;
         // a full cache is emptied while the symbols are tried, and then has room for them
         for _ in 0..2 {
-            if self.try_allowed(self.state, trie, allowed) {
+            if self.try_allowed(self.state, trie, allowed, until) {
                 return Ok(());
             }
             let text = std::mem::take(&mut self.text);
             self.restart(&text);
+            if now() >= until {
+                return Err(too_slow(self.pattern.field));
+            }
         }
-        Err(Error::Internal("the states after a text take more than the memory of a row".into()))
+        let bound = format!("an expression whose states after a text take at most {CACHE_BYTES} bytes");
+        Err(Error::bad_option(self.pattern.field, "one of more", bound))
     }
 
-    /// Does the same for a state. Returns false if the cache was emptied meanwhile.
-    fn try_allowed(&mut self, state: LazyStateID, trie: &SymbolTrie, allowed: &mut Allowed) -> bool {
+    /// Does the same for a state. Returns false if the cache was emptied meanwhile, or the time is over.
+    fn try_allowed(&mut self, state: LazyStateID, trie: &SymbolTrie, allowed: &mut Allowed, until: Instant) -> bool {
         let clears = self.cache.clear_count();
         let Ok(end) = self.pattern.dfa.next_eoi_state(&mut self.cache, state) else { return false };
         allowed.begin(end.is_match());
-        let mut walk = Walk { dfa: &self.pattern.dfa, cache: &mut self.cache, states: vec![state], clears };
+        let mut walk = Walk {
+            dfa: &self.pattern.dfa,
+            cache: &mut self.cache,
+            states: vec![state],
+            clears,
+            until,
+            tried: 0,
+            is_late: false,
+        };
         trie.collect(&mut walk, &mut allowed.symbols);
         if self.drops_space {
             let spaced: Vec<u32> =
@@ -442,8 +530,9 @@ impl PatternMatcher {
             spaced.into_iter().for_each(|symbol| allowed.symbols.set(symbol as usize, false));
             trie.collect_after_space(&mut walk, &mut allowed.symbols);
         }
+        let is_late = walk.is_late;
         allowed.count();
-        self.cache.clear_count() == clears
+        self.cache.clear_count() == clears && !is_late
     }
 
     /// Returns the symbols, at most `limit`, of which each is the only continuation.
@@ -452,8 +541,9 @@ impl PatternMatcher {
         let mut allowed = Allowed::new(trie);
         let mut state = self.state;
         let clears = self.cache.clear_count();
+        let until = now() + STEP_TIME;
         while forced.len() < limit
-            && self.try_allowed(state, trie, &mut allowed)
+            && self.try_allowed(state, trie, &mut allowed, until)
             && let Some(symbol) = allowed.only()
         {
             for &byte in trie.bytes(symbol) {
@@ -524,6 +614,11 @@ struct Walk<'a> {
     states: Vec<LazyStateID>,
     /// How often the cache had been emptied at the start. States of before mean nothing afterwards.
     clears: usize,
+    /// The time at which it takes no more bytes.
+    until: Instant,
+    /// The number of bytes tried.
+    tried: usize,
+    is_late: bool,
 }
 
 impl Recognizer for Walk<'_> {
@@ -543,7 +638,12 @@ impl Recognizer for Walk<'_> {
     }
 
     fn try_push_byte(&mut self, byte: u8) -> bool {
-        let Some(&state) = self.states.last().filter(|_| self.cache.clear_count() == self.clears) else { return false };
+        self.tried += 1;
+        self.is_late |= self.tried.is_multiple_of(UNTIMED_BYTES) && now() >= self.until;
+        if self.is_late || self.cache.clear_count() != self.clears {
+            return false;
+        }
+        let Some(&state) = self.states.last() else { return false };
         match self.dfa.next_state(self.cache, state, byte) {
             Ok(next) if !next.is_dead() => {
                 self.states.push(next);

@@ -8,7 +8,7 @@
 use crate::{
     codec::{self, Code, Coded, CodingProgress, coder::BlockCoder},
     completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
-    constraint::{CompiledConstraint, ConstraintMatcher},
+    constraint::{CompiledConstraint, ConstraintMatcher, FORCED_TIME},
     options::{
         Details, EmittedSymbol, ExactLogprob, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad,
     },
@@ -17,7 +17,7 @@ use crate::{
     speculation::{DraftBudget, Drafter, GuessRates, MAX_DRAFT, Speculation},
     text_window::{ForkedText, TextView, TextWindow},
 };
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 use weir_kernels::{
     distribution::log_probability,
     error::{Error, Result},
@@ -265,7 +265,7 @@ impl Session {
 
     /// True if the next feed has symbols that the constraint forced, and that no row was fed before.
     pub fn is_forced(&self) -> bool {
-        self.is_replaying() && self.row_len >= self.forced_from
+        self.is_replaying() && self.row_len >= self.forced_from && !self.is_repeating()
     }
 
     /// True if the session generates; false if it scores a text.
@@ -778,7 +778,8 @@ impl Generator {
     /// Takes the symbols that the constraint forces from `position` on, as if they were sampled. Returns them.
     fn take_forced(&mut self, position: usize, output: &mut Vec<EmittedSymbol>) -> Result<Vec<u32>> {
         let mut symbols = Vec::new();
-        while self.resumed.is_empty() && symbols.len() < MAX_FORCED {
+        let until = self.constraint_time() + FORCED_TIME;
+        while self.resumed.is_empty() && symbols.len() < MAX_FORCED && self.constraint_time() < until {
             let constraint = self.constraint.as_mut().filter(|_| self.reason.is_none());
             let forced = constraint.map(|constraint| constraint.forced(MAX_FORCED)).unwrap_or_default();
             if forced.is_empty() {
@@ -795,6 +796,11 @@ impl Generator {
         }
         self.release(output);
         Ok(symbols)
+    }
+
+    /// Returns the time that the constraint has taken.
+    fn constraint_time(&self) -> Duration {
+        self.constraint.as_ref().map_or(Duration::ZERO, |constraint| constraint.spent())
     }
 
     /// Takes the next symbol of the resumed text, if there is one, as sampled at `position`, and as emitted.

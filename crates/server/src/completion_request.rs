@@ -125,7 +125,7 @@ impl Surface {
             ("constraint.json_schema" | "options.constraint.json_schema", _) => "structured_outputs.json",
             ("constraint.json_object" | "options.constraint.json_object", _) => "structured_outputs.json_object",
             ("constraint.grammar" | "options.constraint.grammar", _) => "structured_outputs.grammar",
-            ("constraint.end_when_complete", _) => "end_when_complete",
+            ("constraint.end_when_complete" | "options.constraint.end_when_complete", _) => "end_when_complete",
             ("details.echo", _) => "echo",
             ("details.logprobs" | "details.top_logprobs", _) => "logprobs",
             ("details.boundaries", _) => "boundaries",

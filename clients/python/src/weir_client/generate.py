@@ -50,8 +50,6 @@ class FormOptions(TypedDict, total=False):
     json_object: Optional[bool]
     #: or a Lark grammar.
     grammar: Optional[str]
-    #: Whether a complete text ends where the model would leave the form. By default for `choice` and JSON.
-    end_when_complete: Optional[bool]
 
 
 # The submessage of the request that holds each option of the form.
@@ -70,6 +68,7 @@ _SUBMESSAGES = {
     "resume_ids": "",
     "speculate": "",
     **FORM_SUBMESSAGES,
+    "end_when_complete": "constraint",
     **SAMPLING_SUBMESSAGES,
     **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
@@ -92,6 +91,8 @@ class GenerateOptions(CallOptions, SamplingOptions, FormOptions, total=False):
     stop: Union[None, str, Sequence[str]]
     include_stop: Optional[bool]
     ignore_eos: Optional[bool]
+    #: Whether a complete text ends where the model would leave its form. By default for `choice` and JSON.
+    end_when_complete: Optional[bool]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
     #: Entropy in nats above which a segment ends, in a model with a `boundary_threshold`.

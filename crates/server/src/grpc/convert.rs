@@ -389,6 +389,14 @@ fn stopping(wire: &v1::Stopping, stop: Vec<Vec<u32>>, prompt_chars: usize, card:
     }
 }
 
+/// Refuses `end_when_complete`, which only a generation obeys.
+pub(super) fn reject_end_when_complete(wire: &v1::Constraint, field: &'static str) -> Result<()> {
+    match wire.end_when_complete {
+        Some(found) => Err(Error::bad_option(field, found.to_string(), "no value: only generations end so")),
+        None => Ok(()),
+    }
+}
+
 /// Returns the constraint of a message. Fails for one without a form.
 pub(super) fn constraint(wire: v1::Constraint) -> Result<Constraint> {
     let none =

@@ -437,6 +437,7 @@ pub(crate) fn constraint(message: &v1::CompleteDocument) -> Result<Option<Constr
     if message.until.is_some() {
         return Err(Error::Exclusive { first: "complete.until", second: "complete.constraint" });
     }
+    convert::reject_end_when_complete(&wire, "complete.constraint.end_when_complete")?;
     convert::constraint(wire).map(Some).map_err(|error| error.named(constraint_field))
 }
 

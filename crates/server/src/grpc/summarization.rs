@@ -102,6 +102,7 @@ impl JobService {
         if long_documents == LongDocuments::Chunk {
             return Err(Error::bad_option("options.constraint", "one", "no value with long_documents chunk"));
         }
+        convert::reject_end_when_complete(&wire, "options.constraint.end_when_complete")?;
         let engine = engine.clone();
         let compile = move || engine.compile(&convert::constraint(wire)?);
         let compiled = self.workers.run(&call.tenant(), INLINE_BYTES, compile).await.flatten();

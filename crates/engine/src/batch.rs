@@ -556,7 +556,11 @@ impl Batch {
             _ => 0,
         };
         let symbols: usize = feeds.iter().map(|feed| feed.symbols).sum();
-        let rows: usize = feeds.iter().map(|feed| decoding(feed.request)).sum();
+        let certain = |feed: &Feed| match statuses.get(feed.request).map(|status| status.activity) {
+            Some(RowActivity::Forced(_)) => feed.symbols,
+            _ => decoding(feed.request),
+        };
+        let rows: usize = feeds.iter().map(certain).sum();
         let searches = statuses.iter().any(|status| matches!(status.activity, RowActivity::Searching(_)));
         let limit = if searches { limits.searching.min(limits.decoding) } else { limits.decoding };
         let limit = if self.hurries { limit.min(limits.ahead) } else { limit };

@@ -82,8 +82,6 @@ struct Path {
     ngrams: Ngrams,
     /// Follows its text, if that must have a form.
     constraint: Option<ConstraintMatcher>,
-    /// True if no token of the vocabulary goes on with the form.
-    is_stuck: bool,
 }
 
 impl Path {
@@ -92,10 +90,14 @@ impl Path {
         self.constraint.as_ref().is_some_and(ConstraintMatcher::is_complete)
     }
 
-    /// Returns the tokens that would repeat a run of tokens, without one that must follow.
-    fn banned(&self) -> impl Iterator<Item = u32> {
-        let only = self.constraint.as_ref().and_then(ConstraintMatcher::only);
-        self.ngrams.banned().iter().copied().filter(move |token| Some(*token) != only)
+    /// Returns the tokens that would repeat a run of tokens; none if all that may follow would. `without` may not follow.
+    fn banned(&self, without: Option<u32>) -> Vec<u32> {
+        let banned = self.ngrams.banned();
+        let is_banned = |token| banned.contains(&token) || Some(token) == without;
+        match &self.constraint {
+            Some(constraint) if !banned.is_empty() && constraint.symbols().iter().all(is_banned) => Vec::new(),
+            _ => banned.to_vec(),
+        }
     }
 }
 
@@ -141,13 +143,13 @@ impl BeamSearch {
             sampler,
             ngrams,
             constraint: None,
-            is_stuck: false,
         };
         Self { options, specials, vocabulary, paths: vec![path], finished: Vec::new(), step: 0 }
     }
 
     /// Gives the texts a form, by a matcher of an empty text: tokens outside of it are never generated, but a text may be cut at
-    /// `max_tokens`. A token that must follow may repeat a run of tokens, and the end of a complete text may come before `min_tokens`.
+    /// `max_tokens`. If all tokens that may follow repeat a run of tokens, one of them does, and the end of a complete text may come before
+    /// `min_tokens`. A path that no token goes on with is dropped.
     pub fn constrain(&mut self, matcher: &ConstraintMatcher) {
         self.paths.iter_mut().for_each(|path| path.constraint = Some(matcher.clone()));
     }
@@ -194,10 +196,27 @@ impl BeamSearch {
         }
         // all paths continue the first step's one row
         let row = |parent| if first { 0 } else { parent };
-        let row_move = |&Candidate { parent, token, .. }: &Candidate| RowMove { parent: row(parent), token };
-        let moves = continued.iter().map(row_move).collect();
-        self.paths = continued.into_iter().map(|candidate| self.extend_path(candidate)).collect();
-        Ok(SearchStep::Continue(moves))
+        let mut moves = Vec::with_capacity(continued.len());
+        let mut paths = Vec::with_capacity(continued.len());
+        let mut dead_end = None;
+        for candidate in continued {
+            let path = self.extend_path(candidate)?;
+            if let Some(error) = path.constraint.as_ref().and_then(ConstraintMatcher::dead_end) {
+                dead_end = Some(error);
+                continue;
+            }
+            moves.push(RowMove { parent: row(candidate.parent), token: candidate.token });
+            paths.push(path);
+        }
+        self.paths = paths;
+        match dead_end.filter(|_| self.paths.is_empty()) {
+            Some(error) if self.finished.is_empty() => Err(error),
+            Some(_) => {
+                self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
+                Ok(SearchStep::Done)
+            }
+            None => Ok(SearchStep::Continue(moves)),
+        }
     }
 
     /// The finished hypotheses, best first once the search is done. Empty if every continuation was forbidden.
@@ -260,8 +279,8 @@ impl BeamSearch {
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
         for (parent, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
             let softmax = LogSoftmax::new(logits)?;
-            let banned: Vec<u32> = path.banned().collect();
             let no_end = no_end && !path.is_complete();
+            let banned = path.banned(no_end.then_some(end));
             let allowed = path.constraint.as_ref().map(ConstraintMatcher::symbols);
             for (token, &logit) in (0_u32..).zip(*logits) {
                 let ends = token == end;
@@ -269,7 +288,7 @@ impl BeamSearch {
                     continue;
                 }
                 let is_cut = ends && only_end;
-                if !is_cut && (path.is_stuck || allowed.is_some_and(|allowed| !allowed.get(token as usize))) {
+                if !is_cut && allowed.is_some_and(|allowed| !allowed.get(token as usize)) {
                     continue;
                 }
                 let mut logprob = softmax.logprob(logit);
@@ -309,10 +328,10 @@ impl BeamSearch {
         let step = self.step;
         let candidate = |(index, path): (usize, &mut Path)| {
             let row = if step == 0 { logits[0] } else { logits[index] };
-            let banned: Vec<u32> = path.banned().collect();
             let no_end = no_end && !path.is_complete();
+            let banned = path.banned(no_end.then_some(end));
             let token = match &mut path.sampler {
-                Some(sampler) if !only_end && !path.is_stuck => {
+                Some(sampler) if !only_end => {
                     path.constraint.iter().for_each(|constraint| sampler.allow(constraint.symbols()));
                     sampler.ban(banned.into_iter().chain(padding).chain(no_end.then_some(end)));
                     sampler.choose(row, step)?
@@ -392,7 +411,7 @@ impl BeamSearch {
         self.finished.push(Hypothesis { tokens, logprobs, score });
     }
 
-    fn extend_path(&self, Candidate { sum, logprob, parent, token, .. }: Candidate) -> Path {
+    fn extend_path(&self, Candidate { sum, logprob, parent, token, .. }: Candidate) -> Result<Path> {
         let mut path = Path { sum, ..self.paths[parent].clone() };
         path.tokens.push(token);
         path.logprobs.push(logprob);
@@ -401,9 +420,10 @@ impl BeamSearch {
             sampler.see(token);
         }
         if let Some(constraint) = &mut path.constraint {
-            path.is_stuck = constraint.consume(token).is_err() || constraint.update().is_err();
+            constraint.consume(token)?;
+            constraint.find_allowed()?;
         }
-        path
+        Ok(path)
     }
 }
 

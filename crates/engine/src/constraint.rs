@@ -633,6 +633,18 @@ impl ConstraintMatcher {
     /// Finds what may follow. Fails if nothing may, which only a grammar can lead to whose symbols the vocabulary lacks, and if that
     /// takes more work or time than permitted.
     pub fn update(&mut self) -> Result<()> {
+        self.find_allowed()?;
+        self.dead_end().map_or(Ok(()), Err)
+    }
+
+    /// Returns the error of a text after which nothing may follow.
+    pub(crate) fn dead_end(&self) -> Option<Error> {
+        let is_stuck = self.allowed.with_text == 0 && !self.allowed.ends;
+        is_stuck.then(|| self.broken("a place where no symbol of the vocabulary may follow".into()))
+    }
+
+    /// Finds what may follow, which may be nothing. Fails if that takes more work or time than permitted.
+    pub(crate) fn find_allowed(&mut self) -> Result<()> {
         let began = now();
         let symbols = &self.compiled.symbols;
         let updated = match &mut self.state {
@@ -644,7 +656,7 @@ impl ConstraintMatcher {
         let trie = &self.compiled.symbols.trie;
         let Allowed { symbols, with_text, ends } = &mut self.allowed;
         if *with_text == 0 && !*ends {
-            return Err(self.broken("a place where no symbol of the vocabulary may follow".into()));
+            return Ok(());
         }
         trie.ends.iter().for_each(|&end| symbols.set(end as usize, *ends));
         trie.marks.iter().for_each(|&mark| symbols.set(mark as usize, true));

@@ -167,6 +167,7 @@ impl Allowed {
     /// Begins anew, without symbols.
     pub(crate) fn begin(&mut self, ends: bool) {
         self.symbols.set_all(false);
+        self.with_text = 0;
         self.ends = ends;
     }
 

@@ -399,7 +399,7 @@ impl TextRequest {
         }
         match self.session.remaining_symbols().max(1) {
             // part of the answer, so it waits for no prompt
-            left if self.session.is_forced() => RowActivity::Decoding(left.min(FORCED_SYMBOLS)),
+            left if self.session.is_forced() => RowActivity::Forced(left.min(FORCED_SYMBOLS)),
             left @ ..=MAX_SEARCHED_SYMBOLS if self.session.wants_distribution() => RowActivity::Searching(left),
             left => RowActivity::Prefilling(left),
         }

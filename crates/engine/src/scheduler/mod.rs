@@ -397,6 +397,8 @@ pub(crate) enum RowActivity {
     },
     /// Feed one sampled symbol to each of this number of rows.
     Decoding(usize),
+    /// Feed at most this number of symbols that follow its sampled one for certain.
+    Forced(usize),
     /// Feed this number of known symbols.
     Prefilling(usize),
     /// Feed this number of known symbols, which is small. A search waits for the distribution after them.
@@ -414,7 +416,7 @@ impl RowActivity {
     /// Returns the symbols of a prompt or document that can be fed; 1 if there are none.
     fn known_symbols(self) -> usize {
         match self {
-            Self::Prefilling(left) | Self::Searching(left) => left,
+            Self::Prefilling(left) | Self::Searching(left) | Self::Forced(left) => left,
             Self::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
             Self::Busy | Self::Paused { .. } | Self::Decoding(_) => 1,
         }
@@ -539,6 +541,13 @@ impl<T> Scheduler<T> {
                     feeds.push(Feed { request, symbols });
                     continue;
                 }
+                // like drafts, the symbols after the first one share a part of the step
+                RowActivity::Forced(left) => {
+                    let symbols = left.min((chunk / 2).saturating_sub(decoding)).max(1);
+                    decoding += symbols;
+                    feeds.push(Feed { request, symbols });
+                    continue;
+                }
                 RowActivity::Searching(left) if searching + left <= chunk / 2 => {
                     searching += left;
                     feeds.push(Feed { request, symbols: left });
@@ -548,7 +557,9 @@ impl<T> Scheduler<T> {
             };
             self.prompts.push(PromptShare { request, rank: slot.rank, turn: slot.turn, left, fed: 0 });
         }
-        let decodes = |status: &RowStatus| matches!(status.activity, RowActivity::Decoding(_) | RowActivity::Busy);
+        let decodes = |status: &RowStatus| {
+            matches!(status.activity, RowActivity::Decoding(_) | RowActivity::Forced(_) | RowActivity::Busy)
+        };
         let mixed = statuses.iter().any(decodes);
         self.steps_since_search = if searching > 0 { 0 } else { self.steps_since_search.saturating_add(1) };
         if mixed {
@@ -612,6 +623,7 @@ impl<T> Scheduler<T> {
             }
             let (symbols, cost) = match status.activity {
                 RowActivity::Decoding(rows) => (rows, rows.saturating_mul(limits.decoded)),
+                RowActivity::Forced(left) => (left.min(budget), limits.decoded.saturating_add(left.min(budget))),
                 activity => (activity.known_symbols().min(budget), activity.known_symbols()),
             };
             self.turns += 1;
@@ -775,6 +787,14 @@ mod tests {
         let mut fed = vec![0; activities.len()];
         feeds.iter().for_each(|feed| fed[feed.request] += feed.symbols);
         fed
+    }
+
+    #[test]
+    fn forced_texts_share_half_of_a_step() {
+        let (mut scheduler, permits) = running(32);
+        let fed = plan(&mut scheduler, &permits, &[RowActivity::Forced(32); 32]);
+        assert!(fed.iter().all(|symbols| (1..=32).contains(symbols)), "{fed:?}");
+        assert!(fed.iter().sum::<usize>() < CHUNK / 2 + 32, "{fed:?}");
     }
 
     #[test]

@@ -280,7 +280,7 @@ impl Simulation {
                     decoding += rows;
                 }
                 RowActivity::Searching(left) if fed == [left] && searching + left <= chunk / 2 => searching += left,
-                RowActivity::Prefilling(left) | RowActivity::Searching(left) => {
+                RowActivity::Prefilling(left) | RowActivity::Searching(left) | RowActivity::Forced(left) => {
                     assert!(at_most(left));
                     prompts += fed.iter().sum::<usize>();
                 }

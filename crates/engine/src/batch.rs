@@ -797,8 +797,11 @@ impl Batch {
             SessionProgress::Prefilling if text.session.looks_ahead() => {
                 text.cache_open_state(segment_cache, &*row.state)
             }
-            SessionProgress::Prefilling => {}
             // a complete prompt is cached at once: the next request may share it
+            SessionProgress::Prefilling if prefilling && text.session.is_forced() => {
+                text.cache_state(segment_cache, &*row.state)
+            }
+            SessionProgress::Prefilling => {}
             SessionProgress::Decoding if prefilling => text.cache_state(segment_cache, &*row.state),
             SessionProgress::Decoding => {}
         }

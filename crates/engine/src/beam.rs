@@ -136,14 +136,7 @@ impl BeamSearch {
     pub fn new(options: SearchOptions, specials: SpecialIds, vocabulary: usize) -> Self {
         let sampler = options.sampling.clone().map(|sampling| Sampler::new(sampling, vocabulary));
         let ngrams = Ngrams::new(options.no_repeat_ngram, specials.start);
-        let path = Path {
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            sum: 0.0,
-            sampler,
-            ngrams,
-            constraint: None,
-        };
+        let path = Path { tokens: Vec::new(), logprobs: Vec::new(), sum: 0.0, sampler, ngrams, constraint: None };
         Self { options, specials, vocabulary, paths: vec![path], finished: Vec::new(), step: 0 }
     }
 

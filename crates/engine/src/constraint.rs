@@ -69,7 +69,7 @@ const CHECKED: usize = 256;
 const REASON_BYTES: usize = 300;
 
 /// Bytes that count for a text with a parser: a parser of this crate does not tell its size.
-const PARSER_BYTES: usize = 1 << 20;
+const PARSER_BYTES: usize = 2 << 20;
 
 /// Limits of a schema or grammar. A millisecond burns about 50,000 units of the lexer's fuel at the start, and 14,000 later. Items of
 /// an ambiguous grammar take longer than that, so [`STEP_TIME`] bounds a step's time.

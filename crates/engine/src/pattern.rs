@@ -63,7 +63,7 @@ pub(crate) struct SymbolTrie {
     pub(crate) texts: SimpleVob,
     /// The characters that the vocabulary can write, if these are not all.
     pub(crate) alphabet: Option<ClassUnicode>,
-    /// True if symbols are bytes or characters, so that a text has one spelling.
+    /// True if a text has one spelling.
     pub(crate) is_spelled_out: bool,
     /// True if a text's first space is dropped, because the pieces of words begin with one.
     pub(crate) drops_space: bool,
@@ -99,7 +99,7 @@ impl SymbolTrie {
             ends,
             texts,
             alphabet,
-            is_spelled_out: !vocabulary.is_subword(),
+            is_spelled_out: vocabulary.is_spelled_out(),
             drops_space,
         }
     }

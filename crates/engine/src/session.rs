@@ -527,7 +527,9 @@ impl Session {
         });
         drafter.draft(self.prompt.symbols.text(), limit.min(room), budget, rates);
         if let Some(constraint) = constraint {
+            let drafted = drafter.drafted().len();
             drafter.truncate(constraint.agrees(drafter.drafted()));
+            budget.give_back(drafted - drafter.drafted().len());
         }
         drafter.drafted().len()
     }

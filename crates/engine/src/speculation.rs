@@ -95,6 +95,12 @@ impl DraftBudget {
         true
     }
 
+    /// Takes back drafted symbols that are not fed.
+    pub fn give_back(&mut self, count: usize) {
+        self.free += count;
+        self.symbols = self.symbols.saturating_sub(count);
+    }
+
     /// Adds symbols that are accepted for certain, as many as there is room for. Returns their number.
     pub fn take_certain(&mut self, count: usize) -> usize {
         let count = count.min(self.free);

@@ -218,6 +218,8 @@ pub(crate) struct StreamOptions {
 struct ResponseFormat {
     r#type: String,
     json_schema: Option<NamedSchema>,
+    /// The schema of a `json_object`, as llama.cpp has it.
+    schema: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -243,7 +245,10 @@ impl ResponseFormat {
         let field = "response_format";
         match (&*self.r#type, &self.json_schema) {
             ("text", _) => Ok(None),
-            ("json_object", _) => Ok(Some(Form::JsonObject(true))),
+            ("json_object", _) => Ok(Some(match &self.schema {
+                Some(schema) => Form::JsonSchema(schema.to_string()),
+                None => Form::JsonObject(true),
+            })),
             ("json_schema", Some(NamedSchema { schema: Some(schema) })) => {
                 Ok(Some(Form::JsonSchema(schema.to_string())))
             }
@@ -294,8 +299,9 @@ impl CompletionRequest {
 
     /// Moves the values of aliases to their fields. Fails if a field has two values.
     fn without_aliases(mut self) -> Result<Self> {
-        if self.response_format.is_some() {
-            self.aliases.push(("structured_outputs.json", "response_format.json_schema"));
+        if let Some(format) = self.response_format.as_ref().filter(|format| format.r#type != "text") {
+            let schema = if format.schema.is_some() { "response_format.schema" } else { "response_format.json_schema" };
+            self.aliases.push(("structured_outputs.json", schema));
             self.aliases.push(("structured_outputs.json_object", "response_format"));
         }
         for (field, name, aliases) in [

@@ -235,7 +235,7 @@ impl CalibrationSummary {
 const CALIBRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Waits until the server has timed the model's steps, because requests that end before have no estimated gain. Gives up after
-/// [`CALIBRATION_TIMEOUT`].
+/// ten seconds.
 pub async fn wait_for_calibration(client: &Client, model: &str) {
     let is_pending = async || {
         let reports = client.reports(Some(model.to_owned()), None, METADATA_TIMEOUT).await;

@@ -4,8 +4,8 @@
 //! each draw it has the symbols that may follow, and after it takes the drawn one. A symbol may follow if its bytes lead to a state
 //! from which a text of that form can be completed. So byte models write no invalid UTF-8.
 //!
-//! Regular expressions and choices are automata ([`crate::pattern`]); schemas and grammars are parsed by the crate llguidance, whose
-//! parser recurses and looks at no clock: it is made on a thread with a large stack, and a [`Watchdog`] cancels it when it is late.
+//! Regular expressions and choices are automata (`pattern.rs`); schemas and grammars are parsed by the crate llguidance, whose
+//! parser recurses and looks at no clock: it is made on a thread with a large stack, and a watchdog cancels it when it is late.
 
 use crate::{
     clock::{now, since},

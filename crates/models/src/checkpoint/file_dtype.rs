@@ -4,7 +4,7 @@ use std::path::Path;
 use weir_kernels::error::{Error, Result};
 
 /// Readable element types; short ones are widened without loss. The elements of an I8 matrix are integers, which its scales
-/// multiply ([`Tensor`] has both).
+/// multiply (`Tensor` has both).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileDtype {
     /// 64-bit floats, which are rounded to f32 when they are read, as transformers does.

@@ -126,7 +126,7 @@ struct Place<'a> {
     text: &'a str,
     byte: usize,
     utf16: usize,
-    /// From 1.
+    /// Line, from 1.
     line: usize,
     /// Position in the line in characters, from 1.
     column: usize,

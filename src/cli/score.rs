@@ -100,7 +100,7 @@ impl Args {
     }
 }
 
-/// At least as many symbols as any sequence has.
+/// A step length that no sequence exceeds.
 const MAX_STEP: usize = 1 << 24;
 
 /// Parses two numbers LENGTH,STRIDE.

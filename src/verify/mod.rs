@@ -96,7 +96,7 @@ pub struct Outputs {
     pub logits: Vec<f64>,
     /// The decision for each symbol; empty in a model without segments.
     pub boundaries: Vec<SymbolBoundary>,
-    /// How far each decision is from the opposite one, in units of the probability, or of the entropy if spikes decide, or as a
+    /// The distance of each decision from the opposite one, in units of the probability, or of the entropy if spikes decide, or as a
     /// fraction of the largest entropy if entropies above a threshold do. Infinite if a rule decides. In a model with a gate: one for each token of the document, in units of the gate's value. Empty on
     /// weir's side.
     pub margins: Vec<f64>,

@@ -290,7 +290,7 @@ fn a_request_may_set_the_threshold() {
     assert!(message.contains("have no threshold that requests may set"), "{message}");
 }
 
-/// Any ids may stand anywhere, also marks and first.
+/// Ids may stand anywhere: a text may begin with a mark.
 #[test]
 fn commands_score_and_segment_a_folder_as_it_is() {
     for case in ["base", "widths"] {

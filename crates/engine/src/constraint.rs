@@ -1105,7 +1105,7 @@ mod tests {
         format!("start: {name}0\n{}\n{name}{rules}: \"b\"", links.join("\n"))
     }
 
-    /// Each of these exhausts the stack of a thread of 2 MiB.
+    /// These chains exhaust the stack of a thread of 2 MiB.
     #[test]
     fn long_chains_of_references_end_no_process() {
         let compiler = bytes();

@@ -369,7 +369,7 @@ fn assertion(field: &'static str, look: Look) -> Error {
     Error::bad_option(field, found, "an expression without look-around (^ and $ may stand at the ends)")
 }
 
-/// Which edges of the text a part of an expression touches.
+/// The edges of the text that a part of an expression touches.
 #[derive(Clone, Copy)]
 struct Edges {
     start: bool,
@@ -613,7 +613,7 @@ struct Walk<'a> {
     dfa: &'a DFA,
     cache: &'a mut Cache,
     states: Vec<LazyStateID>,
-    /// How often the cache had been emptied at the start. States of before mean nothing afterwards.
+    /// The number of times that the cache had been emptied at the start. Emptying it invalidates earlier states.
     clears: usize,
     /// The time at which it takes no more bytes.
     until: Instant,

@@ -53,7 +53,7 @@ pub struct Session {
     drafter: Option<Drafter>,
     /// The draft, if the constraint forces it.
     forced_draft: Vec<u32>,
-    /// How the symbols are fed that the constraint forces.
+    /// The way in which forced symbols are fed.
     forced_feed: ForcedFeed,
     /// The position of the first symbol of the latest forced text.
     forced_from: usize,
@@ -84,15 +84,15 @@ pub struct Session {
     repeats_steps: bool,
 }
 
-/// How the symbols are fed that the constraint of a generation forces.
+/// The way in which a generation feeds the symbols that its constraint forces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ForcedFeed {
-    /// One by one: the model's numbers depend on how symbols are split into steps, or its marks may follow each symbol.
+    /// They are fed one by one: logits depend on how symbols are split into steps, or a mark may follow each symbol.
     #[default]
     Single,
-    /// As drafts, because each symbol's results are wanted.
+    /// They are fed as drafts, because each symbol's results are wanted.
     Drafts,
-    /// As chunks of the text, like a prompt's. They are emitted before they are fed.
+    /// They are emitted, then fed in chunks, as a prompt is.
     Chunks,
 }
 

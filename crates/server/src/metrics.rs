@@ -32,7 +32,8 @@ use weir_models::usage::{MAX_LEVELS, Timing, Usage};
 /// Values of the label of reloads. Both series exist from the start, so that a first failure is an increase.
 const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
-/// How long [`Metrics::render_load`] keeps the bytes of key-value pages that requests use: counting them visits all pages of the caches.
+/// The age up to which [`Metrics::render_load`] reuses the bytes of key-value pages that requests use: counting them visits all pages
+/// of the caches.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The labels that series of this file have, and those that Prometheus reserves.
@@ -82,10 +83,10 @@ impl Default for MetricsConfig {
 pub struct Metrics {
     registry: Registry,
     histograms: Registry,
-    /// What routers read, under vLLM's names.
+    /// The gauges that routers read, under vLLM's names.
     vllm_names: Option<Registry>,
     cache_block: usize,
-    /// When the bytes of key-value pages were last counted.
+    /// The time at which the bytes of key-value pages were last counted.
     memory_counted: Mutex<Option<Instant>>,
     families: Families,
     levels: LevelFamilies,

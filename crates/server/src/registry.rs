@@ -647,7 +647,7 @@ pub(crate) struct HealthState {
     pub(crate) ready: bool,
     /// The names of the models in service.
     pub(crate) models: Vec<String>,
-    /// Those of them that are broken.
+    /// The models of these that are broken.
     pub(crate) broken: Vec<String>,
 }
 

@@ -49,7 +49,7 @@ const SOURCE: &str = "weir";
 /// The kind of actions that replace a word.
 pub(super) const QUICK_FIX: &str = "quickfix";
 
-/// How documents are checked.
+/// The options of all checks.
 #[derive(Debug, Clone)]
 pub(super) struct CheckOptions {
     /// Name of the model. May be `None` if exactly one can answer the call.
@@ -66,7 +66,7 @@ pub(super) struct CheckOptions {
 pub(super) struct Checks {
     client: Client,
     options: CheckOptions,
-    /// When the documents that changed are checked, unless they change again.
+    /// The times at which changed documents are checked, unless they change again.
     due: BTreeMap<String, Instant>,
     running: Option<RunningCheck>,
     /// The documents that have hints.
@@ -91,7 +91,7 @@ impl Drop for RunningCheck {
     }
 }
 
-/// What a check has found so far.
+/// The findings of a check so far.
 #[derive(Debug)]
 pub(super) struct CheckEvent {
     number: u64,
@@ -108,7 +108,7 @@ struct FoundWord {
     spellings: Spellings,
 }
 
-/// What a hint says about a word, which an editor sends back with a request for quick fixes.
+/// A word and its likelier spellings: data of a hint, which an editor sends back with a request for quick fixes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 struct Spellings {
     word: String,
@@ -219,7 +219,7 @@ impl Checks {
     }
 }
 
-/// Where a check reports what it has found.
+/// The channel on which a check reports its findings.
 struct CheckReport {
     number: u64,
     events: mpsc::Sender<CheckEvent>,
@@ -289,7 +289,8 @@ pub(super) fn quick_fixes(documents: &Documents, encoding: PositionEncoding, par
     for hint in context.diagnostics.into_iter().take(MAX_HINTS).filter(|hint| hint["source"] == SOURCE) {
         let range = TextRange::deserialize(&hint["range"]);
         let spellings = Spellings::deserialize(&hint["data"]);
-        let (Ok(range), Ok(Spellings { word, alternatives })) = (range, spellings) else { continue };
+        let Ok(range) = range else { continue };
+        let Ok(Spellings { word, alternatives }) = spellings else { continue };
         let place = text.offset(range.start, encoding)..text.offset(range.end, encoding);
         if text.text().get(place) != Some(&*word) {
             continue;

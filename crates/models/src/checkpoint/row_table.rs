@@ -36,15 +36,25 @@ enum Numbers {
 
 /// The open file of a table.
 #[derive(Debug)]
-struct OpenTable {
+pub(crate) struct OpenTable {
     file: File,
+    /// The file's name without its folder, because clients see errors of steps.
     path: PathBuf,
     /// Position of the first row.
     offset: u64,
     version: Version,
 }
 
-/// What changes when a file is written to.
+impl OpenTable {
+    /// Describes the table from `offset` on in the open file at `path`. Fails if the file cannot be inspected.
+    pub(crate) fn new(file: File, path: &Path, offset: u64) -> Result<Self> {
+        let version = Version::of(&file, path)?;
+        let path = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
+        Ok(Self { file, path, offset, version })
+    }
+}
+
+/// The metadata that change when a file is written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
     size: u64,
@@ -63,20 +73,10 @@ impl Version {
 }
 
 impl RowTable {
-    /// Creates a table of the rows that lie in an open file from `offset` on. Fails if the file cannot be inspected.
-    pub(crate) fn in_file(
-        name: &str,
-        shape: [usize; 2],
-        dtype: FileDtype,
-        (file, path): (File, &Path),
-        offset: u64,
-    ) -> Result<Self> {
-        let version = Version::of(&file, path)?;
-        // Clients see errors of steps: the file's name, not its folder.
-        let path = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
-        let numbers = Numbers::File(OpenTable { file, path, offset, version });
+    /// Creates a table of the rows that lie in an open file.
+    pub(crate) fn in_file(name: &str, shape: [usize; 2], dtype: FileDtype, file: OpenTable) -> Self {
         let [rows, width] = shape;
-        Ok(Self { name: name.to_owned(), rows, width, dtype, scales: Vec::new(), numbers })
+        Self { name: name.to_owned(), rows, width, dtype, scales: Vec::new(), numbers: Numbers::File(file) }
     }
 
     /// Creates a table in memory of f32 numbers, (rows, width).
@@ -248,7 +248,7 @@ mod tests {
         FileDtype::Bf16.narrow(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &mut bytes);
         file.write_all(&bytes).unwrap();
         let opened = File::open(file.path()).unwrap();
-        let table = RowTable::in_file("t", [3, 2], FileDtype::Bf16, (opened, file.path()), 4).unwrap();
+        let table = RowTable::in_file("t", [3, 2], FileDtype::Bf16, OpenTable::new(opened, file.path(), 4).unwrap());
         (file, table)
     }
 
@@ -289,7 +289,7 @@ mod tests {
         FileDtype::F32.narrow(&[1.0, f32::INFINITY], &mut bytes);
         file.write_all(&bytes).unwrap();
         let opened = File::open(file.path()).unwrap();
-        let table = RowTable::in_file("t", [2, 1], FileDtype::F32, (opened, file.path()), 0).unwrap();
+        let table = RowTable::in_file("t", [2, 1], FileDtype::F32, OpenTable::new(opened, file.path(), 0).unwrap());
         assert_eq!(row(&table, 0).unwrap(), [1.0]);
         assert!(row(&table, 1).unwrap_err().to_string().ends_with("found inf at index 1"));
     }

@@ -7,7 +7,7 @@ use crate::checkpoint::file_dtype::{MAX, check_finite};
 use crate::checkpoint::files::{
     self, LFS_POINTER, UniqueMap, WEB_PAGE, ZEROS_AT_START, contents, is_inside, is_web_page, placeholder,
 };
-use crate::checkpoint::row_table::RowTable;
+use crate::checkpoint::row_table::{OpenTable, RowTable};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -777,7 +777,7 @@ const MAX_HEADER_BYTES: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub struct Weights {
     tensors: HashMap<String, Tensor>,
-    /// Those that stay in their file.
+    /// The tables that stay in their file.
     tables: HashMap<String, RowTable>,
 }
 
@@ -1110,7 +1110,7 @@ impl<'a> WeightsReader<'a> {
                 continue;
             };
             if self.tables.contains(&name) {
-                self.table(file, from, &entry, (name, dtype), &mut chunk)?;
+                self.table(file, from, &entry, name, dtype, &mut chunk)?;
                 continue;
             }
             let tensor = self.tensor(file, from, &entry, dtype, &mut chunk)?;
@@ -1143,7 +1143,8 @@ impl<'a> WeightsReader<'a> {
         file: &Path,
         from: &mut impl WeightsFile,
         entry: &TensorEntry,
-        (name, dtype): (String, FileDtype),
+        name: String,
+        dtype: FileDtype,
         chunk: &mut [u8],
     ) -> Result<()> {
         let not_a_matrix = |_| Error::Internal(format!("{name} is no matrix"));
@@ -1153,7 +1154,7 @@ impl<'a> WeightsReader<'a> {
             self.weights.insert(name, tensor);
             return Ok(());
         };
-        let table = RowTable::in_file(&entry.name, shape, dtype, (opened, file), offset)?;
+        let table = RowTable::in_file(&entry.name, shape, dtype, OpenTable::new(opened, file, offset)?);
         if self.digests_tables {
             table.each_part(&mut |part| {
                 self.hash.update(part);

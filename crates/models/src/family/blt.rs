@@ -150,7 +150,7 @@ impl BltStack {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HashedNgrams {
-    /// Each n.
+    /// The lengths n of the n-grams.
     pub sizes: Vec<usize>,
     /// Number of hash functions.
     pub functions: usize,
@@ -632,9 +632,9 @@ impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
 /// Weights of a cross-attention. I = E, the width: keys of grouped heads are repeated.
 struct PatchAttention {
     heads: usize,
-    /// Of what asks: (E)
+    /// Norm of the vectors that ask: (E)
     query_norm: RmsNorm,
-    /// Of what is read: (E)
+    /// Norm of the vectors that are read: (E)
     key_norm: RmsNorm,
     /// (I, E)
     query: Linear,
@@ -791,10 +791,10 @@ pub struct Blt {
     global: HybridStack,
     /// (k·E, G)
     patch_contexts: Linear,
-    /// For each layer of the decoder that reads the patch, the first ones.
+    /// The cross-attention of the first layers of the decoder, which read the patch.
     decoder_cross: Vec<PatchAttention>,
-    /// With the norm before the head.
     decoder: HybridStack,
+    /// The norm before the head.
     decoder_norm: RmsNorm,
     /// (V, E)
     head: Linear,

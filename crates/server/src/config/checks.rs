@@ -1,4 +1,4 @@
-//! Which hosts and origins a request may name.
+//! Checks of settings: hosts and origins that a request may name, numbers, addresses, and files of settings, keys and certificates.
 
 use crate::metrics::{LABELS, MetricsConfig};
 use std::collections::BTreeMap;
@@ -8,8 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
+use weir_client::tls::{FILE_BYTES, no_certificate, no_private_key, read_open, unreadable};
 use weir_kernels::error::{Error, QUOTED_BYTES, Result, clip, quoted};
-use weir_models::checkpoint::files::check_folder;
+use weir_models::checkpoint::files::{self, check_folder, is_web_page};
 
 // A browser lets any page send requests to any address, and lets a page read responses from its own host name. A page can also
 // point its host name at the server's address (DNS rebinding). The server therefore checks both headers.
@@ -199,7 +200,7 @@ impl Checks {
     }
 }
 
-/// Whether the HTTP port serves the metrics too.
+/// The access to the metrics on the HTTP port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HttpMetrics {
     /// It does not.
@@ -377,3 +378,56 @@ impl Checks {
         }
     }
 }
+
+// Bounded reads of files that settings name, with the kind of a file that belongs elsewhere.
+
+/// Reads a file of at most [`FILE_BYTES`] bytes. Errors name the file.
+pub(super) fn read_file(path: &Path) -> std::result::Result<Vec<u8>, String> {
+    read_up_to(FILE_BYTES, path)
+}
+
+/// Reads a regular file of at most `limit` bytes.
+pub(super) fn read_up_to(limit: u64, path: &Path) -> std::result::Result<Vec<u8>, String> {
+    let (file, _) = files::open(path).map_err(|error| unreadable(path, &error))?;
+    read_open(file, path, limit)
+}
+
+/// Reads a file of at most [`FILE_BYTES`] bytes of UTF-8.
+pub(super) fn read_text(path: &Path) -> std::result::Result<String, String> {
+    String::from_utf8(read_file(path)?).map_err(|_| format!("{}: expected UTF-8, found other bytes", path.display()))
+}
+
+/// Names the kind of a text that belongs to another setting or program; `None` for other texts.
+pub(super) fn foreign_kind(text: &str) -> Option<&'static str> {
+    if no_private_key(text.as_bytes()).is_none() {
+        Some("a private key")
+    } else if no_certificate(text.as_bytes()).is_none() {
+        Some("a certificate")
+    } else if text.contains("-----BEGIN ") {
+        Some("a PEM file")
+    } else if text.trim_start().starts_with('{') {
+        Some("JSON")
+    } else if is_web_page(text.as_bytes()) {
+        Some("a web page in HTML")
+    } else {
+        None
+    }
+}
+
+/// Logs a warning if a secret file can be read by users other than its owner and group, or written by others than its owner.
+#[cfg(unix)]
+pub(super) fn warn_if_open(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    const TOO_OPEN: u32 = 0o026;
+    let mode = path.metadata().map(|data| data.permissions().mode() & 0o777);
+    if let Ok(mode) = mode
+        && mode & TOO_OPEN != 0
+    {
+        let mode = format!("{mode:03o}");
+        tracing::warn!(file = %path.display(), mode, "others can read or change this secret: chmod 600 is enough");
+    }
+}
+
+/// Does nothing: other systems have no such file modes.
+#[cfg(not(unix))]
+pub(super) fn warn_if_open(_: &Path) {}

@@ -1,6 +1,6 @@
 //! Reads settings from a TOML file, whose keys are the flags' names without the leading dashes.
 
-use crate::config::secret_file::{foreign_kind, read_text};
+use crate::config::checks::{foreign_kind, read_text};
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

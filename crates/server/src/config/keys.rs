@@ -1,7 +1,6 @@
 //! Secrets: the admin token, API keys, the files that have them, and the credentials in use, which can be replaced.
 
-use crate::config::checks::Checks;
-use crate::config::secret_file::{foreign_kind, read_text, warn_if_open};
+use crate::config::checks::{Checks, foreign_kind, read_text, warn_if_open};
 use crate::config::{Tls, TlsFiles};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -280,8 +279,8 @@ impl LiveCredentials {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::checks::foreign_kind;
     use crate::config::keys::{AdminToken, Keys, MAX_BYTES, MAX_KEYS, UsedKeys};
-    use crate::config::secret_file::foreign_kind;
 
     #[test]
     fn tokens_must_be_long_and_visible() {

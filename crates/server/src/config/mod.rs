@@ -5,7 +5,6 @@ pub(crate) mod checks;
 #[cfg(feature = "settings-file")]
 pub mod file;
 mod keys;
-mod secret_file;
 mod tls;
 
 use crate::config::checks::{AllowedNames, CorsOrigins};
@@ -155,7 +154,7 @@ pub struct TransportConfig {
     pub late_headers: bool,
     /// Limits of sessions that edit a document.
     pub editing: EditingConfig,
-    /// Whether the HTTP port serves the metrics too.
+    /// The access to the metrics on the HTTP port.
     pub http_metrics: HttpMetrics,
     /// Access control.
     pub access: Access,

@@ -1,7 +1,7 @@
 //! Certificates and keys for TLS, read from PEM files.
 
 use crate::config::checks::Checks;
-use crate::config::secret_file::{self, warn_if_open};
+use crate::config::checks::{self, warn_if_open};
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl Checks {
 
 fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem> {
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes = secret_file::read_file(file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = checks::read_file(file).map_err(|why| TlsProblem { flag, why })?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let certificates = certificates.map_err(|error| problem(&describe(&error)))?;
     if certificates.is_empty() {
@@ -135,7 +135,7 @@ fn certificates(flag: &'static str, file: &Path) -> Result<Vec<CertificateDer<'s
 fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem> {
     let flag = "--tls-key";
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes = secret_file::read_file(file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = checks::read_file(file).map_err(|why| TlsProblem { flag, why })?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
         pem::Error::NoItemsFound => {
             let found = no_private_key(&bytes).unwrap_or("none");
@@ -177,7 +177,7 @@ fn roots(file: &Path) -> Result<RootCertStore, TlsProblem> {
 fn revocation_lists(file: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsProblem> {
     let flag = "--tls-client-crl";
     let problem = |why: &str| TlsProblem::in_file(flag, file, why);
-    let bytes = secret_file::read_up_to(REVOCATION_LIST_BYTES, file).map_err(|why| TlsProblem { flag, why })?;
+    let bytes = checks::read_up_to(REVOCATION_LIST_BYTES, file).map_err(|why| TlsProblem { flag, why })?;
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
     let lists = lists.map_err(|error| problem(&describe(&error)))?;
     match lists.is_empty() {

@@ -71,15 +71,15 @@ pub(crate) struct ApiState {
     pub(crate) draining: CancellationToken,
     /// Start of the server, in seconds since 1970.
     pub(crate) started_at: u64,
-    /// Whether this port serves the metrics.
+    /// The access to the metrics on this port.
     pub(crate) metrics: HttpMetrics,
 }
 
-/// What the headers of a request say about its body, which the client's key allows.
+/// The headers of a request that describe its body. The client's key allows the request.
 pub(crate) struct RequestHead {
     /// The tenant whose shares the request uses.
     pub(crate) tenant: Arc<str>,
-    /// How the body is compressed.
+    /// The compression of the body.
     encoding: Option<Encoding>,
 }
 

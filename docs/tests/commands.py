@@ -108,6 +108,12 @@ PAGES: Dict[str, List[Step]] = {
             """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
             r'\{.*"text":".{60,80}".*"completion_tokens":80,.*\}',
         ),
+        Serves("weir serve --model models/compared/hourglass-english-vanilla --model models/hourglass-english &"),
+        Runs(
+            "weir-loadtest compare --wait 60s --models hourglass-english-vanilla,hourglass-english",
+            ".*hourglass-english-vanilla.*hourglass-english.*",
+            (("--models", f"127.0.0.1:50051 {PAIRS} --models"),),
+        ),
         Elsewhere("weir pull hf:pszemraj/long-t5-tglobal-base-16384-book-summary --name book-summary", PULL),
         Runs(
             "weir summarize --model book-summary --file article.txt --long-documents chunk",

@@ -67,8 +67,17 @@ pub fn run(args: Args, color: ColorChoice) -> Result<()> {
         None => {
             let document = args.document.document();
             let summary = print(&args, color, |on_event| summarizer.summarize(&document, on_event));
-            summary.map_err(|error| with_flag(error, "chunk.ids", "--ids"))
+            summary.map_err(|error| with_long_documents(with_flag(error, "chunk.ids", "--ids")))
         }
+    }
+}
+
+/// Names the flag that lifts the limit of a document, instead of the option.
+fn with_long_documents(error: Error) -> Error {
+    match error {
+        Error::Answer { field, why } => Error::Answer { field, why: why.replace("long_documents", "--long-documents") },
+        Error::Refused { server, error } => Error::Refused { server, error: with_long_documents(*error).into() },
+        error => error,
     }
 }
 

@@ -343,17 +343,17 @@ fn the_playground_shades_nested_chunks() {
         assert!(count(1) > count(2) && count(2) > 1, "{shown:?}");
         for pair in shown.windows(2) {
             let [before, after] = pair else { panic!() };
-            assert_eq!(before[1] != after[1], after[0] == 2, "the colour changes with a chunk of level 2: {pair:?}");
+            assert_eq!(before[1] != after[1], after[0] == 2, "the colour changes with a segment of level 2: {pair:?}");
             assert_eq!(before[2] != after[2], after[0].as_u64() > Some(0), "the shade with any chunk: {pair:?}");
             assert_eq!(before[3] != after[3], after[0].as_u64() > Some(0), "and so what is seen: {pair:?}");
         }
         let figures = browser.text("#panels dl");
         assert!(figures.contains(&format!("{} · {}", count(1), count(2))), "{figures}");
         let key = browser.text("#panels .levels");
-        assert!(key.contains("a chunk of level 1 begins") && key.contains("a chunk of level 2 begins"), "{key}");
+        assert!(key.contains("a segment of level 1 begins") && key.contains("a segment of level 2 begins"), "{key}");
         browser.click(".text");
         browser.keys(".text", HOME);
-        assert!(browser.text("#panels .about").contains("begins a chunk of levels 1 to 2"));
+        assert!(browser.text("#panels .about").contains("begins a segment of levels 1 to 2"));
         browser.picture("playground-chunks");
         browser.check_log("");
     }

@@ -387,7 +387,7 @@ fn summaries_are_those_of_this_process() {
     let args = ["summarize", "--server", &address, "--model", "model", "--max-len", "5", "--min-len", "1"];
     refused(
         &[&args[..], &["--file", &long]].concat(),
-        "expected at most 63 tokens (unless long documents are chunked or cut), found more",
+        "expected at most 63 tokens (unless --long-documents is chunk or cut), found more",
     );
     let cut = run_json(&[&args[..], &["--file", &long, "--cut", "--json"]].concat());
     assert_eq!((&cut["usage"]["cut"], &cut["usage"]["document_tokens"]), (&true.into(), &64.into()));

@@ -1,8 +1,8 @@
 //! Misspelt words of the open documents: found by `Generation.Check` once a document rests, shown as hints, and replaced by quick fixes.
 //!
 //! One document is checked at a time, with the lowest priority, so that completions come first. A change ends the check of its
-//! document, whose text the found places would not fit. A quick fix needs no state: the editor sends the hint back with the spellings
-//! in its `data`.
+//! document, whose text the found places would not fit, and the next check skips the pieces that did not change. A quick fix needs no
+//! state: the editor sends the hint back with the spellings in its `data`.
 
 use crate::cli::{
     check::{MAX_WORDS, pieces},
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
 use tokio::{sync::mpsc, task::AbortHandle};
@@ -30,6 +31,9 @@ const REST: Duration = Duration::from_millis(500);
 
 /// Maximum bytes of a document that is checked.
 const MAX_CHECKED_BYTES: usize = 256 << 10;
+
+/// Maximum bytes of a piece: a change lets its piece be checked again.
+pub(super) const PIECE_BYTES: usize = 4 << 10;
 
 /// Maximum hints of a document.
 const MAX_HINTS: usize = 1000;
@@ -71,6 +75,8 @@ pub(super) struct Checks {
     running: Option<RunningCheck>,
     /// The documents that have hints.
     hinted: BTreeSet<String>,
+    /// The pieces of the open documents as they were checked last.
+    checked: BTreeMap<String, Vec<Piece>>,
     events: mpsc::Sender<CheckEvent>,
     /// Number of the last check.
     checks: u64,
@@ -95,14 +101,24 @@ impl Drop for RunningCheck {
 #[derive(Debug)]
 pub(super) struct CheckEvent {
     number: u64,
-    found: Result<Vec<FoundWord>>,
+    found: Result<Vec<Piece>>,
     is_last: bool,
+}
+
+/// A piece of a document.
+#[derive(Debug, Clone)]
+struct Piece {
+    bytes: usize,
+    /// Hash of its text.
+    hash: u64,
+    /// Its misspelt words. `None` until it is checked.
+    words: Option<Vec<FoundWord>>,
 }
 
 /// A misspelt word.
 #[derive(Debug, Clone)]
 struct FoundWord {
-    /// Its place in the text, in bytes.
+    /// Its place in the piece, in bytes.
     start: usize,
     end: usize,
     spellings: Spellings,
@@ -124,6 +140,7 @@ impl Checks {
             due: BTreeMap::new(),
             running: None,
             hinted: BTreeSet::new(),
+            checked: BTreeMap::new(),
             events,
             checks: 0,
             is_off: false,
@@ -142,6 +159,7 @@ impl Checks {
     pub(super) fn close(&mut self, uri: &str, out: &mut Outbox) {
         self.end(uri);
         self.due.remove(uri);
+        self.checked.remove(uri);
         if self.hinted.remove(uri) {
             out.notify("textDocument/publishDiagnostics", json!({ "uri": uri, "diagnostics": [] }));
         }
@@ -173,9 +191,10 @@ impl Checks {
         let events = self.events.clone();
         let client = self.client.clone();
         let options = self.options.clone();
+        let cut = cut(&text, options.piece_bytes, self.checked.get(&uri).map_or(&[], Vec::as_slice));
         let task = tokio::spawn(async move {
             let report = CheckReport { number, events };
-            let found = check(&client, &options, &text, &report).await;
+            let found = check(&client, &options, &text, cut, &report).await;
             report.send(found, true).await;
         });
         self.running = Some(RunningCheck { uri, number, task: task.abort_handle() });
@@ -191,12 +210,19 @@ impl Checks {
         if is_last {
             self.running = None;
         }
-        let words = found.unwrap_or_else(|error| {
+        let pieces = found.unwrap_or_else(|error| {
             self.fail(error, out);
             Vec::new()
         });
         let Some(text) = documents.text(&uri) else { return };
-        let hints: Vec<Value> = words.iter().map(|word| hint(word, text, out.encoding)).collect();
+        let mut hints = Vec::new();
+        let mut start = 0;
+        for piece in &pieces {
+            hints.extend(piece.words.iter().flatten().map(|word| hint(word, start, text, out.encoding)));
+            start += piece.bytes;
+        }
+        hints.truncate(MAX_HINTS);
+        self.checked.insert(uri.clone(), pieces);
         let has_hints = !hints.is_empty();
         // The hints of an earlier text stay until there are others, or surely none.
         let had_hints = if has_hints { !self.hinted.insert(uri.clone()) } else { is_last && self.hinted.remove(&uri) };
@@ -226,49 +252,71 @@ struct CheckReport {
 }
 
 impl CheckReport {
-    async fn send(&self, found: Result<Vec<FoundWord>>, is_last: bool) {
+    async fn send(&self, found: Result<Vec<Piece>>, is_last: bool) {
         // Nobody listens once the server has ended.
         let _ = self.events.send(CheckEvent { number: self.number, found, is_last }).await;
     }
 }
 
-/// Checks a text piece by piece. Sends what it has found to `report` after each.
-async fn check(client: &Client, options: &CheckOptions, text: &str, report: &CheckReport) -> Result<Vec<FoundWord>> {
-    let mut found = Vec::new();
-    let mut start = 0;
-    for piece in pieces(text, options.piece_bytes) {
-        // A text without words may have nothing that the model can read.
-        if !piece.trim().is_empty() {
-            let request = CheckRequest {
-                model: options.model.clone(),
-                text: piece.to_owned(),
-                threshold: options.threshold,
-                alternatives: Some(options.alternatives),
-                max_words: Some(MAX_WORDS),
-                priority: Some(PRIORITY),
-            };
-            let words = client.check(request).await?.words.into_iter();
-            found.extend(words.take(MAX_HINTS - found.len()).map(|word| FoundWord {
-                start: start + size(word.start_byte),
-                end: start + size(word.end_byte),
-                spellings: Spellings {
-                    word: word.text,
-                    alternatives: word.alternatives.into_iter().map(|other| other.text).collect(),
-                },
-            }));
-        }
-        start += piece.len();
-        if start < text.len() {
-            report.send(Ok(found.clone()), false).await;
-        }
-    }
-    Ok(found)
+/// Cuts a text into pieces of at most `limit` bytes. Those that equal a `known` one have its words.
+fn cut(text: &str, limit: usize, known: &[Piece]) -> Vec<Piece> {
+    let piece = |text: &str| {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let hash = hasher.finish();
+        let same = known.iter().find(|other| (other.hash, other.bytes) == (hash, text.len()));
+        Piece { bytes: text.len(), hash, words: same.and_then(|same| same.words.clone()) }
+    };
+    pieces(text, limit).map(piece).collect()
 }
 
-/// Returns the hint of a word as the protocol's diagnostic.
-fn hint(word: &FoundWord, text: &DocumentText, encoding: PositionEncoding) -> Value {
+/// Checks the pieces of a text whose words are unknown. Sends what is known to `report` after each but the last.
+async fn check(
+    client: &Client,
+    options: &CheckOptions,
+    text: &str,
+    mut cut: Vec<Piece>,
+    report: &CheckReport,
+) -> Result<Vec<Piece>> {
+    let mut unknown = cut.iter().filter(|piece| piece.words.is_none()).count();
+    for (index, text) in pieces(text, options.piece_bytes).enumerate() {
+        let Some(piece) = cut.get_mut(index).filter(|piece| piece.words.is_none()) else { continue };
+        // A text without words may have nothing that the model can read.
+        let found = if text.trim().is_empty() { Vec::new() } else { misspelt_words(client, options, text).await? };
+        piece.words = Some(found);
+        unknown -= 1;
+        if unknown > 0 {
+            report.send(Ok(cut.clone()), false).await;
+        }
+    }
+    Ok(cut)
+}
+
+/// Asks the server which words of a text are misspelt.
+async fn misspelt_words(client: &Client, options: &CheckOptions, text: &str) -> Result<Vec<FoundWord>> {
+    let request = CheckRequest {
+        model: options.model.clone(),
+        text: text.to_owned(),
+        threshold: options.threshold,
+        alternatives: Some(options.alternatives),
+        max_words: Some(MAX_WORDS),
+        priority: Some(PRIORITY),
+    };
+    let found = client.check(request).await?.words.into_iter().take(MAX_HINTS).map(|word| FoundWord {
+        start: size(word.start_byte),
+        end: size(word.end_byte),
+        spellings: Spellings {
+            word: word.text,
+            alternatives: word.alternatives.into_iter().map(|other| other.text).collect(),
+        },
+    });
+    Ok(found.collect())
+}
+
+/// Returns the hint of a word of the piece that begins at a byte of the text, as the protocol's diagnostic.
+fn hint(word: &FoundWord, piece: usize, text: &DocumentText, encoding: PositionEncoding) -> Value {
     let FoundWord { start, end, spellings } = word;
-    let range = TextRange { start: text.position(*start, encoding), end: text.position(*end, encoding) };
+    let range = TextRange { start: text.position(piece + start, encoding), end: text.position(piece + end, encoding) };
     json!({
         "range": range,
         "severity": Severity::Hint as u8,
@@ -344,8 +392,8 @@ mod tests {
     fn hints_have_the_places_of_words_and_their_spellings() {
         let documents = documents("é\nthe goverment of");
         let text = documents.text("a").unwrap();
-        let word = FoundWord { start: 7, end: 16, ..goverment() };
-        let hint = hint(&word, text, PositionEncoding::Utf16);
+        let word = FoundWord { start: 4, end: 13, ..goverment() };
+        let hint = hint(&word, 3, text, PositionEncoding::Utf16);
         let position = |character| Position { line: 1, character };
         assert_eq!(hint["range"], json!(TextRange { start: position(4), end: position(13) }));
         assert_eq!((&hint["severity"], &hint["source"]), (&4.into(), &"weir".into()));
@@ -359,11 +407,25 @@ mod tests {
         assert_eq!((fixes.as_array().unwrap().len(), &fixes[1]["diagnostics"][0]["range"]), (2, &hint["range"]));
     }
 
+    /// A change of a line leaves the pieces before and after it known, because pieces end with lines.
+    #[test]
+    fn a_change_leaves_other_pieces_known() {
+        let mut lines = ["in the goverment of the city\n"; 40].concat();
+        let mut known = cut(&lines, 100, &[]);
+        assert!(known.len() > 10 && known.iter().all(|piece| piece.words.is_none()), "{known:?}");
+        known.iter_mut().for_each(|piece| piece.words = Some(vec![goverment()]));
+        assert!(cut(&lines, 100, &known).iter().all(|piece| piece.words.is_some()));
+        lines.insert_str(600, "new ");
+        let changed = cut(&lines, 100, &known);
+        let unknown = changed.iter().filter(|piece| piece.words.is_none()).count();
+        assert_eq!((unknown, changed.len()), (1, known.len()));
+    }
+
     #[test]
     fn only_words_that_are_still_there_have_quick_fixes() {
         let open = documents("in the goverment of");
         let own =
-            hint(&FoundWord { start: 7, end: 16, ..goverment() }, open.text("a").unwrap(), PositionEncoding::Utf8);
+            hint(&FoundWord { start: 7, end: 16, ..goverment() }, 0, open.text("a").unwrap(), PositionEncoding::Utf8);
         let fixes = |documents: &Documents, hints: &[&Value], only: Option<&[&str]>| {
             quick_fixes(documents, PositionEncoding::Utf8, params(hints, only)).as_array().unwrap().len()
         };

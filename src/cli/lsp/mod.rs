@@ -15,7 +15,7 @@ mod sessions;
 use crate::cli::{
     check::piece_bytes,
     lsp::{
-        diagnostics::{CheckOptions, Checks},
+        diagnostics::{CheckOptions, Checks, PIECE_BYTES},
         documents::{DocumentLimits, Documents},
         server::LanguageServer,
         sessions::{CompletionOptions, Sessions},
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> Result<()> {
         model: described.name(),
         threshold: args.threshold,
         alternatives: args.alternatives,
-        piece_bytes: piece_bytes(&described),
+        piece_bytes: piece_bytes(&described).min(PIECE_BYTES),
     };
     let ServedModel { runtime, client, name } = served;
     let options =

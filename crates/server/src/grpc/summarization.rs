@@ -176,7 +176,7 @@ fn limits(engine: &Lease) -> Result<&DocumentLimits> {
 fn longer_than_read(limits: &DocumentLimits) -> Error {
     // The end symbol also counts as a token.
     let limit = limits.tokens.saturating_sub(1);
-    Error::LongerThan { field: TEXT, limit, unit: "tokens", why: Some("unless long documents are chunked or cut") }
+    Error::LongerThan { field: TEXT, limit, unit: "tokens", why: Some("unless long_documents is chunk or cut") }
 }
 
 #[tonic::async_trait]

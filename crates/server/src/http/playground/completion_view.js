@@ -143,9 +143,9 @@ class CompletionView {
 
   boundaryWords({ boundary, depth }) {
     if (!this.chunks.length) return boundary ? "ends a segment" : "within a segment";
-    if (!depth) return "within a chunk";
-    if (this.chunks.length === 1) return "begins a chunk";
-    return `begins a chunk of ${depth === 1 ? "level 1" : `levels 1 to ${depth}`}`;
+    if (!depth) return "within a segment";
+    if (this.chunks.length === 1) return "begins a segment";
+    return `begins a segment of ${depth === 1 ? "level 1" : `levels 1 to ${depth}`}`;
   }
 
   /** Counts the chunks that begin with a character, and lists the shades once several levels are known. */
@@ -154,7 +154,7 @@ class CompletionView {
     for (let level = 0; level < depth; level++) this.chunks[level] = (this.chunks[level] || 0) + 1;
     this.segment = this.chunks[0] - 1;
     if (this.chunks.length === known || this.chunks.length < 2) return;
-    const shades = this.chunks.map((_, level) => [`swatch s0 begins d${level + 1} n${level + 1 < this.chunks.length ? 1 : 0}`, `a chunk of level ${level + 1} begins`]);
+    const shades = this.chunks.map((_, level) => [`swatch s0 begins d${level + 1} n${level + 1 < this.chunks.length ? 1 : 0}`, `a segment of level ${level + 1} begins`]);
     this.levels.replaceChildren(...entries(shades));
   }
 

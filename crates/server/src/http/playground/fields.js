@@ -46,7 +46,7 @@ function stopProblem() {
 
 /** Says a server's refusal in the page's words. `code` is the name of the violated rule, and `field` the input's, if one is known. */
 function refusalWords({ message, code }, field) {
-  const [, bound, found] = /expected (.*?)(?: \(the value of [^)]*\))?, found (.*?)(?: \(line \d+ column \d+\))?$/s.exec(message) || [];
+  const [, bound, found] = /expected (.*?)(?: \((?:the value of|unless) [^)]*\))?, found (.*?)(?: \(line \d+ column \d+\))?$/s.exec(message) || [];
   const name = field && nameOf(field);
   switch (code) {
     case "unknown_model":

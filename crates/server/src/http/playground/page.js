@@ -58,7 +58,7 @@ function showFacts() {
   const { documents } = served.get(at("summary-model").value) || {};
   for (const id of ["min-tokens", "max-tokens"]) at(id).max = documents ? documents.max_summary_tokens : "";
   const { scope } = served.get(at("summary-model").value) || {};
-  at("scope").textContent = scope ? `This model is for ${scope}.` : "";
+  at("scope").textContent = scope ? `This one has learnt to write ${scope}.` : "";
   const unit = unitOf(at("model-a").value);
   at("unit").textContent = `${unit[0].toUpperCase()}${unit.slice(1)}s`;
   const values = [["temperature", "temperature"], ["top-p", "top-p"], ["seed", "seed"]].filter(([id]) => at(id).value !== "");

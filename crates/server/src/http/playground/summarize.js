@@ -12,7 +12,7 @@ const SUMMARY_FIELDS = {
 
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
-  if (!at("summary-model").value) throw new RequestError(at("no-readers").textContent);
+  if (!at("summary-model").value) throw new RequestError("This server has no model that summarizes.");
   summary.check();
   const text = at("document").value;
   const view = new DocumentView(text);

@@ -327,7 +327,7 @@ struct PlanArgs {
         value_parser = count(0..=MAX_BOUNDARY_WAIT))]
     boundary_wait: Vec<usize>,
     /// Thresholds, in nats, of the entropies that end segments, in a model that places boundaries by entropies. Several are measured
-    /// one after the other, each also with the bits per character of the sample. Default: the model's threshold.
+    /// one after the other; `bench decode` also prints the bits per byte of the same 2,048 with each. Default: the model's threshold.
     #[arg(long, value_name = "NATS", value_delimiter = ',', allow_negative_numbers = true)]
     boundary_threshold: Vec<f32>,
 }
@@ -355,7 +355,12 @@ impl PlanArgs {
 fn run_decode(args: &DecodeArgs) -> Result<()> {
     let plans = args.plans.plans();
     let compute = &args.bench.compute;
-    let entries = compute.measure(&args.checkpoint, &plans, DecodePlan::check, decode::measure)?;
+    let entries = compute.with_each_setup(&args.checkpoint, |model, machine| {
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        let mut entries = measure_each(plans.clone(), |plan| decode::measure(&**model, plan, machine))?;
+        decode::score_thresholds(&**model, &mut entries)?;
+        Ok(entries)
+    })?;
     args.bench.print(&entries, decode_table)
 }
 
@@ -552,20 +557,22 @@ fn decode_table(entries: &[DecodeMeasurement]) -> String {
         + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Returns a table of thresholds with the bits per character and the speed that each gives; empty if none was given.
+/// Returns a table of thresholds, which only models of bytes have, with the bits per byte and the speed that each gives; empty if none
+/// was given.
 fn thresholds(entries: &[DecodeMeasurement]) -> String {
     let line = |entry: &DecodeMeasurement| {
         Some(vec![
             entry.measured.model.clone(),
+            entry.measured.dtype.to_owned(),
             entry.batch.to_string(),
             entry.boundary_threshold?.to_string(),
             factor(entry.shortening_factor),
-            entry.bits_per_char.map_or("-".into(), |bits| format!("{bits:.4}")),
+            format!("{:.4}", entry.bits_per_char?),
             format!("{:.1}", entry.chars_per_second),
         ])
     };
     let lines: Vec<_> = entries.iter().filter_map(line).collect();
-    let head = "model, batch, threshold, SF, bits/char, chars/s";
+    let head = "model, dtype, batch, threshold, bytes/patch, bits/byte, bytes/s";
     if lines.is_empty() { String::new() } else { format!("\n{}", columns(head, lines.into_iter())) }
 }
 

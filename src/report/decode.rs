@@ -11,6 +11,7 @@ use serde::Serialize;
 use std::f64::consts::LN_2;
 use std::mem;
 use std::time::{Duration, Instant};
+use weir_engine::score::run;
 use weir_kernels::distribution::log_probability;
 use weir_kernels::error::Result;
 use weir_measure::stats::{Quantiles, quantile};
@@ -95,29 +96,6 @@ impl<'a> DecodeBench<'a> {
     /// Returns the characters per second of a run, summed over rows.
     pub fn chars_per_second(&self, run: &DecodeRun) -> f64 {
         run.symbols_per_second() * self.sample.chars_per_symbol
-    }
-
-    /// Returns the bits of a character of the sample, from the start of the text, with the plan's threshold. `None` if the plan has
-    /// none. Fails if a step of the model fails.
-    fn bits_per_char(&mut self) -> Result<Option<f64>> {
-        let Some(threshold) = self.plan.threshold else { return Ok(None) };
-        let boundaries = BoundaryOptions { threshold: Some(threshold), ..BoundaryOptions::default() };
-        let mut row = SequenceRow::new(self.model.begin(boundaries)?);
-        let vocabulary = &self.model.card().vocabulary;
-        let start = vocabulary.marks().map(|marks| marks.start);
-        let symbols: Vec<u32> =
-            start.into_iter().chain(self.sample.window(0, self.plan.context + self.plan.steps)).collect();
-        let mut bits = 0.0;
-        for chunk in symbols.windows(2).collect::<Vec<_>>().chunks(CHUNK) {
-            let fed: Vec<u32> = chunk.iter().map(|pair| pair[0]).collect();
-            row.set(&fed, Want::All);
-            advance(self.model, std::slice::from_mut(&mut row), &[0], &mut self.scratch)?;
-            for (pair, logits) in chunk.iter().zip(row.logits.chunks_exact(vocabulary.len())) {
-                bits -= log_probability(logits, pair[1])? / LN_2;
-            }
-        }
-        let predicted = symbols.len().saturating_sub(1);
-        Ok((predicted > 0).then(|| bits / (predicted as f64 * self.sample.chars_per_symbol)))
     }
 
     /// Times the rounds of the plan once, then returns the rows to their context. Fails if a step of the model fails.
@@ -241,7 +219,7 @@ pub struct DecodeMeasurement {
     /// Threshold of the entropies that end segments, if one was given. Left out otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary_threshold: Option<f32>,
-    /// Bits per character of the sample with this threshold. Left out without one.
+    /// Bits per character of the sample's beginning with this threshold, if [`score_thresholds`] added them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_per_char: Option<f64>,
     /// Rounds with a segment step.
@@ -264,7 +242,7 @@ pub struct DecodeMeasurement {
 
 impl DecodeMeasurement {
     /// Summarizes a run and measures the bandwidth of the machine. Fails if the run has no steps.
-    pub fn new(bench: &mut DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
+    pub fn new(bench: &DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
         let plan = bench.plan;
         let steps = run.step_ns.len();
         let seconds = run.seconds().max(1e-9);
@@ -294,7 +272,7 @@ impl DecodeMeasurement {
             chars_per_symbol: bench.sample.chars_per_symbol,
             boundary_wait: plan.boundary_wait,
             boundary_threshold: plan.threshold,
-            bits_per_char: bench.bits_per_char()?,
+            bits_per_char: None,
             middle_steps: run.middle_steps,
             levels: by_level(run.symbols, &run.levels, &run.level_steps).into_iter().map(MeasuredLevel::from).collect(),
             middle_share: run.middle_ns / 1e9 / seconds,
@@ -311,7 +289,43 @@ pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result
     let sample = Sample::new(&model.card().vocabulary);
     let mut bench = DecodeBench::start(model, &sample, plan)?;
     let run = bench.run()?;
-    DecodeMeasurement::new(&mut bench, run, machine)
+    DecodeMeasurement::new(&bench, run, machine)
+}
+
+/// Symbols of the sample that are scored with each threshold.
+const SCORED: usize = 2048;
+
+/// Adds the bits per character of the same [`SCORED`] symbols to the measurements of a model that have a threshold. Scores them once
+/// for each threshold. Fails if a step of the model fails.
+pub fn score_thresholds(model: &dyn Model, entries: &mut [DecodeMeasurement]) -> Result<()> {
+    let sample = Sample::new(&model.card().vocabulary);
+    let mut scored: Vec<(f32, f64)> = Vec::new();
+    for entry in entries {
+        let Some(threshold) = entry.boundary_threshold else { continue };
+        let bits = match scored.iter().find(|(known, _)| *known == threshold) {
+            Some((_, bits)) => *bits,
+            None => bits_per_char(model, &sample, threshold)?,
+        };
+        scored.push((threshold, bits));
+        entry.bits_per_char = Some(bits);
+    }
+    Ok(())
+}
+
+fn bits_per_char(model: &dyn Model, sample: &Sample, threshold: f32) -> Result<f64> {
+    let Card { vocabulary, max_symbols, .. } = model.card();
+    let start = vocabulary.marks().map(|marks| marks.start);
+    let count = SCORED.min(max_symbols.saturating_sub(1));
+    let symbols: Vec<u32> = start.into_iter().chain(sample.window(0, count)).collect();
+    let boundaries = BoundaryOptions { threshold: Some(threshold), ..BoundaryOptions::default() };
+    let mut bits = 0.0;
+    run(model, &symbols, CHUNK, boundaries, Want::All, &mut |position, logits, _| {
+        if let Some(&next) = symbols.get(position + 1) {
+            bits -= log_probability(logits, next)? / LN_2;
+        }
+        Ok(())
+    })?;
+    Ok(bits / (symbols.len().saturating_sub(1).max(1) as f64 * sample.chars_per_symbol))
 }
 
 /// Results of one timed run of a plan.
@@ -536,8 +550,8 @@ pub fn compare(
         progress(pair + 1);
     }
     let ratio = ratios(speeds.into_iter())?;
-    let a = DecodeMeasurement::new(&mut a, runs_a, machine)?;
-    let b = DecodeMeasurement::new(&mut b, runs_b, machine)?;
+    let a = DecodeMeasurement::new(&a, runs_a, machine)?;
+    let b = DecodeMeasurement::new(&b, runs_b, machine)?;
     let DecodePlan { batch, context, boundary_wait, .. } = plan;
     Ok(DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio })
 }

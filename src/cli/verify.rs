@@ -4,13 +4,13 @@ use crate::cli::flag_names::with_flag;
 use crate::cli::model::{self, ModelArgs};
 use crate::cli::output;
 use crate::report::sample::Sample;
-use crate::verify::load::load;
+use crate::verify::load::load_for;
 use crate::verify::{Input, Report, verify};
 use serde_json::json;
 use std::{fmt::Write, path::PathBuf};
 use weir_engine::{options::check_length, score::forced_target};
-use weir_kernels::Isa;
 use weir_kernels::error::{Error, Result};
+use weir_kernels::{Dtype, Isa};
 use weir_models::contract::{DocumentEncoder, DocumentLimits, Model};
 use weir_models::text::Vocabulary;
 
@@ -47,7 +47,7 @@ pub struct Args {
 /// if the outputs differ by more than the tolerance.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load(args.isa)?;
-    let reference = load(&args.model.source()?)?;
+    let reference = load_for(&args.model.source()?, Dtype::parse(model.card().dtype).unwrap_or(Dtype::F32))?;
     let input = args.input(&*model, reference.limit().symbols)?;
     let report = verify(&*model, &*reference, &input).map_err(|error| with_flag(error, "text", args.text_flag()))?;
     if args.json {

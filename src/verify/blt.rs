@@ -6,7 +6,8 @@ use crate::verify::tensors::{Tensors, head_of, mask, products, softmax};
 use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Device, Result as CandleResult, Tensor, bail};
 use serde::Deserialize;
-use weir_kernels::error::Result;
+use weir_kernels::Dtype;
+use weir_kernels::error::{Error, Result};
 use weir_models::checkpoint::row_table::RowTable;
 use weir_models::contract::SymbolBoundary;
 use weir_models::load::{blueprint, weights};
@@ -71,7 +72,14 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let blueprint = blueprint(&checkpoint.config, &checkpoint.file())?;
     let (mut weights, _) = weights(&checkpoint.source, &*blueprint, &mut |_, _| {})?;
     let table = architecture.ngrams.as_ref().map(|_| weights.take_table("ngrams.weight")).transpose()?;
-    Ok(Box::new(Blt { tensors: Tensors::of(&weights, &checkpoint.source)?, table, architecture }))
+    let dtype = |name: &str| match checkpoint.dtype {
+        // the patcher keeps its boundaries
+        Dtype::Int8 | Dtype::Int4 if name.starts_with("patcher.") => Dtype::Bf16,
+        dtype => dtype,
+    };
+    let tensors = Tensors::of(&weights, &checkpoint.source)?.stored_as(dtype);
+    let tensors = tensors.map_err(|error| Error::Internal(format!("the reference implementation: {error}")))?;
+    Ok(Box::new(Blt { tensors, table, architecture }))
 }
 
 impl Reference for Blt {

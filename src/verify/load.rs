@@ -3,6 +3,7 @@
 use crate::verify::{
     Checkpoint, Reference, ReferenceReader, blt, decoder, hnet, hourglass, hugging_face, lslm, pyramidion, t5,
 };
+use weir_kernels::Dtype;
 use weir_kernels::error::Result;
 use weir_models::checkpoint::{CheckpointSource, hugging_face::FAMILY as HUGGING_FACE};
 
@@ -21,7 +22,13 @@ pub const FAMILIES: &[(&str, ReferenceReader)] = &[
 /// Loads the reference implementation of a checkpoint. The model's own loader checks a checkpoint; this one reads a
 /// checkpoint that passed. Fails if a file cannot be read, or if the family has no reference implementation.
 pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
-    let checkpoint = Checkpoint::read(source, load)?;
+    load_for(source, Dtype::F32)
+}
+
+/// Loads the reference of a model in a number format, as [`load`] does. That of a Byte Latent Transformer multiplies with the rounded
+/// weights: deviations grow more than a hundredfold in random ones, so that a format's rounding would hide errors.
+pub fn load_for(source: &CheckpointSource, dtype: Dtype) -> Result<Box<dyn Reference>> {
+    let checkpoint = Checkpoint::read(source, load, dtype)?;
     match FAMILIES.iter().find(|(name, _)| *name == checkpoint.config.family) {
         Some((_, read)) => read(checkpoint),
         None => {

@@ -26,6 +26,7 @@ use candle_core::{DType, Tensor};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{collections::HashMap, f64::consts::LN_2, path::PathBuf, sync::Arc};
 use weir_engine::score::{read_document, run, target_logits};
+use weir_kernels::Dtype;
 use weir_kernels::error::{Error, Result};
 use weir_models::checkpoint::{self, CheckpointSource, Config};
 use weir_models::contract::{BoundaryOptions, Card, DocumentEncoder, Model, PoolingChoice, SymbolBoundary, Want};
@@ -127,12 +128,14 @@ pub struct Checkpoint {
     config: Config,
     /// Loads the entropy model, if the checkpoint has one: of any family.
     load: LoadReference,
+    /// Number format of the model that is compared.
+    dtype: Dtype,
 }
 
 impl Checkpoint {
     /// Reads the configuration. Fails if it cannot be read.
-    pub fn read(source: &CheckpointSource, load: LoadReference) -> Result<Self> {
-        Ok(Self { source: source.clone(), config: weir_models::load::config(source)?, load })
+    pub fn read(source: &CheckpointSource, load: LoadReference, dtype: Dtype) -> Result<Self> {
+        Ok(Self { source: source.clone(), config: weir_models::load::config(source)?, load, dtype })
     }
 
     /// Returns an error about a key of the configuration.

@@ -4,12 +4,18 @@ use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safete
 use safetensors::{Dtype as StoredDtype, SafeTensors};
 use serde::Deserialize;
 use std::{collections::HashMap, ops::Range, path::Path};
+use weir_kernels::Dtype;
 use weir_kernels::error::{Error, Result};
+use weir_kernels::linear::stored_weights;
 use weir_models::checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights};
 use weir_models::load::{self, weights_in_place};
 
 /// The tensors of a checkpoint, by name.
-pub(super) struct Tensors(HashMap<String, Tensor>);
+pub(super) struct Tensors {
+    all: HashMap<String, Tensor>,
+    /// The matrices that [`matrix`](Self::matrix) multiplies with in place of the checkpoint's: see [`stored_as`](Self::stored_as).
+    stored: HashMap<String, Tensor>,
+}
 
 /// Nonlinearity of a feed-forward.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -24,17 +30,32 @@ pub(super) enum Nonlinearity {
 impl Tensors {
     /// Reads all tensors of a checkpoint. Fails if a file cannot be read.
     pub(super) fn read(source: &CheckpointSource) -> Result<Self> {
-        read_tensors(source, DType::F64).map(Self)
+        Ok(Self { all: read_tensors(source, DType::F64)?, stored: HashMap::new() })
     }
 
     /// Converts tensors that were read. Fails if candle cannot convert them.
     pub(super) fn of(weights: &Weights, source: &CheckpointSource) -> Result<Self> {
-        loaded(weights, source, DType::F64).map(Self)
+        Ok(Self { all: loaded(weights, source, DType::F64)?, stored: HashMap::new() })
+    }
+
+    /// Multiplies with the matrices as weir stores them, each in the type that `dtype` returns for its name. What differs then is not
+    /// the rounding of weights. Fails if candle fails.
+    pub(super) fn stored_as(mut self, dtype: impl Fn(&str) -> Dtype) -> CandleResult<Self> {
+        for (name, tensor) in &self.all {
+            let dtype = dtype(name);
+            if let ([_, inputs], true) = (tensor.dims(), dtype != Dtype::F32) {
+                let weights: Vec<f32> = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+                let rounded = stored_weights(dtype, &weights, *inputs);
+                let rounded = Tensor::from_vec(rounded, tensor.dims(), &Device::Cpu)?.to_dtype(DType::F64)?;
+                self.stored.insert(name.clone(), rounded);
+            }
+        }
+        Ok(self)
     }
 
     /// Returns a tensor. Fails if the checkpoint has none of this name.
     pub(super) fn get(&self, name: &str) -> CandleResult<&Tensor> {
-        match self.0.get(name) {
+        match self.all.get(name) {
             Some(tensor) => Ok(tensor),
             None => bail!("the checkpoint has no tensor {name}"),
         }
@@ -47,7 +68,8 @@ impl Tensors {
 
     /// Returns W·x for each row of `x`; `name` is the whole name of W: (rows, inputs) → (rows, outputs).
     pub(super) fn matrix(&self, name: &str, x: &Tensor) -> CandleResult<Tensor> {
-        x.contiguous()?.matmul(&self.get(name)?.t()?)
+        let matrix = self.stored.get(name).map_or_else(|| self.get(name), Ok)?;
+        x.contiguous()?.matmul(&matrix.t()?)
     }
 
     /// Returns the rows of a table: (ids, D).

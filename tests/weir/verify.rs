@@ -15,8 +15,11 @@ use weir::{
         load::FAMILIES as ALL_FAMILIES,
     },
     verify::{
-        Checkpoint, Given, Input, Outputs, Reference, Report, Tolerance, decoder::mean_scores, load::FAMILIES,
-        load::load as reference, model_outputs, verify,
+        Checkpoint, Given, Input, Outputs, Reference, Report, Tolerance,
+        decoder::mean_scores,
+        load::FAMILIES,
+        load::{load as reference, load_for},
+        model_outputs, verify,
     },
 };
 
@@ -47,7 +50,7 @@ fn input(model: &dyn Model, seed: u64) -> Input {
 /// Verifies a model on an input of its own. The scores of some documents are closer than f32 resolves, and then the order of a
 /// top-k pooling is not defined: of several documents, one must be verified.
 fn compare(folder: &Path, model: &dyn Model, seed: u64) -> Report {
-    let reference = reference(&folder.into()).unwrap();
+    let reference = load_for(&folder.into(), Dtype::parse(model.card().dtype).unwrap()).unwrap();
     let input = |seed| limited_input(model, reference.limit().symbols, seed);
     let mut report = verify(model, &*reference, &input(seed)).unwrap();
     for other in 1..8 {
@@ -195,8 +198,9 @@ fn attention_resolution_equals_the_definition() {
     let text = Random::new(6).text(90, decoder::SYMBOLS.len());
     for (name, folder) in decoder::folders().iter().filter(|(name, _)| !name.starts_with("marked")) {
         let measured = measure(&*load(folder, &settings()).unwrap(), &text).unwrap();
-        let layers =
-            mean_scores(Checkpoint::read(&folder.as_path().into(), reference).unwrap(), &text).unwrap().unwrap();
+        let layers = mean_scores(Checkpoint::read(&folder.as_path().into(), reference, Dtype::F32).unwrap(), &text)
+            .unwrap()
+            .unwrap();
         let resolution = |s: &[f64]| {
             let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
             (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)

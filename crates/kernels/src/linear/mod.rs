@@ -12,7 +12,7 @@ mod tiles;
 mod weights;
 
 pub use crate::linear::product::Epilogue;
-pub use crate::linear::weights::{Linear, QuantizedRows, WeightArena};
+pub use crate::linear::weights::{Linear, QuantizedRows, WeightArena, stored_weights};
 use crate::{Compute, Dtype, Isa, linear::product::ProductJob, pool::DisjointSlice};
 use std::ops::Range;
 
@@ -115,10 +115,7 @@ mod tests {
 
     /// Naive implementation in f64, with weights and rows rounded as they are stored.
     fn naive(dtype: Dtype, weight: &[f32], x: &[f32], inputs: usize) -> Vec<ExpectedOutput> {
-        let weight = match dtype {
-            Dtype::Int4 => weight.chunks_exact(inputs).flat_map(weights::stored).collect(),
-            _ => stored(dtype.cache_dtype(), weight, inputs),
-        };
+        let weight = stored_weights(dtype, weight, inputs);
         let x = if dtype.is_integer() { stored(dtype.cache_dtype(), x, inputs) } else { x.to_vec() };
         let mut out = Vec::new();
         for x in x.chunks_exact(inputs) {

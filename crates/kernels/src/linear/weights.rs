@@ -2,7 +2,7 @@
 
 use crate::dtype::{LoadAsF32, inverse_of, scale_of, to_bf16, to_byte};
 use crate::error::{Error, Result};
-use crate::isa::{Simd, pack_bytes};
+use crate::isa::{Simd, from_bf16, pack_bytes};
 use crate::memory::{Arena, Region};
 use crate::pool::DisjointSlice;
 use crate::{Compute, Dtype, LANES, rowwise};
@@ -417,9 +417,22 @@ impl<I> Scaling<I> {
     }
 }
 
+/// Returns the weights, (outputs, inputs), with which products compute after [`Linear::pack`] has stored these as `dtype`.
+pub fn stored_weights(dtype: Dtype, weight: &[f32], inputs: usize) -> Vec<f32> {
+    let row = |row: &[f32]| -> Vec<f32> {
+        let scale = scale_of(row);
+        match dtype {
+            Dtype::F32 => row.to_vec(),
+            Dtype::Bf16 => row.iter().map(|&weight| from_bf16(to_bf16(weight))).collect(),
+            Dtype::Int8 => row.iter().map(|&weight| f32::from(to_byte(weight, inverse_of(scale))) * scale).collect(),
+            Dtype::Int4 => stored_int4(row),
+        }
+    };
+    weight.chunks_exact(inputs).flat_map(row).collect()
+}
+
 /// Returns a row after a round trip through int4.
-#[cfg(test)]
-pub(crate) fn stored(row: &[f32]) -> Vec<f32> {
+fn stored_int4(row: &[f32]) -> Vec<f32> {
     let scale = group_scale(row);
     let inverse = inverse_of(scale);
     let mut out = Vec::new();
@@ -719,7 +732,7 @@ mod tests {
     fn errors_are_those_of_sixteen_levels() {
         let row = numbers(5, 10 * BLOCK + 7);
         let scale = group_scale(&row);
-        for (weights, stored) in row.chunks(BLOCK).zip(stored(&row).chunks(BLOCK)) {
+        for (weights, stored) in row.chunks(BLOCK).zip(stored_int4(&row).chunks(BLOCK)) {
             let max = weights.iter().fold(0.0f32, |max, x| max.max(x.abs()));
             for (weight, stored) in weights.iter().zip(stored) {
                 // a step is at most an eighth of the largest weight, rounded up to whole scales, and one more if that is better overall
@@ -728,7 +741,7 @@ mod tests {
         }
         let mean =
             |errors: &mut dyn Iterator<Item = f32>| errors.map(|x| f64::from(x * x)).sum::<f64>() / row.len() as f64;
-        let error = mean(&mut row.iter().zip(stored(&row)).map(|(x, y)| x - y));
+        let error = mean(&mut row.iter().zip(stored_int4(&row)).map(|(x, y)| x - y));
         // a sixteenth of the range, uniform: (2 / 16)² / 12
         assert!(error < 1.1 * (0.125f64.powi(2) / 12.0), "{error}");
     }
@@ -737,9 +750,9 @@ mod tests {
     fn extremes_have_their_own_level() {
         for sign in [1.0, -1.0] {
             let row: Vec<f32> = (0..64).map(|index| if index == 40 { sign * 12.0 } else { 0.1 }).collect();
-            assert!((stored(&row)[40] - sign * 12.0).abs() < 1e-5);
+            assert!((stored_int4(&row)[40] - sign * 12.0).abs() < 1e-5);
         }
-        assert!(stored(&[0.0; 33]).iter().all(|x| *x == 0.0));
+        assert!(stored_int4(&[0.0; 33]).iter().all(|x| *x == 0.0));
         assert!(group_scale(&[1.0, f32::NAN]).is_nan() && group_scale(&[f32::NEG_INFINITY]).is_nan());
     }
 

@@ -350,6 +350,37 @@ fn commands_score_and_segment_a_folder_as_it_is() {
     assert!(factors[0] == 1.0 && factors[1] > 1.0 && factors[2] == f64::INFINITY, "{factors:?}");
 }
 
+/// As in transformers: a configuration that ties two matrices does not drop one that the folder has.
+#[test]
+fn matrices_of_a_folder_with_both_are_not_tied() {
+    let folder = copied(&golden_data("blt").join("base"));
+    edit_json(&folder.path().join("config.json"), |config| config["tie_word_embeddings"] = true.into());
+    let ids = golden("base").ids("s0.ids");
+    let options = BoundaryOptions::default();
+    let expected = full(&*model("base"), &ids, &options);
+    assert!(full(&*load(folder.path(), &settings()).unwrap(), &ids, &options) == expected);
+    let to = TempDir::new().unwrap();
+    let dest = to.path().join("converted");
+    convert(Source::Blt, folder.path(), &dest, false).unwrap();
+    assert!(full(&*load(&dest, &settings()).unwrap(), &ids, &options) == expected);
+}
+
+/// The digest of a folder without a card covers its table.
+#[test]
+fn a_text_is_not_decompressed_with_another_table() {
+    let folder = copied(&golden_data("blt").join("base"));
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [text, packed, back] = ["a.txt", "a.weir", "b.txt"].map(path);
+    let model = folder.path().to_str().unwrap();
+    fs::write(&text, "The town of Weir, é.").unwrap();
+    weir(&["compress", "--model", model, &text, &packed]).unwrap();
+    weir(&["decompress", "--model", model, &packed, &back]).unwrap();
+    assert_eq!(fs::read_to_string(&back).unwrap(), "The town of Weir, é.");
+    damage_table(folder.path(), &golden("base").ids("s0.ids"), &[]);
+    let message = weir(&["decompress", "--force", "--model", model, &packed, &back]).unwrap_err();
+    assert!(message.contains("compressed with the checkpoint with sha256"), "{message}");
+}
+
 /// A folder in the form of the official code names the form that weir reads.
 #[test]
 fn a_folder_of_the_official_code_is_refused_by_name() {
@@ -358,4 +389,18 @@ fn a_folder_of_the_official_code_is_refused_by_name() {
     let message = load(folder.path(), &settings()).err().unwrap().to_string();
     assert!(message.contains("args: expected Hugging Face's form of the Byte Latent Transformer"), "{message}");
     assert!(message.ends_with("found a folder in the form of facebookresearch/blt"), "{message}");
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("params.json"), "{}").unwrap();
+    fs::write(folder.path().join("consolidated.pth"), "").unwrap();
+    let to = TempDir::new().unwrap();
+    let refused = [
+        load(folder.path(), &settings()).err().unwrap().to_string(),
+        load(&folder.path().join("consolidated.pth"), &settings()).err().unwrap().to_string(),
+        convert(Source::Blt, folder.path(), &to.path().join("a"), false).unwrap_err().to_string(),
+        weir(&["inspect", folder.path().to_str().unwrap()]).unwrap_err(),
+    ];
+    for message in refused {
+        assert!(message.contains("which transformers' convert_blt_weights_to_hf.py writes"), "{message}");
+        assert!(message.contains("Meta's") && message.contains("consolidated.pth"), "{message}");
+    }
 }

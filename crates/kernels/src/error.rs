@@ -519,6 +519,8 @@ pub fn mismatch<'a>(message: &'a str, mut path: Vec<&'a str>, is_data: bool) -> 
         message.strip_prefix("expected ").and_then(|own| own.rsplit_once(", found "))
     {
         ("", expected.to_owned(), found.to_owned())
+    } else if message == "number out of range" {
+        ("", format!("a number of at most {:e}", f32::MAX), "a larger one".into())
     } else {
         outside = "";
         let found = if is_data { format!("{message}{place}") } else { format!("a syntax error ({message}{place})") };
@@ -608,6 +610,11 @@ mod tests {
         assert_eq!(own.to_string(), "expected at most 2 strings, found 3 (line 1 column 7)");
         let missing = mismatch("missing field `id` at line 1 column 2", vec![""], true);
         assert_eq!((missing.key.as_str(), missing.found.as_str()), ("id", "nothing"));
+        let large = mismatch("number out of range at line 1 column 9", vec!["top_p"], false);
+        assert_eq!(
+            large.to_string(),
+            "expected a number of at most 3.4028235e38, found a larger one (line 1 column 9)"
+        );
         let syntax = mismatch("trailing comma at line 1 column 9", vec![""], false);
         assert_eq!(syntax.to_string(), "expected valid JSON, found a syntax error (trailing comma at line 1 column 9)");
     }

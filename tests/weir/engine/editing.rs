@@ -359,7 +359,7 @@ fn edits_of_a_long_text_give_the_results_of_cold_requests() {
     }
 }
 
-fn small_models() -> [Arc<dyn Model>; 6] {
+fn small_models() -> [Arc<dyn Model>; 7] {
     [
         fixture_in("whitespaces", Dtype::Int8),
         fixture_in("gumbel", Dtype::F32),
@@ -367,6 +367,7 @@ fn small_models() -> [Arc<dyn Model>; 6] {
         model_of("hnet", "two_stage", Dtype::F32),
         model_of("torchscale", "xpos_sliding", Dtype::F32),
         model_of("torchscale", "alibi_bca", Dtype::F32),
+        model_of("blt", "windows", Dtype::F32),
     ]
 }
 

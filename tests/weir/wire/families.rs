@@ -165,8 +165,8 @@ async fn marks_and_bytes_are_sent_as_text() {
 
 #[tokio::test]
 async fn other_protocols_have_the_same_text_and_levels() {
-    for case in ["one_stage", "two_stage"] {
-        let served = Served::hnet(case).await;
+    for (folder, case) in [("hnet", "one_stage"), ("hnet", "two_stage"), ("blt", "base")] {
+        let served = Served::loaded(&checkpoint(folder, case), settings(), Limits::default()).await;
         let expected = served.answer(request(PROMPT, 40, 5)).await.unwrap();
         let text: String = expected.pieces.iter().map(|piece| piece.text.as_str()).collect();
         let body = json!({
@@ -177,7 +177,9 @@ async fn other_protocols_have_the_same_text_and_levels() {
         assert_eq!(choice["text"], text, "{case}");
         let depths: Vec<u32> = characters(&expected).iter().map(|character| character.chunk_depth).collect();
         assert_eq!(choice["logprobs"]["chunk_depths"], json!(depths), "{case}");
-        check_offsets(&choice["logprobs"], &served.encoded(PROMPT), &text, case);
+        let boundaries: Vec<bool> = characters(&expected).iter().map(|character| character.boundary()).collect();
+        assert!(choice["logprobs"]["boundaries"] == json!(boundaries) && boundaries.contains(&true), "{case}");
+        check_offsets(&choice["logprobs"], &served.model.card().vocabulary, &text, case);
         let levels = expected.finished.levels.iter().map(|level| {
             json!({
                 "chunks": level.chunks, "shortening_factor": level.shortening_factor, "middle_steps": level.middle_steps,
@@ -201,7 +203,8 @@ async fn other_protocols_have_the_same_text_and_levels() {
 }
 
 /// Checks that the bytes of the prompt have the offset of their character, and that the offsets of all tokens are in the text.
-fn check_offsets(logprobs: &Value, prompt: &[u32], text: &str, case: &str) {
+fn check_offsets(logprobs: &Value, vocabulary: &Vocabulary, text: &str, case: &str) {
+    let prompt = vocabulary.encode("text", PROMPT, usize::MAX).unwrap();
     let tokens: Vec<&str> =
         logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
     let offsets: Vec<u64> =
@@ -212,16 +215,38 @@ fn check_offsets(logprobs: &Value, prompt: &[u32], text: &str, case: &str) {
     let length = text.chars().count() as u64;
     assert!(offsets.is_sorted() && offsets.iter().all(|&offset| offset <= length), "{case}: {offsets:?}");
     for ((token, offset), id) in tokens.iter().zip(&offsets).zip(prompt) {
-        let expected = match id {
-            254 => String::new(),
-            0x80.. => format!("bytes:\\x{id:02x}"),
-            _ => text.chars().nth(*offset as usize).unwrap().to_string(),
+        let expected = match vocabulary.byte_of(id) {
+            None => String::new(),
+            Some(byte @ 0x80..) => format!("bytes:\\x{byte:02x}"),
+            Some(_) => text.chars().nth(*offset as usize).unwrap().to_string(),
         };
         assert_eq!(*token, expected, "{case}");
     }
     for (token, offset) in tokens.iter().zip(&offsets).filter(|(token, _)| token.is_ascii() && token.len() == 1) {
         assert_eq!(text.chars().nth(*offset as usize), token.chars().next(), "{case}");
     }
+}
+
+/// The page lists a Byte Latent Transformer as a pooled model of bytes, with its threshold, which requests may set.
+#[tokio::test]
+async fn a_request_sets_the_threshold_of_patches() {
+    let served = Served::loaded(&checkpoint("blt", "base"), settings(), Limits::default()).await;
+    assert!(served.get("/").await.body().contains("model-a"));
+    let listed = served.get("/v1/models").await.json()["data"][0].clone();
+    assert_eq!((&listed["family"], &listed["pooled"], &listed["token"]), (&json!("blt"), &json!(true), &json!("byte")));
+    let own = served.model.card().boundary_threshold;
+    assert_eq!(listed["boundary_threshold"].as_f64().map(|own| own as f32), own);
+    let steps = |threshold: f32| {
+        let body = json!({
+            "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": true, "boundary_threshold": threshold,
+        });
+        let served = &served;
+        async move { served.post(&body).await.json()["choices"][0]["weir"]["middle_steps"].as_u64().unwrap() }
+    };
+    let [every, default, first] = [steps(0.0).await, steps(own.unwrap()).await, steps(99.0).await];
+    assert!(every >= 19 && every > default && default > first && first <= 1, "{every} {default} {first}");
+    let refused = served.post(&json!({ "prompt": "a", "boundary_threshold": 101 })).await;
+    assert!(refused.0 == 400 && refused.body().contains("boundary_threshold: expected 0 to 100, in nats"));
 }
 
 /// A chunk begins with a character, so no completion can end after the last one of a chunk.

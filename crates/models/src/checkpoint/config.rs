@@ -145,6 +145,16 @@ impl TryFrom<Kinds> for VocabularyConfig {
     }
 }
 
+/// The key that holds everything in a `config.json` of the Byte Latent Transformer's official code.
+pub(crate) const OFFICIAL_BLT_KEY: &str = "args";
+
+/// The error for such a `config.json`.
+pub(crate) fn official_blt(file: &Path) -> Error {
+    let expected =
+        "Hugging Face's form of the Byte Latent Transformer, which transformers' convert_blt_weights_to_hf.py writes";
+    Error::checkpoint(file, OFFICIAL_BLT_KEY, expected, "a folder in the form of facebookresearch/blt")
+}
+
 impl Config {
     /// Returns a configuration to write; errors name `file`. Fails if the vocabulary or the training length is invalid.
     pub fn new(
@@ -232,11 +242,7 @@ impl Config {
             }
             Some(found) if found.get() == expected => {}
             Some(found) => return Err(Error::checkpoint(file, "format", expected, clip(found.get(), QUOTED))),
-            None if keys.args.is_some_and(|args| args.get().contains("patch")) => {
-                let expected = "Hugging Face's form of the Byte Latent Transformer, which transformers' \
-                                convert_blt_weights_to_hf.py writes";
-                return Err(Error::checkpoint(file, "args", expected, "a folder in the form of facebookresearch/blt"));
-            }
+            None if keys.args.is_some_and(|args| args.get().contains("patch")) => return Err(official_blt(file)),
             None => {
                 let other = "`weir convert --help` lists other projects whose checkpoints weir can convert";
                 let expected = format!("{expected}, or model_type in a Hugging Face folder ({other})");

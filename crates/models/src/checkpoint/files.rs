@@ -23,13 +23,16 @@ const LISTED: usize = 8;
 const READ: usize = 1000;
 
 /// Endings of files that are not checkpoints, with a description and advice for each. `PATH` stands for the argument.
-const FOREIGN: [(&str, &str, &str); 7] = [
+const FOREIGN: [(&str, &str, &str); 10] = [
     (".gguf", "a GGUF file", GGUF),
     (
         STATE,
         "a training state",
         "the file belongs to a run of weir's training, from which `python -m training.export --run PATH --out MODEL` writes a checkpoint",
     ),
+    ("params.json", "a configuration of Meta's code", META),
+    ("consolidated.pth", "a file of Meta's code", META),
+    ("consolidated.00.pth", "a file of Meta's code", META),
     (".pt", "a PyTorch file", PYTORCH),
     (".bin", "a PyTorch file", PYTORCH),
     (
@@ -53,6 +56,9 @@ const STATE: &str = "state.pt";
 
 const GGUF: &str = "weir does not read GGUF, but it reads folders in Hugging Face's format (docs/models.md lists the kinds of \
                     models)";
+
+const META: &str = "weir does not read Meta's own files, but Hugging Face's form of the model, which transformers' \
+                    convert_blt_weights_to_hf.py writes for a Byte Latent Transformer";
 
 const PYTORCH: &str = "`weir convert --help` lists the projects whose PyTorch checkpoints weir can convert";
 

@@ -155,6 +155,33 @@ impl RowTable {
         Ok(())
     }
 
+    /// Passes at most `count` rows, evenly spaced over the table, to `take`, as they are stored. Fails if the file cannot be read.
+    pub(crate) fn sample(&self, count: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let mut bytes = vec![0; self.row_bytes()];
+        for row in (0..self.rows).step_by(self.rows.div_ceil(count).max(1)) {
+            self.read_bytes(row, &mut bytes)?;
+            take(&bytes);
+        }
+        Ok(())
+    }
+
+    /// Tells the system that rows are read in no order from now on, so that it reads no bytes around them.
+    pub fn expect_single_rows(&self) {
+        if let Numbers::File(OpenTable { file, .. }) = &self.numbers {
+            advise_random(file);
+        }
+    }
+
+    /// Lets the system read rows ahead of [`read`](Self::read), all at the same time. Sorts `rows` and removes duplicates.
+    pub fn prefetch(&self, rows: &mut Vec<usize>) {
+        let Numbers::File(OpenTable { file, offset, .. }) = &self.numbers else { return };
+        rows.sort_unstable();
+        rows.dedup();
+        for row in rows {
+            advise_needed(file, offset + (*row * self.row_bytes()) as u64, self.row_bytes());
+        }
+    }
+
     /// Checks numbers of the file, from a row on.
     fn check_numbers(&self, row: usize, numbers: &[f32]) -> Result<()> {
         let Numbers::File(OpenTable { path, .. }) = &self.numbers else { return Ok(()) };
@@ -216,6 +243,25 @@ impl RowTable {
     }
 }
 
+#[cfg(target_os = "linux")]
+fn advise_random(file: &File) {
+    // only slower without
+    let _advised = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_random(_: &File) {}
+
+/// Tells the system that some bytes are read soon. It starts to read them and does not wait.
+#[cfg(target_os = "linux")]
+fn advise_needed(file: &File, offset: u64, bytes: usize) {
+    let length = std::num::NonZeroU64::new(bytes as u64);
+    let _advised = rustix::fs::fadvise(file, offset, length, rustix::fs::Advice::WillNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_needed(_: &File, _: u64, _: usize) {}
+
 /// Fills `bytes` from a position of a file. Does not move the file's own position.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), IoError> {
@@ -265,6 +311,26 @@ mod tests {
         table.copy_into_memory().unwrap();
         assert_eq!((row(&table, 0).unwrap(), row(&table, 1).unwrap()), (vec![1.0, 2.0], vec![3.0, 4.0]));
         assert!(row(&table, 3).is_err());
+    }
+
+    #[test]
+    fn a_sample_is_spread_over_the_table() {
+        let (_file, table) = table();
+        for (count, expected) in [(1, vec![0]), (2, vec![0, 2]), (3, vec![0, 1, 2]), (9, vec![0, 1, 2])] {
+            let mut sampled = Vec::new();
+            table.sample(count, &mut |row| sampled.push(row.to_vec())).unwrap();
+            let mut bytes = Vec::new();
+            table
+                .each_part(&mut |part| {
+                    bytes.extend_from_slice(part);
+                    Ok(())
+                })
+                .unwrap();
+            assert!(sampled.iter().eq(expected.iter().map(|&row: &usize| &bytes[row * 4..][..4])), "{count}");
+        }
+        let mut rows = vec![2, 0, 2];
+        table.prefetch(&mut rows);
+        assert_eq!(rows, [0, 2]);
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! conversions included. Keys that its inference ignores are ignored here; keys that it does not know, and values that change what
 //! it computes without a word, are refused.
 
+use crate::checkpoint::config::{OFFICIAL_BLT_KEY, official_blt};
 use crate::checkpoint::files::{UniqueMap, check_source, parse};
 use crate::checkpoint::hugging_face::stated_sampling;
-use crate::checkpoint::weights::{HEAD, read_weights_with_progress};
+use crate::checkpoint::weights::{HEAD, read_weights_with_progress, shapes_in};
 use crate::checkpoint::{CONFIG_FILE, Config, VocabularyConfig, Weights};
 use crate::convert::converted::{Converted, read_config, rename_key, source_name};
 use crate::family::TensorSpec;
@@ -17,11 +18,15 @@ use weir_kernels::error::{Error, QUOTED, Result, clip};
 
 /// Reads a folder for `weir convert`.
 pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    check_source(dir, "a folder with Hugging Face's config.json and model.safetensors")?;
+    check_source(dir, SOURCE)?;
     let folder = BltFolder::open(dir)?;
     let (weights, _) = folder.weights(progress)?;
     Ok(Converted { config: folder.config, weights })
 }
+
+/// What the source of a conversion must be, for an error that also tells those who have Meta's files what to do.
+const SOURCE: &str = "a folder with Hugging Face's config.json and model.safetensors, which transformers' \
+                      convert_blt_weights_to_hf.py writes from Meta's files";
 
 pub(super) fn config_in_place(dir: &Path) -> Result<Config> {
     Ok(BltFolder::open(dir)?.config)
@@ -59,8 +64,12 @@ impl<'a> BltFolder<'a> {
     fn open(dir: &'a Path) -> Result<Self> {
         let file = dir.join(CONFIG_FILE);
         let UniqueMap(keys): UniqueMap<Value> = parse(&read_config(&file)?, &file, "")?;
-        let top = Keys { keys, parent: "", file: file.clone() };
-        top.check_known(&[TOP_KEYS, IGNORED_KEYS])?;
+        if keys.contains_key(OFFICIAL_BLT_KEY) && !keys.contains_key("model_type") {
+            return Err(official_blt(&file));
+        }
+        let top = Keys { keys, parent: String::new(), file: file.clone() };
+        top.check_known(TRANSFORMERS_KEYS, &[TOP_KEYS, IGNORED_KEYS])?;
+        top.rotary_base(0.0)?;
         top.check_mode()?;
         let stacks = STACKS.map(|(name, defaults)| top.stack(name, defaults));
         let [patcher, encoder, global, decoder] = stacks;
@@ -74,7 +83,10 @@ impl<'a> BltFolder<'a> {
         let width = global.unsigned("hidden_size", 2048)?;
         let own = decoder.unsigned("hidden_size_global", 2048)?;
         decoder.require(own == width, "hidden_size_global", format!("{width}, global_config's hidden_size"), own)?;
-        let architecture = top.architecture(&stacks, vectors)?;
+        let mut architecture = top.architecture(&stacks, vectors)?;
+        if has_both_embeddings(dir) {
+            architecture["tied"] = false.into();
+        }
         let layers = encoder.unsigned("num_hidden_layers", 1)?;
         let encoder_crosses = if encoder.boolean("cross_attn_all_layers", false)? { layers as usize } else { 1 };
         let length = top.unsigned("max_position_embeddings", 4096)? as usize;
@@ -117,6 +129,12 @@ impl<'a> BltFolder<'a> {
         }
         Ok((weights, sha256))
     }
+}
+
+/// Returns true if a folder has both the head and the embedding that a configuration may tie: transformers then reads both. A folder
+/// whose files cannot be read has an error of its own.
+fn has_both_embeddings(dir: &Path) -> bool {
+    shapes_in(dir).is_ok_and(|shapes| [HEAD, EMBEDDING].iter().all(|name| shapes.contains_key(*name)))
 }
 
 /// Returns the official name of a tensor; `cross` is the encoder's cross-attention that counts.
@@ -354,32 +372,51 @@ const IGNORED_KEYS: &[&str] = &[
     "begin_suppress_tokens",
 ];
 
+/// Keys that count in `rope_parameters` and `rope_scaling`.
+const ROTARY_KEYS: &[&str] = &["rope_type", "type", "rope_theta"];
+
+/// What other keys must be, for an error.
+const TRANSFORMERS_KEYS: &str = "a key of transformers' BltConfig";
+
 /// The keys of `config.json`, or of an object in it.
 struct Keys {
     keys: BTreeMap<String, Value>,
     /// Prefix of the keys in errors.
-    parent: &'static str,
+    parent: String,
     file: PathBuf,
 }
 
 impl Keys {
+    /// Returns the path of a key.
+    fn path(&self, key: &str) -> String {
+        if self.parent.is_empty() { key.to_owned() } else { format!("{}.{key}", self.parent) }
+    }
+
     fn error(&self, key: &str, expected: impl Into<String>, found: impl ToString) -> Error {
-        let parent = self.parent;
-        let dot = if parent.is_empty() { "" } else { "." };
-        Error::checkpoint(&self.file, format!("{parent}{dot}{key}"), expected, clip(&found.to_string(), QUOTED))
+        Error::checkpoint(&self.file, self.path(key), expected, clip(&found.to_string(), QUOTED))
     }
 
     fn require(&self, holds: bool, key: &str, expected: impl Into<String>, found: impl ToString) -> Result<()> {
         if holds { Ok(()) } else { Err(self.error(key, expected, found)) }
     }
 
-    /// Fails for the first key that is in none of the lists.
-    fn check_known(&self, lists: &[&[&str]]) -> Result<()> {
+    /// Fails for the first key that is in none of the lists; `expected` describes them.
+    fn check_known(&self, expected: &str, lists: &[&[&str]]) -> Result<()> {
         let is_known = |key: &str| lists.iter().any(|list| list.contains(&key)) || key.starts_with("output_");
         match self.keys.iter().find(|(key, _)| !is_known(key)) {
             None => Ok(()),
-            Some((key, value)) => Err(self.error(key, "a key of transformers' BltConfig", value)),
+            Some((key, value)) => Err(self.error(key, expected, value)),
         }
+    }
+
+    /// Returns the keys of an object, which may be absent or null.
+    fn object(&self, key: &str) -> Result<Self> {
+        let keys = match self.stated(key) {
+            None => BTreeMap::new(),
+            Some(Value::Object(keys)) => keys.clone().into_iter().collect(),
+            Some(other) => return Err(self.error(key, "an object", other)),
+        };
+        Ok(Self { keys, parent: self.path(key), file: self.file.clone() })
     }
 
     /// Returns the value of a key, unless it is absent or null.
@@ -397,7 +434,12 @@ impl Keys {
     fn float(&self, key: &str, default: f64) -> Result<f64> {
         match self.keys.get(key) {
             None => Ok(default),
-            Some(value) => value.as_f64().ok_or_else(|| self.error(key, "a number", value)),
+            Some(value) => {
+                let number = value.as_f64().ok_or_else(|| self.error(key, "a number", value))?;
+                // the architecture has it in f32
+                let fits = number.abs() <= f64::from(f32::MAX);
+                self.require(fits, key, format!("a number of at most {:e}", f32::MAX), value).map(|()| number)
+            }
         }
     }
 
@@ -434,13 +476,8 @@ impl Keys {
 
     /// Reads and checks a sub-configuration, which may be absent; its keys are completed with the defaults.
     fn stack(&self, name: &'static str, defaults: StackDefaults) -> Result<Self> {
-        let keys = match self.keys.get(name) {
-            None => BTreeMap::new(),
-            Some(Value::Object(keys)) => keys.clone().into_iter().collect(),
-            Some(other) => return Err(self.error(name, "an object", other)),
-        };
-        let mut own = Self { keys, parent: name, file: self.file.clone() };
-        own.check_known(&[STACK_KEYS, IGNORED_KEYS])?;
+        let mut own = self.object(name)?;
+        own.check_known(TRANSFORMERS_KEYS, &[STACK_KEYS, IGNORED_KEYS])?;
         let symbols = own.unsigned("vocab_size", SYMBOLS as u64)?;
         own.require(symbols == SYMBOLS as u64, "vocab_size", SYMBOLS.to_string(), symbols)?;
         let activation = own.keys.get("hidden_act").unwrap_or(&Value::Null);
@@ -484,23 +521,16 @@ impl Keys {
 
     /// Returns the base of rotary positions: `rope_scaling` replaces `rope_parameters`, and its `rope_theta` precedes the plain key.
     fn rotary_base(&self, default: f64) -> Result<f64> {
-        let object = |key: &'static str| match self.stated(key) {
-            None => Ok(None),
-            Some(Value::Object(keys)) if keys.is_empty() => Ok(None),
-            Some(Value::Object(keys)) => {
-                let keys = keys.clone().into_iter().collect();
-                Ok(Some((key, Self { keys, parent: self.parent, file: self.file.clone() })))
-            }
-            Some(other) => Err(self.error(key, "an object", other)),
-        };
         let plain = if self.stated("rope_theta").is_some() { self.float("rope_theta", default)? } else { default };
-        let scaling = object("rope_scaling")?;
-        let Some((key, rope)) = (if scaling.is_some() { scaling } else { object("rope_parameters")? }) else {
-            return Ok(plain);
-        };
+        let parameters = self.object("rope_parameters")?;
+        let scaling = self.object("rope_scaling")?;
+        for object in [&parameters, &scaling] {
+            object.check_known("rope_type or rope_theta: weir computes no scaled positions", &[ROTARY_KEYS])?;
+        }
+        let rope = if scaling.keys.is_empty() { parameters } else { scaling };
         for name in ["rope_type", "type"] {
             if let Some(kind) = rope.stated(name).filter(|kind| *kind != "default") {
-                return Err(self.error(&format!("{key}.{name}"), "\"default\"", kind));
+                return Err(rope.error(name, "\"default\"", kind));
             }
         }
         if rope.stated("rope_theta").is_some() { rope.float("rope_theta", plain) } else { Ok(plain) }
@@ -522,8 +552,6 @@ impl Keys {
                 "window": window,
             })
         };
-        let threshold = self.float("patching_threshold", THRESHOLD)?;
-        self.require(threshold >= 0.0, "patching_threshold", "a number of nats, at least 0", threshold)?;
         Ok(json!({
             "patcher": stack(patcher, patcher.window("sliding_window")?),
             "encoder": stack(encoder, local.clone()),
@@ -532,7 +560,7 @@ impl Keys {
             "patch_vectors": vectors,
             "cross_every_layer": decoder.boolean("cross_attn_all_layers", true)?,
             "ngrams": self.ngrams()?,
-            "threshold": threshold,
+            "threshold": self.float("patching_threshold", THRESHOLD)?,
             "max_patch": match self.stated("max_patch_length") {
                 None => Value::Null,
                 Some(_) => self.unsigned("max_patch_length", 0)?.into(),

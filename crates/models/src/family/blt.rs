@@ -10,8 +10,8 @@
 use crate::checkpoint::row_table::RowTable;
 use crate::checkpoint::{self, Config};
 use crate::contract::{
-    BoundaryOptions, Card, Cost, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepCost, StepStatus,
-    SymbolBoundary, check_mode, state_mut, state_ref,
+    BoundaryOptions, Card, Cost, KvMemory, MAX_THRESHOLD, Model, PageUse, Scratch, SequenceRow, State, StepCost,
+    StepStatus, SymbolBoundary, check_mode, state_mut, state_ref,
 };
 use crate::family::hourglass::{RecentSymbols, SegmentEnds};
 use crate::family::parts::{
@@ -264,8 +264,8 @@ impl BltBlueprint {
             // both factors of each product are checked
             check.parameters("ngrams.rows", (ngrams.tables() * ngrams.rows).checked_mul(dim))?;
         }
-        let valid = a.threshold >= 0.0 && a.threshold.is_finite();
-        check.require(valid, "threshold", "a finite number of nats, at least 0", a.threshold)?;
+        let valid = (0.0..=MAX_THRESHOLD).contains(&a.threshold);
+        check.require(valid, "threshold", format!("0 to {MAX_THRESHOLD}, in nats"), a.threshold)?;
         a.max_patch.map_or(Ok(()), |longest| check.range("max_patch", longest, 1..=MAX_PATCH))?;
         check.tensors("global.dim", &self.tensors())
     }
@@ -527,7 +527,10 @@ pub struct Work {
 
 #[derive(Default)]
 struct NgramWork {
+    /// Rows of the n-grams of each symbol: (symbols, tables).
     rows: Vec<usize>,
+    /// The same rows in the order of the file.
+    sorted: Vec<usize>,
     bytes: Vec<u8>,
     numbers: Vec<f32>,
 }
@@ -1051,15 +1054,20 @@ impl Blt {
     fn embed(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         work.batch.embed(&self.embedding, self.encoder.dim, &work.symbols); // (symbols, E)
         if let Some(Ngrams { hashed, table }) = &self.ngrams {
-            let NgramWork { rows: chosen, bytes, numbers } = &mut work.ngrams;
-            let vectors = work.batch.x.chunks_exact_mut(table.width());
-            for (Position { sequence, index }, x) in work.batch.positions.iter().zip(vectors) {
+            let NgramWork { rows: chosen, sorted, bytes, numbers } = &mut work.ngrams;
+            chosen.clear();
+            for Position { sequence, index } in &work.batch.positions {
                 let state: &BltState = state_ref(&*rows[*sequence].state)?;
                 let missing = || Error::Internal(format!("the symbol at position {index} is not kept"));
-                let newest_first = state.recent.newest_first(*index).ok_or_else(missing)?;
-                chosen.clear();
-                hashed.rows_at(newest_first, chosen);
-                for &row in chosen.iter() {
+                hashed.rows_at(state.recent.newest_first(*index).ok_or_else(missing)?, chosen);
+            }
+            sorted.clear();
+            sorted.extend_from_slice(chosen);
+            table.prefetch(sorted);
+            let vectors = work.batch.x.chunks_exact_mut(table.width());
+            let chosen = chosen.chunks_exact(hashed.tables());
+            for ((Position { sequence, .. }, x), chosen) in work.batch.positions.iter().zip(vectors).zip(chosen) {
+                for &row in chosen {
                     match table.read(row, bytes, numbers) {
                         Ok(()) => x.iter_mut().zip(numbers.iter()).for_each(|(x, number)| *x += number),
                         Err(error @ Error::Checkpoint { .. }) => rows[*sequence].failure = Some(error),
@@ -1446,6 +1454,7 @@ impl Blt {
                 if parts.settings.copy_tables {
                     table.copy_into_memory()?;
                 }
+                table.expect_single_rows();
                 Some(Ngrams { hashed: hashed.clone(), table })
             }
         };

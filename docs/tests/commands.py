@@ -390,7 +390,7 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs(
             "weir bench decode --model path/to/blt-1b-hf --dtype int8 --boundary-threshold 1.0,1.335,2.0,3.0",
-            rf".*threshold +bytes/patch +bits/byte.* 1.335 +{NUMBER} +{NUMBER}.*",
+            rf".*threshold +bytes/segment +bits/byte.* 1.335 +{NUMBER} +{NUMBER}.*",
             (*BLT, ("--dtype int8", "--dtype int8 --context 8 --steps 8")),
         ),
         Serves(f"weir serve --model path/to/folder --model {SHIPPED}", TOKENS),

@@ -572,7 +572,7 @@ fn thresholds(entries: &[DecodeMeasurement]) -> String {
         ])
     };
     let lines: Vec<_> = entries.iter().filter_map(line).collect();
-    let head = "model, dtype, batch, threshold, bytes/patch, bits/byte, bytes/s";
+    let head = "model, dtype, batch, threshold, bytes/segment, bits/byte, bytes/s";
     if lines.is_empty() { String::new() } else { format!("\n{}", columns(head, lines.into_iter())) }
 }
 

@@ -120,7 +120,7 @@ fn with_aliases(command: clap::Command) -> clap::Command {
 mod tests {
     use crate::cli::{
         command::Cli,
-        flag_names::{ALIASES, own_names, with_flag, with_flag_names},
+        flag_names::{ALIASES, NAMES, with_flag, with_flag_names},
     };
     use clap::{Command, CommandFactory};
     use std::collections::BTreeSet;
@@ -169,7 +169,7 @@ mod tests {
         let command = Cli::command();
         let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
         let flags: Vec<&str> = arguments.filter_map(|flag| flag.get_long()).collect();
-        for (field, own) in own_names() {
+        for (field, own) in NAMES {
             let subcommand = own.strip_prefix("`weir ").map(|name| name.trim_end_matches('`'));
             let is_subcommand = subcommand.is_some_and(|name| command.find_subcommand(name).is_some());
             assert!(is_subcommand || flags.contains(&own.trim_start_matches("--")), "{field}: no command has {own}");
@@ -197,6 +197,9 @@ mod tests {
         assert_eq!(message("options.beam_size"), "--beam: expected 1 to 64, found 65");
         assert_eq!(message("--windowed"), "--windowed: expected 1 to 64, found 65");
         assert_eq!(message("prompt"), "--prompt: expected 1 to 64, found 65");
+        assert_eq!(message("sampling.min_p"), "--min-p: expected 1 to 64, found 65");
+        assert_eq!(message("options.constraint.json_schema"), "--json-schema: expected 1 to 64, found 65");
+        assert_eq!(message("details.top_logprobs"), "details.top_logprobs: expected 1 to 64, found 65");
         assert_eq!(message("stopping.stop[3]"), "--stop: expected 1 to 64, found 65");
         let refused = || {
             let error = Error::Answer { field: "prompt", why: ": 65".into() };

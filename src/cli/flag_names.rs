@@ -1,39 +1,29 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::model::{IN_PROCESS, is_on_command_line};
+use crate::cli::{
+    command::Cli,
+    model::{IN_PROCESS, is_on_command_line},
+};
+use clap::CommandFactory;
+use std::{collections::BTreeSet, sync::LazyLock};
 use weir_kernels::error::Error;
 
-/// Methods and request fields, dotted as on the wire, and the commands and flags that they have here. [`GENERATE`] has the options of
-/// `weir generate`.
-const NAMES: [(&str, &str); 33] = [
+/// Methods and request fields, dotted as on the wire, and their commands and flags. Other fields with a dot have the flag of their last
+/// part: `sampling.top_p` has `--top-p`.
+pub(crate) const NAMES: [(&str, &str); 18] = [
     ("Generate", "`weir generate`"),
     ("Summarize", "`weir summarize`"),
     ("block_chars", "--block"),
     ("boundary_mode", "--boundary-mode"),
     ("boundary_threshold", "--boundary-threshold"),
     ("chunk.text", "--file"),
-    ("complete.until", "--until"),
     ("model", "--model"),
     ("name", "--model"),
     ("normalise", "--normalise"),
     ("options.beam_size", "--beam"),
-    ("options.constraint.choice", "--choice"),
-    ("options.constraint.grammar", "--grammar"),
-    ("options.constraint.json_object", "--json-object"),
-    ("options.constraint.json_schema", "--json-schema"),
-    ("options.constraint.regex", "--regex"),
-    ("options.early_stopping", "--early-stopping"),
-    ("options.hard_topk", "--hard-topk"),
-    ("options.hypotheses", "--hypotheses"),
-    ("options.length_penalty", "--length-penalty"),
-    ("options.long_documents", "--long-documents"),
     ("options.max_tokens", "--max-len"),
     ("options.min_tokens", "--min-len"),
-    ("options.mode", "--mode"),
-    ("options.no_repeat_ngram", "--no-repeat-ngram"),
-    ("options.repetition_penalty", "--repetition-penalty"),
     ("options.sampling", "--temperature"),
-    ("options.sentences", "--sentences"),
     ("prompt", "--prompt"),
     ("prompt_ids", "--ids"),
     ("threshold", "--threshold"),
@@ -41,24 +31,12 @@ const NAMES: [(&str, &str); 33] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// Request fields of `Generate` that the server bounds, dotted as on the wire, and the flags that set them.
-const GENERATE: [(&str, &str); 15] = [
-    ("constraint.choice", "--choice"),
-    ("constraint.grammar", "--grammar"),
-    ("constraint.json_object", "--json-object"),
-    ("constraint.json_schema", "--json-schema"),
-    ("constraint.regex", "--regex"),
-    ("sampling.frequency_penalty", "--frequency-penalty"),
-    ("sampling.min_p", "--min-p"),
-    ("sampling.presence_penalty", "--presence-penalty"),
-    ("sampling.repetition_penalty", "--repetition-penalty"),
-    ("sampling.temperature", "--temperature"),
-    ("sampling.top_p", "--top-p"),
-    ("stopping.max_chars", "--max-chars"),
-    ("stopping.max_segments", "--max-segments"),
-    ("stopping.min_chars", "--min-chars"),
-    ("stopping.stop", "--stop"),
-];
+/// The flags of all commands, with their dashes.
+static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+    let command = Cli::command();
+    let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
+    arguments.filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect()
+});
 
 /// Flags with another name, each with that.
 pub(crate) const ALIASES: [(&str, &str); 5] = [
@@ -74,9 +52,15 @@ fn as_given(flag: &'static str) -> &'static str {
     ALIASES.iter().find(|(main, alias)| *main == flag && is_on_command_line(alias)).map_or(flag, |(_, alias)| alias)
 }
 
-/// Returns all names of the gRPC API that have another here, each with that.
-pub(crate) fn own_names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    NAMES.into_iter().chain(GENERATE)
+/// Returns the flag or the command that sets a field or calls a method of the gRPC API.
+fn own_name(name: &'static str) -> &'static str {
+    // An element of a list has the flag of the list.
+    let list = name.split_once('[').map_or(name, |(list, _)| list);
+    if let Some((_, own)) = NAMES.iter().find(|(field, _)| *field == list) {
+        return as_given(own);
+    }
+    let flag = list.rsplit_once('.').map(|(_, last)| format!("--{}", last.replace('_', "-")));
+    flag.and_then(|flag| FLAGS.get(&flag)).map_or(name, |flag| as_given(flag))
 }
 
 /// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process
@@ -90,9 +74,7 @@ pub(super) fn message(error: Error) -> String {
 }
 
 pub(crate) fn with_flag_names(error: Error) -> Error {
-    // An element of a list has the flag of the list.
-    let list = |name: &'static str| name.split_once('[').map_or(name, |(list, _)| list);
-    error.named(|name| own_names().find(|(field, _)| *field == list(name)).map_or(name, |(_, own)| as_given(own)))
+    error.named(own_name)
 }
 
 /// Returns the error with the name `flag` in place of `name`, for a field that several flags set.

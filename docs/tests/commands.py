@@ -123,6 +123,7 @@ PAGES: Dict[str, List[Step]] = {
     ],
     "CONTRIBUTING.md": [
         Elsewhere("cargo test", CI),
+        Elsewhere("cargo test -p weir-engine", CI),
         Elsewhere(".ci/run", CI),
         Elsewhere(".ci/full", FULL),
         Elsewhere(".ci/deny", CI),

@@ -308,6 +308,12 @@ fn the_playground_generates_and_shows_details() {
         assert_eq!(seen, true);
     }
     browser.assert_fits(420);
+    let places = browser.evaluate(
+        "['.lead', '#verdict', '#panels .text', '#form']
+            .map(part => document.querySelector(`#racing ${part}`).getBoundingClientRect().top)",
+    );
+    let places: Vec<_> = places.as_array().unwrap().iter().map(|place| place.as_f64().unwrap()).collect();
+    assert!(places.is_sorted(), "the answer comes before the form: {places:?}");
     browser.picture("playground-narrow");
 }
 

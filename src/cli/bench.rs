@@ -327,7 +327,7 @@ struct PlanArgs {
         value_parser = count(0..=MAX_BOUNDARY_WAIT))]
     boundary_wait: Vec<usize>,
     /// Thresholds, in nats, of the entropies that end segments, in a model that places boundaries by entropies. Several are measured
-    /// one after the other; `bench decode` also prints the bits per byte of the same 2,048 with each. Default: the model's threshold.
+    /// one after the other; `bench decode` also prints the bits per byte of 2,048 bytes for each. Default: the model's threshold.
     #[arg(long, value_name = "NATS", value_delimiter = ',', allow_negative_numbers = true)]
     boundary_threshold: Vec<f32>,
 }

@@ -251,7 +251,7 @@ fn sentinels_beyond_the_ids_are_refused() {
     let dir = changed("t5_v11", |_| {});
     for count in [657_u64, 10_000_000_000_000, u64::MAX] {
         fs::write(dir.path().join("tokenizer_config.json"), json!({ "extra_ids": count }).to_string()).unwrap();
-        let expected = "tokenizer_config.json: extra_ids: expected at most 656, the number of the model's ids, found ";
+        let expected = "tokenizer_config.json: extra_ids: expected 0 to 656, the number of the model's ids, found ";
         assert_eq!(message(dir.path()), format!("{expected}{count}"));
     }
 }

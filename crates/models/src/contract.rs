@@ -17,7 +17,7 @@
 use crate::{
     ngrams::NgramTable,
     random::{Purpose, uniform},
-    text::{PlacedText, StreamTokenizer, TokenSpan, Vocabulary},
+    text::{LimitStatus, PlacedText, StreamTokenizer, TokenSpan, Vocabulary},
     usage::LevelCounts,
 };
 use serde::{Deserialize, Serialize};
@@ -956,6 +956,19 @@ impl DocumentLimits {
     /// Returns the tokenizer of a document that is sent as text; `field` names it in errors. The end mark counts as a token.
     pub fn tokenizer(&self, vocabulary: Arc<Vocabulary>, field: &'static str) -> StreamTokenizer {
         StreamTokenizer::new(vocabulary, field, self.tokens.saturating_sub(1)).with_prefix(&self.generation.prefix)
+    }
+
+    /// Encodes a document with its tokenizer; the end mark comes last. Returns the tokens, and whether the document is longer than the
+    /// tokenizer's limit.
+    pub fn encode(&self, mut tokenizer: StreamTokenizer, document: &str) -> Result<(Vec<TokenSpan>, LimitStatus)> {
+        let mut tokens = Vec::new();
+        tokenizer.push(document, &mut tokens)?;
+        let status = tokenizer.finish(&mut tokens)?;
+        if !tokenizer.is_ended(self.marks.end) {
+            let end = tokenizer.bytes();
+            tokens.push(TokenSpan { id: self.marks.end, start: end, end });
+        }
+        Ok((tokens, status))
     }
 }
 

@@ -166,7 +166,7 @@ pub(crate) struct CompletionRequest {
     pub(crate) hypotheses: Option<u32>,
     pub(crate) length_penalty: Option<f32>,
     pub(crate) early_stopping: Option<EarlyStopping>,
-    no_repeat_ngram: Option<u32>,
+    pub(crate) no_repeat_ngram: Option<u32>,
     no_repeat_ngram_size: Option<u32>,
     do_sample: Option<bool>,
     pub(crate) cut: Option<bool>,
@@ -319,7 +319,13 @@ impl CompletionRequest {
 
     /// Returns the names that errors of this request have on a surface.
     pub(crate) fn names(&self, surface: Surface) -> Names {
-        Names { surface, aliases: self.aliases.clone() }
+        let mut aliases = self.aliases.clone();
+        // The beam of a completion has two names.
+        if surface == Surface::SummarizedPrompts && self.best_of.is_none() && self.beam_size.is_some() {
+            let own = aliases.iter().find(|(field, _)| *field == "beam_size").map_or("beam_size", |(_, alias)| alias);
+            aliases.push(("best_of", own));
+        }
+        Names { surface, aliases }
     }
 
     /// Returns true if the response is a stream.
@@ -372,7 +378,7 @@ impl CompletionRequest {
     }
 
     /// Returns the form that the text must have. Fails if several are given.
-    fn constraint(&self) -> Result<Option<v1::Constraint>> {
+    pub(crate) fn constraint(&self) -> Result<Option<v1::Constraint>> {
         let of_format = self.response_format.as_ref().map(ResponseFormat::form).transpose()?.flatten();
         let of_outputs = self.structured_outputs.as_ref().map(StructuredOutputs::form).transpose()?.flatten();
         if of_format.is_some() && of_outputs.is_some() {
@@ -508,16 +514,20 @@ impl CompletionRequest {
         let n = self.choices_per_prompt();
         let prompts = self.prompt.list()?;
         check_choices(n, prompts.len())?;
-        if let Some(best_of) = self.best_of.filter(|best_of| *best_of < n) {
-            return Err(Error::bad_option("best_of", best_of.to_string(), format!("at least {n} (the value of n)")));
-        }
         let width = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let beam = self.beam();
+        if beam.is_some() && self.beam_size.is_some_and(|size| beam != Some(size)) {
+            return Err(Error::Exclusive { first: "best_of", second: "beam_size" });
+        }
+        if let Some(beam) = beam.filter(|beam| *beam < width(n)) {
+            return Err(Error::bad_option("best_of", beam.to_string(), format!("at least {n} (the value of n)")));
+        }
         if !is_sampled {
             self.reject_unsearched()?;
         }
         let options = v1::SummarizeOptions {
             model: Some(model.to_owned()),
-            beam_size: self.best_of.map(width),
+            beam_size: beam,
             hypotheses: Some(width(n)),
             sampling: is_sampled.then(|| self.summary_sampling()).transpose()?,
             constraint: self.constraint()?,
@@ -535,6 +545,11 @@ impl CompletionRequest {
             }
         };
         Ok(prompts.iter().map(messages).collect())
+    }
+
+    /// Returns the width of the beam of a completion by a model that summarizes.
+    pub(crate) fn beam(&self) -> Option<u32> {
+        self.best_of.map(|best_of| u32::try_from(best_of).unwrap_or(u32::MAX)).or(self.beam_size)
     }
 
     /// Returns the options that summaries and completions have in common.
@@ -622,7 +637,6 @@ impl CompletionRequest {
             ("boundary_threshold", self.boundary_threshold.map(|threshold| threshold.to_string())),
             ("logprobs", self.logprobs.map(|count| count.to_string())),
             ("max_segments", self.max_segments.map(|count| count.to_string())),
-            ("beam_size", self.beam_size.map(|size| size.to_string())),
             ("resume_text", self.resume_text.as_deref().filter(|text| !text.is_empty()).map(quoted)),
             ("end_when_complete", is_true(self.end_when_complete)),
         ] {
@@ -708,13 +722,17 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
          forced_bos_token_id forced_eos_token_id forced_decoder_ids decoder_start_token_id sequence_bias constraints \
          logits_processors custom_logit_processor custom_params vllm_xargs samplers top_h dola_layers \
          exponential_decay_length_penalty repetition_detection n_predict num_predict max_length max_time truncate \
+         max_output_tokens max_tokens_to_sample max_gen_len stopSequences rep_pen rep_pen_range grammar_string \
          truncate_prompt_tokens sampling_seed random_seed inputs input input_ids prompt_token_ids prompt_embeds \
          input_embeds text messages suffix input_prefix input_suffix input_extra negative_prompt negative_prompt_ids \
          system template chat_template images image_data audio_data multimodal_data session_params lora lora_path \
          lora_request lora_name adapter_id adapters watermarking_config reasoning reasoning_effort verbosity \
          web_search_options",
     ),
-    (OtherField::Refused("{}"), "options parameters sampling_params generation_config chat_template_kwargs nvext"),
+    (
+        OtherField::Refused("{}"),
+        "extra_body options parameters sampling_params generation_config chat_template_kwargs nvext",
+    ),
     (OtherField::Refused("\"none\" or \"auto\""), "tool_choice function_call"),
     (
         OtherField::Refused("false"),
@@ -736,11 +754,11 @@ const OTHER_FIELDS: [(OtherField, &str); 16] = [
     (OtherField::Refused("-1 or 64"), "repeat_last_n"),
     (
         OtherField::OnlyOf(Path::Completions, "null"),
-        "prompt logprobs boundary_mode boundary_threshold max_segments stop resume_text end_when_complete",
+        "prompt logprobs boundary_mode boundary_threshold max_segments resume_text end_when_complete",
     ),
     (OtherField::OnlyOf(Path::Completions, "{}"), "logit_bias"),
     (OtherField::OnlyOf(Path::Completions, "1"), "n best_of"),
-    (OtherField::OnlyOf(Path::Completions, "false"), "include_stop_str_in_output ignore_eos echo boundaries"),
+    (OtherField::OnlyOf(Path::Completions, "false"), "ignore_eos echo boundaries"),
     (OtherField::OnlyOf(Path::Summaries, "null"), "document document_id hard_topk mode sentences"),
     (OtherField::OnlyOf(Path::Summaries, "1"), "hypotheses"),
 ];
@@ -790,7 +808,7 @@ fn listed(name: &str, names: &'static str) -> Option<&'static str> {
     names.split(' ').find(|listed| *listed == name)
 }
 
-/// Parses a JSON object, in which a whole number may be written as `10.0`. Errors call it `input`. Fails with
+/// Parses a JSON object, in which a whole number may be written as `10.0` or `1e1`. Errors call it `input`. Fails with
 /// [`Error::Unreadable`], which names the malformed field.
 pub(crate) fn parse_json<'a, T: DeserializeOwned>(json: impl Into<Cow<'a, [u8]>>, input: &str) -> Result<T> {
     parse(json.into(), input, None)
@@ -823,7 +841,7 @@ fn parse<T: DeserializeOwned>(mut json: Cow<'_, [u8]>, input: &str, path: Option
     Ok(parsed)
 }
 
-/// Parses a JSON value, in which a whole number may be written as `10.0`.
+/// Parses a JSON value, in which a whole number may be written as `10.0` or `1e1`.
 pub(crate) fn parse_value(text: &str) -> serde_json::Result<Value> {
     let mut json = Cow::from(text.as_bytes());
     scan(&mut json);
@@ -833,32 +851,57 @@ pub(crate) fn parse_value(text: &str) -> serde_json::Result<Value> {
 /// Bytes of an escape such as `\u000a`.
 const ESCAPE: usize = 6;
 
-/// Replaces the fraction of each number such as `10.0` by spaces. Returns the place of the first escape of a surrogate without its
-/// other half: such a string has no UTF-8, and serde_json describes each kind in other words.
+/// Writes each number such as `10.0` or `1e1` with digits only, and spaces in the place of the rest. Returns the place of the first
+/// escape of a surrogate without its other half: such a string has no UTF-8, and serde_json describes each kind in other words.
 fn scan(json: &mut Cow<'_, [u8]>) -> Option<usize> {
+    let mut written = Vec::new();
+    let mut copied = 0;
     let mut at = 0;
+    let mut unpaired = None;
     while at < json.len() {
         match json[at] {
             b'"' => match string_end(json, at + 1) {
                 Ok(end) => at = end,
-                Err(unpaired) => return Some(unpaired),
+                Err(escape) => {
+                    unpaired = Some(written.len() + escape - copied);
+                    break;
+                }
             },
             b'0'..=b'9' => {
                 let is_part = |byte: &&u8| byte.is_ascii_digit() || b".eE+-".contains(byte);
                 let end = at + json[at..].iter().take_while(is_part).count();
-                let point = at + json[at..end].iter().take_while(|byte| byte.is_ascii_digit()).count();
-                if let [b'.', zeros @ ..] = &json[point..end]
-                    && !zeros.is_empty()
-                    && zeros.iter().all(|digit| *digit == b'0')
-                {
-                    json.to_mut()[point..end].fill(b' ');
+                if let Some(digits) = whole_number(&json[at..end]) {
+                    written.extend_from_slice(&json[copied..at]);
+                    written.extend_from_slice(digits.as_bytes());
+                    written.resize(written.len() + (end - at).saturating_sub(digits.len()), b' ');
+                    copied = end;
                 }
                 at = end;
             }
             _ => at += 1,
         }
     }
-    None
+    if copied > 0 {
+        written.extend_from_slice(&json[copied..]);
+        *json = Cow::Owned(written);
+    }
+    unpaired
+}
+
+/// Returns the digits of a number that is whole and not written with digits only. One with an exponent counts up to 2^53, so that it has
+/// at most 16 digits.
+fn whole_number(number: &[u8]) -> Option<Cow<'_, str>> {
+    let point = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    match number.get(point..)? {
+        [] => None,
+        [b'.', zeros @ ..] if !zeros.is_empty() && zeros.iter().all(|digit| *digit == b'0') => {
+            std::str::from_utf8(&number[..point]).ok().map(Cow::Borrowed)
+        }
+        _ => {
+            let value: f64 = serde_json::from_slice(number).ok()?;
+            (value.fract() == 0.0 && value <= 2_f64.powi(53)).then(|| Cow::Owned(format!("{value}")))
+        }
+    }
 }
 
 /// Returns the place behind the string whose text begins at `at`. Fails with the place of its first unpaired surrogate.
@@ -1560,9 +1603,10 @@ mod tests {
     fn whole_numbers_may_have_a_fraction() {
         for (json, scanned) in [
             (r#"{"a": 10.0, "b": [1.00,-3.0]}"#, r#"{"a": 10  , "b": [1   ,-3  ]}"#),
+            (r#"{"a": 2e0, "b": [-20e-1,1.0E+3, 1e15]}"#, r#"{"a": 2  , "b": [-2    ,1000  , 1000000000000000]}"#),
             (
-                r#"[1.05, 1.0e3, 1e3.0, 1.0.0, .0, 10., "1.0", "\\", "\"1.0"]"#,
-                r#"[1.05, 1.0e3, 1e3.0, 1.0.0, .0, 10., "1.0", "\\", "\"1.0"]"#,
+                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e16, 1e999, "1.0", "\\", "\"1.0"]"#,
+                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e16, 1e999, "1.0", "\\", "\"1.0"]"#,
             ),
             ("1.0", "1  "),
             (r#""1.0"#, r#""1.0"#),

@@ -36,6 +36,9 @@ const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 /// of the caches.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(250);
 
+/// The age up to which [`Metrics::render_load`] returns its last text: strangers who scrape in a loop cost less than a twentieth of a core.
+const LOAD_INTERVAL: Duration = Duration::from_millis(10);
+
 /// The labels that series of this file have, and those that Prometheus reserves.
 pub(crate) const LABELS: [&str; 17] = [
     "model_name",
@@ -88,6 +91,8 @@ pub struct Metrics {
     cache_block: usize,
     /// The time at which the bytes of key-value pages were last counted.
     memory_counted: Mutex<Option<Instant>>,
+    /// The last text without histograms, and when it was rendered.
+    last_load: Mutex<Option<(Instant, String)>>,
     families: Families,
     levels: LevelFamilies,
     /// Answered calls, by service, method and code.
@@ -156,6 +161,7 @@ impl Metrics {
             vllm_names,
             cache_block: config.cache_block,
             memory_counted: Mutex::default(),
+            last_load: Mutex::default(),
             families,
             levels,
             calls,
@@ -230,9 +236,15 @@ impl Metrics {
     }
 
     /// Renders all metrics but the histograms, as [`render`](Self::render) does. The key-value memory in use may be a quarter of a
-    /// second old.
+    /// second old, and the text a hundredth.
     pub fn render_load(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
-        self.render_registries(engines, None)
+        let mut last = lock(&self.last_load);
+        if let Some((_, text)) = last.as_ref().filter(|(at, _)| clock::since(*at) < LOAD_INTERVAL) {
+            return Ok(text.clone());
+        }
+        let text = self.render_registries(engines, None)?;
+        *last = Some((clock::now(), text.clone()));
+        Ok(text)
     }
 
     fn render_registries(

@@ -14,7 +14,7 @@ use crate::cli::signals::{EndSignals, exit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{io, thread};
 use tokio::{sync::watch, time::timeout};
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use weir_client::flags::FlagOrigins;
 use weir_kernels::error::{Error, Result, printable};
 use weir_kernels::memory;
+use weir_kernels::sync::lock;
 use weir_server::config::{Announce, Checks, CredentialFiles, LiveCredentials, Origins, ServeConfig};
 use weir_server::metrics::Metrics;
 use weir_server::run::{ServerParts, run as serve};
@@ -137,6 +138,7 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
     }
     // Before other threads start, because a thread keeps its heap.
     memory::return_large_blocks();
+    check_threads()?;
     let writer = LogWriter::start();
     let result = args.validate(&writer, color, checks).and_then(|settings| {
         if args.check_config {
@@ -149,6 +151,24 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
     });
     writer.finish();
     result
+}
+
+/// Fails if the process may not start the threads that every server has: two for each core, and a few for the log, signals and a model.
+fn check_threads() -> Result<()> {
+    let count = 2 * thread::available_parallelism().map_or(1, usize::from) + 6;
+    let gate = Mutex::new(());
+    let held = lock(&gate);
+    thread::scope(|scope| {
+        for started in 0..count {
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, || drop(lock(&gate))) {
+                drop(held);
+                let found = format!("{started} ({error}; see `ulimit -u` and the container's limit of processes)");
+                return Err(Error::Setting(format!("threads: expected at least {count}, found {found}")));
+            }
+        }
+        drop(held);
+        Ok(())
+    })
 }
 
 async fn listen(settings: ServeConfig, writer: &LogWriter) -> Result<()> {

@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, QUOTED, Result, clip, quoted};
 
 /// Settings of a tokenizer.
 pub(super) const SETTINGS_FILE: &str = "tokenizer_config.json";
@@ -32,10 +32,10 @@ pub(super) fn token_json(token: &AddedToken) -> Json {
         "rstrip": rstrip, "normalized": false, PYTHON_KEY: if *begins_word { BEGINS_WORD } else { "" } })
 }
 
-/// Returns the contents of an optional file; null if there is none.
+/// Returns the object in an optional file; null if there is none.
 pub(super) fn read_optional(dir: &Path, name: &str) -> Result<Json> {
     match files::present(dir, name)? {
-        Some(file) => parse(&read_config(&file)?, &file, ""),
+        Some(file) => parse(&read_config(&file)?, &file, "").map(Json::Object),
         None => Ok(Json::Null),
     }
 }
@@ -47,35 +47,49 @@ pub(super) fn read(dir: &Path, settings: &Json, size: usize) -> Result<BTreeMap<
         map.as_object().into_iter().flatten().flat_map(|(_, value)| names(value)).collect();
     special.extend(names(&settings["additional_special_tokens"]));
     let mut tokens = BTreeMap::new();
-    let mut add = |file: &str, key: String, found: String, content: Option<&str>, flags: &Json| {
-        let id = found.parse().ok().filter(|id: &u32| (*id as usize) < size);
-        let wrong =
-            |expected: String, found: String| Err(Error::checkpoint(dir.join(file), key.as_str(), expected, found));
-        let Some(id) = id else {
-            return wrong(format!("an id below {size}, the number of the model's ids"), found);
+    let wrong = |file: &str, key: &str, expected: &str, found: String| {
+        Error::checkpoint(dir.join(file), key, expected, clip(&found, QUOTED))
+    };
+    let mut add = |file: &str, key: &str, id: String, content: &Json, flags: &Json| {
+        let Some(known) = id.parse().ok().filter(|id: &u32| (*id as usize) < size) else {
+            let expected = format!("an id below {size}, the number of the model's ids");
+            return Err(wrong(file, key, &expected, id));
         };
-        let Some(content) = content.filter(|content| !content.is_empty()) else {
-            return wrong("a text".into(), flags["content"].to_string());
+        let Some(content) = content.as_str().filter(|content| !content.is_empty()) else {
+            return Err(wrong(file, &format!("{key}.content"), "a text", content.to_string()));
         };
-        let token = with_flags(id, content, flags);
-        tokens.insert(id as usize, AddedToken { special: token.special || special.contains(content), ..token });
+        for flag in FLAGS {
+            if !matches!(flags[flag], Json::Null | Json::Bool(_)) {
+                return Err(wrong(file, &format!("{key}.{flag}"), "true or false", flags[flag].to_string()));
+            }
+        }
+        let token = with_flags(known, content, flags);
+        tokens.insert(known as usize, AddedToken { special: token.special || special.contains(content), ..token });
         Ok(())
     };
-    match settings["added_tokens_decoder"].as_object() {
-        Some(decoder) => {
-            for (id, flags) in decoder {
-                let content = flags.as_str().or(flags["content"].as_str());
-                add(SETTINGS_FILE, format!("added_tokens_decoder.{id}"), id.clone(), content, flags)?;
+    let listed = "added_tokens_decoder";
+    match &settings[listed] {
+        Json::Object(decoder) => {
+            for (id, token) in decoder {
+                let key = format!("{listed}.{id}");
+                if !token.is_object() {
+                    return Err(wrong(SETTINGS_FILE, &key, "an object with the token's content", token.to_string()));
+                }
+                add(SETTINGS_FILE, &key, id.clone(), &token["content"], token)?;
             }
         }
-        None => {
+        Json::Null => {
             for (content, id) in read_optional(dir, ADDED_FILE)?.as_object().into_iter().flatten() {
-                add(ADDED_FILE, format!("{content:?}"), id.to_string(), Some(content), &Json::Null)?;
+                add(ADDED_FILE, &quoted(content), id.to_string(), &json!(content), &Json::Null)?;
             }
         }
+        other => return Err(wrong(SETTINGS_FILE, listed, "an object", other.to_string())),
     }
     Ok(tokens)
 }
+
+/// The flags of a token.
+const FLAGS: [&str; 4] = ["special", "lstrip", "rstrip", "single_word"];
 
 fn with_flags(id: u32, text: &str, flags: &Json) -> AddedToken {
     let is = |flag: &str| flags[flag] == Json::Bool(true);
@@ -95,10 +109,17 @@ fn with_flags(id: u32, text: &str, flags: &Json) -> AddedToken {
 pub(super) fn named(dir: &Path, settings: &Json, key: &str, usual: &str, strips: bool) -> Result<AddedToken> {
     let map = read_optional(dir, SPECIAL_FILE)?;
     let is_listed = settings["added_tokens_decoder"].is_object();
-    let mut stated = [&map[key], &settings[key]].into_iter().filter(|value| !value.is_null());
+    let of_map = (SPECIAL_FILE, &map[key]);
+    let mut stated = [of_map, (SETTINGS_FILE, &settings[key])].into_iter().filter(|(_, value)| !value.is_null());
     let stated = if is_listed { stated.next_back() } else { stated.next() };
-    let flags = stated.filter(|value| value["content"].is_string());
-    let name = flags.map(|value| &value["content"]).or(stated).and_then(Json::as_str).unwrap_or(usual);
+    let flags = stated.map(|(_, value)| value).filter(|value| value["content"].is_string());
+    let name = match stated {
+        None => usual,
+        Some((file, value)) => value["content"].as_str().or(value.as_str()).ok_or_else(|| {
+            let found = clip(&value.to_string(), QUOTED);
+            Error::checkpoint(dir.join(file), key, "a text, or an object with its content", found)
+        })?,
+    };
     let token = AddedToken { special: true, ..with_flags(0, name, flags.unwrap_or(&Json::Null)) };
     let strips = strips && flags.is_none();
     Ok(AddedToken { lstrip: token.lstrip || strips, rstrip: token.rstrip || strips, ..token })

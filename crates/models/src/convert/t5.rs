@@ -35,7 +35,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use weir_kernels::error::{Error, Result};
+use weir_kernels::error::{Error, QUOTED, Result, clip};
 
 pub(super) const T5_TYPES: &[&str] = &["t5", "mt5", "longt5"];
 
@@ -145,12 +145,14 @@ impl<'a> T5Folder<'a> {
         let official: Vec<String> = specs.iter().map(|spec| self.official(&spec.name)).collect();
         let read = self.source.read(&specs, &official, progress)?;
         let tensors = &read.tensors;
+        let listing = self.source.listing();
         let embedding = self.embedding();
         for copy in EMBEDDINGS.into_iter().filter(|name| *name != embedding) {
-            check_copy(tensors, copy, embedding, " (both sides share the embedding)", &self.file)?;
+            check_copy(tensors, copy, embedding, " (both sides share the embedding)", &listing)?;
         }
         if self.arguments.is_tied() {
-            check_copy(tensors, HEAD, embedding, " (tie_word_embeddings is true)", &self.file)?;
+            let why = " (tie_word_embeddings of config.json is true, its default)";
+            check_copy(tensors, HEAD, embedding, why, &listing)?;
         }
         Ok(read)
     }
@@ -595,15 +597,16 @@ fn byt5_tokens(dir: &Path, settings: &Json, size: usize) -> Result<Vec<AddedToke
 
 /// Returns the number of sentinels. Fails if it exceeds `size`, the ids of the model, or the ids that any model may have.
 fn sentinels(settings: &Json, size: usize, dir: &Path) -> Result<usize> {
-    let Some(count) = settings["extra_ids"].as_u64() else { return Ok(SENTINELS) };
-    let limit = size.min(MAX_SYMBOLS);
-    match usize::try_from(count) {
-        Ok(count) if count <= limit => Ok(count),
-        _ => {
-            let expected = format!("at most {limit}, the number of the model's ids");
-            Err(Error::checkpoint(dir.join(SETTINGS_FILE), "extra_ids", expected, count.to_string()))
-        }
+    let stated = &settings["extra_ids"];
+    if stated.is_null() {
+        return Ok(SENTINELS);
     }
+    let limit = size.min(MAX_SYMBOLS);
+    let count = stated.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|count| *count <= limit);
+    count.ok_or_else(|| {
+        let expected = format!("0 to {limit}, the number of the model's ids");
+        Error::checkpoint(dir.join(SETTINGS_FILE), "extra_ids", expected, clip(&stated.to_string(), QUOTED))
+    })
 }
 
 /// Returns a `tokenizer.json` with the ids of a SentencePiece model: its pieces by their kinds, sentinels after them in reverse order,

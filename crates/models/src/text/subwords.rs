@@ -10,6 +10,7 @@ use crate::text::{
     tokenizer_limits::{Growth, NORMAL_BYTES, PIECE_BYTES, bound_model, check_template},
 };
 use regex::RegexBuilder;
+use serde::Deserialize;
 use serde_json::Value;
 use std::{
     collections::HashSet,
@@ -151,12 +152,15 @@ impl SubwordTokenizer {
         // Before the library compiles patterns and reads character maps.
         check_patterns(&value)?;
         let growth = Growth::read(&value)?;
+        let processor = &value["post_processor"];
+        let members = processor["processors"].as_array().map_or(std::slice::from_ref(processor), Vec::as_slice);
+        members.iter().try_for_each(|member| check_template("post_processor", member))?;
         let work = if value["model"].is_object() { bound_model(&mut value["model"])? } else { 1 };
         let python = take_python_tokens(&mut value)?;
         let user_defined = take_user_defined(&mut value);
         hide(&mut value, &python);
         let mut tokenizer: Tokenizer =
-            library(|| serde_json::from_value(value.clone()).map_err(Into::into)).map_err(|error| invalid(&error))?;
+            library(|| Tokenizer::deserialize(&value).map_err(Into::into)).map_err(|error| invalid(&error))?;
         let processor = serde_json::to_value(tokenizer.get_post_processor()).map_err(|error| invalid(&error))?;
         check_templates("post_processor", &processor)?;
         check(&value)?;

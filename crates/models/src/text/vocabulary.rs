@@ -554,13 +554,7 @@ impl Vocabulary {
             return Ok((symbols, PlacedText::new(text, marks.chain(self.start_bytes(text, 0)))));
         }
         let tokens = self.encode_tokens(field, text, limit)?;
-        let mut end = 0;
-        let starts = tokens.iter().map(|token| {
-            let start = token.start.min(end);
-            end = end.max(token.end);
-            start
-        });
-        let placed = PlacedText::new(text, starts);
+        let placed = PlacedText::of_spans(text, tokens.iter().map(|token| (token.start, token.end)));
         Ok((tokens.into_iter().map(|token| token.id).collect(), placed))
     }
 
@@ -914,6 +908,17 @@ impl PlacedText {
             place
         });
         Self { starts: starts.collect(), text: text.to_owned() }
+    }
+
+    /// Creates a text whose symbols have these bytes, each from the first to the one after the last.
+    pub fn of_spans(text: &str, spans: impl IntoIterator<Item = (usize, usize)>) -> Self {
+        let mut last = 0;
+        let starts = spans.into_iter().map(|(start, end)| {
+            let start = start.min(last);
+            last = last.max(end);
+            start
+        });
+        Self::new(text, starts)
     }
 
     /// Returns the text of the symbols from `from` to `to`, which may end within a character's bytes: its text is the last one's.

@@ -26,7 +26,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 use tokio_stream::{Stream, StreamExt, StreamMap};
-use weir_engine::sampling::{StopMatcher, StopStrings};
+use weir_engine::{
+    sampling::{StopMatcher, StopStrings},
+    summary::SummaryMode,
+};
 use weir_kernels::error::{Error, Result, floor_boundary};
 use weir_models::{
     contract::{Card, DocumentLimits},
@@ -54,11 +57,14 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
     }
     let names = request.names(Surface::Summaries);
     let in_own_words = |error| ApiError::named(error, &names);
+    let engine = state.monitor.engines().find_able("model", request.model.as_deref(), summarizes);
+    let stops = engine.and_then(|engine| SummaryStops::new(&request, engine.card())).map_err(in_own_words)?;
     let messages = request.summary_messages().map_err(in_own_words)?;
     let wants_stream = request.wants_stream();
     // The document is in the messages.
     drop(request);
     let messages = state.calls.summarize(client, messages).await.map_err(in_own_words)?;
+    let messages = StoppedSummary::new(messages, stops);
     let late_headers = state.calls.jobs.late_headers;
     if wants_stream {
         return response::response(SummaryEvents { messages, is_complete: false, names }, late_headers).await;
@@ -68,7 +74,7 @@ async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Re
 }
 
 /// Returns the summary in one message, once it is complete.
-async fn collect(mut response: Summarized, mut size: CollectedSize) -> Result<Response> {
+async fn collect(mut response: StoppedSummary, mut size: CollectedSize) -> Result<Response> {
     let mut bytes = 0_usize;
     let mut summary = Map::new();
     let mut text = String::new();
@@ -202,7 +208,7 @@ pub(crate) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
 
 /// A summary as server-sent events.
 struct SummaryEvents {
-    messages: Summarized,
+    messages: StoppedSummary,
     /// True after the last event.
     is_complete: bool,
     names: Names,
@@ -307,7 +313,11 @@ struct StoppedText<'a> {
 
 impl SummaryStops {
     fn new(request: &CompletionRequest, card: &Card) -> Result<Self> {
-        let texts = StopStrings::new(request.stop.0.clone(), card)?.texts;
+        let mut texts = StopStrings::new(request.stop.0.clone(), card)?.texts;
+        if request.mode == Some(SummaryMode::Extract) {
+            // sentences stay as the document has them
+            texts.clear();
+        }
         let min_tokens = request.min_tokens.map_or(0, |min| min as usize);
         let is_included = request.include_stop_str_in_output.unwrap_or_default();
         Ok(Self { texts, is_included, min_tokens, vocabulary: Arc::clone(&card.vocabulary) })
@@ -340,6 +350,69 @@ impl SummaryStops {
             let bytes = before + end - if self.is_included { 0 } else { found.length };
             Some(StoppedText { bytes, tokens: index + 1, stop: &self.texts[found.index] })
         })
+    }
+}
+
+/// The messages of one summary, whose texts stop strings end.
+struct StoppedSummary {
+    messages: Summarized,
+    summary: PromptSummary,
+    stops: SummaryStops,
+    /// The last message, after the rest of the text.
+    last: Option<SummarizeResponse>,
+}
+
+impl StoppedSummary {
+    fn new(messages: Summarized, stops: SummaryStops) -> Self {
+        let summary = PromptSummary { matcher: stops.stream_matcher(), ..PromptSummary::default() };
+        Self { messages, summary, stops, last: None }
+    }
+}
+
+impl Stream for StoppedSummary {
+    type Item = Result<SummarizeResponse>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let Some(last) = this.last.take() {
+            return Poll::Ready(Some(Ok(last)));
+        }
+        loop {
+            let mut message = match ready!(Pin::new(&mut this.messages).poll_next(cx)) {
+                Some(Ok(message)) => message,
+                ended => return Poll::Ready(ended),
+            };
+            let text = match &mut message.event {
+                Some(Event::Piece(piece)) => {
+                    this.summary.push(&piece.text);
+                    std::mem::take(&mut this.summary.text)
+                }
+                Some(Event::Finished(finished)) => {
+                    for (rank, text) in finished.hypotheses.iter_mut().enumerate() {
+                        let Some(stopped) = this.stops.find(&text.ids) else { continue };
+                        text.text.truncate(floor_boundary(&text.text, stopped.bytes));
+                        text.ids.truncate(stopped.tokens);
+                        text.logprobs.truncate(stopped.tokens);
+                        if rank == 0 {
+                            finished.reason = v1::SummaryFinishReason::EndOfText.into();
+                        }
+                    }
+                    let best = finished.hypotheses.first();
+                    let rest =
+                        best.and_then(|best| best.text.get(this.summary.released..)).unwrap_or_default().to_owned();
+                    if rest.is_empty() {
+                        return Poll::Ready(Some(Ok(message)));
+                    }
+                    this.last = Some(message);
+                    rest
+                }
+                _ => return Poll::Ready(Some(Ok(message))),
+            };
+            if !text.is_empty() {
+                let event = Some(Event::Piece(v1::SummaryPiece { text }));
+                return Poll::Ready(Some(Ok(SummarizeResponse { event })));
+            }
+        }
     }
 }
 

@@ -1,14 +1,16 @@
 //! `/v1/completions/render`, `/tokenize` and `/detokenize`, as vLLM has them: the symbols that a completion feeds to its model, and the
-//! text of symbols. Fields call symbols tokens. A text has the symbols that the same prompt of `/v1/completions` has.
+//! text of symbols. Fields call symbols tokens. A text has the symbols that the same prompt of `/v1/completions` has: for a model that
+//! summarizes, those of a document.
 
 use crate::{
     call::ClientContext,
     completion_request::{CompletionRequest, Names, Path, Prompt, Surface, parse_json},
-    grpc::convert::generate_job,
+    grpc::convert::{self, generate_job},
     http::{
         completions::no_chat,
         error::ApiError,
         state::{ApiState, JSON},
+        summaries::summarizer,
     },
     middleware::{CallResponse, limits::RequestMemory},
     registry::{Lease, continues_text},
@@ -22,10 +24,13 @@ use axum::{
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use weir_engine::constraint::Constraint;
+use weir_engine::{constraint::Constraint, summary::LongDocuments};
 use weir_kernels::error::{Error, Result, quoted};
-use weir_models::contract::Card;
-use weir_proto::v1;
+use weir_models::{
+    contract::{Card, DocumentLimits, EarlyStopping, covers_text, no_text},
+    text::{LimitStatus, PlacedText, StreamTokenizer, TokenSpan},
+};
+use weir_proto::v1::{self, summarize_request::Part};
 
 /// Bytes of memory of a symbol's id, and of the id in JSON.
 const ID_BYTES: usize = 16;
@@ -87,7 +92,6 @@ pub(super) async fn tokenize(
 ) -> Response {
     let answer = async {
         let body = state.read_body(&client, request, JSON).await?;
-        let tenant = Arc::clone(&body.tenant);
         let request: TokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
         let model = request.model.clone();
         if request.messages.is_some() {
@@ -97,8 +101,8 @@ pub(super) async fn tokenize(
         }
         let bytes = request.prompt.as_ref().map_or(0, String::len);
         let limit = state.max_body_bytes;
-        let work = move |card: &Card, memory: &RequestMemory| request.answer(card, limit, memory);
-        respond(&state, &client, &tenant, model, bytes, &Names::default(), work).await
+        let work = move |engine: &Lease, memory: &RequestMemory| request.answer(engine, limit, memory);
+        respond(&state, &client, "/weir.v1.Tokenization/Tokenize", model, bytes, &Names::default(), work).await
     };
     client.with_request_id(answer.await.into_response())
 }
@@ -110,12 +114,11 @@ pub(super) async fn detokenize(
 ) -> Response {
     let answer = async {
         let body = state.read_body(&client, request, JSON).await?;
-        let tenant = Arc::clone(&body.tenant);
         let request: DetokenizeRequest = state.parse(body, |json| parse_json(json, "the body")).await?;
         let DetokenizeRequest { model, tokens } = request;
         let bytes = tokens.len() * size_of::<u32>();
-        let work = move |card: &Card, memory: &RequestMemory| detokenized(&tokens, card, memory);
-        respond(&state, &client, &tenant, model, bytes, &Names::default(), work).await
+        let work = move |engine: &Lease, memory: &RequestMemory| detokenized(&tokens, engine.card(), memory);
+        respond(&state, &client, "/weir.v1.Tokenization/Detokenize", model, bytes, &Names::default(), work).await
     };
     client.with_request_id(answer.await.into_response())
 }
@@ -127,9 +130,10 @@ pub(super) async fn render(
 ) -> Response {
     let answer = async {
         let body = state.read_body(&client, request, JSON).await?;
-        let tenant = Arc::clone(&body.tenant);
         let request = state.parse(body, |json| CompletionRequest::parse(json, Path::Completions)).await?;
-        let names = request.names(Surface::Completions);
+        let engines = state.monitor.engines();
+        let summarizes = summarizer(engines, request.model.as_deref())?.is_some();
+        let names = request.names(if summarizes { Surface::SummarizedPrompts } else { Surface::Completions });
         let model = request.model.clone();
         let bytes = request.prompt.list().unwrap_or_default().iter().map(|prompt| match prompt {
             Prompt::Text(text) => text.len(),
@@ -137,35 +141,35 @@ pub(super) async fn render(
         });
         let bytes = bytes.sum();
         let id = Arc::clone(&client.request_id);
-        let work = move |card: &Card, memory: &RequestMemory| {
+        let work = move |engine: &Lease, memory: &RequestMemory| {
             memory.add(bytes * ID_BYTES)?;
-            rendered(request, card, &id)
+            rendered(request, engine, &id)
         };
-        respond(&state, &client, &tenant, model, bytes, &names, work).await
+        respond(&state, &client, "/weir.v1.Tokenization/Render", model, bytes, &names, work).await
     };
     client.with_request_id(answer.await.into_response())
 }
 
-/// Responds with the JSON that `work` makes of the card of a request's model, as a call that asks for this model. `work` adds what it
-/// allocates to the memory of the request, whose text has `bytes` bytes.
+/// Responds with the JSON that `work` makes for a request's model, as a call of the method at `path`. `work` adds what it allocates to
+/// the memory of the request, whose text has `bytes` bytes.
 async fn respond(
     state: &ApiState,
     client: &ClientContext,
-    tenant: &Arc<str>,
+    path: &'static str,
     model: Option<String>,
     bytes: usize,
     names: &Names,
-    work: impl FnOnce(&Card, &RequestMemory) -> Result<Vec<u8>> + Send + 'static,
+    work: impl FnOnce(&Lease, &RequestMemory) -> Result<Vec<u8>> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let jobs = &state.calls.jobs;
-    let call = state.calls.begin("/weir.v1.Models/GetModel", client, bytes, async |_, memory| {
-        let lease: Lease = jobs.engines.find_able("model", model.as_deref(), continues_text)?;
-        if !continues_text(&lease) {
-            let card = lease.card();
-            return Err(Error::only_summarizes(&card.name, "continues a prompt", &card.shape));
-        }
+    let call = state.calls.begin(path, client, bytes, async |call, memory| {
+        let model = model.as_deref();
+        let lease = match summarizer(&jobs.engines, model)? {
+            Some(lease) => lease,
+            None => jobs.engines.find_able("model", model, continues_text)?,
+        };
         let cost = lease.card().vocabulary.work(bytes);
-        jobs.workers.run(tenant, cost, move || work(lease.card(), &memory)).await.flatten()
+        jobs.workers.run(&call.tenant(), cost, move || work(&lease, &memory)).await.flatten()
     });
     let json = call.await.map(CallResponse::into_complete).map_err(|error| ApiError::named(error, names))?;
     Ok(([(CONTENT_TYPE, JSON)], json).into_response())
@@ -176,7 +180,8 @@ fn to_json(value: &impl Serialize) -> Result<Vec<u8>> {
 }
 
 impl TokenizeRequest {
-    fn answer(self, card: &Card, limit: usize, memory: &RequestMemory) -> Result<Vec<u8>> {
+    fn answer(self, engine: &Lease, limit: usize, memory: &RequestMemory) -> Result<Vec<u8>> {
+        let card = engine.card();
         let text = self.prompt.ok_or_else(|| Error::bad_option("prompt", "nothing", "a text"))?;
         let strings = self.return_token_strs.unwrap_or_default();
         let offsets = self.return_offsets.unwrap_or_default();
@@ -184,26 +189,60 @@ impl TokenizeRequest {
         // few texts have more symbols than bytes
         memory.add(text.len() * of_symbol)?;
         let vocabulary = &card.vocabulary;
-        let marks = if self.add_special_tokens.unwrap_or(true) { 0 } else { vocabulary.start_marks().count() };
-        let (mut tokens, places) = if offsets {
-            let (tokens, placed) = vocabulary.encode_placed("prompt", &text, limit)?;
+        let has_marks = self.add_special_tokens.unwrap_or(true);
+        let document = engine.document_limits();
+        let (mut tokens, placed, marks) = match document {
+            Some(limits) => {
+                let tokens = document_tokens(engine, limits, &text, limit, has_marks)?;
+                let spans = tokens.iter().map(|token| (token.start as usize, token.end as usize));
+                let placed = offsets.then(|| PlacedText::of_spans(&text, spans));
+                (tokens.into_iter().map(|token| token.id).collect(), placed, 0)
+            }
+            None => {
+                let marks = if has_marks { 0 } else { vocabulary.start_marks().count() };
+                let (tokens, placed) = vocabulary.encode_placed("prompt", &text, limit)?;
+                (tokens, offsets.then_some(placed), marks)
+            }
+        };
+        let places = placed.map(|placed| {
             let end = text.chars().count();
             let start = |symbol| if symbol < tokens.len() { placed.character_of(symbol) } else { end };
-            let places = (marks..tokens.len()).map(|symbol| [start(symbol), start(symbol + 1)]).collect();
-            (tokens, Some(places))
-        } else {
-            (vocabulary.encode("prompt", &text, limit)?, None)
-        };
+            (marks..tokens.len()).map(|symbol| [start(symbol), start(symbol + 1)]).collect()
+        });
         tokens.drain(..marks);
         let token_strs = strings.then(|| tokens.iter().map(|&id| vocabulary.symbol(id)).collect());
         to_json(&Tokenized {
             count: tokens.len(),
-            max_model_len: card.max_symbols,
+            // A document has an end mark as well.
+            max_model_len: document.map_or(card.max_symbols, |limits| limits.tokens.saturating_sub(1)),
             tokens,
             token_strs,
             offsets: places,
         })
     }
+}
+
+/// Returns the tokens of a document; without the model's prefix and the marks around it unless `has_marks`.
+fn document_tokens(
+    engine: &Lease,
+    limits: &DocumentLimits,
+    text: &str,
+    limit: usize,
+    has_marks: bool,
+) -> Result<Vec<TokenSpan>> {
+    let vocabulary = &engine.card().vocabulary;
+    let prefix = if has_marks { &*limits.generation.prefix } else { "" };
+    let tokenizer = StreamTokenizer::new(Arc::clone(vocabulary), "prompt", limit).with_prefix(prefix);
+    let (mut tokens, status) = limits.encode(tokenizer, text)?;
+    if status == LimitStatus::Exceeded {
+        return Err(Error::LongerThan { field: "prompt", limit, unit: "tokens", why: None });
+    }
+    if !has_marks {
+        tokens.drain(..vocabulary.tokenizer().map_or(0, |tokenizer| tokenizer.leading().len()));
+        // A mark that the text spells out stays.
+        tokens.pop_if(|last| last.id == limits.marks.end && last.start == last.end);
+    }
+    Ok(tokens)
 }
 
 fn detokenized(tokens: &[u32], card: &Card, memory: &RequestMemory) -> Result<Vec<u8>> {
@@ -218,21 +257,108 @@ fn detokenized(tokens: &[u32], card: &Card, memory: &RequestMemory) -> Result<Ve
     to_json(&json!({ "prompt": text }))
 }
 
-fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Result<Vec<u8>> {
-    request.adapt_to(card);
+fn rendered(mut request: CompletionRequest, engine: &Lease, request_id: &str) -> Result<Vec<u8>> {
+    let card = engine.card();
+    let all = match engine.document_limits() {
+        Some(limits) => {
+            request.drop_biases_without_symbol(card.vocabulary.len());
+            document_prompts(&request, engine, limits)?
+        }
+        None => {
+            request.adapt_to(card);
+            text_prompts(&mut request, card)?
+        }
+    };
+    let sampling_params = sampling_params(&request)?;
+    let prompts = all.into_iter().enumerate().map(|(index, token_ids)| Rendered {
+        request_id: format!("cmpl-{request_id}-{index}"),
+        token_ids,
+        sampling_params: &sampling_params,
+        model: &card.name,
+        stream: request.wants_stream(),
+        priority: request.priority.unwrap_or_default(),
+    });
+    to_json(&prompts.collect::<Vec<_>>())
+}
+
+/// Returns the symbols of each prompt that a model continues.
+fn text_prompts(request: &mut CompletionRequest, card: &Card) -> Result<Vec<Vec<u32>>> {
     // Only a model with a start mark continues an empty text.
     if card.first_logits.is_none() {
         request.prompt.list()?;
     }
-    // Also checks their number.
-    let choices = request.generate_requests()?.len();
+    // Checks the number of choices. Below, each prompt has one.
+    drop(request.generate_requests()?);
+    let choices = request.n.take();
+    request.best_of = None;
+    let prompts = request.generate_requests()?.map(|mut message| {
+        // the form of the answer changes no token of the prompt
+        message.constraint = None;
+        let compile = |_: &Constraint| Err(Error::Internal("a form is compiled for no request".into()));
+        let (job, _) = generate_job(message, card, compile)?;
+        job.validate(card)?;
+        let mut token_ids = job.prompt;
+        token_ids.extend(job.resumed);
+        Ok(token_ids)
+    });
+    let prompts = prompts.collect::<Result<_>>()?;
+    request.n = choices;
+    Ok(prompts)
+}
+
+/// Returns the tokens of each prompt that a model summarizes.
+fn document_prompts(request: &CompletionRequest, engine: &Lease, limits: &DocumentLimits) -> Result<Vec<Vec<u32>>> {
+    let card = engine.card();
+    let calls = request.summarize_requests(&card.name, limits.marks.end)?;
+    let prompts = request.prompt.list()?.iter().zip(calls).map(|(prompt, call)| {
+        let Some(Part::Options(options)) = call.into_iter().next().and_then(|message| message.part) else {
+            return Err(Error::Internal("a summary without options".into()));
+        };
+        convert::summary_options(&options, card)?.plan(card, limits, engine.limits().rows)?;
+        let long_documents = convert::long_documents(&options)?;
+        if long_documents == LongDocuments::Chunk {
+            return Err(Error::bad_option("long_documents", "chunk", "refuse or cut (each part is a request)"));
+        }
+        let too_long =
+            |limit| Error::LongerThan { field: "prompt", limit, unit: "tokens", why: Some("unless it is cut") };
+        match prompt {
+            Prompt::Text(text) => {
+                let is_cut = long_documents == LongDocuments::Cut;
+                let tokenizer = limits.tokenizer(Arc::clone(&card.vocabulary), "prompt").with_truncation(is_cut);
+                let (tokens, status) = limits.encode(tokenizer, text)?;
+                if status == LimitStatus::Exceeded && !is_cut {
+                    return Err(too_long(limits.tokens.saturating_sub(1)));
+                }
+                if !covers_text(&tokens[..tokens.len().saturating_sub(1)]) {
+                    return Err(no_text("prompt"));
+                }
+                Ok(tokens.into_iter().map(|token| token.id).collect())
+            }
+            Prompt::Ids(ids) => {
+                card.vocabulary.check_ids("prompt", ids)?;
+                let mut token_ids = ids.clone();
+                if ids.last() != Some(&limits.marks.end) {
+                    token_ids.push(limits.marks.end);
+                }
+                if token_ids.len() > limits.tokens {
+                    return Err(too_long(limits.tokens));
+                }
+                Ok(token_ids)
+            }
+        }
+    });
+    prompts.collect()
+}
+
+/// Returns the options that a request states, under the names of vLLM's `SamplingParams` where it has them.
+fn sampling_params(request: &CompletionRequest) -> Result<Value> {
     let biases = request.sampling(None, None).logit_bias.into_iter().filter_map(|bias| match bias.symbol {
         Some(v1::logit_bias::Symbol::Id(id)) => Some((id.to_string(), json!(bias.bias))),
         _ => None,
     });
     let biases: Map<_, _> = biases.collect();
     let params = json!({
-        "n": request.n.take().unwrap_or(1),
+        "n": request.choices_per_prompt(),
         "max_tokens": request.max_tokens,
         "min_tokens": request.min_tokens,
         "temperature": request.temperature,
@@ -252,38 +378,20 @@ fn rendered(mut request: CompletionRequest, card: &Card, request_id: &str) -> Re
         "boundaries": request.boundaries,
         "boundary_mode": request.boundary_mode,
         "max_segments": request.max_segments,
+        "beam_size": request.beam(),
+        "length_penalty": request.length_penalty,
+        "early_stopping": request.early_stopping.map(EarlyStopping::name),
+        "no_repeat_ngram": request.no_repeat_ngram,
     });
-    // One request for each prompt.
-    request.best_of = None;
     let Value::Object(params) = params else { return Err(Error::Internal("sampling_params is no object".into())) };
     let mut stated: Map<_, _> = params.into_iter().filter(|(_, value)| !value.is_null()).collect();
-    // Every prompt has the same form.
-    if let Some(constraint) = request.generate_requests()?.next().and_then(|message| message.constraint) {
+    if let Some(constraint) = request.constraint()? {
         if let Some(ends) = constraint.end_when_complete {
             stated.insert("end_when_complete".into(), ends.into());
         }
         stated.insert("structured_outputs".into(), structured_outputs(constraint)?);
     }
-    let sampling_params = Value::Object(stated);
-    let mut prompts = Vec::with_capacity(choices);
-    for (index, mut message) in request.generate_requests()?.enumerate() {
-        // the form of the answer changes no token of the prompt
-        message.constraint = None;
-        let compile = |_: &Constraint| Err(Error::Internal("a form is compiled for no request".into()));
-        let (job, _) = generate_job(message, card, compile)?;
-        job.validate(card)?;
-        let mut token_ids = job.prompt;
-        token_ids.extend(job.resumed);
-        prompts.push(Rendered {
-            request_id: format!("cmpl-{request_id}-{index}"),
-            token_ids,
-            sampling_params: &sampling_params,
-            model: &card.name,
-            stream: request.wants_stream(),
-            priority: request.priority.unwrap_or_default(),
-        });
-    }
-    to_json(&prompts)
+    Ok(Value::Object(stated))
 }
 
 /// Returns a form under the names of vLLM's `structured_outputs`.

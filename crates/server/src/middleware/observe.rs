@@ -39,12 +39,14 @@ use weir_kernels::error::{Error, Result, clip};
 use weir_proto::codec::{TOO_LARGE_DECODED, TOO_MANY_FIELDS};
 
 /// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
-const METHODS: [(&str, &[&str]); 11] = [
+const METHODS: [(&str, &[&str]); 12] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment", "Check"]),
     ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Codec", &["Compress", "Decompress"]),
     ("weir.v1.Editing", &["Edit"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
+    // Over HTTP only.
+    ("weir.v1.Tokenization", &["Render", "Tokenize", "Detokenize"]),
     ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations", "ResetReport"]),
     ("weir.v1.Latency", &["GetReport"]),
     (

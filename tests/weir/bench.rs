@@ -316,7 +316,7 @@ fn a_run_leaves_the_rows_as_they_were() {
     let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait: 2, threshold: None };
     let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
     let first = decoding.run().unwrap();
-    let entry = decode::DecodeMeasurement::new(&mut decoding, first, &machine).unwrap();
+    let entry = decode::DecodeMeasurement::new(&decoding, first, &machine).unwrap();
     assert_eq!((entry.measured.threads, entry.steps, entry.batch), (1, 50, 2));
 }
 

@@ -1,8 +1,8 @@
 //! Thread pool that shares the work of one step: cheap to wake while decoding, asleep when idle.
 //!
 //! The caller posts a job with one atomic store of one word, the job's number and its open tasks, which threads decrement to
-//! take a task. The caller also takes tasks. An idle worker spins for some dozens of microseconds, because the next product of a
-//! step usually comes sooner, and then sleeps.
+//! take a task. The caller also takes tasks. A waiting thread polls, because the next product of a step usually comes within
+//! microseconds, then offers its core to other processes between polls, and an idle worker then sleeps.
 
 use crate::sync::atomic::Ordering::*;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
@@ -13,12 +13,19 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Polls of an idle worker before it sleeps.
-const SPINS: usize = limit_polls(4_000);
+/// Time after which a waiting thread offers its core to others between polls.
+const SPIN: Duration = Duration::from_micros(40);
 
-/// Polls of a waiting caller before it yields its core between polls.
-const CALLER_SPINS: usize = limit_polls(10_000);
+/// Time after which an idle worker sleeps.
+const IDLE: Duration = Duration::from_micros(150);
+
+/// Polls between two looks at the clock.
+const POLLS: usize = 32;
+
+/// Maximum polls of a worker before it sleeps, and of any thread before it offers its core.
+const MAX_POLLS: usize = limit_polls(usize::MAX);
 
 /// A pool of threads that run the tasks of one job at a time. Any thread may call [`run`](Self::run).
 pub struct ThreadPool {
@@ -215,27 +222,22 @@ impl JobState {
     }
 
     fn wait_until_done(&self, tasks: usize) {
-        let mut polls = 0;
+        let mut wait = Wait::default();
         while self.done.0.load(Acquire) < tasks {
-            hint::spin_loop();
-            polls += 1;
-            if polls > CALLER_SPINS {
-                thread::yield_now();
-            }
+            wait.pause();
         }
     }
 
     fn work(&self) {
-        let mut idle = 0;
+        let mut idle = Wait::default();
         while !self.stopped.load(Relaxed) {
             if self.run_next_task() {
-                idle = 0;
-            } else if idle < SPINS {
-                idle += 1;
-                hint::spin_loop();
+                idle = Wait::default();
+            } else if idle.time < IDLE && idle.polls < MAX_POLLS {
+                idle.pause();
             } else {
                 self.sleep();
-                idle = 0;
+                idle = Wait::default();
             }
         }
     }
@@ -247,6 +249,24 @@ impl JobState {
             guard = self.wakeup.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.asleep.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A wait between polls.
+#[derive(Default)]
+struct Wait {
+    polls: usize,
+    begun: Option<Instant>,
+    time: Duration,
+}
+
+impl Wait {
+    fn pause(&mut self) {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls.is_multiple_of(POLLS) {
+            self.time = self.begun.get_or_insert_with(Instant::now).elapsed();
+        }
+        if self.time < SPIN && self.polls < MAX_POLLS { hint::spin_loop() } else { thread::yield_now() }
     }
 }
 

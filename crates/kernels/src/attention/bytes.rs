@@ -4,11 +4,14 @@ use crate::{
     LANES,
     attention::{
         floats::{Columns, Int8Storage, Job, PageHead, Stored, VECTOR_ROWS, largest, multiply_vectors, run_values},
-        layout::{POSITIONS, QUAD, byte_of},
-        queries::{AttentionHead, MAX_COLUMNS, Products, Query, QueryRow, ROW_TILE, Run, SPAN, Span, TileSums, Work},
+        layout::{POSITIONS, QUAD},
+        queries::{
+            Ahead, AttentionHead, LINE, MAX_COLUMNS, Products, Query, QueryRow, ROW_TILE, Run, SPAN, Span, TileSums,
+            Work,
+        },
     },
     dtype::{ROUND, inverse_of},
-    isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH, pack_bytes, pack_words},
+    isa::{ActiveTiles, Isa, Simd, TILE_BYTES, TILE_ROWS, TileShape, Tiles, WIDTH, pack_bytes},
     memory::Aligned,
     rowwise::add_up,
 };
@@ -21,13 +24,13 @@ const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
 impl Stored for Int8Storage {
     type Number = i8;
-    const PREFETCH_PAGES: usize = 4;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
         columns: Columns<'_, i8>,
+        mut next: *const u8,
     ) -> [[f32; POSITIONS]; B] {
         let cells = queries[0].cells.len();
         assert!(queries.iter().all(|query| query.cells.len() == cells));
@@ -37,18 +40,30 @@ impl Stored for Int8Storage {
         for (query, sums) in queries.iter().zip(&mut sums) {
             sums.fill(simd.splat_int(query.sum.wrapping_mul(S::OFFSET).wrapping_neg()));
         }
-        let mut next = columns.numbers.as_ptr();
-        for cell in 0..cells {
-            for v in 0..POSITIONS / WIDTH {
-                // SAFETY: the vector is within row `cell` of the columns, as checked above.
-                let column = simd.offset(unsafe { simd.load_bytes(next.wrapping_add(v * 4 * WIDTH)) });
-                for (query, sums) in queries.iter().zip(&mut sums) {
-                    // SAFETY: each query has `cells` cells, as checked above.
-                    let query = simd.splat_int(pack_bytes(*unsafe { query.cells.get_unchecked(cell) }));
-                    sums[v] = simd.dot_bytes(query, column, sums[v]);
+        // each addition waits for the one before it, so one row alone has two sums
+        let mut odd_sums = [[simd.splat_int(0); POSITIONS / WIDTH]; B];
+        let column = |cell: usize| columns.numbers.as_ptr().wrapping_add(cell * 4 * POSITIONS);
+        for cell in (1..cells).step_by(2) {
+            for line in 0..2 * 4 * POSITIONS / LINE {
+                simd.prefetch(next.wrapping_add(line * LINE));
+            }
+            next = next.wrapping_add(2 * 4 * POSITIONS);
+            // SAFETY: the columns and each query have `cells` cells, as checked above.
+            unsafe { add_cell(simd, queries, cell - 1, column(cell - 1), &mut sums) };
+            let sums = if B == 1 { &mut odd_sums } else { &mut sums };
+            // SAFETY: as above.
+            unsafe { add_cell(simd, queries, cell, column(cell), sums) };
+        }
+        if !cells.is_multiple_of(2) {
+            // SAFETY: as above.
+            unsafe { add_cell(simd, queries, cells - 1, column(cells - 1), &mut sums) };
+        }
+        if B == 1 {
+            for (sums, odd_sums) in sums.iter_mut().zip(&odd_sums) {
+                for (sum, &odd_sum) in sums.iter_mut().zip(odd_sums) {
+                    *sum = simd.add_product(*sum, odd_sum, simd.splat_int(1));
                 }
             }
-            next = next.wrapping_add(4 * POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
         for ((products, sums), query) in products.iter_mut().zip(&sums).zip(queries) {
@@ -82,14 +97,11 @@ impl Stored for Int8Storage {
     ) {
         let list = run.rows.list();
         let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
-        let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;
         for rows in tiles {
-            add_rows(simd, head, span, run, rows, prefetch, work);
-            prefetch = false;
+            add_rows(simd, head, span, run, rows, work);
         }
         for row in rest {
-            add_rows(simd, head, span, run, &[*row], prefetch, work);
-            prefetch = false;
+            add_rows(simd, head, span, run, &[*row], work);
         }
     }
 
@@ -101,6 +113,29 @@ impl Stored for Int8Storage {
     }
 }
 
+/// Adds the products of cell `cell` of each query with the cells of [`POSITIONS`] columns at `column`.
+///
+/// # Safety
+/// Each query has this cell, and `column` points to [`POSITIONS`] cells.
+#[inline(always)]
+unsafe fn add_cell<S: Simd, const B: usize>(
+    simd: S,
+    queries: &[Query<'_>; B],
+    cell: usize,
+    column: *const i8,
+    sums: &mut [[S::I; POSITIONS / WIDTH]; B],
+) {
+    for v in 0..POSITIONS / WIDTH {
+        // SAFETY: the caller guarantees the length.
+        let column = simd.offset(unsafe { simd.load_bytes(column.wrapping_add(v * 4 * WIDTH)) });
+        for (query, sums) in queries.iter().zip(&mut *sums) {
+            // SAFETY: the caller guarantees that the query has the cell.
+            let query = simd.splat_int(pack_bytes(*unsafe { query.cells.get_unchecked(cell) }));
+            sums[v] = simd.dot_bytes(query, column, sums[v]);
+        }
+    }
+}
+
 #[inline(always)]
 fn add_rows<S: Simd, const B: usize>(
     simd: S,
@@ -108,34 +143,31 @@ fn add_rows<S: Simd, const B: usize>(
     span: &Span<'_>,
     run: &Run,
     rows: &[usize; B],
-    prefetch: bool,
     work: &mut Work,
 ) {
     let values = run_values(head, span, run);
-    let last = rows.iter().map(|&row| span.to[row]).max().unwrap_or(0);
-    let keys = last.min(run.pages.end * POSITIONS) - run.pages.start * POSITIONS;
+    let Work { weights, sums, ahead, .. } = work;
+    let weights = weights.each_ref();
     let part = Part {
         values: &values[..run.pages.len()],
-        keys,
-        weights: rows.map(|row| &work.weights[row][run.pages.start * POSITIONS..]),
+        weights: rows.map(|row| weights.map(|bytes| &bytes[row][run.pages.start * POSITIONS..])),
         head_dim: head.layout.head_dim,
-        prefetch,
+        reads: span.reads_values(run, rows),
     };
-    let sums = &mut work.sums;
     let dim = part.head_dim;
     let mut done = 0;
-    if B == 1 {
+    if B == 1 && S::ACROSS == 2 {
         while done + 4 * WIDTH <= dim {
-            part.add_columns::<S, 4>(simd, rows, sums, done);
+            part.add_columns::<S, 4>(simd, rows, sums, done, ahead);
             done += 4 * WIDTH;
         }
     }
     while done + 2 * WIDTH <= dim {
-        part.add_columns::<S, 2>(simd, rows, sums, done);
+        part.add_columns::<S, 2>(simd, rows, sums, done, ahead);
         done += 2 * WIDTH;
     }
     while done + WIDTH <= dim {
-        part.add_columns::<S, 1>(simd, rows, sums, done);
+        part.add_columns::<S, 1>(simd, rows, sums, done, ahead);
         done += WIDTH;
     }
     if done < dim {
@@ -154,7 +186,8 @@ fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, ro
     let mut edge_max = 0f32;
     let mut edge_nan = 0f32;
     for index in pages.clone() {
-        let scales = PageHead::<i8>::new(head, span.bytes(row, index)).values.scales;
+        work.ahead.step(simd, false);
+        let scales = PageHead::<i8>::new(head.layout, span.bytes(row, index)).values.scales;
         for first in (0..POSITIONS).step_by(WIDTH) {
             let vector = index * POSITIONS + first;
             let weights = &mut weights[vector..][..WIDTH];
@@ -184,8 +217,11 @@ fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, ro
     let unit = max / MAX_WEIGHT;
     let inverse = inverse_of(unit);
     let keys = pages.start * POSITIONS..pages.end * POSITIONS;
-    for (int, weight) in work.weights[row][keys.clone()].iter_mut().zip(&weights[keys]) {
-        *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
+    let [upper, lower] = work.weights.each_mut().map(|bytes| &mut bytes[row][keys.clone()]);
+    for ((upper, lower), weight) in upper.iter_mut().zip(lower).zip(&weights[keys]) {
+        let int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits());
+        *upper = (int >> 8) as u8;
+        *lower = int as u8;
     }
     work.units[row] = unit + add_up(lanes) + edge_nan;
 }
@@ -193,50 +229,57 @@ fn round_weights<S: Simd>(simd: S, head: &AttentionHead<'_>, span: &Span<'_>, ro
 struct Part<'a, const B: usize> {
     /// (positions/4, head_dim, 4) for each page.
     values: &'a [Columns<'a, i8>],
-    /// Keys that may have a weight.
-    keys: usize,
-    weights: [&'a [i16]; B],
+    /// The upper and the lower bytes of each row's weights.
+    weights: [[&'a [u8]; 2]; B],
     head_dim: usize,
-    /// True if the values may have to be fetched from memory.
-    prefetch: bool,
+    /// True if the values are next in [`Ahead`].
+    reads: bool,
 }
 
 impl<const B: usize> Part<'_, B> {
     /// Adds Σ weights · values to `W` vectors of the sums, from number `done` on.
     #[inline(always)]
-    fn add_columns<S: Simd, const W: usize>(&self, simd: S, rows: &[usize; B], all_sums: &mut [i32], done: usize) {
+    fn add_columns<S: Simd, const W: usize>(
+        &self,
+        simd: S,
+        rows: &[usize; B],
+        all_sums: &mut [i32],
+        done: usize,
+        ahead: &mut Ahead,
+    ) {
         let dim = self.head_dim;
         assert!(done + W * WIDTH <= dim);
-        let mut sums = [[simd.splat_int(0); W]; B];
+        let mut upper_sums = [[simd.splat_int(0); W]; B];
+        let mut lower_sums = upper_sums;
         for (index, page) in self.values.iter().enumerate() {
-            if done == 0
-                && self.prefetch
-                && let Some(page) = self.values.get(index + Int8Storage::PREFETCH_PAGES)
-            {
-                page.prefetch(simd);
+            // later parts of the columns read pages that are in a cache; prefetching between the sums would keep them in memory
+            if done == 0 {
+                ahead.step(simd, self.reads);
             }
             assert!(POSITIONS * dim <= page.numbers.len());
             let mut next = page.numbers.as_ptr().wrapping_add(QUAD * done);
-            // the weights of a row are zero after its last key
-            let keys = (self.keys - index * POSITIONS).min(POSITIONS);
-            for quad in 0..keys.div_ceil(QUAD) {
-                let weight = index * POSITIONS + QUAD * quad;
+            let page = index * POSITIONS..(index + 1) * POSITIONS;
+            let weights = self.weights.map(|bytes| bytes.map(|bytes| bytes[page.clone()].as_chunks::<QUAD>().0));
+            // weights are zero after a row's last key
+            for quad in 0..POSITIONS / QUAD {
                 for v in 0..W {
                     // SAFETY: the vector is within the numbers of four positions, as checked above.
                     let bytes = unsafe { simd.load_bytes(next.wrapping_add(QUAD * v * WIDTH)) };
-                    let [first, second] = simd.words(bytes);
-                    for (weights, sums) in self.weights.iter().zip(&mut sums) {
-                        let [a, b, c, d] = weights[weight..][..QUAD] else { continue };
-                        sums[v] = simd.dot_words(first, simd.splat_int(pack_words(a, b)), sums[v]);
-                        sums[v] = simd.dot_words(second, simd.splat_int(pack_words(c, d)), sums[v]);
+                    let sums = upper_sums.iter_mut().zip(&mut lower_sums);
+                    for ([upper, lower], (upper_sums, lower_sums)) in weights.iter().zip(sums) {
+                        let weights = simd.splat_weights(upper[quad], lower[quad]);
+                        [upper_sums[v], lower_sums[v]] =
+                            simd.dot_weights(weights, bytes, [upper_sums[v], lower_sums[v]]);
                     }
                 }
                 next = next.wrapping_add(QUAD * dim);
             }
         }
-        for (sums, row) in sums.iter().zip(rows) {
-            for (&sum, out) in sums.iter().zip(all_sums[row * dim + done..].chunks_exact_mut(WIDTH)) {
+        for ((upper, lower), row) in upper_sums.iter().zip(&lower_sums).zip(rows) {
+            let outs = all_sums[row * dim + done..].chunks_exact_mut(WIDTH);
+            for ((&upper, &lower), out) in upper.iter().zip(lower).zip(outs) {
                 let mut ints = [0i32; WIDTH];
+                let sum = simd.add_product(lower, upper, simd.splat_int(256));
                 // SAFETY: `ints` has WIDTH elements.
                 unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
                 out.iter_mut().zip(ints).for_each(|(out, int)| *out = out.wrapping_add(int));
@@ -248,15 +291,17 @@ impl<const B: usize> Part<'_, B> {
     #[inline(always)]
     fn add_rest(&self, rows: &[usize; B], all_sums: &mut [i32], done: usize) {
         let dim = self.head_dim;
-        for (weights, row) in self.weights.iter().zip(rows) {
+        for ([upper, lower], row) in self.weights.iter().zip(rows) {
             let sums = &mut all_sums[row * dim..][..dim];
-            for (page, weights) in self.values.iter().zip(weights[..self.keys].chunks(POSITIONS)) {
-                for (position, &weight) in weights.iter().enumerate() {
+            let mut weights =
+                upper.iter().zip(*lower).map(|(&upper, &lower)| i32::from(u16::from_be_bytes([upper, lower])));
+            for page in self.values {
+                for (position, weight) in weights.by_ref().take(POSITIONS).enumerate() {
                     let values = &page.numbers[position / QUAD * QUAD * dim..][QUAD * done..QUAD * dim];
                     let (quads, _) = values.as_chunks::<QUAD>();
                     for (sum, quad) in sums[done..].iter_mut().zip(quads) {
                         // never wraps, as MAX_WEIGHT ensures: this only omits the check for an overflow
-                        *sum = sum.wrapping_add(i32::from(weight) * i32::from(quad[byte_of(position)]));
+                        *sum = sum.wrapping_add(weight * i32::from(quad[position % QUAD]));
                     }
                 }
             }
@@ -297,25 +342,32 @@ type QueryTile = Aligned<[[i8; TILE_BYTES]; TILE_ROWS]>;
 
 impl Stored for Int8Tiles {
     type Number = i8;
-    const PREFETCH_PAGES: usize = Int8Storage::PREFETCH_PAGES;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
         columns: Columns<'_, i8>,
+        next: *const u8,
     ) -> [[f32; POSITIONS]; B] {
-        Int8Storage::products(simd, queries, columns)
+        Int8Storage::products(simd, queries, columns, next)
     }
 
     #[inline(always)]
-    fn multiply<S: Simd>(self, simd: S, job: &Job<'_, i8>, out: &mut [Products], sums: &mut TileSums) {
+    fn multiply<S: Simd>(
+        self,
+        simd: S,
+        job: &Job<'_, i8>,
+        out: &mut [Products],
+        sums: &mut TileSums,
+        ahead: &mut Ahead,
+    ) {
         let count = job.rows.len();
         if count < MIN_ROWS {
-            return multiply_vectors::<S, Int8Storage>(simd, job, out);
+            return multiply_vectors::<S, Int8Storage>(simd, job, out, ahead);
         }
-        if job.prefetch {
-            job.columns.iter().for_each(|columns| columns.prefetch(simd));
+        if job.is_ahead {
+            job.columns.iter().for_each(|_| ahead.step(simd, true));
         }
         let bytes = job.queries[0].cells.len() * CELL;
         let mut x = [Aligned([[0; TILE_BYTES]; TILE_ROWS]); MAX_TILES];
@@ -373,8 +425,8 @@ impl Stored for Int8Tiles {
         let dim = head.layout.head_dim;
         let values = run_values(head, span, run);
         let values = &values[..run.pages.len()];
-        if !span.rows[rows[0]].keys.recently_read {
-            values.iter().for_each(|columns| columns.prefetch(simd));
+        if span.reads_values(run, rows) {
+            values.iter().for_each(|_| work.ahead.step(simd, true));
         }
         let mut pointers = [std::ptr::null(); MAX_COLUMNS];
         for (pointer, columns) in pointers.iter_mut().zip(values) {
@@ -383,10 +435,13 @@ impl Stored for Int8Tiles {
         }
         assert!(!values.is_empty());
         let keys = run.pages.start * POSITIONS..run.pages.end * POSITIONS;
-        let Work { weights, weight_bytes: [high, low], sums, .. } = work;
-        for (index, &row) in rows.iter().enumerate() {
-            split_weights(&weights[row][keys.clone()], &mut *high[index], &mut *low[index]);
+        let Work { weights, run_weights, sums, .. } = work;
+        for (from, to) in weights.iter().zip(&mut *run_weights) {
+            for (to, &row) in to.iter_mut().zip(rows) {
+                to[..keys.len()].copy_from_slice(&from[row][keys.clone()]);
+            }
         }
+        let [high, low] = &*run_weights;
         let shape = ValueShape { rows: rows.len(), head_dim: dim };
         for number in (0..dim).step_by(2 * TILE_LANES) {
             let mut parts = Aligned([[[0; TILE_LANES]; TILE_ROWS]; 4]);
@@ -471,23 +526,6 @@ impl KeyShape {
                 options(nostack),
             );
         }
-    }
-}
-
-/// Splits weights into their upper and lower bytes, in the order of the values' cells.
-#[inline(always)]
-fn split_weights(weights: &[i16], high: &mut [u8], low: &mut [u8]) {
-    let (quads, _) = weights.as_chunks::<QUAD>();
-    let (high, _) = high.as_chunks_mut::<QUAD>();
-    let (low, _) = low.as_chunks_mut::<QUAD>();
-    for ((&[a, b, c, d], high), low) in quads.iter().zip(high).zip(low) {
-        const EVEN: u64 = 0x00ff_00ff_00ff_00ff;
-        let quad = [a, b, c, d].map(|weight| u64::from(weight.cast_unsigned()));
-        let quad = quad[0] | quad[1] << 16 | quad[2] << 32 | quad[3] << 48;
-        // the bytes of positions 0 and 1 are at even places, and those of 2 and 3 go between them
-        let interleave = |bytes: u64| (bytes as u32 | ((bytes >> 32) as u32) << 8).to_le_bytes();
-        *low = interleave(quad & EVEN);
-        *high = interleave(quad >> 8 & EVEN);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
 
 use crate::LANES;
-use crate::attention::layout::{POSITIONS, PageLayout, scales_bytes};
-use crate::attention::queries::{AttentionHead, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work};
+use crate::attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes};
+use crate::attention::queries::{
+    Ahead, AttentionHead, LINE, MAX_COLUMNS, Products, Query, ROW_TILE, Run, Span, TileSums, Work,
+};
 use crate::dtype::LoadAsF32;
 use crate::isa::{Simd, WIDTH};
 use crate::memory::{Pod, cast};
@@ -11,29 +13,32 @@ use std::{marker::PhantomData, ops::Range};
 
 impl<L: LoadAsF32> Stored for FloatStorage<L> {
     type Number = L;
-    const PREFETCH_PAGES: usize = 1;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
         columns: Columns<'_, L>,
+        next: *const u8,
     ) -> [[f32; POSITIONS]; B] {
         let dim = queries[0].numbers.len();
         assert!(queries.iter().all(|query| query.numbers.len() == dim) && dim * POSITIONS <= columns.numbers.len());
         let mut sums = [[simd.splat(0.0); POSITIONS / WIDTH]; B];
-        let mut next = columns.numbers.as_ptr();
+        let mut from = columns.numbers.as_ptr();
         for row in 0..dim {
+            for line in (0..POSITIONS * size_of::<L>()).step_by(LINE) {
+                simd.prefetch(next.wrapping_add(row * POSITIONS * size_of::<L>() + line));
+            }
             for v in 0..POSITIONS / WIDTH {
                 // SAFETY: the vector is within row `row` of the columns, as checked above.
-                let column = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
+                let column = unsafe { L::load(simd, from.wrapping_add(v * WIDTH)) };
                 for (query, sums) in queries.iter().zip(&mut sums) {
                     // SAFETY: each query has `dim` numbers, as checked above.
                     let factor = simd.splat(*unsafe { query.numbers.get_unchecked(row) });
                     sums[v] = simd.madd(factor, column, sums[v]);
                 }
             }
-            next = next.wrapping_add(POSITIONS);
+            from = from.wrapping_add(POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
         for (products, sums) in products.iter_mut().zip(sums) {
@@ -58,14 +63,11 @@ impl<L: LoadAsF32> Stored for FloatStorage<L> {
         let values = run_values::<L>(head, span, run);
         let part = Part { span, run, values: &values[..run.pages.len()], weights: &work.scores };
         let (tiles, rest) = list.rows().as_chunks::<VECTOR_ROWS>();
-        let mut prefetch = !span.rows[list.rows()[0]].keys.recently_read;
         for rows in tiles {
-            part.add_rows(simd, rows, prefetch, outs);
-            prefetch = false;
+            part.add_rows(simd, rows, &mut work.ahead, outs);
         }
         for row in rest {
-            part.add_rows(simd, &[*row], prefetch, outs);
-            prefetch = false;
+            part.add_rows(simd, &[*row], &mut work.ahead, outs);
         }
     }
 }
@@ -84,14 +86,18 @@ struct Part<'a, L> {
 
 impl<L: LoadAsF32> Part<'_, L> {
     #[inline(always)]
-    fn add_rows<S: Simd, const B: usize>(&self, simd: S, rows: &[usize; B], prefetch: bool, outs: &mut [&mut [f32]]) {
+    fn add_rows<S: Simd, const B: usize>(
+        &self,
+        simd: S,
+        rows: &[usize; B],
+        ahead: &mut Ahead,
+        outs: &mut [&mut [f32]],
+    ) {
         let Self { span, run, values, weights } = *self;
         let Ok(outs) = outs.get_disjoint_mut(*rows) else { return };
         let mut outs: Outs<'_, B> = outs.map(|out| &mut **out);
-        for (index, (columns, page)) in values.iter().zip(run.pages.clone()).enumerate() {
-            if prefetch && let Some(columns) = values.get(index + FloatStorage::<L>::PREFETCH_PAGES) {
-                columns.prefetch(simd);
-            }
+        for (columns, page) in values.iter().zip(run.pages.clone()) {
+            ahead.step(simd, span.reads_values(run, rows));
             let values = columns.numbers;
             let in_page = |keys: usize| keys.saturating_sub(page * POSITIONS).min(POSITIONS);
             let from = rows.map(|row| in_page(span.from[row]));
@@ -281,28 +287,34 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
 /// Rows that vectors multiply together.
 pub(super) const VECTOR_ROWS: usize = 3;
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
+/// Rows that vectors multiply with keys together if there are 32 of them.
+const MAX_VECTOR_ROWS: usize = 8;
 
 /// Storage format of keys, values and distances.
 pub(super) trait Stored: Copy {
     /// Type of a stored number.
     type Number: Pod;
-    /// Pages to prefetch ahead: a few KiB.
-    const PREFETCH_PAGES: usize;
 
     /// Multiplies `B` queries with a page's keys, or with as many distances. Each product is one ordered sum over a query's
-    /// numbers.
+    /// numbers. Prefetches as many bytes at `next`.
     fn products<S: Simd, const B: usize>(
         simd: S,
         queries: &[Query<'_>; B],
         columns: Columns<'_, Self::Number>,
+        next: *const u8,
     ) -> [[f32; POSITIONS]; B];
 
     /// Multiplies all queries of a job with all its columns.
     #[inline(always)]
-    fn multiply<S: Simd>(self, simd: S, job: &Job<'_, Self::Number>, out: &mut [Products], _sums: &mut TileSums) {
-        multiply_vectors::<S, Self>(simd, job, out);
+    fn multiply<S: Simd>(
+        self,
+        simd: S,
+        job: &Job<'_, Self::Number>,
+        out: &mut [Products],
+        _sums: &mut TileSums,
+        ahead: &mut Ahead,
+    ) {
+        multiply_vectors::<S, Self>(simd, job, out, ahead);
     }
 
     /// Prepares a row's weights of a span for `add_run`.
@@ -358,17 +370,6 @@ impl<'a, T: Pod> Columns<'a, T> {
     pub(super) fn new(numbers: &'a [u8], scales: &'a [u8]) -> Self {
         Self { numbers: cast(numbers), scales: cast(scales) }
     }
-
-    #[inline(always)]
-    pub(super) fn prefetch<S: Simd>(&self, simd: S) {
-        self.numbers.chunks(LINE / size_of::<T>()).for_each(|line| simd.prefetch(line.as_ptr().cast()));
-        self.prefetch_scales(simd);
-    }
-
-    #[inline(always)]
-    pub(super) fn prefetch_scales<S: Simd>(&self, simd: S) {
-        self.scales.chunks(LINE / size_of::<f32>()).for_each(|line| simd.prefetch(line.as_ptr().cast()));
-    }
 }
 
 pub(super) struct PageHead<'a, T> {
@@ -378,12 +379,11 @@ pub(super) struct PageHead<'a, T> {
 
 impl<'a, T: Pod> PageHead<'a, T> {
     #[inline(always)]
-    pub(super) fn new(head: &AttentionHead<'_>, page: &'a [u8]) -> Self {
-        let layout: &PageLayout = head.layout;
-        let bytes = &page[layout.head_offset(head.layer, head.head)..][..layout.head_bytes()];
-        let (keys, rest) = bytes.split_at(layout.keys_bytes());
-        let (values, rest) = rest.split_at(layout.keys_bytes());
-        let (key_scales, value_scales) = rest.split_at(scales_bytes(layout.dtype));
+    pub(super) fn new(layout: &PageLayout, head: &'a [u8]) -> Self {
+        let columns_bytes = columns_bytes(layout.dtype, layout.head_dim);
+        let (keys, rest) = head.split_at(columns_bytes);
+        let (scales, values) = rest.split_at(rest.len() - columns_bytes);
+        let (key_scales, value_scales) = scales.split_at(scales_bytes(layout.dtype));
         Self { keys: Columns::new(keys, key_scales), values: Columns::new(values, value_scales) }
     }
 }
@@ -398,7 +398,7 @@ pub(super) fn run_values<'a, T: Pod>(
     let list = run.rows.list();
     let mut values = [Columns::empty(); MAX_COLUMNS];
     for (values, page) in values.iter_mut().zip(run.pages.clone()) {
-        *values = PageHead::new(head, span.bytes(list.rows()[0], page)).values;
+        *values = PageHead::new(head.layout, span.bytes(list.rows()[0], page)).values;
     }
     values
 }
@@ -413,23 +413,39 @@ pub(super) struct Job<'a, T> {
     pub(super) columns: &'a [Columns<'a, T>],
     /// Index of the product with the first column, by row of the call.
     pub(super) first: &'a [usize; ROW_TILE],
-    /// True if the columns may have to be fetched from memory.
-    pub(super) prefetch: bool,
+    /// True if the columns are next in [`Ahead`].
+    pub(super) is_ahead: bool,
 }
 
 /// Multiplies all queries of a job with all its columns, with vectors.
 #[inline(always)]
-pub(super) fn multiply_vectors<S: Simd, N: Stored>(simd: S, job: &Job<'_, N::Number>, out: &mut [Products]) {
-    let (row_tiles, rest) = job.rows.as_chunks::<VECTOR_ROWS>();
-    let (query_tiles, rest_queries) = job.queries.as_chunks::<VECTOR_ROWS>();
-    let mut prefetch = job.prefetch;
+pub(super) fn multiply_vectors<S: Simd, N: Stored>(
+    simd: S,
+    job: &Job<'_, N::Number>,
+    out: &mut [Products],
+    ahead: &mut Ahead,
+) {
+    if S::ACROSS == 2 {
+        multiply_tiles::<S, N, MAX_VECTOR_ROWS>(simd, job, out, ahead);
+    } else {
+        multiply_tiles::<S, N, VECTOR_ROWS>(simd, job, out, ahead);
+    }
+}
+
+#[inline(always)]
+fn multiply_tiles<S: Simd, N: Stored, const B: usize>(
+    simd: S,
+    job: &Job<'_, N::Number>,
+    out: &mut [Products],
+    ahead: &mut Ahead,
+) {
+    let (row_tiles, rest) = job.rows.as_chunks::<B>();
+    let (query_tiles, rest_queries) = job.queries.as_chunks::<B>();
     for (rows, queries) in row_tiles.iter().zip(query_tiles) {
-        multiply_tile::<S, N, VECTOR_ROWS>(simd, job, rows, queries, prefetch, out);
-        prefetch = false;
+        multiply_tile::<S, N, B>(simd, job, rows, queries, out, ahead);
     }
     for (row, query) in rest.iter().zip(rest_queries) {
-        multiply_tile::<S, N, 1>(simd, job, &[*row], &[*query], prefetch, out);
-        prefetch = false;
+        multiply_tile::<S, N, 1>(simd, job, &[*row], &[*query], out, ahead);
     }
 }
 
@@ -439,17 +455,14 @@ fn multiply_tile<S: Simd, N: Stored, const B: usize>(
     job: &Job<'_, N::Number>,
     rows: &[usize; B],
     queries: &[Query<'_>; B],
-    prefetch: bool,
     out: &mut [Products],
+    ahead: &mut Ahead,
 ) {
-    if prefetch {
-        job.columns.iter().take(N::PREFETCH_PAGES).skip(1).for_each(|columns| columns.prefetch(simd));
-    }
+    // the first rows read the columns, the others find them in a cache
+    let reads = job.is_ahead && rows[0] == job.rows[0];
     for (index, &columns) in job.columns.iter().enumerate() {
-        if prefetch && let Some(columns) = job.columns.get(index + N::PREFETCH_PAGES) {
-            columns.prefetch(simd);
-        }
-        let products = N::products::<S, B>(simd, queries, columns);
+        let next = ahead.next(simd, reads).unwrap_or(columns.numbers.as_ptr().cast());
+        let products = N::products::<S, B>(simd, queries, columns, next);
         for (&row, products) in rows.iter().zip(&products) {
             out[row][job.first[row] + index * POSITIONS..][..POSITIONS].copy_from_slice(products);
         }

@@ -12,17 +12,10 @@ pub const POSITIONS: usize = 2 * LANES;
 /// Positions whose int8 values share a cell.
 pub(crate) const QUAD: usize = 4;
 
-/// Returns the index of a position's int8 value in its cell. The even bytes of a cell then hold two neighbouring positions, and the
-/// odd bytes the next two.
-#[inline(always)]
-pub(crate) const fn byte_of(position: usize) -> usize {
-    [0, 2, 1, 3][position % QUAD]
-}
-
 /// Layout of the pages of one stack of layers. Each layer and head has its keys as (head_dim, positions), then its values as
 /// (positions, head_dim), so that attention reads one stream. int8 is stored in cells of four: keys as (head_dim/4, positions,
-/// 4), values as (positions/4, head_dim, 4) in the order 0, 2, 1, 3, then the scales of keys and values. The outputs of the
-/// stack, (positions, output) in f32, follow all layers.
+/// 4), values as (positions/4, head_dim, 4), with the scales of both between them. The outputs of the stack, (positions, output)
+/// in f32, follow all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageLayout {
     /// Type of keys and values.
@@ -38,21 +31,15 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
-    /// Returns the bytes of one head's keys. Its values take as many.
-    #[inline]
-    pub fn keys_bytes(&self) -> usize {
-        columns_bytes(self.dtype, self.head_dim)
-    }
-
     /// Returns the bytes of one head's keys, values and scales.
     #[inline]
     pub fn head_bytes(&self) -> usize {
-        2 * (self.keys_bytes() + scales_bytes(self.dtype))
+        2 * (columns_bytes(self.dtype, self.head_dim) + scales_bytes(self.dtype))
     }
 
     /// Returns the bytes of the encodings of `keys` distances, in all heads of one layer.
     pub fn distance_bytes(&self, keys: usize) -> usize {
-        keys * self.heads * (self.keys_bytes() + scales_bytes(self.dtype)) / POSITIONS
+        keys * self.heads * self.head_bytes() / 2 / POSITIONS
     }
 
     /// Returns the offset of a head of a layer.
@@ -100,8 +87,10 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
     let dim = layout.head_dim;
     for (head, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
         let bytes = &mut page[layout.head_offset(layer, head)..][..layout.head_bytes()];
-        let (page_keys, rest) = bytes.split_at_mut(layout.keys_bytes());
-        let (page_values, scales) = rest.split_at_mut(layout.keys_bytes());
+        let columns_bytes = columns_bytes(layout.dtype, dim);
+        let (page_keys, rest) = bytes.split_at_mut(columns_bytes);
+        let (scales, page_values) = rest.split_at_mut(rest.len() - columns_bytes);
+        let (key_scales, value_scales) = scales.split_at_mut(scales_bytes(layout.dtype));
         match layout.dtype {
             CacheDtype::F32 => {
                 write_key::<_, _, 1>(cast_mut(page_keys), slot, key, |x| x);
@@ -116,9 +105,8 @@ pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, ke
                 let [key_inverse, value_inverse] = [inverse_of(key_scale), inverse_of(value_scale)];
                 write_key_bytes(cast_mut(page_keys), slot, key, key_inverse);
                 write_value_bytes(&mut cast_mut(page_values)[slot / QUAD * QUAD * dim..], slot, value, value_inverse);
-                let scales: &mut [f32] = cast_mut(scales);
-                scales[slot] = key_scale;
-                scales[POSITIONS + slot] = value_scale;
+                cast_mut(key_scales)[slot] = key_scale;
+                cast_mut(value_scales)[slot] = value_scale;
             }
         }
     }
@@ -170,7 +158,7 @@ fn write_value<T, X: Copy>(all: &mut [T], value: &[X], convert: impl Fn(X) -> T)
 fn write_value_bytes(all: &mut [i8], slot: usize, value: &[f32], inverse: f32) {
     for (cells, numbers) in all.chunks_mut(PART * QUAD).zip(value.chunks(PART)) {
         for (cell, byte) in cells.chunks_exact_mut(QUAD).zip(&to_bytes(numbers, inverse)[..numbers.len()]) {
-            cell[byte_of(slot)] = *byte;
+            cell[slot % QUAD] = *byte;
         }
     }
 }

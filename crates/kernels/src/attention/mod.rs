@@ -80,7 +80,7 @@ fn scores_body<S: Simd, N: Stored>(
 ) {
     let rows = [*row];
     for first in (row.first_key / SPAN * SPAN..=row.position).step_by(SPAN) {
-        let span = Span::new(&rows, first);
+        let span = Span::new(head, &rows, first);
         score(simd, stored, head, &span, work);
         out.extend_from_slice(&work.scores[0][span.from[0]..span.to[0]]);
     }
@@ -106,7 +106,7 @@ fn attend_body<S: Simd, N: Stored>(
     let start = rows.iter().map(|row| row.first_key).min().unwrap_or(0) / SPAN * SPAN;
     let end = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
     for first in (start..end).step_by(SPAN) {
-        let span = Span::new(rows, first);
+        let span = Span::new(head, rows, first);
         // windows of rows may lie far apart
         if span.active.is_empty() {
             continue;
@@ -137,9 +137,10 @@ fn attend_body<S: Simd, N: Stored>(
 /// Splits a span into runs and computes the scores of its keys. Scores of keys outside a row's window are unspecified.
 #[inline(always)]
 fn score<S: Simd, N: Stored>(simd: S, stored: N, head: &AttentionHead<'_>, span: &Span<'_>, work: &mut Work) {
-    let distances = multiply_distances(simd, stored, head, span, work);
     span.split(&mut work.runs);
     let runs = std::mem::take(&mut work.runs);
+    span.list_blocks(head.layout, &runs, &mut work.ahead);
+    let distances = multiply_distances(simd, stored, head, span, work);
     for run in &runs.found {
         multiply_keys(simd, stored, head, span, run, work);
     }
@@ -175,20 +176,15 @@ fn multiply_keys<S: Simd, N: Stored>(
     let list = run.rows.list();
     let rows = list.rows();
     let leader = rows[0];
-    let prefetch = !span.rows[leader].keys.recently_read;
-    let block_of = |page: usize| (span.first + page * POSITIONS) / head.block;
     let mut pages = run.pages.clone();
     while !pages.is_empty() {
         // queries have one variant for each block of positions
-        let block = block_of(pages.start);
-        let end = pages.start + pages.clone().take_while(|&page| block_of(page) == block).count();
+        let block = (span.first + pages.start * POSITIONS) / head.block;
+        let end = (block + 1).saturating_mul(head.block).saturating_sub(span.first) / POSITIONS;
+        let end = end.min(pages.end);
         let mut columns = [Columns::empty(); MAX_COLUMNS];
         for (columns, page) in columns.iter_mut().zip(pages.start..end) {
-            let page = PageHead::new(head, span.bytes(leader, page));
-            *columns = page.keys;
-            if prefetch {
-                page.values.prefetch_scales(simd);
-            }
+            *columns = PageHead::new(head.layout, span.bytes(leader, page)).keys;
         }
         let mut queries = [Query::default(); ROW_TILE];
         for (query, &row) in queries.iter_mut().zip(rows) {
@@ -200,9 +196,9 @@ fn multiply_keys<S: Simd, N: Stored>(
             queries: &queries[..rows.len()],
             columns: &columns[..end - pages.start],
             first: &[pages.start * POSITIONS; ROW_TILE],
-            prefetch,
+            is_ahead: !span.rows[leader].keys.recently_read,
         };
-        stored.multiply(simd, &job, &mut work.scores, &mut work.tile_sums);
+        stored.multiply(simd, &job, &mut work.scores, &mut work.tile_sums, &mut work.ahead);
         pages.start = end;
     }
 }
@@ -261,8 +257,8 @@ fn multiply_distances<S: Simd, N: Stored>(
             *query = span.rows[row].distance;
             first[row] = (highest[row] - last) * POSITIONS;
         }
-        let job = Job { rows, queries: &queries[..rows.len()], columns, first: &first, prefetch: false };
-        stored.multiply(simd, &job, &mut work.distances, &mut work.tile_sums);
+        let job = Job { rows, queries: &queries[..rows.len()], columns, first: &first, is_ahead: false };
+        stored.multiply(simd, &job, &mut work.distances, &mut work.tile_sums, &mut work.ahead);
         below = end;
     }
     Some(starts)
@@ -550,7 +546,7 @@ mod tests {
                 ..QueryRow::default()
             }).collect();
             for first in (0..1500).step_by(SPAN) {
-                let span = Span::new(&rows, first);
+                let span = Span::new(&AttentionHead::new(&case.layout, 0, 0), &rows, first);
                 let mut runs = Runs::default();
                 span.split(&mut runs);
                 let mut expected = BTreeSet::new();

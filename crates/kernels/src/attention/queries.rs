@@ -4,6 +4,7 @@
 use crate::attention::layout::{POSITIONS, PageLayout, columns_bytes, scales_bytes, write_key, write_key_bytes};
 use crate::dtype::{inverse_of, scale_of, to_bf16};
 use crate::error::Result;
+use crate::isa::Simd;
 use crate::linear::QuantizedRows;
 use crate::memory::{Aligned, Arena, Region, cast_mut};
 use crate::pages::Page;
@@ -360,18 +361,32 @@ pub(super) struct Span<'a> {
     pub(super) to: [usize; ROW_TILE],
     /// Rows with keys in the span.
     pub(super) active: RowSet,
+    /// The keys and values of the head in each row's pages.
+    heads: [[&'a [u8]; SPAN / POSITIONS]; ROW_TILE],
 }
 
 impl<'a> Span<'a> {
     /// Returns the span that begins at `first`.
     #[inline(always)]
-    pub(super) fn new(rows: &'a [QueryRow<'a>], first: usize) -> Self {
-        let mut span = Self { rows, first, from: [0; ROW_TILE], to: [0; ROW_TILE], active: RowSet::default() };
+    pub(super) fn new(head: &AttentionHead<'_>, rows: &'a [QueryRow<'a>], first: usize) -> Self {
+        let mut span = Self {
+            rows,
+            first,
+            from: [0; ROW_TILE],
+            to: [0; ROW_TILE],
+            active: RowSet::default(),
+            heads: [[&[]; SPAN / POSITIONS]; ROW_TILE],
+        };
+        let start = head.layout.head_offset(head.layer, head.head);
+        let bytes = start..start + head.layout.head_bytes();
         for (index, row) in rows.iter().enumerate() {
             span.from[index] = row.first_key.saturating_sub(first).min(SPAN);
             span.to[index] = (row.position + 1).saturating_sub(first).min(SPAN);
             if span.from[index] < span.to[index] {
                 span.active.insert(index);
+                for page in span.pages(index) {
+                    span.heads[index][page] = &row.keys.page(first + page * POSITIONS).bytes()[bytes.clone()];
+                }
             }
         }
         span
@@ -383,15 +398,44 @@ impl<'a> Span<'a> {
         self.from[row] / POSITIONS..self.to[row].div_ceil(POSITIONS)
     }
 
-    /// Returns the bytes of a row's page.
+    /// Returns the keys and values of the head in a row's page.
     #[inline(always)]
     pub(super) fn bytes(&self, row: usize, page: usize) -> &'a [u8] {
-        self.rows[row].keys.page(self.first + page * POSITIONS).bytes()
+        self.heads[row][page]
     }
 
     #[inline(always)]
-    fn page_id(&self, row: usize, page: usize) -> usize {
-        self.rows[row].keys.page(self.first + page * POSITIONS).id()
+    fn page_id(&self, row: usize, page: usize) -> *const u8 {
+        self.heads[row][page].as_ptr()
+    }
+
+    /// Lists the keys of all runs, then the values, except those that a cache still has.
+    #[inline(always)]
+    pub(super) fn list_blocks(&self, layout: &PageLayout, runs: &Runs, ahead: &mut Ahead) {
+        let columns = columns_bytes(layout.dtype, layout.head_dim);
+        let values = layout.head_bytes() - columns;
+        *ahead = Ahead {
+            blocks: std::mem::take(&mut ahead.blocks),
+            column_lines: columns.div_ceil(LINE),
+            ..Ahead::default()
+        };
+        ahead.blocks.clear();
+        for block in [0..values, values..layout.head_bytes()] {
+            for run in &runs.found {
+                let leader = run.rows.0.trailing_zeros() as usize;
+                if !self.rows[leader].keys.recently_read {
+                    let start = |page: usize| self.heads[leader][page][block.start..].as_ptr();
+                    ahead.blocks.extend(run.pages.clone().map(|page| (start(page), block.len().div_ceil(LINE))));
+                }
+            }
+        }
+    }
+
+    /// Returns true if `rows` are the first of a run that is in [`Ahead`]: they read its pages, and others find them in a cache.
+    #[inline(always)]
+    pub(super) fn reads_values(&self, run: &Run, rows: &[usize]) -> bool {
+        let leader = run.rows.0.trailing_zeros() as usize;
+        rows[0] == leader && !self.rows[leader].keys.recently_read
     }
 
     /// Splits the pages of all rows into runs. Each page of each row is in one run.
@@ -464,16 +508,77 @@ impl Runs {
     }
 }
 
+/// Blocks that are prefetched before they are read, because a block takes time to arrive.
+const AHEAD: usize = 8;
+
+/// Maximum blocks that are prefetched before they are read: a part of the second-level cache.
+const MAX_AHEAD: usize = 64;
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
+/// The keys and values of a span in the order in which they are read. Pages lie apart, so the processor does not foresee the next.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// Start of each page's keys or values, and the cache lines up to the end of the scales that follow.
+    blocks: Vec<(*const u8, usize)>,
+    /// Cache lines of keys without scales.
+    column_lines: usize,
+    /// Number of blocks that were read.
+    read: usize,
+    /// Number of blocks that were prefetched.
+    fetched: usize,
+}
+
+impl Ahead {
+    /// Returns the next block for the caller to prefetch line by line while it computes, and prefetches its scales. `reads` is true if
+    /// the caller reads a block too.
+    #[inline(always)]
+    pub(super) fn next<S: Simd>(&mut self, simd: S, reads: bool) -> Option<*const u8> {
+        self.read += usize::from(reads);
+        while reads && self.fetched + 1 < self.read + AHEAD && self.fetched + 1 < self.blocks.len() {
+            self.fetch(simd, 0);
+        }
+        if self.fetched < self.read + MAX_AHEAD { self.fetch(simd, self.column_lines) } else { None }
+    }
+
+    /// Prefetches the next block at once.
+    #[inline(always)]
+    pub(super) fn step<S: Simd>(&mut self, simd: S, reads: bool) {
+        if let Some(start) = self.next(simd, reads) {
+            fetch_lines(simd, start, 0, self.column_lines);
+        }
+    }
+
+    /// Prefetches the lines from `first` on of the next block.
+    #[inline(always)]
+    fn fetch<S: Simd>(&mut self, simd: S, first: usize) -> Option<*const u8> {
+        let &(start, lines) = self.blocks.get(self.fetched)?;
+        self.fetched += 1;
+        fetch_lines(simd, start, first, lines);
+        Some(start)
+    }
+}
+
+#[inline(always)]
+fn fetch_lines<S: Simd>(simd: S, start: *const u8, first: usize, lines: usize) {
+    let mut next = start.wrapping_add(first.wrapping_mul(LINE));
+    for _ in first..lines {
+        simd.prefetch(next);
+        next = next.wrapping_add(LINE);
+    }
+}
+
 /// Memory of one call. It has a fixed size, except for one sum for each number of a head.
 pub(super) struct Work {
     /// Each row's scores of a span, then its weights: (rows, [`SPAN`]), and some unused numbers.
     pub(super) scores: Vec<Products>,
     /// Each row's products with distances: (rows, [`SPAN`] + [`POSITIONS`]).
     pub(super) distances: Vec<Products>,
-    /// Each row's weights of a span as integers: (rows, [`SPAN`]).
-    pub(super) weights: Vec<Aligned<[i16; SPAN]>>,
-    /// The upper and the lower bytes of the weights of a run's rows: (rows, [`SPAN`]) each.
-    pub(super) weight_bytes: [Vec<Aligned<[u8; SPAN]>>; 2],
+    /// The upper and the lower bytes of each row's weights of a span as integers: (rows, [`SPAN`]) each.
+    pub(super) weights: [WeightBytes; 2],
+    /// Those of a run's rows, one after another.
+    pub(super) run_weights: [WeightBytes; 2],
     /// The unit of each row's integer weights.
     pub(super) units: [f32; ROW_TILE],
     /// Each row's sums of weighted int8 values: (rows, head_dim).
@@ -482,7 +587,12 @@ pub(super) struct Work {
     pub(super) tile_sums: TileSums,
     /// The runs of the span.
     pub(super) runs: Runs,
+    /// The keys and values of the span.
+    pub(super) ahead: Ahead,
 }
+
+/// One byte of each weight: (rows, [`SPAN`]).
+type WeightBytes = Vec<Aligned<[u8; SPAN]>>;
 
 /// Integer sums of tiles: (columns, rows, [`POSITIONS`]).
 pub(super) type TileSums = Vec<Aligned<[[i32; POSITIONS]; ROW_TILE]>>;
@@ -492,12 +602,13 @@ impl Work {
         Self {
             scores: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
             distances: vec![Aligned([0.0; MAX_COLUMNS * POSITIONS]); ROW_TILE],
-            weights: vec![Aligned([0; SPAN]); ROW_TILE],
-            weight_bytes: [0, 1].map(|_| vec![Aligned([0; SPAN]); ROW_TILE]),
+            weights: [0, 1].map(|_| vec![Aligned([0; SPAN]); ROW_TILE]),
+            run_weights: [0, 1].map(|_| vec![Aligned([0; SPAN]); ROW_TILE]),
             units: [0.0; ROW_TILE],
             sums: Vec::new(),
             tile_sums: vec![Aligned([[0; POSITIONS]; ROW_TILE]); MAX_COLUMNS],
             runs: Runs::new(),
+            ahead: Ahead { blocks: Vec::with_capacity(2 * ROW_TILE * MAX_COLUMNS), ..Ahead::default() },
         }
     }
 

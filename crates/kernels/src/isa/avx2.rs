@@ -1,6 +1,6 @@
 //! AVX2 with FMA: sixteen lanes are two vectors of eight.
 
-use crate::isa::simd::{Simd, pack_bytes};
+use crate::isa::simd::{Simd, pack_bytes, pack_weights};
 use std::arch::x86_64::*;
 
 /// Proves that the processor supports AVX2 and FMA, and that the calling code is compiled for them.
@@ -186,21 +186,20 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn words(self, bytes: Self::I) -> [Self::I; 2] {
-        [
-            bytes.map(|half| unsafe { _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half)) }),
-            bytes.map(|half| unsafe { _mm256_srai_epi16::<8>(half) }),
-        ]
+    fn splat_weights(self, upper: [u8; 4], lower: [u8; 4]) -> [Self::I; 2] {
+        pack_weights(upper, lower).map(|pair| self.splat_int(pair))
     }
 
     #[inline(always)]
-    fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I {
-        unsafe {
-            [
-                _mm256_add_epi32(sum[0], _mm256_madd_epi16(a[0], b[0])),
-                _mm256_add_epi32(sum[1], _mm256_madd_epi16(a[1], b[1])),
-            ]
-        }
+    fn dot_weights(self, [even, odd]: [Self::I; 2], bytes: Self::I, [unused, sum]: [Self::I; 2]) -> [Self::I; 2] {
+        // products of bytes would exceed the 16 bits of a pair's sum
+        let sum = std::array::from_fn(|half| unsafe {
+            let first = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes[half]));
+            let second = _mm256_srai_epi16::<8>(bytes[half]);
+            let sum = _mm256_add_epi32(sum[half], _mm256_madd_epi16(first, even[half]));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(second, odd[half]))
+        });
+        [unused, sum]
     }
 
     #[inline(always)]

@@ -160,13 +160,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn words(self, bytes: __m512i) -> [__m512i; 2] {
-        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)] }
+    fn splat_weights(self, upper: [u8; 4], lower: [u8; 4]) -> [__m512i; 2] {
+        [upper, lower].map(|bytes| unsafe { _mm512_set1_epi32(i32::from_ne_bytes(bytes)) })
     }
 
     #[inline(always)]
-    fn dot_words(self, a: __m512i, b: __m512i, sum: __m512i) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(sum, a, b) }
+    fn dot_weights(self, [upper, lower]: [__m512i; 2], bytes: __m512i, sums: [__m512i; 2]) -> [__m512i; 2] {
+        unsafe { [_mm512_dpbusd_epi32(sums[0], upper, bytes), _mm512_dpbusd_epi32(sums[1], lower, bytes)] }
     }
 
     #[inline(always)]

@@ -17,7 +17,7 @@ mod tiles;
 pub(crate) use crate::isa::avx2::Avx2;
 pub(crate) use crate::isa::avx512::Avx512;
 pub(crate) use crate::isa::portable::Portable;
-pub(crate) use crate::isa::simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
+pub(crate) use crate::isa::simd::{Simd, WIDTH, from_bf16, pack_bytes};
 pub(crate) use crate::isa::tiles::{ActiveTiles, TILE_BYTES, TILE_ROWS, TileShape, Tiles};
 
 /// An instruction set that the processor and the system support. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.

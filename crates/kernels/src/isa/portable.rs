@@ -1,6 +1,6 @@
 //! The baseline of the build: loops over sixteen lanes, which the compiler vectorizes.
 
-use crate::isa::simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_words};
+use crate::isa::simd::{Simd, WIDTH, from_bf16, pack_bytes, pack_weights};
 
 /// True if a multiply-add rounds once. Without the instruction, `mul_add` would be a slow library call.
 pub(super) const FUSES: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -158,22 +158,19 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn words(self, bytes: Self::I) -> [Self::I; 2] {
-        let words = |lane: usize, odd: usize| {
-            let bytes = bytes[lane].to_ne_bytes().map(|byte| i16::from(byte as i8));
-            pack_words(bytes[odd], bytes[2 + odd])
-        };
-        [0, 1].map(|odd| std::array::from_fn(|lane| words(lane, odd)))
+    fn splat_weights(self, upper: [u8; 4], lower: [u8; 4]) -> [Self::I; 2] {
+        pack_weights(upper, lower).map(|pair| [pair; WIDTH])
     }
 
     #[inline(always)]
-    fn dot_words(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
+    fn dot_weights(self, [even, odd]: [Self::I; 2], bytes: Self::I, [unused, mut sum]: [Self::I; 2]) -> [Self::I; 2] {
         for lane in 0..WIDTH {
-            let low = i32::from(a[lane] as i16) * i32::from(b[lane] as i16);
-            let high = i32::from((a[lane] >> 16) as i16) * i32::from((b[lane] >> 16) as i16);
-            sum[lane] = sum[lane].wrapping_add(low + high);
+            let weights = [even[lane], odd[lane], even[lane] >> 16, odd[lane] >> 16];
+            for (weight, byte) in weights.into_iter().zip(bytes[lane].to_ne_bytes()) {
+                sum[lane] = sum[lane].wrapping_add(i32::from(weight as i16) * i32::from(byte as i8));
+            }
         }
-        sum
+        [unused, sum]
     }
 
     #[inline(always)]

@@ -112,10 +112,12 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the caller guarantees the length; no alignment is needed.
         unsafe { self.store_ints(value, to.cast()) }
     }
-    /// Returns the bytes at even indices, and those at odd indices, as 16-bit integers.
-    fn words(self, bytes: Self::I) -> [Self::I; 2];
-    /// Adds to each integer of `sum` the two products of the 16-bit integers in the same lane, modulo 2^32.
-    fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
+    /// Returns the form in which [`dot_weights`](Self::dot_weights) takes four weights of 15 bits, from their upper and their lower
+    /// bytes.
+    fn splat_weights(self, upper: [u8; 4], lower: [u8; 4]) -> [Self::I; 2];
+    /// Adds the products of four weights with the four bytes of each lane to the sums, of which the first counts 256 times, modulo
+    /// 2^32.
+    fn dot_weights(self, weights: [Self::I; 2], bytes: Self::I, sums: [Self::I; 2]) -> [Self::I; 2];
     /// Prefetches a cache line into the nearest cache. Any address is allowed.
     fn prefetch_near(self, address: *const u8);
     /// Prefetches a cache line into the second-level cache. Any address is allowed.
@@ -130,9 +132,15 @@ pub(crate) fn pack_bytes([a, b, c, d]: [i8; 4]) -> i32 {
     i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
 }
 
+/// Returns four weights of 15 bits as two pairs of 16-bit integers, those at even and those at odd indices, from their upper and their
+/// lower bytes.
 #[inline(always)]
-pub(crate) fn pack_words(low: i16, high: i16) -> i32 {
-    i32::from(high) << 16 | i32::from(low.cast_unsigned())
+pub(crate) fn pack_weights(upper: [u8; 4], lower: [u8; 4]) -> [i32; 2] {
+    const EVEN: u32 = 0x00ff_00ff;
+    let [upper, lower] = [upper, lower].map(u32::from_le_bytes);
+    let even = (upper & EVEN) << 8 | lower & EVEN;
+    let odd = upper & !EVEN | lower >> 8 & EVEN;
+    [even, odd].map(u32::cast_signed)
 }
 
 /// Converts a bf16 number.

@@ -3,13 +3,13 @@
 use crate::{isa::*, testing::words};
 
 multiversion! {
-    /// Returns the sums of `dot_bytes` without the offset, and of `dot_words` for the even and the odd bytes.
-    fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] = dots_body
+    /// Returns the sums of `dot_bytes` without the offset, and of `dot_weights` for the bytes of `b`.
+    fn dots(a: &[i8; 64], b: &[i8; 64], weights: [u16; 4]) -> [[i32; WIDTH]; 2] = dots_body
 }
 
 #[inline(always)]
-fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] {
-    let mut out = [[0; WIDTH]; 3];
+fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64], weights: [u16; 4]) -> [[i32; WIDTH]; 2] {
+    let mut out = [[0; WIDTH]; 2];
     let zero = simd.splat_int(0);
     // SAFETY: `a` has 64 bytes.
     let first = unsafe { simd.load_bytes(a.as_ptr()) };
@@ -21,10 +21,11 @@ fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 3] 
     for (lane, bytes) in a.chunks_exact(4).enumerate() {
         out[0][lane] -= S::OFFSET * bytes.iter().map(|&byte| i32::from(byte)).sum::<i32>();
     }
-    for ((a, b), out) in simd.words(first).into_iter().zip(simd.words(second)).zip(&mut out[1..]) {
-        // SAFETY: each row of `out` has sixteen integers.
-        unsafe { simd.store_ints(simd.dot_words(a, b, zero), out.as_mut_ptr()) };
-    }
+    let weights = simd.splat_weights(weights.map(|weight| (weight >> 8) as u8), weights.map(|weight| weight as u8));
+    let [upper, lower] = simd.dot_weights(weights, second, [zero; 2]);
+    let sums = simd.add_product(lower, upper, simd.splat_int(256));
+    // SAFETY: each row of `out` has sixteen integers.
+    unsafe { simd.store_ints(sums, out[1].as_mut_ptr()) };
     out
 }
 
@@ -41,13 +42,15 @@ fn integer_products_are_exact_on_every_instruction_set() {
         };
         let mut bytes = || -> [i8; 64] { std::array::from_fn(&mut byte) };
         let [a, b] = if round == 0 { [[127; 64]; 2] } else { [bytes(), bytes()] };
+        let weights =
+            std::array::from_fn(|index| if round == 0 { 32767 } else { a[index].unsigned_abs() as u16 * 258 });
         for isa in Isa::all() {
-            let [bytes, even, odd] = dots(isa, &a, &b);
+            let [bytes, weighted] = dots(isa, &a, &b, weights);
             for lane in 0..WIDTH {
                 let [a, b] = [&a, &b].map(|bytes| &bytes[4 * lane..][..4]);
                 assert_eq!(bytes[lane], dot(a, b), "{}", isa.name());
-                assert_eq!(even[lane], dot(&[a[0], a[2]], &[b[0], b[2]]), "{}", isa.name());
-                assert_eq!(odd[lane], dot(&[a[1], a[3]], &[b[1], b[3]]), "{}", isa.name());
+                let products = b.iter().zip(weights).map(|(&b, weight)| i32::from(b) * i32::from(weight));
+                assert_eq!(weighted[lane], products.sum::<i32>(), "{}", isa.name());
             }
         }
     }
@@ -149,7 +152,7 @@ fn nibbles_are_scaled_exactly_on_every_instruction_set() {
             let bytes = std::array::from_fn(|index| if index % 2 == 0 { first } else { index as i8 / 2 % 16 });
             for flip in [0, 15_i8] {
                 let expected = bytes.map(|byte| (byte ^ flip).wrapping_mul(factor).wrapping_sub(factor * 7));
-                let word = pack_words(factor.into(), factor.into());
+                let word = i32::from(factor) << 16 | i32::from(factor);
                 let bytes_of = |byte: i8| pack_bytes([byte; 4]);
                 for isa in Isa::all() {
                     let scaled = scaled_nibbles(isa, &bytes, bytes_of(flip), word, bytes_of(factor * 7));

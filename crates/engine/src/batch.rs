@@ -10,7 +10,7 @@ use crate::{
     cache::{DocumentCache, SegmentCacheHandle},
     calibration::Calibrated,
     clock,
-    constraint::ConstraintCompiler,
+    constraint::{ConstraintCompiler, ConstraintMatcher},
     document_request::DocumentRequest,
     observer::{EngineEvent, FedSymbols, Measurements, Observer},
     options::FinishReason,
@@ -26,6 +26,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool},
     task::Waker,
+    thread,
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
@@ -386,8 +387,9 @@ impl Batch {
             return;
         }
         contract::count_step(&mut self.row_table.rows);
-        let rows = &mut self.row_table.rows;
-        let result = guarded(|| self.inner.model.symbol_step(rows, &self.fed, &mut self.scratch));
+        let Self { inner, row_table, requests, fed, scratch, .. } = self;
+        let step = || guarded(|| inner.model.symbol_step(&mut row_table.rows, fed, scratch));
+        let result = while_constraints_catch_up(requests, step);
         for &row in &self.fed {
             let request = &mut self.requests[self.row_table.owners[row]];
             // once for all rows of a request
@@ -470,6 +472,25 @@ fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) ->
     let in_flight = |request: &Request| request.in_flight && request.outcome.is_none();
     (0..table.rows.len())
         .filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owners[row]]))
+}
+
+/// Runs a step, and meanwhile another thread finds what may follow the texts of constraints that are behind. What it does not find, the
+/// request does after the step.
+fn while_constraints_catch_up<T>(requests: &mut [Request], step: impl FnOnce() -> T) -> T {
+    let behind = requests.iter_mut().filter_map(|request| match &mut request.kind {
+        RequestKind::Text(text) => text.session.constraint_behind(),
+        RequestKind::Document(_) => None,
+    });
+    let behind: Vec<&mut ConstraintMatcher> = behind.collect();
+    if behind.is_empty() {
+        return step();
+    }
+    thread::scope(|scope| {
+        let catch_up = || behind.into_iter().for_each(|constraint| _ = caught(|| constraint.catch_up()));
+        let started = thread::Builder::new().name("weir-masks".into()).spawn_scoped(scope, catch_up);
+        started.inspect_err(|error| tracing::warn!(%error, "cannot start a thread for constraints")).ok();
+        step()
+    })
 }
 
 /// Copies a step's error for one of the requests that took part.

@@ -10,23 +10,27 @@
 use crate::{
     clock::{now, since},
     pattern::{
-        self, Allowed, CACHE_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie, impossible, too_slow,
+        self, Allowed, CACHE_BYTES, NFA_BYTES, Pattern, PatternMatcher, STEP_TIME, Stuck, SymbolTrie, impossible,
+        too_slow,
     },
 };
 use llguidance::{
     CancellationHandle, Matcher, ParserFactory,
     api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar},
-    earley::SlicedBiasComputer,
-    toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv},
+    earley::{CGrammar, CSymIdx, SlicedBiasComputer},
+    toktrie::{InferenceCapabilities, SimpleVob},
 };
 use lru::LruCache;
 use regex_syntax::hir::Hir;
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fmt, io,
     num::NonZeroUsize,
-    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -52,6 +56,12 @@ const MAX_RULES: usize = 1000;
 /// Bytes of the stack on which a parser is made: 256 kB for each rule. Pages that are not touched take no memory.
 const PARSER_STACK: usize = 256 << 20;
 
+/// Time in which a parser is made.
+const COMPILE_TIME: Duration = Duration::from_secs(1);
+
+/// Maximum parsers that are made for a model at a time, with those that nobody waits for any more.
+const MAX_COMPILING: usize = 8;
+
 /// Time that one text's constraint may take at first, and for each of its symbols on average.
 const FIRST_TIME: Duration = Duration::from_secs(1);
 const SYMBOL_TIME: Duration = Duration::from_millis(5);
@@ -70,6 +80,9 @@ const REASON_BYTES: usize = 300;
 
 /// Bytes that count for a text with a parser: a parser of this crate does not tell its size.
 const PARSER_BYTES: usize = 2 << 20;
+
+/// Maximum bytes of a matcher.
+pub const MAX_MATCHER_BYTES: usize = NFA_BYTES + CACHE_BYTES;
 
 /// Limits of a schema or grammar. A millisecond burns about 50,000 units of the lexer's fuel at the start, and 14,000 later. Items of
 /// an ambiguous grammar take longer than that, so [`STEP_TIME`] bounds a step's time.
@@ -125,6 +138,19 @@ impl Constraint {
         }
     }
 
+    /// Returns the field of a summary's options that a field of a constraint is.
+    pub fn option_field(field: &'static str) -> &'static str {
+        match field {
+            "constraint" => "options.constraint",
+            "constraint.regex" => "options.constraint.regex",
+            "constraint.choice" => "options.constraint.choice",
+            "constraint.json_schema" => "options.constraint.json_schema",
+            "constraint.json_object" => "options.constraint.json_object",
+            "constraint.grammar" => "options.constraint.grammar",
+            other => other,
+        }
+    }
+
     /// Returns true if a text that is complete ends, unless a request says otherwise: in a choice and in JSON.
     pub fn ends_when_complete(&self) -> bool {
         matches!(self, Self::Choice(_) | Self::JsonSchema(_) | Self::JsonObject)
@@ -158,18 +184,31 @@ impl Constraint {
     }
 }
 
+/// The texts of a choice, sorted, in symbols.
+pub(crate) type ChoiceTexts = Arc<[Vec<u32>]>;
+
 /// The symbols of a vocabulary, and what makes parsers for them.
 struct Symbols {
     trie: SymbolTrie,
     factory: OnceLock<Option<ParserFactory>>,
     watchdog: OnceLock<Option<Watchdog>>,
+    /// Shared with each thread that makes a parser.
+    compiling: Arc<()>,
 }
 
 impl Symbols {
     fn factory(&self) -> Result<&ParserFactory> {
-        let make = || make_factory(&self.trie.environment, self.trie.is_spelled_out);
-        let made = self.factory.get_or_init(make).as_ref();
+        let made = self.factory.get_or_init(|| self.make_factory()).as_ref();
         made.ok_or_else(|| Error::Internal("cannot prepare the vocabulary for grammars".into()))
+    }
+
+    fn make_factory(&self) -> Option<ParserFactory> {
+        // few symbols need no shortcuts
+        let slices = if self.trie.is_large() { SlicedBiasComputer::general_slices() } else { Vec::new() };
+        let mut factory = ParserFactory::new(&self.trie.environment, InferenceCapabilities::default(), &slices).ok()?;
+        factory.quiet();
+        *factory.limits_mut() = LIMITS;
+        Some(factory)
     }
 
     /// Lets a parser work, at most for [`STEP_TIME`]. Then it is cancelled for good.
@@ -262,24 +301,33 @@ impl WatchedParsers {
     }
 }
 
-/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK);
-        let running = thread.spawn_scoped(scope, work);
-        let running =
-            running.map_err(|error| Error::Internal(format!("cannot start a thread for a grammar: {error}")))?;
-        running.join().unwrap_or_else(|_| Err(Error::Internal("the parser of a grammar panicked".into())))
+/// Runs what makes a parser on a thread of its own, whose stack holds the recursion of the largest grammar. Waits for at most
+/// [`COMPILE_TIME`]: a parser that takes longer is dropped when it is made.
+fn on_large_stack<T: Send + 'static>(
+    field: &'static str,
+    symbols: &Arc<Symbols>,
+    work: impl FnOnce(&Symbols) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let compiling = Arc::clone(&symbols.compiling);
+    if Arc::strong_count(&compiling) > MAX_COMPILING {
+        let what = "grammars that are compiled";
+        return Err(Error::TooMany { what, limit: MAX_COMPILING, retry: COMPILE_TIME });
+    }
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let symbols = Arc::clone(symbols);
+    let run = move || {
+        sender.send(work(&symbols)).ok();
+        drop(compiling);
+    };
+    let thread = thread::Builder::new().name("weir-grammar".into()).stack_size(PARSER_STACK).spawn(run);
+    thread.map_err(|error| Error::Internal(format!("cannot start a thread for a grammar: {error}")))?;
+    receiver.recv_timeout(COMPILE_TIME).unwrap_or_else(|error| match error {
+        RecvTimeoutError::Timeout => {
+            let bound = format!("a form that is compiled in {} ms", COMPILE_TIME.as_millis());
+            Err(Error::bad_option(field, "a slower one", bound))
+        }
+        RecvTimeoutError::Disconnected => Err(Error::Internal("the parser of a grammar panicked".into())),
     })
-}
-
-fn make_factory(environment: &TokEnv, is_spelled_out: bool) -> Option<ParserFactory> {
-    // few symbols need no shortcuts
-    let slices = if is_spelled_out { Vec::new() } else { SlicedBiasComputer::general_slices() };
-    let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &slices).ok()?;
-    factory.quiet();
-    *factory.limits_mut() = LIMITS;
-    Some(factory)
 }
 
 /// Compiles constraints for one model, and keeps them.
@@ -315,9 +363,9 @@ impl ConstraintCompiler {
         }
         let new = || {
             let trie = SymbolTrie::new(&self.vocabulary, self.end);
-            Arc::new(Symbols { trie, factory: OnceLock::new(), watchdog: OnceLock::new() })
+            Arc::new(Symbols { trie, factory: OnceLock::new(), watchdog: OnceLock::new(), compiling: Arc::default() })
         };
-        let compiled = Arc::new(CompiledConstraint::new(constraint, self.symbols.get_or_init(new))?);
+        let compiled = Arc::new(CompiledConstraint::new(constraint, &self.vocabulary, self.symbols.get_or_init(new))?);
         lock(&self.compiled).put(constraint.clone(), Arc::clone(&compiled));
         Ok(compiled)
     }
@@ -329,6 +377,8 @@ pub struct CompiledConstraint {
     kind: &'static str,
     ends_when_complete: bool,
     rules: Rules,
+    /// The texts of a choice; none of another constraint.
+    texts: ChoiceTexts,
     symbols: Arc<Symbols>,
     bytes: usize,
 }
@@ -353,7 +403,7 @@ impl fmt::Debug for CompiledConstraint {
 }
 
 impl CompiledConstraint {
-    fn new(constraint: &Constraint, symbols: &Arc<Symbols>) -> Result<Self> {
+    fn new(constraint: &Constraint, vocabulary: &Vocabulary, symbols: &Arc<Symbols>) -> Result<Self> {
         let field = constraint.field();
         let pattern = |hir: &Hir| Pattern::new(field, hir, &symbols.trie);
         let rules = match constraint {
@@ -363,10 +413,11 @@ impl CompiledConstraint {
                 let parsed = serde_json::from_str(source);
                 let schema: Value = parsed
                     .map_err(|error| Error::bad_option(field, format!("invalid JSON: {error}"), "a JSON schema"))?;
-                let objects = count_objects(&schema);
-                if objects > MAX_RULES {
-                    return Err(too_many(field, objects, "objects"));
+                let schemas = count_schemas(&schema);
+                if schemas > MAX_RULES {
+                    return Err(too_many(field, schemas, "objects and truth values"));
                 }
+                check_least_properties(field, &schema)?;
                 Rules::grammar(field, json_grammar(field, schema)?, symbols)?
             }
             Constraint::JsonObject => {
@@ -381,11 +432,16 @@ impl CompiledConstraint {
             Rules::Pattern(pattern) => pattern.bytes() + CACHE_BYTES,
             Rules::Grammar(_) => PARSER_BYTES,
         };
+        let texts = match constraint {
+            Constraint::Choice(texts) => spell_choice(texts, vocabulary, &symbols.trie),
+            _ => Arc::default(),
+        };
         Ok(Self {
             field,
             kind: constraint.kind(),
             ends_when_complete: constraint.ends_when_complete(),
             rules,
+            texts,
             symbols: Arc::clone(symbols),
             bytes,
         })
@@ -415,11 +471,37 @@ impl CompiledConstraint {
             Rules::Grammar(matcher) => MatcherState::Grammar(Box::new(lock(matcher).deep_clone())),
         };
         let allowed = Allowed::new(&self.symbols.trie);
-        let mut matcher =
-            ConstraintMatcher { compiled: Arc::clone(self), state, allowed, spent: Duration::ZERO, taken: 0 };
+        let mut matcher = ConstraintMatcher {
+            compiled: Arc::clone(self),
+            field: self.field,
+            state,
+            allowed,
+            chosen: None,
+            offered: None,
+            is_behind: false,
+            spent: Duration::ZERO,
+            taken: 0,
+        };
         matcher.update()?;
         Ok(matcher)
     }
+}
+
+/// Returns the texts of a choice in symbols, sorted, without those that the vocabulary cannot write. A text of tokens is spelled as the
+/// tokenizer does it, unless that changes the text.
+fn spell_choice(texts: &[String], vocabulary: &Vocabulary, trie: &SymbolTrie) -> ChoiceTexts {
+    let spell = |text: &String| {
+        let is_text = |symbols: &Vec<u32>| {
+            let bytes = symbols.iter().flat_map(|symbol| trie.bytes(*symbol)).copied();
+            bytes.eq(text.bytes()) && symbols.iter().all(|symbol| trie.texts.get(*symbol as usize))
+        };
+        let own = vocabulary.encode_exactly("constraint.choice", text).ok().filter(is_text);
+        own.or_else(|| Some(trie.split(text.as_bytes())).filter(is_text))
+    };
+    let mut spelled: Vec<Vec<u32>> = texts.iter().filter_map(spell).collect();
+    spelled.sort_unstable();
+    spelled.dedup();
+    spelled.into()
 }
 
 /// Returns the grammar of a schema, in which a comma and a colon are followed by one space, and nothing else by any.
@@ -433,7 +515,11 @@ fn json_grammar(field: &'static str, mut schema: Value) -> Result<TopLevelGramma
     if keys.contains_key("x-guidance") {
         return Err(Error::bad_option(field, "x-guidance", "a schema without it"));
     }
-    let style = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    // with \u a key would have many spellings, among them one that the schema does not mention
+    let escapes = "nrbtf\\\"";
+    let style = json!({
+        "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ", "json_allowed_escapes": escapes
+    });
     keys.insert("x-guidance".into(), style);
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
@@ -452,11 +538,30 @@ fn too_many(field: &'static str, length: usize, unit: &'static str) -> Error {
     Error::TooLong { field, length, limit: MAX_RULES, unit, why: None }
 }
 
-fn count_objects(schema: &Value) -> usize {
+fn count_schemas(schema: &Value) -> usize {
     match schema {
-        Value::Object(members) => 1 + members.values().map(count_objects).sum::<usize>(),
-        Value::Array(elements) => elements.iter().map(count_objects).sum(),
+        Value::Object(members) => 1 + members.values().map(count_schemas).sum::<usize>(),
+        Value::Array(elements) => elements.iter().map(count_schemas).sum(),
+        Value::Bool(_) => 1,
         _ => 0,
+    }
+}
+
+/// Refuses a schema that asks for more members of an object than it requires by name, but for one: a text could repeat a name, which
+/// then counts once.
+fn check_least_properties(field: &'static str, schema: &Value) -> Result<()> {
+    match schema {
+        Value::Object(members) => {
+            let named = members.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+            if let Some(least) = members.get("minProperties").and_then(Value::as_u64).filter(|least| *least > named + 1)
+            {
+                let bound = format!("minProperties of at most {}, one more than the required properties", named + 1);
+                return Err(Error::bad_option(field, least.to_string(), bound));
+            }
+            members.values().try_for_each(|member| check_least_properties(field, member))
+        }
+        Value::Array(elements) => elements.iter().try_for_each(|element| check_least_properties(field, element)),
+        _ => Ok(()),
     }
 }
 
@@ -516,23 +621,25 @@ fn quoted_length(text: &str) -> usize {
 
 impl Rules {
     /// Prepares a parser, and checks that the vocabulary can write the beginning of a text that is forced.
-    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Self> {
+    fn grammar(field: &'static str, grammar: TopLevelGrammar, symbols: &Arc<Symbols>) -> Result<Self> {
         let grammar = if symbols.trie.drops_space { after_space(&grammar) } else { grammar };
-        let ready = on_large_stack(|| ready_parser(field, &grammar, symbols))?;
+        let ready = on_large_stack(field, symbols, move |symbols| ready_parser(field, grammar, symbols))?;
         Ok(Self::Grammar(Mutex::new(ready)))
     }
 }
 
-fn ready_parser(field: &'static str, grammar: &TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
+fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols) -> Result<Matcher> {
     let trie = &symbols.trie;
-    let parser = symbols.factory()?.create_parser(grammar.clone());
+    let parser = symbols.factory()?.create_parser(grammar);
     let parser = parser.map_err(|error| rejected(field, &format!("{error:#}")))?;
+    if !has_text(parser.parser.grammar()) {
+        return Err(Error::bad_option(field, "an empty language: every text is endless", FORM_OF_A_TEXT));
+    }
     let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
     if let Some(reason) = matcher.get_error() {
         return Err(rejected(field, &reason));
     }
     let ready = matcher.deep_clone();
-    let mut text = Vec::new();
     let mut allowed = Allowed::new(trie);
     let began = now();
     for position in 0..CHECKED {
@@ -540,36 +647,56 @@ fn ready_parser(field: &'static str, grammar: &TopLevelGrammar, symbols: &Symbol
         if matcher.is_cancelled() {
             return Err(too_slow(field));
         }
-        if computed.is_err() || (allowed.with_text == 0 && !allowed.ends) {
-            return Err(stuck(field, grammar, symbols, &text, position).unwrap_or_else(|| {
-                computed.err().unwrap_or_else(|| Error::bad_option(field, "none", "a form that some text has"))
-            }));
+        computed?;
+        if allowed.with_text == 0 && !allowed.ends {
+            let characters = matcher.compute_mask().map(|mask| trie.characters(&mask)).unwrap_or_default();
+            return Err(match characters.is_empty() {
+                true => Error::bad_option(field, "one that no text has", FORM_OF_A_TEXT),
+                false => impossible(field, Stuck { position, characters }),
+            });
         }
         let only = allowed.only().filter(|_| since(began) < FIRST_TIME);
-        let Some(symbol) = only.filter(|symbol| matcher.consume_token(*symbol).is_ok()) else { break };
-        text.extend_from_slice(trie.bytes(symbol));
+        if !only.is_some_and(|symbol| matcher.consume_token(symbol).is_ok()) {
+            break;
+        }
     }
     Ok(ready)
 }
 
-/// Returns the error of a text that begins with `text` and cannot go on in the vocabulary, if bytes could go on.
-fn stuck(
-    field: &'static str,
-    grammar: &TopLevelGrammar,
-    symbols: &Symbols,
-    text: &[u8],
-    position: usize,
-) -> Option<Error> {
-    let environment = ApproximateTokEnv::single_byte_env();
-    let parser = make_factory(&environment, true)?.create_parser(grammar.clone()).ok()?;
-    let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
-    let bytes: Vec<u32> = text.iter().copied().map(u32::from).collect();
-    symbols.limit_time(&mut matcher, |matcher| matcher.consume_tokens(&bytes)).ok()?;
-    let allowed = symbols.limit_time(&mut matcher, Matcher::compute_mask).ok()?;
-    let characters: Vec<char> =
-        (0..128_u32).filter(|&byte| allowed.is_allowed(byte)).filter_map(char::from_u32).collect();
-    (!characters.is_empty()).then(|| impossible(field, Stuck { position, characters }))
+/// Returns true if the grammar has a text that ends: if its start leads to characters alone.
+fn has_text(grammar: &CGrammar) -> bool {
+    // in the order of discovery, so most symbols stand after those that lead to them
+    let mut symbols = vec![grammar.start()];
+    let mut found: HashSet<usize> = HashSet::from([grammar.start().as_index()]);
+    let mut ends = HashSet::new();
+    let mut at = 0;
+    while let Some(&symbol) = symbols.get(at) {
+        at += 1;
+        let data = grammar.sym_data(symbol);
+        if data.is_terminal || data.is_nullable || !data.cond_nullable.is_empty() || data.gen_grammar.is_some() {
+            ends.insert(symbol.as_index());
+        }
+        for rule in &data.rules {
+            let parts = grammar.rule_rhs(*rule).0;
+            symbols.extend(parts.iter().filter(|part| found.insert(part.as_index())));
+        }
+    }
+    loop {
+        let known = ends.len();
+        for symbol in symbols.iter().rev() {
+            let ends_with = |parts: &[CSymIdx]| parts.iter().all(|part| ends.contains(&part.as_index()));
+            if grammar.sym_data(*symbol).rules.iter().any(|rule| ends_with(grammar.rule_rhs(*rule).0)) {
+                ends.insert(symbol.as_index());
+            }
+        }
+        if ends.len() == known {
+            return ends.contains(&grammar.start().as_index());
+        }
+    }
 }
+
+/// What errors expect of a form without texts.
+const FORM_OF_A_TEXT: &str = "a form that some text has";
 
 fn rejected(field: &'static str, reason: &str) -> Error {
     // the parser's own marks, and the place of a panic
@@ -587,8 +714,16 @@ fn rejected(field: &'static str, reason: &str) -> Error {
 #[derive(Clone)]
 pub struct ConstraintMatcher {
     compiled: Arc<CompiledConstraint>,
+    /// The field that errors name.
+    field: &'static str,
     state: MatcherState,
     allowed: Allowed,
+    /// The index of the text that was drawn, of a choice. Only this text may follow.
+    chosen: Option<usize>,
+    /// The symbols that the choice allows, once a text was drawn.
+    offered: Option<SimpleVob>,
+    /// True if the symbols that may follow are not found yet.
+    is_behind: bool,
     /// The time that the text's constraint has taken.
     spent: Duration,
     /// The number of symbols taken.
@@ -608,6 +743,28 @@ impl fmt::Debug for ConstraintMatcher {
 }
 
 impl ConstraintMatcher {
+    /// Lets errors name the fields of a summary's options.
+    pub(crate) fn in_options(self) -> Self {
+        Self { field: Constraint::option_field(self.field), ..self }
+    }
+
+    /// Returns the texts of a choice of which one is to be drawn, because nothing was written yet.
+    pub(crate) fn open_choice(&self) -> Option<ChoiceTexts> {
+        let is_open = self.taken == 0 && self.chosen.is_none() && self.compiled.texts.len() > 1;
+        is_open.then(|| Arc::clone(&self.compiled.texts))
+    }
+
+    /// Lets only the text of this index follow. Fails as [`update`](Self::update) does.
+    pub(crate) fn choose(&mut self, index: usize) -> Result<()> {
+        self.chosen = Some(index);
+        self.update()
+    }
+
+    /// Returns the rest of the text that was drawn.
+    fn chosen_rest(&self) -> Option<&[u32]> {
+        self.compiled.texts.get(self.chosen?)?.get(self.taken as usize..)
+    }
+
     /// Takes the next symbol of the text. [`update`](Self::update) then finds what may follow. Fails if the symbol may not follow, and
     /// if that takes too long.
     pub fn consume(&mut self, symbol: u32) -> Result<()> {
@@ -637,6 +794,26 @@ impl ConstraintMatcher {
         self.dead_end().map_or(Ok(()), Err)
     }
 
+    /// Does the same, or leaves it to [`catch_up`](Self::catch_up) if it takes longer than microseconds. Returns true if it is done.
+    pub(crate) fn update_if_quick(&mut self) -> Result<bool> {
+        self.is_behind = self.compiled.symbols.trie.is_large();
+        if self.is_behind { Ok(false) } else { self.update().map(|()| true) }
+    }
+
+    /// Finds what may follow, if that is not known yet. Fails as [`update`](Self::update) does, and then again.
+    pub(crate) fn catch_up(&mut self) -> Result<()> {
+        if self.is_behind {
+            self.update()?;
+            self.is_behind = false;
+        }
+        Ok(())
+    }
+
+    /// Returns true if it is not known what may follow.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
     /// Returns the error of a text after which nothing may follow.
     pub(crate) fn dead_end(&self) -> Option<Error> {
         let is_stuck = self.allowed.with_text == 0 && !self.allowed.ends;
@@ -652,7 +829,7 @@ impl ConstraintMatcher {
             MatcherState::Grammar(matcher) => update(self.compiled.field, matcher, symbols, &mut self.allowed),
         };
         self.charge(began)?;
-        updated?;
+        updated.map_err(|error| error.named(|_| self.field))?;
         let trie = &self.compiled.symbols.trie;
         let Allowed { symbols, with_text, ends } = &mut self.allowed;
         if *with_text == 0 && !*ends {
@@ -660,14 +837,29 @@ impl ConstraintMatcher {
         }
         trie.ends.iter().for_each(|&end| symbols.set(end as usize, *ends));
         trie.marks.iter().for_each(|&mark| symbols.set(mark as usize, true));
+        self.keep_chosen();
         Ok(())
+    }
+
+    /// Leaves only the next symbol of the text that was drawn, if one was, or the end.
+    fn keep_chosen(&mut self) {
+        let Some(next) = self.chosen_rest().map(|rest| rest.first().copied()) else { return };
+        let trie = &self.compiled.symbols.trie;
+        let offered = self.offered.insert(self.allowed.symbols.clone());
+        self.allowed.begin(next.is_none());
+        match next {
+            Some(symbol) => self.allowed.symbols.set(symbol as usize, true),
+            None => trie.ends.iter().for_each(|&end| self.allowed.symbols.set(end as usize, offered.get(end as usize))),
+        }
+        self.allowed.with_text = usize::from(next.is_some());
+        trie.marks.iter().for_each(|&mark| self.allowed.symbols.set(mark as usize, true));
     }
 
     /// Counts the time of work that began then. Fails if the text has taken too much time, or its parser was cancelled.
     fn charge(&mut self, began: Instant) -> Result<()> {
         self.spent += since(began);
         if matches!(&self.state, MatcherState::Grammar(matcher) if matcher.is_cancelled()) {
-            return Err(too_slow(self.compiled.field));
+            return Err(too_slow(self.field));
         }
         if self.spent > FIRST_TIME + SYMBOL_TIME * self.taken {
             let bound = format!(
@@ -675,7 +867,7 @@ impl ConstraintMatcher {
                 FIRST_TIME.as_millis(),
                 SYMBOL_TIME.as_millis()
             );
-            return Err(Error::bad_option(self.compiled.field, "a slower one", bound));
+            return Err(Error::bad_option(self.field, "a slower one", bound));
         }
         Ok(())
     }
@@ -686,12 +878,35 @@ impl ConstraintMatcher {
     }
 
     fn broken(&self, found: String) -> Error {
-        Error::bad_option(self.compiled.field, found, "a text of this form in the model's vocabulary")
+        Error::bad_option(self.field, found, "a text of this form in the model's vocabulary")
     }
 
     /// Returns the symbols that may follow: those with text, marks between them, and the end if the text may end here.
     pub fn symbols(&self) -> &SimpleVob {
         &self.allowed.symbols
+    }
+
+    /// Forbids symbols that begin a character of more than `room` bytes, in a vocabulary of bytes, until the next symbol is taken.
+    /// Returns false if no symbol with text is left.
+    pub(crate) fn fit(&mut self, room: usize) -> bool {
+        if self.compiled.symbols.trie.is_bytes && room < char::MAX_LEN_UTF8 {
+            let long: Vec<u32> = self.allowed.symbols.iter().filter(|symbol| !self.fits(*symbol, room)).collect();
+            long.iter().for_each(|symbol| self.allowed.symbols.set(*symbol as usize, false));
+            self.allowed.with_text -= long.len().min(self.allowed.with_text);
+        }
+        self.allowed.with_text > 0
+    }
+
+    /// Returns false if the symbol is a byte that begins a character of more than `room` bytes.
+    pub(crate) fn fits(&self, symbol: u32, room: usize) -> bool {
+        let trie = &self.compiled.symbols.trie;
+        let length = match trie.bytes(symbol).first().copied() {
+            Some(0xf0..) => 4,
+            Some(0xe0..) => 3,
+            Some(0xc0..) => 2,
+            _ => 1,
+        };
+        !trie.is_bytes || length <= room
     }
 
     /// Returns true if the text has the form and may end here.
@@ -719,15 +934,17 @@ impl ConstraintMatcher {
         self.mass(logits) < 0.5
     }
 
-    /// Returns the probability that the model gives to the symbols that may follow, from its logits (vocab).
+    /// Returns the probability that the model gives to the symbols that the form allows, from its logits (vocab): in a choice to the
+    /// next symbols of all its texts.
     pub fn mass(&self, logits: &[f32]) -> f64 {
+        let offered = self.offered.as_ref().unwrap_or(&self.allowed.symbols);
         let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
         let mut kept = 0.0;
         for (symbol, &logit) in logits.iter().enumerate() {
             let weight = f64::from(logit - peak).exp();
             total += weight;
-            if self.allowed.symbols.get(symbol) {
+            if offered.get(symbol) {
                 kept += weight;
             }
         }
@@ -736,6 +953,12 @@ impl ConstraintMatcher {
 
     /// Returns symbols that must follow, at most `limit`: none only if several may. More may be forced after them.
     pub fn forced(&mut self, limit: usize) -> Vec<u32> {
+        if let Some(rest) = self.chosen_rest() {
+            return rest.iter().copied().take(limit).collect();
+        }
+        if self.is_behind {
+            return Vec::new();
+        }
         let began = now();
         let symbols = &self.compiled.symbols;
         let mut forced = match &mut self.state {
@@ -755,6 +978,9 @@ impl ConstraintMatcher {
 
     /// Returns how many of these symbols may follow, one after the other. A parser that is late says none, and fails afterwards.
     pub fn agrees(&mut self, symbols: &[u32]) -> usize {
+        if let Some(rest) = self.chosen_rest() {
+            return symbols.iter().zip(rest).take_while(|(own, next)| own == next).count();
+        }
         let began = now();
         let own = &self.compiled.symbols;
         let agreed = match &mut self.state {
@@ -776,8 +1002,7 @@ fn update(field: &'static str, matcher: &mut Matcher, symbols: &Symbols, allowed
         Ok(mask) => {
             allowed.ends = mask.is_allowed(trie.end() as u32);
             allowed.symbols.set_from(&mask);
-            allowed.symbols.and(&trie.texts);
-            allowed.count();
+            allowed.keep_texts(trie);
             Ok(())
         }
         Err(error) => match matcher.stop_reason() {
@@ -982,7 +1207,14 @@ mod tests {
     #[test]
     fn instances_are_accepted_as_their_schema_says() {
         let compiler = bytes();
+        compiler.compile(&Constraint::Regex("(?m)^a+$".into())).unwrap();
+        let recursive = r##"{"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": false}"##;
         for (schema, instance, valid) in [
+            (recursive, r#"{"a": {"a": {}}}"#, true),
+            (r#"{"properties": {"a": {"type": "null"}}, "type": "object"}"#, r#"{"b": 1}"#, true),
+            (r#"{"properties": {"a": {"type": "null"}}, "type": "object"}"#, r#"{"\u0061": 1}"#, false),
+            (r#"{"minProperties": 1, "type": "object"}"#, "{}", false),
+            (r#"{"minProperties": 1, "type": "object"}"#, r#"{"a": 1}"#, true),
             (r#"{"type": "integer"}"#, "1", true),
             (r#"{"type": "integer"}"#, "1.1", false),
             (r#"{"type": "integer"}"#, r#""1""#, false),
@@ -1049,6 +1281,18 @@ mod tests {
             (Constraint::Regex(r"(a)\1".into()), "backreferences are not supported, at character 3"),
             (Constraint::Regex(r"a\bb".into()), "found a word boundary"),
             (Constraint::Regex("a^b".into()), "found ^ inside of the text"),
+            (Constraint::Regex("(?m)a\n^b".into()), "found ^ inside of the text"),
+            (Constraint::Grammar("start: a | b\na: \"a\" b\nb: a".into()), "found an empty language"),
+            (
+                Constraint::JsonSchema(
+                    r##"{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}"##.into(),
+                ),
+                "found an empty language",
+            ),
+            (
+                Constraint::JsonSchema(r#"{"items": {"required": ["a"], "minProperties": 3}}"#.into()),
+                "expected minProperties of at most 2, one more than the required properties, found 3",
+            ),
             (Constraint::Regex("[a&&b]".into()), "found one that no text matches"),
             (Constraint::Regex("a{1000000}".into()), "constraint.regex: expected"),
             (
@@ -1091,7 +1335,7 @@ mod tests {
             (Constraint::JsonSchema(r#"{"x-guidance": {}}"#.into()), "found x-guidance"),
             (
                 Constraint::JsonSchema(format!(r#"{{"anyOf": [{}{{}}]}}"#, "{}, ".repeat(1000))),
-                "constraint.json_schema: expected at most 1000 objects, found 1002",
+                "constraint.json_schema: expected at most 1000 objects and truth values, found 1002",
             ),
         ] {
             let error = compiler.compile(&constraint).unwrap_err().to_string();
@@ -1198,6 +1442,20 @@ mod tests {
         matcher.consume(0).unwrap();
         matcher.update().unwrap();
         assert!(matcher.is_complete() && matcher.agrees(&[0]) == 0 && matcher.consume(0).is_err());
+    }
+
+    #[test]
+    fn a_character_of_more_bytes_than_may_follow_is_not_begun() {
+        let compiled = bytes().compile(&Constraint::Regex("(a|é|€|😀)+".into())).unwrap();
+        for (room, expected) in [(1, "a"), (2, "aé"), (3, "aé€"), (4, "aé€😀"), (9, "aé€😀")] {
+            let mut matcher = compiled.matcher().unwrap();
+            assert!(matcher.fit(room));
+            let first = |character: char| u32::from(character.encode_utf8(&mut [0; 4]).as_bytes()[0]);
+            let allowed: Vec<u32> = matcher.symbols().iter().collect();
+            assert_eq!(allowed, expected.chars().map(first).collect::<Vec<_>>(), "{room}");
+        }
+        let long = bytes().compile(&Constraint::Regex("€".into())).unwrap();
+        assert!(!long.matcher().unwrap().fit(2));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::{
     completion::{
         Completion, CompletionRules, CompletionSearch, Distribution, Expansions, NextDistributions, NextSymbol, NodeId,
     },
-    constraint::Constraint,
+    constraint::{Constraint, MAX_MATCHER_BYTES},
     edited_text::{EditedText, EncodedText, Splice, first_changed, max_symbols},
     engine::{Handle, check_priority},
     observer::Counters,
@@ -238,6 +238,25 @@ pub struct Waiting {
     events: Events,
 }
 
+/// A continuation with its distribution, and those after its greedy continuation.
+pub struct Received {
+    node: NodeId,
+    symbols: Vec<u32>,
+    next: NextDistributions,
+    /// Symbols of the text that were cached.
+    cached: usize,
+}
+
+/// Receives the distributions of requests. Fails as the first of them does.
+pub async fn received(waiting: Vec<Waiting>) -> Result<Vec<Received>> {
+    let mut all = Vec::with_capacity(waiting.len());
+    for Waiting { node, symbols, events } in waiting {
+        let (next, cached) = distributions(events).await?;
+        all.push(Received { node, symbols, next, cached });
+    }
+    Ok(all)
+}
+
 impl EditSession {
     /// Prepares the completions at byte `cursor`. Fails if it is no edge of a character, a rule is out of bounds, or the text
     /// unreadable.
@@ -279,7 +298,7 @@ impl CompletionTask {
             if waiting.is_empty() {
                 return Ok(self.finish());
             }
-            self.take(waiting).await?;
+            self.take(received(waiting).await?)?;
         }
     }
 
@@ -372,10 +391,10 @@ impl CompletionTask {
             + size_of::<f32>() * self.engine.card().vocabulary.len()
     }
 
-    /// Takes the distributions of requests, and keeps them for later searches. Fails as the first of them does.
-    pub async fn take(&mut self, waiting: Vec<Waiting>) -> Result<()> {
-        for Waiting { node, symbols, events } in waiting {
-            let (NextDistributions { symbols: next, distributions }, cached) = distributions(events).await?;
+    /// Takes distributions, and keeps them for later searches. Takes long if the completions must have a form.
+    pub fn take(&mut self, received: Vec<Received>) -> Result<()> {
+        for Received { node, symbols, next, cached } in received {
+            let NextDistributions { symbols: next, distributions } = next;
             self.computed_distributions += distributions.len();
             self.reused.get_or_insert(cached.min(self.prefix.len()));
             let mut symbols = symbols;
@@ -473,6 +492,11 @@ impl EditSession {
     pub fn completion_bytes(&self, cursor: usize) -> usize {
         let row = EncodedText::copied_bytes(cursor, self.engine.card());
         self.symbol_bytes(cursor).saturating_add(MAX_WIDTH * row + AHEAD_BYTES)
+    }
+
+    /// Returns the bytes that a form of the completions holds in addition: the text's matcher, and the one of a continuation.
+    pub fn constraint_bytes() -> usize {
+        2 * MAX_MATCHER_BYTES
     }
 
     /// Returns the bytes that the scores of a range hold while they run: the text's symbols, and the answer.

@@ -171,7 +171,7 @@ impl Handle {
         let cached = if id.is_some() { usize::MAX } else { 0 };
         let mut summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
         if let Some(constraint) = &request.constraint {
-            summary.search.constrain(&constraint.matcher()?);
+            summary.search.constrain(&constraint.matcher()?.in_options());
         }
         let work = summary.max_work();
         if work > limits.request_work {

@@ -31,7 +31,7 @@ use weir_models::text::Vocabulary;
 const NESTING: u32 = 100;
 
 /// Maximum bytes of an expression's compiled form.
-const NFA_BYTES: usize = 2 << 20;
+pub(crate) const NFA_BYTES: usize = 2 << 20;
 
 /// Maximum bytes of the automaton's states that a row keeps. States that are dropped are computed again.
 pub(crate) const CACHE_BYTES: usize = 2 << 20;
@@ -43,6 +43,9 @@ const MAX_BRANCHES: usize = 300_000;
 /// Maximum time to find what may follow a text. An engine's thread waits for it.
 pub(crate) const STEP_TIME: Duration = Duration::from_millis(200);
 
+/// Maximum symbols of a vocabulary of which the allowed ones are found in microseconds.
+const LARGE_VOCABULARY: usize = 1024;
+
 /// Bytes that a walk tries before it looks at the clock.
 const UNTIMED_BYTES: usize = 16;
 
@@ -52,9 +55,12 @@ const VISITED_STATES: usize = 4096;
 /// Characters that an error names, at most.
 const NAMED_CHARACTERS: usize = 8;
 
-/// The symbols of a vocabulary by their bytes. Has one more id than the vocabulary: it stands for the end of a text.
+/// The symbols of a vocabulary by their bytes. Has more ids than the vocabulary: one stands for the end of a text, and others for the
+/// bytes that are no symbols, so that the set of symbols after a text also tells which bytes the vocabulary lacks there.
 pub(crate) struct SymbolTrie {
     pub(crate) environment: TokEnv,
+    /// The id that stands for the end of a text.
+    end: usize,
     /// Symbols without text that a model may write between others.
     pub(crate) marks: Vec<u32>,
     /// Symbols that end a text.
@@ -65,6 +71,8 @@ pub(crate) struct SymbolTrie {
     pub(crate) alphabet: Option<ClassUnicode>,
     /// True if a text has one spelling.
     pub(crate) is_spelled_out: bool,
+    /// True if a symbol is a byte.
+    pub(crate) is_bytes: bool,
     /// True if a text's first space is dropped, because the pieces of words begin with one.
     pub(crate) drops_space: bool,
 }
@@ -75,7 +83,9 @@ impl SymbolTrie {
         let size = vocabulary.len() as u32;
         let mut words: Vec<Vec<u8>> = (0..size).map(|id| vocabulary.symbol_bytes(id).unwrap_or_default()).collect();
         words.push(b"\xff<end>".to_vec());
-        let trie = TokTrie::from(&TokRxInfo::new(size + 1, size), &words);
+        let bytes: HashSet<u8> = words.iter().filter(|word| word.len() == 1).flatten().copied().collect();
+        words.extend((0..=255).filter(|byte| !bytes.contains(byte)).map(|byte| vec![byte]));
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, size), &words);
         let ends: Vec<u32> = (0..size).filter(|&id| vocabulary.ends_text(id) || Some(id) == end).collect();
         let mut texts = trie.alloc_token_set();
         let has_text = |id: &usize| !words[*id].is_empty() && !ends.contains(&(*id as u32));
@@ -86,7 +96,16 @@ impl SymbolTrie {
         let marks = vocabulary.specials().map(|specials| specials.segment_end).into_iter().collect();
         let byte_end = vocabulary.end_byte().and_then(char::from_u32);
         let alphabet = match vocabulary.characters() {
-            Some(_) => Some(alphabet(words.iter().filter_map(|word| std::str::from_utf8(word).ok()?.chars().next()))),
+            Some(_) => {
+                let texts = words.iter().take(size as usize).filter_map(|word| std::str::from_utf8(word).ok());
+                Some(alphabet(texts.filter_map(|text| text.chars().next())))
+            }
+            // what tokens can write in several ways only, not one character after the other, counts as missing
+            None if vocabulary.is_subword() && words.len() > size as usize + 1 => {
+                let texts = words.iter().take(size as usize).filter_map(|word| std::str::from_utf8(word).ok());
+                let single = |text: &str| text.chars().next().filter(|first| first.len_utf8() == text.len());
+                Some(alphabet(texts.filter_map(single)))
+            }
             None => byte_end.map(|end| {
                 let mut all = alphabet(std::iter::once(end));
                 all.negate();
@@ -95,11 +114,13 @@ impl SymbolTrie {
         };
         Self {
             environment: Arc::new(ApproximateTokEnv::new(trie)),
+            end: size as usize,
             marks,
             ends,
             texts,
             alphabet,
             is_spelled_out: vocabulary.is_spelled_out(),
+            is_bytes: vocabulary.is_bytes(),
             drops_space,
         }
     }
@@ -132,6 +153,11 @@ impl SymbolTrie {
         symbols
     }
 
+    /// Splits a text into the longest symbols, up to what the vocabulary cannot write.
+    pub(crate) fn split(&self, text: &[u8]) -> Vec<u32> {
+        self.trie().greedy_tokenize(text)
+    }
+
     /// Adds the symbols whose bytes the walk takes.
     pub(crate) fn collect(&self, walk: &mut impl Recognizer, symbols: &mut SimpleVob) {
         self.trie().add_bias(walk, symbols, &[]);
@@ -144,7 +170,18 @@ impl SymbolTrie {
 
     /// Returns the id that stands for the end of a text.
     pub(crate) fn end(&self) -> usize {
-        self.trie().vocab_size() - 1
+        self.end
+    }
+
+    /// Returns the characters of ASCII that the symbols and bytes of a set begin with.
+    pub(crate) fn characters(&self, set: &SimpleVob) -> Vec<char> {
+        let first = set.iter().filter(|id| *id as usize != self.end).filter_map(|id| self.trie().token(id).first());
+        first.filter(|byte| byte.is_ascii()).map(|byte| char::from(*byte)).collect()
+    }
+
+    /// Returns true if finding the symbols that may follow a text takes longer than microseconds.
+    pub(crate) fn is_large(&self) -> bool {
+        self.end > LARGE_VOCABULARY
     }
 }
 
@@ -171,8 +208,9 @@ impl Allowed {
         self.ends = ends;
     }
 
-    /// Counts the symbols, all of which have text.
-    pub(crate) fn count(&mut self) {
+    /// Keeps the symbols that have text, and counts them.
+    pub(crate) fn keep_texts(&mut self, trie: &SymbolTrie) {
+        self.symbols.and(&trie.texts);
         self.with_text = self.symbols.as_slice().iter().map(|word| word.count_ones() as usize).sum();
     }
 
@@ -400,8 +438,8 @@ fn restrict(hir: &Hir, alphabet: Option<&ClassUnicode>, edges: Edges) -> std::re
             alphabet.into_iter().for_each(|alphabet| class.intersect(alphabet));
             Hir::class(Class::Unicode(class))
         }
-        HirKind::Look(Look::Start) if edges.start => Hir::empty(),
-        HirKind::Look(Look::End) if edges.end => Hir::empty(),
+        HirKind::Look(Look::Start | Look::StartLF | Look::StartCRLF) if edges.start => Hir::empty(),
+        HirKind::Look(Look::End | Look::EndLF | Look::EndCRLF) if edges.end => Hir::empty(),
         HirKind::Look(look) => return Err(*look),
         HirKind::Repetition(repetition) => {
             let once = repetition.max == Some(1);
@@ -455,24 +493,33 @@ pub(crate) struct PatternMatcher {
     text: Vec<u8>,
     /// True if the next symbol is the first one, and loses a space at its beginning.
     drops_space: bool,
+    /// True if it was too slow to follow its text again.
+    is_late: bool,
 }
 
 impl PatternMatcher {
     pub(crate) fn new(pattern: Arc<Pattern>, drops_space: bool) -> Self {
         let cache = pattern.dfa.create_cache();
-        let mut matcher = Self { pattern, cache, state: LazyStateID::default(), text: Vec::new(), drops_space };
+        let mut matcher =
+            Self { pattern, cache, state: LazyStateID::default(), text: Vec::new(), drops_space, is_late: false };
         matcher.restart(&[]);
         matcher
     }
 
-    /// Follows another text from its beginning.
+    /// Follows another text from its beginning, for at most [`STEP_TIME`]. The matcher is late for good after that.
     fn restart(&mut self, text: &[u8]) {
         let config = start::Config::new().anchored(Anchored::Yes);
         if let Ok(state) = self.pattern.dfa.start_state(&mut self.cache, &config) {
             self.state = state;
         }
         self.text.clear();
-        self.follow(text);
+        let until = now() + STEP_TIME;
+        for part in text.chunks(UNTIMED_BYTES) {
+            self.is_late |= now() >= until;
+            if self.is_late || !self.follow(part) {
+                break;
+            }
+        }
     }
 
     /// Takes the bytes of the next symbol. Returns false if no text that begins so matches.
@@ -497,12 +544,12 @@ impl PatternMatcher {
         let until = now() + STEP_TIME;
         // a full cache is emptied while the symbols are tried, and then has room for them
         for _ in 0..2 {
-            if self.try_allowed(self.state, trie, allowed, until) {
+            if !self.is_late && self.try_allowed(self.state, trie, allowed, until) {
                 return Ok(());
             }
             let text = std::mem::take(&mut self.text);
             self.restart(&text);
-            if now() >= until {
+            if self.is_late || now() >= until {
                 return Err(too_slow(self.pattern.field));
             }
         }
@@ -532,7 +579,7 @@ impl PatternMatcher {
             trie.collect_after_space(&mut walk, &mut allowed.symbols);
         }
         let is_late = walk.is_late;
-        allowed.count();
+        allowed.keep_texts(trie);
         self.cache.clear_count() == clears && !is_late
     }
 

@@ -367,6 +367,7 @@ impl TextRequest {
     }
 
     pub(crate) fn cache_state(&self, cache: &SegmentCacheHandle, state: &dyn State) {
+        let state = self.session.settled_state().unwrap_or(state);
         cache.keep(self.cache_key.as_ref(), &self.session, state);
     }
 
@@ -388,7 +389,8 @@ impl TextRequest {
 
     /// Returns the number of symbols for which its row needs memory soon.
     fn symbols_soon(&self) -> usize {
-        let symbols = self.session.sequence_symbols().saturating_add(self.session.resumed_ahead());
+        let ahead = self.session.resumed_ahead().max(self.session.tried_symbols());
+        let symbols = self.session.sequence_symbols().saturating_add(ahead);
         symbols.saturating_add(MEMORY_MARGIN).min(self.session.max_symbols())
     }
 

@@ -1,16 +1,16 @@
-//! Choosing symbols: the [`Sampler`], stop strings, and reported log-probabilities.
+//! Choosing symbols and texts: the [`Sampler`], choices between texts, stop strings, and reported log-probabilities.
 
 use crate::options::{
     EmittedSymbol, ExactLogprob, OptionLimits, STOP_FIELDS, Sampling, check_stop_count, check_stop_length,
 };
 use llguidance::toktrie::SimpleVob;
-use std::{cmp::Ordering, collections::VecDeque, sync::Arc};
+use std::{cmp::Ordering, collections::VecDeque, fmt, sync::Arc};
 use weir_kernels::{
     distribution::{LogSoftmax, log_probability, logit_of},
     error::{Error, Result},
 };
 use weir_models::{
-    contract::{Card, SymbolBoundary},
+    contract::{Card, SequenceRow, State, SymbolBoundary, Want},
     random::{Purpose, uniform},
     text::{SpecialSymbols, StreamDetokenizer, Vocabulary, vocabulary::BYTES_PER_SYMBOL},
 };
@@ -93,6 +93,27 @@ impl Sampler {
         self.cut_to_top_p();
         self.cut_to_min_p();
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
+    }
+
+    /// Returns ln p of each symbol (vocab) after `text`, which follows what was generated, from the logits there, with bias and penalties
+    /// and without constraint and bans.
+    pub fn log_probabilities(&self, text: &[u32], logits: &[f32]) -> Vec<f64> {
+        let mut sampler = Self { allowed: None, banned: Vec::new(), ..self.clone() };
+        text.iter().for_each(|&symbol| sampler.see(symbol));
+        sampler.adjust(logits);
+        let mut weights = sampler.weights;
+        let peak = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total = peak + weights.iter().map(|weight| (weight - peak).exp()).sum::<f64>().ln();
+        weights.iter_mut().for_each(|weight| *weight -= total);
+        weights
+    }
+
+    /// Chooses one of several texts by ln p of each (texts), with the number of the symbol at `position`. Temperature and cuts apply to
+    /// the texts as to symbols. Fails as [`choose`](Self::choose) does.
+    pub fn choose_text(&self, logprobs: &[f32], position: usize) -> Result<usize> {
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
+        let sampling = Sampling { temperature, top_k, top_p, min_p, seed, ..Sampling::default() };
+        Self::new(sampling, logprobs.len()).choose(logprobs, position).map(|text| text as usize)
     }
 
     /// Applies the constraint, bans, bias, then penalties.
@@ -212,6 +233,155 @@ fn argmax(values: &[f64]) -> Option<usize> {
         }
     }
     best
+}
+
+// A choice between texts draws a text as a whole. A mask on each symbol would draw `ab` or `cd` by the probability of their first symbols
+// alone. So the row is fed each text in turn and goes back to the state before; then one number draws a text by the probabilities of
+// all its symbols, which are those that the model gives when it scores the text there. The draw depends on (seed, position) and on the
+// texts, not on their order.
+
+/// Returns the number of symbols that are fed to compute the probabilities of texts, at most: a text's last symbol is never fed.
+pub(crate) fn tried_symbols(texts: &[Vec<u32>]) -> usize {
+    if texts.len() < 2 { 0 } else { texts.iter().map(|text| text.len().saturating_sub(1)).sum() }
+}
+
+/// The probabilities of texts, while they are computed.
+pub(crate) struct ChoiceScores {
+    texts: Vec<ScoredText>,
+    /// The logits (vocab) before the texts.
+    pub(crate) logits: Vec<f32>,
+    /// The state before the texts; `None` while another row is fed what stands before them.
+    pub(crate) state: Option<Box<dyn State>>,
+    /// The index of the text that the row is fed, and the number of its symbols that it was fed.
+    current: usize,
+    fed: usize,
+}
+
+#[derive(Clone)]
+struct ScoredText {
+    symbols: Vec<u32>,
+    /// ln p of its first `known` symbols.
+    logprob: f64,
+    known: usize,
+}
+
+impl Clone for ChoiceScores {
+    fn clone(&self) -> Self {
+        let Self { texts, logits, state, current, fed } = self;
+        let state = state.as_ref().map(|state| state.fork());
+        Self { texts: texts.clone(), logits: logits.clone(), state, current: *current, fed: *fed }
+    }
+}
+
+impl fmt::Debug for ChoiceScores {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ChoiceScores").field("texts", &self.texts.len()).finish_non_exhaustive()
+    }
+}
+
+impl ChoiceScores {
+    /// Begins with the first symbols of the texts, of which at most `room` symbols count, from the logits (vocab) before them.
+    pub(crate) fn new(texts: &[Vec<u32>], room: usize, logits: &[f32], sampler: &Sampler) -> Self {
+        let scored = |text: &Vec<u32>| {
+            let symbols = text.iter().copied().take(room).collect();
+            ScoredText { symbols, logprob: 0.0, known: 0 }
+        };
+        let texts = texts.iter().map(scored).collect();
+        let mut scores = Self { texts, logits: logits.to_vec(), state: None, current: 0, fed: 0 };
+        scores.take(&[], logits, sampler);
+        scores.find_next();
+        scores
+    }
+
+    /// Adds the log-probabilities of the symbols that follow `text`, from the logits (vocab) after it.
+    fn take(&mut self, text: &[u32], logits: &[f32], sampler: &Sampler) {
+        let follows = |own: &&mut ScoredText| {
+            own.known == text.len() && own.known < own.symbols.len() && own.symbols.starts_with(text)
+        };
+        let mut following = self.texts.iter_mut().filter(follows).peekable();
+        if following.peek().is_none() {
+            return;
+        }
+        let logprobs = sampler.log_probabilities(text, logits);
+        for own in following {
+            let logprob = own.symbols.get(own.known).and_then(|symbol| logprobs.get(*symbol as usize));
+            own.logprob += logprob.copied().unwrap_or(f64::NEG_INFINITY);
+            own.known += 1;
+        }
+    }
+
+    /// Turns to the next text whose probability is not known.
+    fn find_next(&mut self) {
+        self.fed = 0;
+        let is_open = |own: &ScoredText| own.known < own.symbols.len();
+        self.current = self.texts.iter().position(is_open).unwrap_or(self.texts.len());
+    }
+
+    /// Returns true if all probabilities are known.
+    pub(crate) fn is_done(&self) -> bool {
+        self.current == self.texts.len()
+    }
+
+    /// The symbols of the present text that are fed.
+    fn path(&self) -> &[u32] {
+        self.texts.get(self.current).and_then(|text| text.symbols.split_last()).map_or(&[], |(_, path)| path)
+    }
+
+    /// Returns the number of symbols that the row is still to be fed of the present text.
+    pub(crate) fn left(&self) -> usize {
+        self.path().len() - self.fed
+    }
+
+    /// Returns the number of symbols of the longest text.
+    pub(crate) fn longest(&self) -> usize {
+        self.texts.iter().map(|text| text.symbols.len()).max().unwrap_or_default()
+    }
+
+    /// Begins the present text anew, because its row was lost.
+    pub(crate) fn rewind(&mut self) {
+        self.state = None;
+        self.fed = 0;
+    }
+
+    /// Sets the row's feed to at most `chunk` symbols of the present text.
+    pub(crate) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
+        let end = self.path().len().min(self.fed + chunk.max(1));
+        row.set(self.path().get(self.fed..end).unwrap_or_default(), Want::All);
+    }
+
+    /// Takes the results of the feed. Returns true if the row is at the end of the present text: it must then go back.
+    pub(crate) fn absorb(&mut self, row: &SequenceRow, sampler: &Sampler) -> bool {
+        let path = self.path().to_vec();
+        let vocabulary = self.logits.len().max(1);
+        for logits in row.logits.chunks_exact(vocabulary) {
+            self.fed += 1;
+            self.take(path.get(..self.fed).unwrap_or_default(), logits, sampler);
+        }
+        let ends = self.fed >= path.len();
+        if ends {
+            self.find_next();
+        }
+        ends
+    }
+
+    /// Draws a text, with the number of the symbol at `position`. If it does not begin as the resumed text does, draws among those that
+    /// do; `None` if there are none. Fails if no text is possible.
+    pub(crate) fn draw(&self, sampler: &Sampler, resumed: &VecDeque<u32>, position: usize) -> Result<Option<usize>> {
+        let begins = |index: usize| {
+            self.texts.get(index).is_some_and(|text| {
+                text.symbols.len() >= resumed.len() && text.symbols.iter().zip(resumed).all(|(own, given)| own == given)
+            })
+        };
+        let mut logprobs: Vec<f32> = self.texts.iter().map(|text| text.logprob as f32).collect();
+        let drawn = sampler.choose_text(&logprobs, position)?;
+        if begins(drawn) {
+            return Ok(Some(drawn));
+        }
+        let others = logprobs.iter_mut().enumerate().filter(|(index, _)| !begins(*index));
+        others.for_each(|(_, logprob)| *logprob = f32::NEG_INFINITY);
+        let is_possible = logprobs.iter().any(|logprob| *logprob > f32::NEG_INFINITY);
+        is_possible.then(|| sampler.choose_text(&logprobs, position)).transpose()
+    }
 }
 
 /// Log-probabilities reported for each symbol.

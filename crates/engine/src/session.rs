@@ -8,11 +8,11 @@
 use crate::{
     codec::{self, Code, Coded, CodingProgress, coder::BlockCoder},
     completion::{Distribution, DistributionsSoFar, Lookahead, NextDistributions, NextSymbol},
-    constraint::{CompiledConstraint, ConstraintMatcher, FORCED_TIME},
+    constraint::{ChoiceTexts, CompiledConstraint, ConstraintMatcher, FORCED_TIME},
     options::{
         Details, EmittedSymbol, ExactLogprob, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad,
     },
-    sampling::{LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
+    sampling::{ChoiceScores, LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText, tried_symbols},
     score::{ScoringWindow, max_fed_symbols, window},
     speculation::{DraftBudget, Drafter, GuessRates, MAX_DRAFT, Speculation},
     text_window::{ForkedText, TextView, TextWindow},
@@ -57,6 +57,8 @@ pub struct Session {
     forced_feed: ForcedFeed,
     /// The position of the first symbol of the latest forced text.
     forced_from: usize,
+    /// The texts of which one is to be drawn, until all their probabilities are known.
+    choice: Option<ChoiceScores>,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
     /// The coded block, once all of its symbols are coded.
@@ -131,6 +133,7 @@ impl Session {
             forced_draft: Vec::new(),
             forced_feed: ForcedFeed::Single,
             forced_from: usize::MAX,
+            choice: None,
             output: Vec::new(),
             coded: None,
             reports_progress: false,
@@ -182,7 +185,10 @@ impl Session {
     /// Maximum symbols that its rows are fed in total if none is lost: the prompt or all windows, and the symbols that are added.
     pub fn max_work(&self) -> usize {
         let appends = self.generation.is_some() || self.distributions.is_some();
-        if appends { self.max_symbols } else { self.prompt.work() }
+        let constraint = self.generation.as_ref().and_then(|generation| generation.constraint.as_ref());
+        let texts = constraint.and_then(|constraint| constraint.open_choice());
+        let tried = texts.map_or(0, |texts| tried_symbols(&texts));
+        if appends { self.max_symbols.saturating_add(tried) } else { self.prompt.work() }
     }
 
     /// Number of known symbols of the present sequence: of the text, or of the present window.
@@ -190,9 +196,27 @@ impl Session {
         self.prompt.end() - self.prompt.start()
     }
 
-    /// Number of [`sequence_symbols`](Self::sequence_symbols) that the row was not yet fed.
+    /// Number of [`sequence_symbols`](Self::sequence_symbols) that the row was not yet fed, or of the text of a choice that is tried.
     pub fn remaining_symbols(&self) -> usize {
-        self.sequence_symbols().saturating_sub(self.row_len)
+        match self.tried() {
+            Some(choice) => choice.left(),
+            None => self.sequence_symbols().saturating_sub(self.row_len),
+        }
+    }
+
+    /// The choice of which the row is fed a text.
+    fn tried(&self) -> Option<&ChoiceScores> {
+        self.choice.as_ref().filter(|choice| choice.state.is_some())
+    }
+
+    /// Symbols that follow the text of [`sequence_symbols`](Self::sequence_symbols) while texts of a choice are tried, at most.
+    pub fn tried_symbols(&self) -> usize {
+        self.choice.as_ref().map_or(0, ChoiceScores::longest)
+    }
+
+    /// The state after the session's text, if the row is fed a text that is only tried.
+    pub fn settled_state(&self) -> Option<&dyn State> {
+        self.tried()?.state.as_deref()
     }
 
     /// The part of the text that is held in memory: the prompt, then the sampled symbols. Empty for a text scored in windows.
@@ -203,7 +227,11 @@ impl Session {
     /// Leading symbols of [`text`](Self::text) that need not be fed if a cached state covers them: not those emitted with
     /// results, nor the last one before sampling.
     pub fn cacheable_prefix(&self) -> usize {
-        if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
+        match self.generation.is_some() && self.prompt.is_done() {
+            // a step must give the row a state from which texts are tried
+            true => self.seen().saturating_sub(usize::from(self.choice.is_some())),
+            false => self.prompt.skippable(),
+        }
     }
 
     /// Continues with a row whose state covers the first `len` symbols, at most [`cacheable_prefix`](Self::cacheable_prefix).
@@ -229,6 +257,7 @@ impl Session {
     /// Continues with a fresh row because the previous one was lost. The output stays the same.
     pub fn rewind(&mut self) {
         self.drop_draft();
+        self.choice.iter_mut().for_each(ChoiceScores::rewind);
         self.row_len = self.replay_position();
         self.lost_row = true;
     }
@@ -240,7 +269,7 @@ impl Session {
 
     /// True if the next feed is a chunk of the prompt or of a replay.
     pub fn is_prefilling(&self) -> bool {
-        self.is_replaying() || !(self.prompt.is_done() || self.prompt.is_decompressing())
+        self.is_replaying() || self.choice.is_some() || !(self.prompt.is_done() || self.prompt.is_decompressing())
     }
 
     /// Number of symbols of the present sequence whose results were taken.
@@ -283,6 +312,12 @@ impl Session {
         self.remaining_symbols() == 1 && self.distributions.as_ref().is_some_and(DistributionsSoFar::has_any)
     }
 
+    /// Returns its constraint if the symbols that may follow are to be found while the model computes.
+    pub(crate) fn constraint_behind(&mut self) -> Option<&mut ConstraintMatcher> {
+        let constraint = self.generation.as_mut()?.constraint.as_deref_mut();
+        constraint.filter(|constraint| constraint.is_behind())
+    }
+
     /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
         self.generation.as_ref().map_or(self.prompt.settled, Generator::sampled)
@@ -310,6 +345,9 @@ impl Session {
             }
             return row.set(self.prompt.get(start + self.row_len..start + end), want);
         }
+        if let Some(choice) = self.tried() {
+            return choice.feed(row, if self.repeats_steps { 1 } else { chunk });
+        }
         match &self.generation {
             Some(generation) if self.prompt.is_done() => {
                 generation.feed(row);
@@ -322,8 +360,16 @@ impl Session {
     /// Takes the results of the row's feed. Fails with [`Error::Internal`] if the row breaks the contract of a step.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         row.check_step(self.row_len, self.vocabulary)?;
+        if self.tried().is_some() {
+            return self.absorb_tried(row);
+        }
         let is_replaying = self.is_replaying();
         self.row_len += row.positions();
+        if self.row_len >= self.seen()
+            && let Some(choice) = &mut self.choice
+        {
+            choice.state = Some(row.state.fork());
+        }
         self.computed = self.computed.max(self.row_len);
         if row.feed[..] == [contract::END] {
             self.prompt.end_segment();
@@ -335,7 +381,7 @@ impl Session {
             self.usage.levels = row.state.level_segments();
             return self.absorb_symbol(row, 0);
         }
-        if is_replaying {
+        if is_replaying || self.choice.is_some() {
             return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
         }
         if !self.prompt.is_done() {
@@ -428,7 +474,9 @@ impl Session {
         let Generate { prompt, sampling, mut stopping, details, boundaries, speculation, .. } = request;
         let by_kind = || request.constraint.as_ref().map(|constraint| constraint.ends_when_complete());
         stopping.end_when_complete = stopping.end_when_complete.or_else(by_kind);
-        let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
+        let texts = constraint.as_ref().and_then(ConstraintMatcher::open_choice);
+        let tried = texts.and_then(|texts| texts.iter().map(Vec::len).max()).unwrap_or_default();
+        let max_symbols = prompt.len().saturating_add(stopping.max_chars.max(tried)).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let mut generation = Generator::new(sampling, stopping, &details, card, mode == Some(BoundaryMode::Nxt));
         generation.resumed = resumed;
@@ -631,6 +679,43 @@ impl Session {
         }
         let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
         let position = row.state.len() - later;
+        if let Some(texts) = generation.open_choice(position) {
+            let room = generation.max_symbols.saturating_sub(position);
+            let mut choice = ChoiceScores::new(&texts, room, logits, &generation.sampler);
+            if !choice.is_done() {
+                choice.state = Some(row.state.fork());
+                self.choice = Some(choice);
+                return Ok(SessionProgress::Prefilling);
+            }
+            generation.draw_text(&choice, position)?;
+        }
+        self.sample_next(row, later, logits)
+    }
+
+    /// Takes the results of a text of a choice that was tried. The row goes back to the state before it. Draws a text, and samples its
+    /// first symbol, once all probabilities are known.
+    fn absorb_tried(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
+        self.row_len += row.positions();
+        let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
+        let Some(mut choice) = self.choice.take() else { return Ok(SessionProgress::Decoding) };
+        if choice.absorb(row, &generation.sampler)
+            && let Some(state) = &choice.state
+        {
+            row.state = state.fork();
+            self.row_len = row.state.len();
+        }
+        if !choice.is_done() {
+            self.choice = Some(choice);
+            return Ok(SessionProgress::Prefilling);
+        }
+        generation.draw_text(&choice, row.state.len())?;
+        self.sample_next(row, 0, &choice.logits)
+    }
+
+    /// Takes the resumed text, or samples the symbol that these logits (vocab) predict, after the fed one that `later` others follow.
+    fn sample_next(&mut self, row: &SequenceRow, later: usize, logits: &[f32]) -> Result<SessionProgress> {
+        let Some(generation) = &mut self.generation else { return Ok(SessionProgress::Finished(FinishReason::End)) };
+        let position = row.state.len() - later;
         if generation.resumes_at_once() {
             self.prompt.symbols.extend(generation.take_resumed(position)?);
             self.count_generated();
@@ -764,6 +849,21 @@ impl Generator {
         !self.resumed.is_empty() && !self.is_traced()
     }
 
+    /// Returns the texts of which one is to be drawn before the symbol at `position`.
+    fn open_choice(&self, position: usize) -> Option<ChoiceTexts> {
+        let may_write = self.stopping.max_chars > 0 && position < self.max_symbols;
+        self.constraint.as_ref().filter(|_| may_write)?.open_choice()
+    }
+
+    /// Draws a text of a choice. If another one was resumed, draws among those that begin as the resumed text does.
+    fn draw_text(&mut self, choice: &ChoiceScores, position: usize) -> Result<()> {
+        let index = choice.draw(&self.sampler, &self.resumed, position)?;
+        match (&mut self.constraint, index) {
+            (Some(constraint), Some(index)) => constraint.choose(index),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes the rest of the resumed text, from `position` on, up to the symbol with which the generation ends. Returns its symbols.
     fn take_resumed(&mut self, position: usize) -> Result<Vec<u32>> {
         let mut symbols = Vec::with_capacity(self.resumed.len());
@@ -788,6 +888,14 @@ impl Generator {
                 break;
             }
             for symbol in forced {
+                let room = self.stopping.max_chars.saturating_sub(self.chars);
+                let room = room.min(self.max_symbols.saturating_sub(position + symbols.len()));
+                if self.constraint.as_ref().is_some_and(|constraint| !constraint.fits(symbol, room)) {
+                    // the next sample ends the text
+                    self.find_allowed()?;
+                    self.release(output);
+                    return Ok(symbols);
+                }
                 if self.reason.is_none() {
                     self.held.push_back(EmittedSymbol::plain(symbol));
                     self.count(symbol, position + symbols.len())?;
@@ -834,11 +942,12 @@ impl Generator {
         self.constraint.as_mut().map_or(Ok(()), |constraint| constraint.consume(symbol))
     }
 
-    /// Finds the symbols that the constraint allows next, and ends the generation if there are none. Fails if the vocabulary lacks all of
-    /// them.
+    /// Finds the symbols that the constraint allows next, and ends the generation if there are none. In a large vocabulary they are found
+    /// while the next step runs, and the generation ends after it. Fails if the vocabulary lacks all of them.
     fn find_allowed(&mut self) -> Result<()> {
-        if let Some(constraint) = self.constraint.as_mut().filter(|_| self.reason.is_none()) {
-            constraint.update()?;
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| self.reason.is_none())
+            && constraint.update_if_quick()?
+        {
             self.reason = constraint.is_complete().then_some(FinishReason::Constraint);
         }
         Ok(())
@@ -851,6 +960,13 @@ impl Generator {
         let has_end = !self.stopping.ignore_end && (self.control.is_some() || !self.ends.is_empty());
         let may_end = self.stopping.end_when_complete == Some(true) && self.chars >= self.stopping.min_chars;
         constraint.is_complete() || (may_end && !has_end && self.resumed.is_empty() && constraint.would_leave(logits))
+    }
+
+    /// Forbids characters of more bytes than may be written from `position` on, if the text must have a form. Returns false if no
+    /// character fits.
+    fn has_room(&mut self, position: usize) -> bool {
+        let room = self.stopping.max_chars.saturating_sub(self.chars).min(self.max_symbols.saturating_sub(position));
+        self.constraint.as_mut().is_none_or(|constraint| constraint.fit(room))
     }
 
     /// True if only the model's mark ends segments.
@@ -917,9 +1033,16 @@ impl Generator {
         if position >= self.max_symbols {
             return Ok(Some(FinishReason::MaxContext));
         }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.catch_up()?;
+        }
         if self.is_left(logits) {
             self.flush(output);
             return Ok(Some(FinishReason::Constraint));
+        }
+        if !self.has_room(position) {
+            self.flush(output);
+            return Ok(Some(FinishReason::MaxChars));
         }
         let symbol = self.choose(logits, position, opens_segment)?;
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {

@@ -8,7 +8,7 @@ use weir::engine::completion::{
 };
 use weir::engine::constraint::Constraint;
 use weir::engine::edited_text::Splice;
-use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores};
+use weir::engine::editing::{Completions, EditSession, MAX_SCORED_BYTES, Scores, received};
 
 use weir::kernels::error::floor_boundary;
 
@@ -537,13 +537,13 @@ fn a_search_does_not_wait_for_texts_that_are_read() {
             if waiting.is_empty() {
                 break;
             }
-            task.take(waiting).await.unwrap();
+            task.take(received(waiting).await.unwrap()).unwrap();
             rounds += 1;
         }
         let took = steps.load(SeqCst) - before;
         assert!(rounds > 3 && took <= 2 * rounds + 1, "{took} steps for {rounds} rounds");
         for (mut reader, waiting) in readers {
-            reader.take(waiting).await.unwrap();
+            reader.take(received(waiting).await.unwrap()).unwrap();
             assert!(reader.finish().recomputed > TEXT_BYTES - 20);
         }
         let read = steps.load(SeqCst) - before;

@@ -33,7 +33,7 @@ use weir_engine::{
     completion::{Completion, CompletionEnd, CompletionRules},
     constraint::Constraint,
     edited_text::{EditedText, Splice},
-    editing::{Completions, EditSession, KEPT_DISTRIBUTION_BYTES, Scores},
+    editing::{Completions, EditSession, KEPT_DISTRIBUTION_BYTES, Scores, received},
 };
 use weir_kernels::error::{Error, Result};
 use weir_models::text::Vocabulary;
@@ -265,7 +265,8 @@ impl Editor {
         let constraint = constraint(complete)?;
         // compiling takes milliseconds, however short the constraint is
         let least_work = if constraint.is_some() { INLINE_BYTES } else { 0 };
-        let held = self.reserve(&work, session.completion_bytes(cursor))?;
+        let form_bytes = if constraint.is_some() { EditSession::constraint_bytes() } else { 0 };
+        let held = self.reserve(&work, session.completion_bytes(cursor).saturating_add(form_bytes))?;
         // after the request's own memory: it needs none of this
         if let Some(document) = &mut self.document {
             document.keep_for_searches(cursor, &self.reserved);
@@ -277,15 +278,19 @@ impl Editor {
             let bytes = pending.unencoded_bytes().max(least_work);
             let begun = work.prepare(bytes, move || pending.begin()).await;
             let mut task = begun.map_err(|error| error.named(constraint_field))?;
+            let mut distributions = Vec::new();
             loop {
+                let submit = move || {
+                    task.take(distributions)?;
+                    task.submit_next().map(|waiting| (task, waiting))
+                };
                 // if the model has no windows, the whole text is compared with those in the cache
-                let submit = move || task.submit_next().map(|waiting| (task, waiting));
-                let (next, waiting) = work.prepare(cursor / COPIED_BYTES, submit).await?;
+                let (next, waiting) = work.prepare((cursor / COPIED_BYTES).max(least_work), submit).await?;
                 task = next;
                 if waiting.is_empty() {
                     break;
                 }
-                task.take(waiting).await?;
+                distributions = received(waiting).await?;
             }
             engine.meter().edit(EditEvent::Completion);
             let answer = completions(id, revision, task.finish(), &engine.card().vocabulary);

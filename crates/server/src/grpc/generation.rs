@@ -51,6 +51,14 @@ fn of_ids(error: Error, has_ids: bool) -> Error {
     })
 }
 
+/// Does the same for the field that gave the text which a request resumes.
+fn of_resumed_ids(error: Error, has_ids: bool) -> Error {
+    match error {
+        Error::Exclusive { .. } => error,
+        _ => error.named(|field| if has_ids && field == "resume_text" { "resume_ids" } else { field }),
+    }
+}
+
 impl JobService {
     /// Converts a request and submits it: here if it takes no longer than a small one, otherwise on a worker. `least_work` is the
     /// number of bytes that take as long as the request at least. Returns the job's events, which hold `permit`,
@@ -106,10 +114,12 @@ impl JobService {
             Ok((Job::Generate(job), encoder))
         };
         let has_ids = request.message.prompt.is_empty() && !request.message.prompt_ids.is_empty();
+        let has_resumed_ids = !request.message.resume_ids.is_empty();
         // compiling takes milliseconds, however short the constraint is
         let least_work = if request.message.constraint.is_some() { INLINE_BYTES } else { 0 };
         let submitted = self.submit(request, priority, engine, permit, least_work, convert).await;
-        let (events, encoder) = submitted.map_err(|error| of_ids(error, has_ids))?;
+        let named = |error| of_resumed_ids(of_ids(error, has_ids), has_resumed_ids);
+        let (events, encoder) = submitted.map_err(named)?;
         Ok(ResponseStream::new(events, encoder))
     }
 

@@ -22,7 +22,7 @@ use weir_engine::{
     DocumentEvent, DocumentSource, DocumentUpload, Event, Events, Terms,
     beam::Hypothesis,
     clock,
-    constraint::CompiledConstraint,
+    constraint::{CompiledConstraint, Constraint},
     extract::{self, Extract, ExtractLimits},
     options::FinishReason,
     summary::{
@@ -40,16 +40,6 @@ use weir_proto::v1::{self, summarization_server, summarize_request::Part, summar
 
 /// The response of one job, or of the jobs of all parts.
 pub(crate) type SummaryResponses = Either<ResponseStream<SummaryEncoder>, TaskResponse<v1::SummarizeResponse>>;
-
-/// The fields of a summary's constraint.
-const CONSTRAINT_FIELDS: [&str; 6] = [
-    "options.constraint",
-    "options.constraint.regex",
-    "options.constraint.choice",
-    "options.constraint.json_schema",
-    "options.constraint.json_object",
-    "options.constraint.grammar",
-];
 
 /// A checked request, and what its jobs need.
 struct SummaryCall {
@@ -106,9 +96,7 @@ impl JobService {
         let engine = engine.clone();
         let compile = move || engine.compile(&convert::constraint(wire)?);
         let compiled = self.workers.run(&call.tenant(), INLINE_BYTES, compile).await.flatten();
-        compiled.map(Some).map_err(|error| {
-            error.named(|field| CONSTRAINT_FIELDS.iter().find(|own| own.ends_with(field)).copied().unwrap_or(field))
-        })
+        compiled.map(Some).map_err(|error| error.named(Constraint::option_field))
     }
 
     /// Starts one job for a document that is encoded while it arrives, or for the cached one of this id.
@@ -119,6 +107,13 @@ impl JobService {
         cut: bool,
     ) -> Result<ResponseStream<SummaryEncoder>> {
         let SummaryCall { mut parts, permit, engine, request, kept_tokens, terms, call } = summary;
+        let reserved = request.constraint.as_ref().map(|constraint| {
+            // each beam has a matcher
+            let beams = request.plan(engine.card(), limits(&engine)?, engine.limits().rows)?.rules.beam;
+            let reserved = Reservation::new(Arc::clone(&self.memory), call.tenant());
+            reserved.add(constraint.bytes().saturating_mul(beams)).map(|_| reserved)
+        });
+        let reserved = reserved.transpose()?;
         let (events, upload_task) = match document_id {
             Some(id) => {
                 // Before the rest of the request is read, so that an unknown id is reported at once.
@@ -137,7 +132,7 @@ impl JobService {
         };
         let end = engine.document_limits().map_or(0, |limits| limits.marks.end);
         let encoder = SummaryEncoder::new(engine.card(), end, &call.id, kept_tokens, upload_task);
-        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, None), encoder))
+        Ok(ResponseStream::new(JobEvents::new(events, engine, permit, call.span, reserved), encoder))
     }
 
     /// Starts a task that receives the document and summarizes its parts, or extracts sentences from them. Options are checked before

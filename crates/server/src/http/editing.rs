@@ -23,6 +23,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use prost::Message as _;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 use tokio::sync::mpsc::{self, OwnedPermit, Sender};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -31,7 +32,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use weir_kernels::error::{Error, Result};
 use weir_proto::v1::{
-    self, EditRequest, EditResponse, TextSplice, document_closed::Reason, edit_request::Action, edit_response::Event,
+    self, EditRequest, EditResponse, TextSplice, constraint::Form, document_closed::Reason, edit_request::Action,
+    edit_response::Event,
 };
 
 /// The path of the handshake.
@@ -365,9 +367,30 @@ struct CompleteFields {
     #[serde(default, deserialize_with = "until")]
     until: Option<i32>,
     max_chars: Option<u32>,
-    // over gRPC only
-    #[serde(skip)]
+    #[serde(default, deserialize_with = "constraint")]
     constraint: Option<v1::Constraint>,
+}
+
+/// Reads the form of a completion: an object with one field.
+fn constraint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<v1::Constraint>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum FormField {
+        Regex(String),
+        Choice(Vec<String>),
+        JsonSchema(Value),
+        JsonObject(bool),
+        Grammar(String),
+    }
+    let form = Option::deserialize(deserializer)?.map(|field| match field {
+        FormField::Regex(source) => Form::Regex(source),
+        FormField::Choice(texts) => Form::Choice(v1::Choice { texts }),
+        FormField::JsonSchema(Value::String(source)) => Form::JsonSchema(source),
+        FormField::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
+        FormField::JsonObject(wanted) => Form::JsonObject(wanted),
+        FormField::Grammar(source) => Form::Grammar(source),
+    });
+    Ok(form.map(|form| v1::Constraint { form: Some(form), end_when_complete: None }))
 }
 
 /// Reads the end of a completion.
@@ -954,6 +977,17 @@ mod tests {
             );
             assert_eq!(action(&text), Ok(Action::Complete(complete)));
         }
+        for (form, expected) in [
+            (r#"{"regex": "a+"}"#, Form::Regex("a+".into())),
+            (r#"{"choice": ["a"]}"#, Form::Choice(v1::Choice { texts: vec!["a".into()] })),
+            (r#"{"json_schema": {"a":1}}"#, Form::JsonSchema(r#"{"a":1}"#.into())),
+            (r#"{"json_schema": "{}"}"#, Form::JsonSchema("{}".into())),
+            (r#"{"json_object": true}"#, Form::JsonObject(true)),
+        ] {
+            let text = format!(r#"{{"complete": {{"id": 1, "cursor_byte": 2, "constraint": {form}}}}}"#);
+            let Ok(Action::Complete(complete)) = action(&text) else { panic!("{form}") };
+            assert_eq!(complete.constraint.and_then(|constraint| constraint.form), Some(expected));
+        }
     }
 
     #[test]
@@ -981,6 +1015,7 @@ mod tests {
             (r#"{"splice": {"revision": 1, "splices": [{"start_byte": "a"}]}}"#, "splice.splices[0].start_byte", None),
             (r#"{"complete": {"id": 1, "cursor_byte": 0, "until": "sentence"}}"#, "complete.until", Some(1)),
             (r#"{"score": {"start_byte": [], "id": 0, "x": {"id": 3}}}"#, "score.start_byte", Some(0)),
+            (r#"{"complete": {"id": 1, "cursor_byte": 0, "constraint": {"a": ""}}}"#, "complete.constraint", Some(1)),
             (r#"{"complete": {"id": -7, "cursor_byte": 1}}"#, "complete.id", None),
             (r#"{"complete": {"cursor_byte": 1}}"#, "complete.id: expected a value, found nothing", None),
             (r#"{"complete": {"id": 1, "id": 2, "cursor_byte": 1}}"#, "complete.id", None),

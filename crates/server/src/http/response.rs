@@ -254,6 +254,8 @@ struct CharacterLists {
     boundaries: Vec<Value>,
     boundary_probabilities: Vec<Value>,
     chunk_depths: Vec<Value>,
+    /// Empty unless the text must have a form.
+    constraint_masses: Vec<Value>,
 }
 
 impl Choice {
@@ -376,11 +378,14 @@ impl CharacterLists {
         self.boundaries.push(character.boundary.into());
         self.boundary_probabilities.push(character.boundary_probability.into());
         self.chunk_depths.push(character.chunk_depth.into());
+        if character.constraint_mass.is_some() {
+            self.constraint_masses.push(character.constraint_mass.into());
+        }
         self.tokens.push(token.into());
     }
 
     fn json(self) -> Value {
-        json!({
+        let mut lists = json!({
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
             "top_logprobs": self.top_logprobs,
@@ -388,7 +393,11 @@ impl CharacterLists {
             "boundaries": self.boundaries,
             "boundary_probabilities": self.boundary_probabilities,
             "chunk_depths": self.chunk_depths,
-        })
+        });
+        if !self.constraint_masses.is_empty() {
+            lists["constraint_mass"] = self.constraint_masses.into();
+        }
+        lists
     }
 }
 

@@ -76,7 +76,10 @@ impl ResponseBuilder {
             return;
         }
         let mut alternatives = Map::new();
-        let sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
+        let mut sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
+        if let Some(mass) = character.constraint_mass {
+            sampled["constraint_mass"] = mass.into();
+        }
         alternatives.insert(character.id.to_string(), sampled);
         for (rank, other) in (1..).zip(character.top) {
             let ranked = json!({ "logprob": other.logprob, "rank": rank, "decoded_token": other.text });

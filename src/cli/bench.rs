@@ -4,6 +4,7 @@
 use crate::cli::document::json_lines;
 use crate::cli::model::{self, CheckpointArgs, ComputeArgs, checkpoint, count, unreadable};
 use crate::cli::output::{self, Progress};
+use crate::report::constraints::{self, ConstraintMeasurement, ConstraintPlan};
 use crate::report::decode::{self, DecodeComparison, DecodeMeasurement, DecodePlan};
 use crate::report::documents::{
     self, BenchDocument, DocumentBenchPlan, DocumentComparison, DocumentCost, DocumentResult, MAX_PAIRS,
@@ -45,6 +46,8 @@ enum BenchCommand {
     /// Given documents by two models in alternating runs: share of each document that is kept, encoding time, time per token, and bytes
     /// of cross-attention.
     Documents(DocumentsArgs),
+    /// Texts that must have a form: the cost of a mask, the speed of a record that is mostly forced, and the time to compile a schema.
+    Constraints(ConstraintsArgs),
     /// Single kernels, without a model.
     Kernels(KernelsArgs),
 }
@@ -57,6 +60,7 @@ pub fn run(args: Args) -> Result<()> {
         BenchCommand::Compare(args) => run_compare(&args),
         BenchCommand::Summarize(args) => run_summarize(&args),
         BenchCommand::Documents(args) => run_documents(&args),
+        BenchCommand::Constraints(args) => run_constraints(&args),
         BenchCommand::Kernels(args) => run_kernels(&args),
     }
 }
@@ -404,6 +408,34 @@ struct KernelsArgs {
     bench: BenchArgs,
 }
 
+#[derive(Debug, clap::Args)]
+struct ConstraintsArgs {
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
+    /// Texts at a time. Several numbers are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,16",
+        value_parser = count(1..=decode::MAX_BATCH))]
+    batch: Vec<usize>,
+    /// Characters of each text.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = count(40..=constraints::MAX_CHARS))]
+    chars: usize,
+    /// Runs of free text, masked text and record each, in turns.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(1..=constraints::MAX_PAIRS))]
+    pairs: usize,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+fn run_constraints(args: &ConstraintsArgs) -> Result<()> {
+    let ConstraintsArgs { chars, pairs, .. } = *args;
+    let plans: Vec<_> = args.batch.iter().map(|&batch| ConstraintPlan { batch, chars, pairs }).collect();
+    let entries = args.bench.compute.with_each_setup(&args.checkpoint, |model, machine| {
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        measure_each(plans.clone(), |plan| constraints::measure(model, plan, machine))
+    })?;
+    args.bench.print(&entries, constraints_table)
+}
+
 fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let plan = KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
     let compute = &args.bench.compute;
@@ -531,6 +563,29 @@ fn decode_line(entry: &DecodeMeasurement) -> Vec<String> {
 }
 
 /// Returns the first cells of most lines: model, dtype, threads, instruction set.
+fn constraints_table(entries: &[ConstraintMeasurement]) -> String {
+    let spread = |quantiles: &Quantiles| {
+        let Quantiles { median, p10, p90 } = quantiles;
+        format!("{median:.3} ({p10:.3} to {p90:.3})")
+    };
+    let line = |entry: &ConstraintMeasurement| {
+        let mut cells = setup_cells(&entry.measured);
+        cells.extend([
+            entry.batch.to_string(),
+            format!("{:.0}", entry.chars_per_second.median),
+            spread(&entry.mask),
+            if entry.is_json { "JSON" } else { "regex" }.to_owned(),
+            format!("{:.0}", entry.forced_share * 100.0),
+            spread(&entry.record),
+            spread(&entry.compile_ms),
+        ]);
+        cells
+    };
+    let head = "model, dtype, threads, isa, batch, free chars/s, masked ÷ free time, record, forced %, record ÷ free speed, \
+        10 kB schema ms";
+    columns(head, entries.iter().map(line))
+}
+
 fn setup_cells(measured: &MeasuredModel) -> Vec<String> {
     vec![measured.model.clone(), measured.dtype.to_owned(), measured.threads.to_string(), measured.isa.to_owned()]
 }

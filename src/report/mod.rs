@@ -1,10 +1,12 @@
 //! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
 //! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows; also two models in turns),
-//! [`prefill`] (many symbols a step), `summaries` (summarization), `documents` (given documents, one by one), [`kernels`] (single
+//! [`prefill`] (many symbols a step), `summaries` (summarization), `documents` (given documents, one by one),
+//! `constraints` (texts that must have a form), [`kernels`] (single
 //! kernels), [`machine`] (the machine's limits, measured in the same run) and `rouge` (summary quality). The package `weir-measure` has
 //! the statistics.
 
+pub(crate) mod constraints;
 pub mod decode;
 pub(crate) mod documents;
 pub mod kernels;

@@ -84,6 +84,9 @@ const PARSER_BYTES: usize = 2 << 20;
 /// Maximum bytes of a matcher.
 pub const MAX_MATCHER_BYTES: usize = NFA_BYTES + CACHE_BYTES;
 
+/// Maximum bytes of a character.
+const MAX_UTF8: usize = 4;
+
 /// Limits of a schema or grammar. A millisecond burns about 50,000 units of the lexer's fuel at the start, and 14,000 later. Items of
 /// an ambiguous grammar take longer than that, so [`STEP_TIME`] bounds a step's time.
 const LIMITS: ParserLimits = ParserLimits {
@@ -656,7 +659,7 @@ fn ready_parser(field: &'static str, grammar: TopLevelGrammar, symbols: &Symbols
             });
         }
         let only = allowed.only().filter(|_| since(began) < FIRST_TIME);
-        if !only.is_some_and(|symbol| matcher.consume_token(symbol).is_ok()) {
+        if only.is_none_or(|symbol| matcher.consume_token(symbol).is_err()) {
             break;
         }
     }
@@ -889,7 +892,7 @@ impl ConstraintMatcher {
     /// Forbids symbols that begin a character of more than `room` bytes, in a vocabulary of bytes, until the next symbol is taken.
     /// Returns false if no symbol with text is left.
     pub(crate) fn fit(&mut self, room: usize) -> bool {
-        if self.compiled.symbols.trie.is_bytes && room < char::MAX_LEN_UTF8 {
+        if self.compiled.symbols.trie.is_bytes && room < MAX_UTF8 {
             let long: Vec<u32> = self.allowed.symbols.iter().filter(|symbol| !self.fits(*symbol, room)).collect();
             long.iter().for_each(|symbol| self.allowed.symbols.set(*symbol as usize, false));
             self.allowed.with_text -= long.len().min(self.allowed.with_text);

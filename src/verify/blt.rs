@@ -1,48 +1,16 @@
 //! The Byte Latent Transformer (Pagnoni et al. 2024): a patcher, an encoder with vectors of n-grams, a global transformer over
 //! patches, and a decoder that reads each symbol's latest closed patch.
 
-use crate::verify::decoder::{Reach, rotate};
+use crate::verify::decoder::{rotate, sees};
 use crate::verify::tensors::{Tensors, head_of, mask, products, softmax};
 use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Device, Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
 use weir_kernels::Dtype;
 use weir_kernels::error::{Error, Result};
 use weir_models::checkpoint::row_table::RowTable;
 use weir_models::contract::SymbolBoundary;
+use weir_models::family::blt::{Architecture, BltStack, HashedNgrams};
 use weir_models::load::{blueprint, weights};
-
-#[derive(Deserialize)]
-struct Architecture {
-    patcher: Stack,
-    encoder: Stack,
-    global: Stack,
-    decoder: Stack,
-    patch_vectors: usize,
-    cross_every_layer: bool,
-    ngrams: Option<Ngrams>,
-    threshold: f32,
-    max_patch: Option<usize>,
-    tied: bool,
-}
-
-#[derive(Deserialize)]
-struct Stack {
-    layers: usize,
-    dim: usize,
-    heads: usize,
-    kv_heads: usize,
-    rotary_base: f64,
-    norm_eps: f64,
-    window: Reach,
-}
-
-#[derive(Deserialize)]
-struct Ngrams {
-    sizes: Vec<usize>,
-    functions: usize,
-    rows: usize,
-}
 
 /// The official primes (§3.2.1 and the official code).
 const PRIMES: [u64; 11] = [
@@ -116,7 +84,7 @@ impl Blt {
     /// Decides for each symbol whether a patch ends with it, from the patcher's entropies; also returns the decisions' margins.
     fn decide(
         &self,
-        patcher: &Stack,
+        patcher: &BltStack,
         symbols: &[u32],
         given: Given<'_>,
     ) -> CandleResult<(Vec<SymbolBoundary>, Vec<f64>)> {
@@ -150,7 +118,7 @@ impl Blt {
     fn ngrams(&self, symbols: &[u32]) -> CandleResult<Tensor> {
         let dim = self.architecture.encoder.dim;
         let mut sums = vec![0.0_f64; symbols.len() * dim];
-        if let (Some(Ngrams { sizes, functions, rows }), Some(table)) = (&self.architecture.ngrams, &self.table) {
+        if let (Some(HashedNgrams { sizes, functions, rows }), Some(table)) = (&self.architecture.ngrams, &self.table) {
             let mut bytes = Vec::new();
             let mut vector = Vec::new();
             for (t, sums) in sums.chunks_exact_mut(dim).enumerate() {
@@ -179,13 +147,13 @@ impl Blt {
     fn stack(
         &self,
         name: &str,
-        stack: &Stack,
+        stack: &BltStack,
         x: &Tensor,
         before: impl Fn(usize, Tensor) -> CandleResult<Tensor>,
     ) -> CandleResult<Tensor> {
-        let Stack { layers, heads, kv_heads, rotary_base, norm_eps, window, .. } = *stack;
+        let BltStack { layers, heads, kv_heads, rotary_base, norm_eps, window, .. } = *stack;
         let head_dim = stack.dim / heads;
-        let mask = mask(x.dim(0)?, |query, key| window.sees(query, key))?; // (len, len)
+        let mask = mask(x.dim(0)?, |query, key| sees(window, query, key))?; // (len, len)
         let mut x = x.clone();
         for index in 0..layers {
             x = before(index, x)?;
@@ -213,8 +181,8 @@ impl Blt {
     }
 
     /// Returns 2·x + attention(rms(x), rms(y)) without positions: (len, E), (rows, E) → (len, E).
-    fn cross(&self, name: &str, stack: &Stack, x: &Tensor, y: &Tensor) -> CandleResult<Tensor> {
-        let Stack { dim, heads, kv_heads, norm_eps, .. } = *stack;
+    fn cross(&self, name: &str, stack: &BltStack, x: &Tensor, y: &Tensor) -> CandleResult<Tensor> {
+        let BltStack { dim, heads, kv_heads, norm_eps, .. } = *stack;
         let head_dim = dim / heads;
         let matrix = |part: &str, x: &Tensor| self.tensors.matrix(&format!("{name}.{part}.weight"), x);
         let queries = matrix("query", &self.tensors.rms_norm(&format!("{name}.query_norm"), x, norm_eps)?)?;

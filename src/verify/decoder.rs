@@ -2,21 +2,12 @@
 
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
-    tensors::{Nonlinearity, Tensors, bucket_bias, distances, head_of, mask, products, softmax, t5_buckets, table},
+    tensors::{Tensors, activate, bucket_bias, distances, head_of, mask, products, softmax, t5_buckets, table},
 };
 use candle_core::{Result as CandleResult, Tensor};
-use serde::Deserialize;
 use weir_kernels::error::Result;
-
-#[derive(Deserialize)]
-struct Architecture {
-    layers: usize,
-    #[serde(flatten)]
-    shape: LayerShape,
-    window: Reach,
-    scale_embedding: bool,
-    tied: bool,
-}
+use weir_models::family::{decoder::Architecture, parts::StackShape};
+use weir_models::nn::{position::PositionKind, window::Window};
 
 struct Decoder {
     tensors: Tensors,
@@ -37,7 +28,7 @@ pub fn mean_scores(checkpoint: Checkpoint, symbols: &[u32]) -> Result<CandleResu
     let mut scores = Vec::new();
     let layers = decoder.run(symbols, |head| scores.push(head.to_vec2::<f64>())).and_then(|_| {
         let scores = scores.into_iter().collect::<CandleResult<Vec<_>>>()?; // (layers · heads, len, len)
-        Ok(scores.chunks(decoder.architecture.shape.heads).map(mean_by_distance).collect())
+        Ok(scores.chunks(decoder.architecture.heads).map(mean_by_distance).collect())
     });
     Ok(layers)
 }
@@ -62,16 +53,17 @@ impl Decoder {
 
     /// Embeds a text, and runs all layers: (len, D). `record` receives the attention scores.
     fn run(&self, symbols: &[u32], record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
-        let Architecture { layers, shape, window, scale_embedding, .. } = &self.architecture;
+        let a = &self.architecture;
         let symbols: Vec<u32> = self.start.iter().chain(symbols).copied().collect();
         let embedded = self.tensors.rows("embedding.weight", &symbols)?; // (len, D)
-        let scale = if *scale_embedding { (shape.dim as f64).sqrt() } else { 1.0 };
+        let scale = if a.scale_embedding { (a.dim as f64).sqrt() } else { 1.0 };
         let stack = CausalStack {
             tensors: &self.tensors,
             name: "layers",
-            layers: *layers,
-            shape,
-            reach: *window,
+            layers: a.layers,
+            shape: a.stack_shape(),
+            eps: a.layer_norm_eps,
+            window: a.window,
             norms: Norms::BeforeSublayers,
         };
         stack.forward_with_scores(&(embedded * scale)?, record)
@@ -80,10 +72,9 @@ impl Decoder {
 
 impl Reference for Decoder {
     fn forward(&self, input: &Input, _: Given<'_>) -> CandleResult<Outputs> {
-        let Architecture { shape, tied, .. } = &self.architecture;
         let x = self.run(&input.symbols, |_| ())?; // (len, D)
-        let x = self.tensors.layer_norm("norm", &x, shape.layer_norm_eps)?;
-        let head = if *tied { "embedding.weight" } else { "head.weight" };
+        let x = self.tensors.layer_norm("norm", &x, self.architecture.layer_norm_eps)?;
+        let head = if self.architecture.tied { "embedding.weight" } else { "head.weight" };
         Outputs::of_logits(&self.tensors.matrix(head, &x)?) // (len, V)
     }
 }
@@ -97,47 +88,6 @@ pub(super) const ROTARY_BASE: f64 = 10_000.0;
 /// γ of xPos (Sun et al. 2023, §3.2).
 const XPOS_GAMMA: f64 = 0.4;
 
-/// Dimensions of a model's layers, as in `architecture`.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct LayerShape {
-    pub(super) dim: usize,
-    pub(super) heads: usize,
-    head_dim: usize,
-    pub(super) activation: Nonlinearity,
-    pub(super) layer_norm_eps: f64,
-    position: Scheme,
-    #[serde(default)]
-    sub_norms: bool,
-}
-
-/// `position`.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Scheme {
-    TransformerXl,
-    Rotary,
-    Xpos { scale_base: f64 },
-    Alibi,
-    Buckets { count: usize, max_distance: usize },
-    Sinusoidal,
-    Learned {},
-    None,
-}
-
-/// `window`: the keys that a position sees.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Reach {
-    #[default]
-    Full,
-    Blockwise {
-        length: usize,
-    },
-    Sliding {
-        keys: usize,
-    },
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Norms {
     BeforeSublayers,
@@ -149,8 +99,9 @@ pub(super) struct CausalStack<'a> {
     /// Prefix of its tensors' names.
     pub(super) name: &'a str,
     pub(super) layers: usize,
-    pub(super) shape: &'a LayerShape,
-    pub(super) reach: Reach,
+    pub(super) shape: StackShape,
+    pub(super) eps: f32,
+    pub(super) window: Window,
     pub(super) norms: Norms,
 }
 
@@ -162,15 +113,14 @@ struct Pairs {
     mask: Tensor,
 }
 
-impl Reach {
-    pub(super) fn sees(self, query: usize, key: usize) -> bool {
-        let near = match self {
-            Self::Full => true,
-            Self::Blockwise { length } => key / (length / 2) + 1 >= query / (length / 2),
-            Self::Sliding { keys } => key + keys > query,
-        };
-        key <= query && near
-    }
+/// Returns true if a position sees a key.
+pub(super) fn sees(window: Window, query: usize, key: usize) -> bool {
+    let near = match window {
+        Window::Full => true,
+        Window::Blockwise { length } => key / (length / 2) + 1 >= query / (length / 2),
+        Window::Sliding { keys } => key + keys > query,
+    };
+    key <= query && near
 }
 
 impl CausalStack<'_> {
@@ -183,13 +133,11 @@ impl CausalStack<'_> {
     /// the query does not see the key.
     pub(super) fn forward_with_scores(&self, x: &Tensor, mut record: impl FnMut(&Tensor)) -> CandleResult<Tensor> {
         let len = x.dim(0)?;
-        let pairs = Pairs { distances: distances(len)?, mask: mask(len, |query, key| self.reach.sees(query, key))? };
+        let pairs = Pairs { distances: distances(len)?, mask: mask(len, |query, key| sees(self.window, query, key))? };
         let mut x = self.add_positions(x)?;
         for index in 0..self.layers {
             let prefix = format!("{}.{index}", self.name);
-            let norm = |name: &str, x: &Tensor| {
-                self.tensors.layer_norm(&format!("{prefix}.{name}.norm"), x, self.shape.layer_norm_eps)
-            };
+            let norm = |name: &str, x: &Tensor| self.tensors.layer_norm(&format!("{prefix}.{name}.norm"), x, self.eps);
             x = match self.norms {
                 Norms::AfterSublayers => {
                     let x = norm("attention", &(&x + self.attention(&prefix, &x, &pairs, &mut record)?)?)?;
@@ -208,10 +156,10 @@ impl CausalStack<'_> {
     fn add_positions(&self, x: &Tensor) -> CandleResult<Tensor> {
         let len = x.dim(0)?;
         match self.shape.position {
-            Scheme::Sinusoidal => {
+            PositionKind::Sinusoidal => {
                 x + sinusoids(&self.tensors.get("position.frequency")?.to_vec1()?, FIRST_SINUSOID, len)?
             }
-            Scheme::Learned {} => x + self.tensors.get("position.table")?.narrow(0, 0, len)?,
+            PositionKind::Learned { .. } => x + self.tensors.get("position.table")?.narrow(0, 0, len)?,
             _ => Ok(x.clone()),
         }
     }
@@ -223,7 +171,7 @@ impl CausalStack<'_> {
         pairs: &Pairs,
         record: &mut impl FnMut(&Tensor),
     ) -> CandleResult<Tensor> {
-        let LayerShape { heads, head_dim, .. } = *self.shape;
+        let StackShape { heads, head_dim, .. } = self.shape;
         let qkv = self.tensors.linear(&format!("{prefix}.attention.qkv"), x)?; // (len, 3·I)
         let mut outputs = Vec::with_capacity(heads);
         for head in 0..heads {
@@ -237,7 +185,7 @@ impl CausalStack<'_> {
         let mut mixed = Tensor::cat(&outputs, 1)?; // (len, I)
         if self.shape.sub_norms {
             let name = format!("{prefix}.attention.inner_norm");
-            mixed = self.tensors.layer_norm(&name, &mixed, self.shape.layer_norm_eps)?;
+            mixed = self.tensors.layer_norm(&name, &mixed, self.eps)?;
         }
         self.tensors.linear(&format!("{prefix}.attention.output"), &mixed) // (len, D)
     }
@@ -255,29 +203,31 @@ impl CausalStack<'_> {
         let len = queries.dim(0)?;
         let content = || products(queries, keys)? / root;
         match self.shape.position {
-            Scheme::TransformerXl => {
+            PositionKind::TransformerXl => {
                 let bias = |name: &str| self.tensors.get(&format!("position.{name}"))?.narrow(0, head, 1); // (1, head_dim)
                 let vectors = self.distance_vectors(prefix, head, len)?; // (len, head_dim), by distance
                 let content = products(&queries.broadcast_add(&bias("content_bias")?)?, keys)?;
                 let by_distance = products(&queries.broadcast_add(&bias("distance_bias")?)?, &vectors)?;
                 (content + by_distance.gather(&pairs.distances, 1)?)? / root
             }
-            Scheme::Rotary => products(&rotate(queries, ROTARY_BASE, None)?, &rotate(keys, ROTARY_BASE, None)?)? / root,
-            Scheme::Xpos { scale_base } => {
+            PositionKind::Rotary => {
+                products(&rotate(queries, ROTARY_BASE, None)?, &rotate(keys, ROTARY_BASE, None)?)? / root
+            }
+            PositionKind::Xpos { scale_base } => {
                 let queries = rotate(queries, ROTARY_BASE, Some(scale_base))?;
                 products(&queries, &rotate(keys, ROTARY_BASE, Some(-scale_base))?)? / root
             }
-            Scheme::Alibi => {
+            PositionKind::Alibi => {
                 let slopes = self.tensors.get("position.slopes")?.to_vec1::<f64>()?;
                 let slope = slopes.get(head).copied().unwrap_or_default();
                 let fall = table(len, len, |query, key| slope * query.saturating_sub(key) as f64)?;
                 content()? - fall
             }
-            Scheme::Buckets { count, max_distance } => {
+            PositionKind::Buckets { count, max_distance } => {
                 let buckets = t5_buckets(len, count, max_distance)?;
                 content()? + bucket_bias(self.tensors.get("position.bias")?, head, &buckets, &pairs.distances)?
             }
-            Scheme::Sinusoidal | Scheme::Learned {} | Scheme::None => content(),
+            PositionKind::Sinusoidal | PositionKind::Learned { .. } | PositionKind::None => content(),
         }
     }
 
@@ -291,13 +241,9 @@ impl CausalStack<'_> {
     }
 
     fn feed_forward(&self, prefix: &str, x: &Tensor) -> CandleResult<Tensor> {
-        let hidden = self.shape.activation.apply(&self.tensors.linear(&format!("{prefix}.feed_forward.up"), x)?)?; // (len, F)
+        let hidden = activate(self.shape.activation, &self.tensors.linear(&format!("{prefix}.feed_forward.up"), x)?)?; // (len, F)
         let hidden = match self.shape.sub_norms {
-            true => self.tensors.layer_norm(
-                &format!("{prefix}.feed_forward.inner_norm"),
-                &hidden,
-                self.shape.layer_norm_eps,
-            )?,
+            true => self.tensors.layer_norm(&format!("{prefix}.feed_forward.inner_norm"), &hidden, self.eps)?,
             false => hidden,
         };
         self.tensors.linear(&format!("{prefix}.feed_forward.down"), &hidden) // (len, D)

@@ -1,13 +1,13 @@
 //! H-Net (Hwang et al. 2025): stages of an encoder, dynamic chunking, the next stage on the chunks, a moving average and a
 //! decoder. Decisions of inner stages that are close to the threshold count as near ties.
 
-use crate::verify::decoder::{ROTARY_BASE, Reach, rotate};
+use crate::verify::decoder::{ROTARY_BASE, rotate, sees};
 use crate::verify::tensors::{Tensors, convolve, head_of, indices, mask, products, softmax, softplus};
 use crate::verify::{Checkpoint, Given, Input, NearTie, Outputs, Reference};
 use candle_core::{D, Device, Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
 use weir_kernels::error::Result;
 use weir_models::contract::SymbolBoundary;
+use weir_models::family::hnet::{Architecture, StageConfig};
 
 /// A chunk begins where the router's probability is above this (§2.2).
 const THRESHOLD: f64 = 0.5;
@@ -23,26 +23,6 @@ const NEAR: f64 = 2e-5;
 
 /// Width of a head of the Mamba-2 mixer.
 const HEAD: usize = 64;
-
-#[derive(Deserialize)]
-struct Architecture {
-    stages: Vec<Stage>,
-    norm_eps: f64,
-    tied: bool,
-}
-
-#[derive(Deserialize)]
-struct Stage {
-    dim: usize,
-    encoder: Option<String>,
-    decoder: Option<String>,
-    main: Option<String>,
-    heads: usize,
-    rotary_dim: usize,
-    window: Reach,
-    state_dim: usize,
-    expand: usize,
-}
 
 struct Hnet {
     tensors: Tensors,
@@ -170,7 +150,7 @@ impl Hnet {
     /// The Mamba-2 mixer (Dao & Gu 2024) in its quadratic form: every output is a weighted sum over all earlier positions, without a
     /// recurrent state. E = inner width, N = `state_dim`, H = E / 64 heads. (len, D) → (len, D).
     fn mamba(&self, stage: usize, layer: &str, x: &Tensor) -> CandleResult<Tensor> {
-        let Stage { dim, expand, state_dim, .. } = self.architecture.stages[stage];
+        let StageConfig { dim, expand, state_dim, .. } = self.architecture.stages[stage];
         let tensors = &self.tensors;
         let name = format!("{layer}.mamba");
         let inner = expand * dim;
@@ -203,9 +183,9 @@ impl Hnet {
 
     /// Causal attention whose first `rotary_dim` numbers of each query and key are rotated: (len, D) → (len, D).
     fn attention(&self, stage: usize, layer: &str, x: &Tensor) -> CandleResult<Tensor> {
-        let Stage { dim, heads, rotary_dim, window, .. } = self.architecture.stages[stage];
+        let StageConfig { dim, heads, rotary_dim, window, .. } = self.architecture.stages[stage];
         let head_dim = dim / heads;
-        let mask = mask(x.dim(0)?, |query, key| window.sees(query, key))?; // (len, len)
+        let mask = mask(x.dim(0)?, |query, key| sees(window, query, key))?; // (len, len)
         let qkv = self.tensors.matrix(&format!("{layer}.attention.qkv.weight"), x)?; // (len, 3·D)
         let turned = |part: Tensor| match rotary_dim {
             0 => Ok(part),

@@ -1,61 +1,13 @@
 //! Dynamic Token Pooling (Nawrot et al. 2023): pre stack, boundaries, pooling, middle stack, upsampling, post stack.
 
-use crate::verify::decoder::{CausalStack, LayerShape, Norms, Reach};
-use crate::verify::tensors::{SegmentPooling, Tensors, indices, log_sum_exp, sigmoid};
+use crate::verify::decoder::{CausalStack, Norms};
+use crate::verify::tensors::{Tensors, activate, indices, log_sum_exp, pool_segments, sigmoid};
 use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
 use weir_kernels::error::{Error, Result};
 use weir_models::contract::SymbolBoundary;
-
-#[derive(Deserialize)]
-struct Architecture {
-    layers: Layers,
-    #[serde(flatten)]
-    shape: LayerShape,
-    #[serde(default)]
-    window: Reach,
-    #[serde(default)]
-    middle_window: Reach,
-    pooling: Option<SegmentPooling>,
-    boundaries: Source,
-    ngrams: Option<Ngrams>,
-}
-
-/// `ngrams`.
-#[derive(Deserialize)]
-struct Ngrams {
-    sizes: Vec<usize>,
-    rows: u32,
-}
-
-#[derive(Deserialize)]
-struct Layers {
-    pre: usize,
-    middle: Option<usize>,
-    post: Option<usize>,
-}
-
-/// `boundaries`.
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-enum Source {
-    None,
-    Fixed {
-        every: usize,
-    },
-    Whitespace {
-        symbol: String,
-    },
-    Learned {
-        threshold: f64,
-    },
-    EntropySpikes {
-        window: usize,
-        #[serde(rename = "companion")]
-        entropy_model: String,
-    },
-}
+use weir_models::family::hourglass::{Architecture, NgramConfig};
+use weir_models::nn::{boundary::BoundaryConfig, window::Window};
 
 struct Hourglass {
     tensors: Tensors,
@@ -72,12 +24,12 @@ pub(super) fn read(checkpoint: Checkpoint) -> Result<Box<dyn Reference>> {
     let architecture: Architecture = checkpoint.architecture()?;
     let vocabulary = checkpoint.vocabulary()?;
     let separators = match &architecture.boundaries {
-        Source::Whitespace { symbol } => symbol.chars().map(|symbol| vocabulary.id_of(symbol)).collect(),
+        BoundaryConfig::Whitespace { symbol } => symbol.chars().map(|symbol| vocabulary.id_of(symbol)).collect(),
         _ => Some(Vec::new()),
     };
     let separators = separators.ok_or_else(|| Error::Internal("a separator is not in the vocabulary".into()))?;
     let entropy_model = match &architecture.boundaries {
-        Source::EntropySpikes { entropy_model, .. } => {
+        BoundaryConfig::EntropySpikes { entropy_model, .. } => {
             Some((checkpoint.load)(&checkpoint.source.entropy_model(entropy_model)?)?)
         }
         _ => None,
@@ -97,10 +49,10 @@ impl Reference for Hourglass {
         let decisions = self.decide(&input.symbols, &hidden)?;
         let own: Vec<bool> = decisions.boundaries.iter().map(|decision| decision.boundary).collect();
         let ends = given.boundaries.unwrap_or(&own);
-        let null_group = self.tensors.get("null_group")?.reshape((1, self.architecture.shape.dim))?;
-        let pooled = pooling.pool(&hidden, ends)?; // (segments, D)
+        let null_group = self.tensors.get("null_group")?.reshape((1, self.architecture.dim))?;
+        let pooled = pool_segments(pooling, &hidden, ends)?; // (segments, D)
         let groups = Tensor::cat(&std::iter::once(null_group).chain(pooled).collect::<Vec<_>>(), 0)?; // (1 + segments, D)
-        let normed = self.tensors.layer_norm("pool_norm", &groups, self.architecture.shape.layer_norm_eps)?;
+        let normed = self.tensors.layer_norm("pool_norm", &groups, self.architecture.layer_norm_eps)?;
         let groups = self.stack("middle", middle, *middle_window).forward(&normed)?; // (1 + segments, D)
         // A symbol gets the vector of the last segment that ended up to it, its own included.
         let mut closed = 0;
@@ -122,13 +74,13 @@ impl Hourglass {
     /// Returns the embeddings of symbols and of the n-grams that end with them, (len, D).
     fn embed(&self, symbols: &[u32]) -> CandleResult<Tensor> {
         let mut embedded = self.tensors.rows("embedding.weight", symbols)?; // (len, D)
-        let Some(Ngrams { sizes, rows }) = &self.architecture.ngrams else { return Ok(embedded) };
+        let Some(NgramConfig { sizes, rows }) = &self.architecture.ngrams else { return Ok(embedded) };
         for &size in sizes {
             // zeros precede the text
             let padded = [&vec![0; size - 1], symbols].concat();
             let hash = |ngram: &[u32]| {
                 let step = |hash: u64, &id: &u32| (hash * 1_000_003 + u64::from(id) + 1) % ((1 << 31) - 1);
-                (ngram.iter().rev().fold(0, step) % u64::from(*rows)) as u32
+                (ngram.iter().rev().fold(0, step) % *rows as u64) as u32
             };
             let chosen: Vec<u32> = padded.windows(size).map(hash).collect();
             embedded = (embedded + self.tensors.rows(&format!("ngrams.{size}.weight"), &chosen)?)?;
@@ -136,27 +88,31 @@ impl Hourglass {
         Ok(embedded)
     }
 
-    fn stack<'a>(&'a self, name: &'a str, layers: usize, reach: Reach) -> CausalStack<'a> {
-        let shape = &self.architecture.shape;
-        CausalStack { tensors: &self.tensors, name, layers, shape, reach, norms: Norms::AfterSublayers }
+    fn stack<'a>(&'a self, name: &'a str, layers: usize, window: Window) -> CausalStack<'a> {
+        let shape = self.architecture.stack_shape();
+        let eps = self.architecture.layer_norm_eps;
+        CausalStack { tensors: &self.tensors, name, layers, shape, eps, window, norms: Norms::AfterSublayers }
     }
 
     /// Decides for each symbol whether a segment ends with it; returns boundaries and margins. `hidden` is the pre stack's output.
     fn decide(&self, symbols: &[u32], hidden: &Tensor) -> CandleResult<Outputs> {
         match &self.architecture.boundaries {
-            Source::None => Ok(Outputs::default()),
-            Source::Fixed { every } => Ok(by_rule((0..symbols.len()).map(|position| position % every == 0))),
-            Source::Whitespace { .. } => Ok(by_rule(symbols.iter().map(|symbol| self.separators.contains(symbol)))),
-            Source::Learned { threshold } => {
+            BoundaryConfig::None {} => Ok(Outputs::default()),
+            BoundaryConfig::Fixed { every } => Ok(by_rule((0..symbols.len()).map(|position| position % every == 0))),
+            BoundaryConfig::Whitespace { .. } => {
+                Ok(by_rule(symbols.iter().map(|symbol| self.separators.contains(symbol))))
+            }
+            BoundaryConfig::Learned { threshold, .. } => {
+                let threshold = f64::from(*threshold);
                 let inner = self.tensors.linear("boundary.hidden", hidden)?;
-                let inner = self.architecture.shape.activation.apply(&inner)?; // (len, boundary width)
+                let inner = activate(self.architecture.activation, &inner)?; // (len, boundary width)
                 let probabilities = sigmoid(&self.tensors.linear("boundary.output", &inner)?)?; // (len, 1)
                 let probabilities: Vec<f64> = probabilities.flatten_all()?.to_vec1()?;
-                let decide = |&p: &f64| decision(p > *threshold, Some(p as f32));
+                let decide = |&p: &f64| decision(p > threshold, Some(p as f32));
                 let margins = probabilities.iter().map(|p| (p - threshold).abs()).collect();
                 Ok(Outputs { boundaries: probabilities.iter().map(decide).collect(), margins, ..Outputs::default() })
             }
-            Source::EntropySpikes { window, .. } => self.spikes(symbols, *window),
+            BoundaryConfig::EntropySpikes { window, .. } => self.spikes(symbols, *window),
         }
     }
 

@@ -2,50 +2,13 @@
 //! those of T5 (Raffel et al. 2020) with causal masks.
 
 use crate::verify::tensors::{
-    SegmentPooling, Tensors, attend, bucket_bias, closed, distances, log_sum_exp, mask, sigmoid, softmax, t5_buckets,
+    Tensors, attend, bucket_bias, closed, distances, log_sum_exp, mask, pool_segments, sigmoid, softmax, t5_buckets,
 };
 use crate::verify::{Checkpoint, Given, Input, Outputs, Reference};
 use candle_core::{Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
 use weir_kernels::error::{Error, Result};
+use weir_models::family::lslm::{Architecture, T5Shape, Widths};
 use weir_models::{contract::SymbolBoundary, text::SpecialSymbols};
-
-#[derive(Deserialize)]
-struct Architecture {
-    token: StackShape,
-    context: StackShape,
-    decoder: StackShape,
-    norm_eps: f64,
-    pooling: SegmentPooling,
-    boundaries: Predictor,
-    widths: WidthChange,
-    shared_embedding: bool,
-    tied_head: bool,
-}
-
-#[derive(Deserialize)]
-struct StackShape {
-    layers: usize,
-    dim: usize,
-    head_dim: usize,
-    buckets: usize,
-    max_distance: usize,
-    bidirectional_buckets: bool,
-}
-
-#[derive(Deserialize)]
-struct Predictor {
-    threshold: f64,
-}
-
-/// `widths`: the change from the token encoder's width to the context encoder's.
-#[derive(Deserialize, Clone, Copy, PartialEq)]
-#[serde(rename_all = "kebab-case")]
-enum WidthChange {
-    Equal,
-    Projection,
-    FirstLayer,
-}
 
 struct Lslm {
     tensors: Tensors,
@@ -78,10 +41,10 @@ impl Reference for Lslm {
         let ends = given.unwrap_or_else(|| own.iter().map(|decision| decision.boundary).collect());
         // The start mark is a segment of its own.
         let ends: Vec<bool> = std::iter::once(true).chain(ends).collect();
-        let Some(pooled) = a.pooling.pool(&hidden, &ends)? else { bail!("the start mark closed no segment") };
+        let Some(pooled) = pool_segments(a.pooling, &hidden, &ends)? else { bail!("the start mark closed no segment") };
         let pooled = match a.widths {
-            WidthChange::Projection => self.tensors.matrix("context.projection.weight", &pooled)?, // (segments, C)
-            WidthChange::Equal | WidthChange::FirstLayer => pooled,
+            Widths::Projection => self.tensors.matrix("context.projection.weight", &pooled)?, // (segments, C)
+            Widths::Equal | Widths::FirstLayer => pooled,
         };
         let context = self.stack("context", &a.context, &pooled, None)?; // (segments, C)
         let memory = self.memory(&context)?;
@@ -108,7 +71,7 @@ impl Reference for Lslm {
 impl Lslm {
     /// Decides for each symbol after the start mark whether a segment ends with it; also returns the decisions' margins.
     fn decide(&self, hidden: &Tensor) -> CandleResult<(Vec<SymbolBoundary>, Vec<f64>)> {
-        let threshold = self.architecture.boundaries.threshold;
+        let threshold = f64::from(self.architecture.boundaries.threshold);
         let inner = self.tensors.matrix("boundary.hidden.weight", hidden)?.relu()?; // (1 + len, boundary width)
         let logits = self.tensors.matrix("boundary.output.weight", &inner)?.sum(1)?; // (1 + len)
         let probabilities: Vec<f64> = sigmoid(&logits)?.to_vec1()?;
@@ -150,7 +113,7 @@ impl Lslm {
     fn stack(
         &self,
         name: &str,
-        shape: &StackShape,
+        shape: &T5Shape,
         x: &Tensor,
         memory: Option<(&[LayerMemory], usize)>,
     ) -> CandleResult<Tensor> {
@@ -176,7 +139,7 @@ impl Lslm {
             let weights = |head, scores| softmax(&(scores + bias(head)?)?);
             let mixed = attend(&queries, &keys, &values, shape.head_dim, weights)?;
             let attended = project("attention.output", &mixed)?; // (len, D)
-            let changes_width = name == "context" && layer == 0 && self.architecture.widths == WidthChange::FirstLayer;
+            let changes_width = name == "context" && layer == 0 && self.architecture.widths == Widths::FirstLayer;
             x = if changes_width { attended } else { (x + attended)? };
             if let Some((memory, seen)) = memory {
                 let normed = norm("memory", &x)?;

@@ -1,9 +1,10 @@
 //! A second implementation of every family, which checks that a checkpoint computes here what its paper says.
 //!
 //! A [`Reference`] is one plain forward pass over a whole text, written with candle's operations from the paper's formulas: no
-//! cache, no pages, no batch. It reads the same `config.json` and safetensors. It shares no arithmetic with `nn` and `kernels`,
-//! so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding. `hugging_face` differs:
-//! there the family itself uses candle's operations, and the reference is mostly candle-transformers' model, in f32.
+//! cache, no pages, no batch. It reads the same safetensors, and `config.json` into the same types. It shares no arithmetic with
+//! `nn` and `kernels`, so it is unlikely to repeat their errors. It computes in f64, so a small difference is weir's rounding.
+//! `hugging_face` differs: there the family itself uses candle's operations, and the reference is mostly candle-transformers'
+//! model, in f32.
 //!
 //! In reading order: [`Reference`], [`Checkpoint`], the table of families, [`model_outputs`] (weir's side), [`Report`]. Each family
 //! has a file; `tensors` has the parts that they share.

@@ -2,15 +2,12 @@
 //! attends to the vectors that are left. fairseq's Transformer layers.
 
 use crate::verify::decoder::sinusoids;
-use crate::verify::tensors::{
-    Nonlinearity, Tensors, attend, head_of, indices, mask, products, sigmoid, softmax, table,
-};
+use crate::verify::tensors::{Tensors, activate, attend, head_of, indices, mask, products, sigmoid, softmax, table};
 use crate::verify::{Checkpoint, Given, Input, NearTie, Outputs, Reference};
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use weir_kernels::error::Result;
 use weir_models::contract::{KeptVector, PoolingChoice};
+use weir_models::family::pyramidion::{Architecture, AttentionKind, DocumentPooling, ScorerKind};
 use weir_models::random::{Purpose, uniform};
 
 /// Id of padding in all fairseq dictionaries.
@@ -21,31 +18,6 @@ const FIRST_POSITION: usize = 2;
 
 /// Maximum vectors that all attend to each other: every pair has a score in memory.
 const MAX_BLOCK: usize = 8192;
-
-#[derive(Deserialize)]
-struct Architecture {
-    encoder_layers: usize,
-    decoder_layers: usize,
-    dim: usize,
-    heads: usize,
-    activation: Nonlinearity,
-    layer_norm_eps: f64,
-    pre_norm: bool,
-    source_length: usize,
-    #[serde(default)]
-    attention: DocumentAttention,
-    block: Option<usize>,
-    pooling: LayerPooling,
-    decoder_positions: bool,
-    #[serde(default = "always")]
-    scale_embedding: bool,
-    #[serde(default = "always")]
-    padded: bool,
-}
-
-fn always() -> bool {
-    true
-}
 
 struct Pyramidion {
     tensors: Tensors,
@@ -121,7 +93,7 @@ impl Pyramidion {
         let padded: Vec<u32> = (0..length).map(|position| tokens.get(position).copied().unwrap_or(PAD)).collect();
         let mut v = Vectors { x: self.embed_document(&padded)?, origins: (0..length).collect(), mass: Vec::new() };
         // Vanilla encoders mask padding; all others treat it as tokens.
-        let masks = a.block.is_none() && a.pooling.kind == PoolingKind::None;
+        let masks = a.block.is_none() && a.pooling == DocumentPooling::None {};
         let hide = |&token: &u32| if token == PAD { f64::NEG_INFINITY } else { 0.0 };
         let hidden = Tensor::new(padded.iter().map(hide).collect::<Vec<f64>>(), &Device::Cpu)?;
         let hidden = (masks && padded.contains(&PAD)).then_some(hidden);
@@ -133,11 +105,12 @@ impl Pyramidion {
         let mut order = ScoreOrder::new(swapped);
         for layer in 0..a.encoder_layers {
             v = self.encoder_layer(layer, v, hidden.as_ref())?; // (n, D)
-            let Some(kept) = a.pooling.length_after(layer) else { continue };
+            let lengths = a.pooling.lengths();
+            let Some(&kept) = lengths.and_then(|lengths| lengths.get(&layer.to_string())) else { continue };
             let factor = longest / kept;
             let from = if a.padded { longest } else { v.origins.len().next_multiple_of(factor) };
             let scores = self.scores(layer, &v)?; // (n)
-            let pooled = a.pooling.pool(&v.x, scores, from, factor, &mut order)?; // (n, D) → (k, D)
+            let pooled = pool(&a.pooling, &v.x, scores, from, factor, &mut order)?; // (n, D) → (k, D)
             unpooled.get_or_insert(v.x);
             let Scored { x, scores, winners } = pooled;
             let origin = |&winner: &usize| v.origins.get(winner).copied().unwrap_or(tokens.len() + winner);
@@ -154,8 +127,8 @@ impl Pyramidion {
             longest = kept;
             factors *= factor;
         }
-        let x = match (unpooled, a.pooling.kind) {
-            (Some(unpooled), PoolingKind::Funnel) => {
+        let x = match (unpooled, &a.pooling) {
+            (Some(unpooled), DocumentPooling::Funnel { .. }) => {
                 let windows: Vec<u32> = (0..unpooled.dim(0)?).map(|position| (position / factors) as u32).collect();
                 (unpooled + v.x.index_select(&Tensor::new(windows, &Device::Cpu)?, 0)?)? // (n, D)
             }
@@ -185,7 +158,7 @@ impl Pyramidion {
         let Vectors { mut x, mut origins, .. } = v;
         let mut len = x.dim(0)?;
         let block = a.block.unwrap_or(len).min(len);
-        if a.padded && matches!(a.attention, DocumentAttention::Softmax) {
+        if a.padded && matches!(a.attention, AttentionKind::Softmax) {
             // The published code drops what does not fill a block.
             len = len / block * block;
             x = x.narrow(0, 0, len)?;
@@ -210,12 +183,12 @@ impl Pyramidion {
     ) -> CandleResult<Tensor> {
         let Architecture { dim, heads, attention, .. } = self.architecture;
         let head_dim = dim / heads;
-        let local = attention.local_heads(heads);
+        let local = local_heads(attention, heads);
         let project = |part: &str| self.tensors.linear(&format!("{prefix}.self_attn.{part}"), x); // (n, D)
         let queries = project("q_proj")?;
         let values = project("v_proj")?;
         // Heads that hash have no keys of their own.
-        let hashes = matches!(attention, DocumentAttention::Lsh { .. });
+        let hashes = matches!(attention, AttentionKind::Lsh { .. });
         let keys = if hashes && local == 0 { queries.clone() } else { project("k_proj")? };
         let mut outputs = Vec::with_capacity(heads);
         for head in 0..heads {
@@ -228,7 +201,7 @@ impl Pyramidion {
             outputs.push(match head.checked_sub(local) {
                 None => blocks(&inputs, block, hidden, mass)?,
                 Some(global) => match attention {
-                    DocumentAttention::Lsh { chunk, hashes, .. } => {
+                    AttentionKind::Lsh { chunk, hashes, .. } => {
                         let rotations = self.tensors.get(&format!("{prefix}.self_attn.rotations"))?.get(global)?;
                         hashed(&inputs, &rotations, chunk, hashes)?
                     }
@@ -245,20 +218,20 @@ impl Pyramidion {
         let positions = 0..v.origins.len();
         let logits = match self.architecture.pooling.scorer() {
             None => return Ok(Vec::new()),
-            Some(ScoreSource::Attention) => return Ok(v.mass.clone()),
-            Some(ScoreSource::Index { every }) => {
+            Some(ScorerKind::Attention) => return Ok(v.mass.clone()),
+            Some(ScorerKind::Index { every }) => {
                 return Ok(positions.map(|position| if position % every == 0 { 1.0 } else { 0.0 }).collect());
             }
-            Some(ScoreSource::Random { seed }) => {
+            Some(ScorerKind::Random { seed }) => {
                 let seed = seed.wrapping_add(layer as u64);
                 return Ok(positions.map(|position| f64::from(uniform(seed, Purpose::Scores, position))).collect());
             }
-            Some(ScoreSource::Linear) => self.tensors.linear(&prefix, &v.x)?, // (n, 1)
-            Some(ScoreSource::Ffn) => {
+            Some(ScorerKind::Linear) => self.tensors.linear(&prefix, &v.x)?, // (n, 1)
+            Some(ScorerKind::Ffn) => {
                 let inner = self.tensors.linear(&format!("{prefix}.dense"), &v.x)?.tanh()?; // (n, D)
                 self.tensors.linear(&format!("{prefix}.out_proj"), &inner)?
             }
-            Some(ScoreSource::Embedding { dimension }) => v.x.narrow(1, dimension, 1)?.contiguous()?,
+            Some(ScorerKind::Embedding { dimension }) => v.x.narrow(1, dimension, 1)?.contiguous()?,
         };
         sigmoid(&logits)?.affine(1.0, SCORE_EPSILON)?.flatten_all()?.to_vec1()
     }
@@ -296,7 +269,7 @@ impl Pyramidion {
 
     fn feed_forward(&self, prefix: &str, x: &Tensor) -> CandleResult<Tensor> {
         self.residual(prefix, "final_layer_norm", x, |x| {
-            let hidden = self.architecture.activation.apply(&self.tensors.linear(&format!("{prefix}.fc1"), x)?)?; // (n, F)
+            let hidden = activate(self.architecture.activation, &self.tensors.linear(&format!("{prefix}.fc1"), x)?)?; // (n, F)
             self.tensors.linear(&format!("{prefix}.fc2"), &hidden)
         })
     }
@@ -334,51 +307,6 @@ const TIE: f64 = 1e-12;
 
 /// Scores that differ by less may come in the other order in f32, whose scores differ by up to 4e-6 from those in f64.
 const NEAR: f64 = 1e-5;
-
-/// `pooling` of a checkpoint.
-#[derive(Debug, Clone, Deserialize)]
-struct LayerPooling {
-    kind: PoolingKind,
-    #[serde(default)]
-    lengths: BTreeMap<String, usize>,
-    #[serde(default)]
-    flip_right: bool,
-    #[serde(default)]
-    sort_back: bool,
-    /// Used by the kinds that compare scores.
-    #[serde(default)]
-    scorer: ScoreSource,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum PoolingKind {
-    None,
-    SuccessiveHalving,
-    HardTopK,
-    Mean,
-    Max,
-    Funnel,
-}
-
-/// `scorer`: the source of the scores.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum ScoreSource {
-    #[default]
-    Linear,
-    Ffn,
-    Embedding {
-        dimension: usize,
-    },
-    Index {
-        every: usize,
-    },
-    Attention,
-    Random {
-        seed: u64,
-    },
-}
 
 /// Vectors with their scores.
 struct Scored {
@@ -426,56 +354,44 @@ impl<'a> ScoreOrder<'a> {
     }
 }
 
-impl LayerPooling {
-    /// Returns the vectors that are left after `layer`, if a pooling follows it.
-    fn length_after(&self, layer: usize) -> Option<usize> {
-        self.lengths.get(&layer.to_string()).copied()
-    }
-
-    fn scorer(&self) -> Option<ScoreSource> {
-        matches!(self.kind, PoolingKind::SuccessiveHalving | PoolingKind::HardTopK).then_some(self.scorer)
-    }
-
-    /// Pools (n, D) to (`from` / `factor`, D). Vectors that are missing to `from` are zero. Without a scorer there are no winners.
-    fn pool(
-        &self,
-        x: &Tensor,
-        scores: Vec<f64>,
-        from: usize,
-        factor: usize,
-        order: &mut ScoreOrder<'_>,
-    ) -> CandleResult<Scored> {
-        let Self { flip_right, sort_back, .. } = *self;
-        match self.kind {
-            PoolingKind::SuccessiveHalving => {
-                let missing = from - x.dim(0)?;
-                let zeros = Tensor::zeros((missing, x.dim(1)?), DType::F64, &Device::Cpu)?;
-                let mut scored = Scored {
-                    x: if missing > 0 { Tensor::cat(&[x, &zeros], 0)? } else { x.clone() },
-                    scores: scores.into_iter().chain(vec![SCORE_EPSILON; missing]).collect(),
-                    winners: (0..from).collect(),
-                };
-                let mut round = 0;
-                while scored.scores.len() > from / factor {
-                    let order = order.sort(round, &scored.scores);
-                    scored = halve(scored, &order, flip_right, sort_back)?;
-                    round += 1;
-                }
-                Ok(scored)
+/// Pools (n, D) to (`from` / `factor`, D). Vectors that are missing to `from` are zero. Without a scorer there are no winners.
+fn pool(
+    pooling: &DocumentPooling,
+    x: &Tensor,
+    scores: Vec<f64>,
+    from: usize,
+    factor: usize,
+    order: &mut ScoreOrder<'_>,
+) -> CandleResult<Scored> {
+    match *pooling {
+        DocumentPooling::SuccessiveHalving { flip_right, sort_back, .. } => {
+            let missing = from - x.dim(0)?;
+            let zeros = Tensor::zeros((missing, x.dim(1)?), DType::F64, &Device::Cpu)?;
+            let mut scored = Scored {
+                x: if missing > 0 { Tensor::cat(&[x, &zeros], 0)? } else { x.clone() },
+                scores: scores.into_iter().chain(vec![SCORE_EPSILON; missing]).collect(),
+                winners: (0..from).collect(),
+            };
+            let mut round = 0;
+            while scored.scores.len() > from / factor {
+                let order = order.sort(round, &scored.scores);
+                scored = halve(scored, &order, flip_right, sort_back)?;
+                round += 1;
             }
-            PoolingKind::HardTopK => {
-                let mut winners = order.sort(0, &scores);
-                winners.truncate(from / factor);
-                if sort_back {
-                    winners.sort_unstable();
-                }
-                let scores = winners.iter().map(|&winner| scores[winner]).collect();
-                Ok(Scored { x: select(x, &winners)?, scores, winners })
-            }
-            PoolingKind::Mean | PoolingKind::Funnel => windows(x, from, factor, false),
-            PoolingKind::Max => windows(x, from, factor, true),
-            PoolingKind::None => bail!("no pooling"),
+            Ok(scored)
         }
+        DocumentPooling::HardTopK { sort_back, .. } => {
+            let mut winners = order.sort(0, &scores);
+            winners.truncate(from / factor);
+            if sort_back {
+                winners.sort_unstable();
+            }
+            let scores = winners.iter().map(|&winner| scores[winner]).collect();
+            Ok(Scored { x: select(x, &winners)?, scores, winners })
+        }
+        DocumentPooling::Mean { .. } | DocumentPooling::Funnel { .. } => windows(x, from, factor, false),
+        DocumentPooling::Max { .. } => windows(x, from, factor, true),
+        DocumentPooling::None {} => bail!("no pooling"),
     }
 }
 
@@ -528,22 +444,6 @@ fn select(x: &Tensor, positions: &[usize]) -> CandleResult<Tensor> {
 /// Added to the mean square of a key before it is normalized (Reformer).
 const KEY_EPSILON: f64 = 1e-6;
 
-/// `attention` of a checkpoint. The first `local_heads` attend within blocks.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum DocumentAttention {
-    #[default]
-    Softmax,
-    Efficient {
-        local_heads: usize,
-    },
-    Lsh {
-        local_heads: usize,
-        chunk: usize,
-        hashes: usize,
-    },
-}
-
 /// Queries, keys and values of one head: (n, head_dim) each.
 struct HeadInputs {
     queries: Tensor,
@@ -551,13 +451,11 @@ struct HeadInputs {
     values: Tensor,
 }
 
-impl DocumentAttention {
-    /// Returns how many of `heads` attend within blocks.
-    fn local_heads(self, heads: usize) -> usize {
-        match self {
-            Self::Softmax => heads,
-            Self::Efficient { local_heads } | Self::Lsh { local_heads, .. } => local_heads,
-        }
+/// Returns how many of `heads`, the first ones, attend within blocks.
+fn local_heads(attention: AttentionKind, heads: usize) -> usize {
+    match attention {
+        AttentionKind::Softmax => heads,
+        AttentionKind::Efficient { local_heads } | AttentionKind::Lsh { local_heads, .. } => local_heads,
     }
 }
 

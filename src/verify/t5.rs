@@ -3,69 +3,18 @@
 
 use crate::verify::{
     Checkpoint, Given, Input, Outputs, Reference,
-    tensors::{Nonlinearity, Tensors, attend, indices, sigmoid, softmax, softmax_with_sink, t5_buckets, table},
+    tensors::{Tensors, activate, attend, indices, sigmoid, softmax, softmax_with_sink, t5_buckets, table},
 };
 use candle_core::{Result as CandleResult, Tensor, bail};
-use serde::Deserialize;
 use weir_kernels::error::Result;
 use weir_models::contract::{KeptVector, PoolingChoice};
+use weir_models::family::t5::{Architecture, Deletion, EncoderAttention, GateFunction};
 
 /// Added to the mean square in the gate's norm.
 const GATE_EPS: f64 = 1e-6;
 
 /// Queries whose scores are in memory at a time.
 const QUERIES: usize = 256;
-
-#[derive(Deserialize)]
-struct Architecture {
-    encoder_layers: usize,
-    decoder_layers: usize,
-    dim: usize,
-    head_dim: usize,
-    activation: Nonlinearity,
-    gated: bool,
-    norm_eps: f64,
-    buckets: usize,
-    max_distance: usize,
-    #[serde(default)]
-    attention: Attention,
-    deletion: Option<Deletion>,
-    #[serde(default)]
-    softmax1: bool,
-    tied_head: bool,
-    scale_head: bool,
-}
-
-/// `attention`: what a token of the document sees.
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-enum Attention {
-    #[default]
-    Full,
-    Local {
-        radius: usize,
-    },
-    TransientGlobal {
-        radius: usize,
-        group: usize,
-    },
-}
-
-/// `deletion`: the gate before one of the encoder's layers.
-#[derive(Deserialize)]
-struct Deletion {
-    layer: usize,
-    function: GateFunction,
-    threshold: f64,
-    norm: bool,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum GateFunction {
-    ScaledSigmoid { scale: f64 },
-    LogSigmoid,
-}
 
 struct T5 {
     tensors: Tensors,
@@ -143,8 +92,8 @@ impl T5 {
         for block in 0..a.encoder_layers {
             if let Some(gate) = a.deletion.as_ref().filter(|gate| gate.layer == block) {
                 let values = self.gate_values(gate, &v.x)?; // (n)
-                margins = values.iter().map(|value| (value - gate.threshold).abs()).collect();
-                let own = gate.choice(&values);
+                margins = values.iter().map(|value| (value - f64::from(gate.threshold)).abs()).collect();
+                let own = kept_tokens(gate, &values);
                 let kept = given.first().unwrap_or(&own).kept.iter().map(|kept| kept.token);
                 v.positions = kept.collect();
                 let rows: Vec<u32> = v.positions.iter().map(|&position| position as u32).collect();
@@ -169,16 +118,13 @@ impl T5 {
     ) -> CandleResult<Tensor> {
         let name = format!("{layer}.SelfAttention");
         let len = positions.len();
-        let radius = match self.architecture.attention {
-            Attention::Full => usize::MAX,
-            Attention::Local { radius } | Attention::TransientGlobal { radius, .. } => radius,
-        };
+        let radius = self.architecture.attention.radius().unwrap_or(usize::MAX);
         let near = |head: usize, query: usize, key: usize| match positions[query].abs_diff(positions[key]) <= radius {
             true => bias.number(head, positions[query], positions[key]),
             false => f64::NEG_INFINITY,
         };
         let size = match self.architecture.attention {
-            Attention::TransientGlobal { group, .. } if len >= group => group,
+            EncoderAttention::TransientGlobal { group, .. } if len >= group => group,
             _ => return self.attend(&name, normed, normed, &near),
         };
         let groups = len / size;
@@ -233,7 +179,7 @@ impl T5 {
         };
         let logits = self.tensors.linear(&format!("{name}.feed_forward"), &normed)?; // (n, 1)
         let values = match gate.function {
-            GateFunction::ScaledSigmoid { scale } => (sigmoid(&logits.neg()?)? * scale)?,
+            GateFunction::ScaledSigmoid { scale } => (sigmoid(&logits.neg()?)? * f64::from(scale))?,
             GateFunction::LogSigmoid => sigmoid(&logits)?.log()?,
         };
         values.flatten_all()?.to_vec1()
@@ -245,8 +191,8 @@ impl T5 {
         let matrix = |name: &str, x: &Tensor| self.tensors.matrix(&format!("{layer}.DenseReluDense.{name}.weight"), x);
         let activation = self.architecture.activation;
         let hidden = match self.architecture.gated {
-            true => (activation.apply(&matrix("wi_0", &normed)?)? * matrix("wi_1", &normed)?)?, // (len, F)
-            false => activation.apply(&matrix("wi", &normed)?)?,
+            true => (activate(activation, &matrix("wi_0", &normed)?)? * matrix("wi_1", &normed)?)?, // (len, F)
+            false => activate(activation, &matrix("wi", &normed)?)?,
         };
         x + matrix("wo", &hidden)?
     }
@@ -275,16 +221,15 @@ impl T5 {
     }
 }
 
-impl Deletion {
-    /// Keeps the tokens whose value is above the threshold. The published code fails if there is none; weir keeps the first token.
-    fn choice(&self, values: &[f64]) -> PoolingChoice {
-        let mut kept: Vec<usize> = (0..values.len()).filter(|&token| values[token] > self.threshold).collect();
-        if kept.is_empty() {
-            kept.push(0);
-        }
-        let kept = kept.into_iter().map(|token| KeptVector { token, score: values[token] as f32 });
-        PoolingChoice { layer: self.layer, kept: kept.collect() }
+/// Keeps the tokens whose value is above the gate's threshold. The published code fails if there is none; weir keeps the first token.
+fn kept_tokens(gate: &Deletion, values: &[f64]) -> PoolingChoice {
+    let is_kept = |token: &usize| values[*token] > f64::from(gate.threshold);
+    let mut kept: Vec<usize> = (0..values.len()).filter(is_kept).collect();
+    if kept.is_empty() {
+        kept.push(0);
     }
+    let kept = kept.into_iter().map(|token| KeptVector { token, score: values[token] as f32 });
+    PoolingChoice { layer: gate.layer, kept: kept.collect() }
 }
 
 impl DistanceBias {

@@ -2,29 +2,19 @@
 
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, bail, safetensors::Load};
 use safetensors::{Dtype as StoredDtype, SafeTensors};
-use serde::Deserialize;
 use std::{collections::HashMap, ops::Range, path::Path};
 use weir_kernels::Dtype;
 use weir_kernels::error::{Error, Result};
 use weir_kernels::linear::stored_weights;
 use weir_models::checkpoint::{CheckpointSource, Tensor as LoadedTensor, Weights, weights};
 use weir_models::load::{self, weights_in_place};
+use weir_models::nn::{Activation, pooling::Pooling};
 
 /// The tensors of a checkpoint, by name.
 pub(super) struct Tensors {
     all: HashMap<String, Tensor>,
     /// The matrices that [`matrix`](Self::matrix) multiplies with in place of the checkpoint's: see [`stored_as`](Self::stored_as).
     stored: HashMap<String, Tensor>,
-}
-
-/// Nonlinearity of a feed-forward.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Nonlinearity {
-    Gelu,
-    GeluTanh,
-    Silu,
-    Relu,
 }
 
 impl Tensors {
@@ -78,16 +68,16 @@ impl Tensors {
     }
 
     /// Returns the LayerNorm of each row: g·(x − mean)/√(variance + eps) + b.
-    pub(super) fn layer_norm(&self, name: &str, x: &Tensor, eps: f64) -> CandleResult<Tensor> {
+    pub(super) fn layer_norm(&self, name: &str, x: &Tensor, eps: impl Into<f64>) -> CandleResult<Tensor> {
         let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-        let deviation = centred.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps)?.sqrt()?;
+        let deviation = centred.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps.into())?.sqrt()?;
         let scaled = centred.broadcast_div(&deviation)?.broadcast_mul(self.get(&format!("{name}.weight"))?)?;
         scaled.broadcast_add(self.get(&format!("{name}.bias"))?)
     }
 
     /// Returns g·x/√(mean(x²) + eps) for each row.
-    pub(super) fn rms_norm(&self, name: &str, x: &Tensor, eps: f64) -> CandleResult<Tensor> {
-        let root = x.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps)?.sqrt()?;
+    pub(super) fn rms_norm(&self, name: &str, x: &Tensor, eps: impl Into<f64>) -> CandleResult<Tensor> {
+        let root = x.sqr()?.mean_keepdim(D::Minus1)?.affine(1.0, eps.into())?.sqrt()?;
         x.broadcast_div(&root)?.broadcast_mul(self.get(&format!("{name}.weight"))?)
     }
 }
@@ -184,16 +174,14 @@ fn converted(
     converted.map_err(|error| unreadable(file, &error))
 }
 
-impl Nonlinearity {
-    /// Applies it to each number.
-    pub(super) fn apply(self, x: &Tensor) -> CandleResult<Tensor> {
-        match self {
-            Self::Gelu => x.gelu_erf(),
-            // candle's `gelu` is the tanh approximation.
-            Self::GeluTanh => x.gelu(),
-            Self::Silu => x.silu(),
-            Self::Relu => x.relu(),
-        }
+/// Applies a nonlinearity to each number.
+pub(super) fn activate(activation: Activation, x: &Tensor) -> CandleResult<Tensor> {
+    match activation {
+        Activation::Gelu => x.gelu_erf(),
+        // candle's `gelu` is the tanh approximation.
+        Activation::GeluTanh => x.gelu(),
+        Activation::Silu => x.silu(),
+        Activation::Relu => x.relu(),
     }
 }
 
@@ -311,33 +299,22 @@ pub(super) fn bucket_bias(bias: &Tensor, head: usize, buckets: &[u32], distances
     by_distance.index_select(&distances.flatten_all()?, 0)?.reshape(distances.shape())
 }
 
-/// `pooling`: how a segment's vectors become one.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum SegmentPooling {
-    Mean,
-    Last,
-    Hops(usize),
-}
-
-impl SegmentPooling {
-    /// Returns the pooled vector of each closed segment: (len, D) → (segments, D), and `None` if no segment is closed.
-    pub(super) fn pool(self, x: &Tensor, ends: &[bool]) -> CandleResult<Option<Tensor>> {
-        let segments = closed(ends);
-        if segments.is_empty() {
-            return Ok(None);
-        }
-        let weights = table(segments.len(), ends.len(), |segment, position| {
-            let Range { start, end } = segments[segment];
-            let pooled = match self {
-                Self::Mean => end - start,
-                Self::Last => 1,
-                Self::Hops(hops) => hops.saturating_add(1).min(end - start),
-            };
-            if (end - pooled..end).contains(&position) { 1.0 / pooled as f64 } else { 0.0 }
-        })?;
-        weights.matmul(x).map(Some)
+/// Returns the pooled vector of each closed segment: (len, D) → (segments, D), and `None` if no segment is closed.
+pub(super) fn pool_segments(pooling: Pooling, x: &Tensor, ends: &[bool]) -> CandleResult<Option<Tensor>> {
+    let segments = closed(ends);
+    if segments.is_empty() {
+        return Ok(None);
     }
+    let weights = table(segments.len(), ends.len(), |segment, position| {
+        let Range { start, end } = segments[segment];
+        let pooled = match pooling {
+            Pooling::Mean => end - start,
+            Pooling::Last => 1,
+            Pooling::Hops(hops) => hops.saturating_add(1).min(end - start),
+        };
+        if (end - pooled..end).contains(&position) { 1.0 / pooled as f64 } else { 0.0 }
+    })?;
+    weights.matmul(x).map(Some)
 }
 
 /// Returns the positions of each closed segment. `ends` is true at the last position of each.

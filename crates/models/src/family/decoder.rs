@@ -74,6 +74,14 @@ pub struct Architecture {
     pub tied: bool,
 }
 
+impl Architecture {
+    /// The dimensions of its layers.
+    pub fn stack_shape(&self) -> StackShape {
+        let Self { dim, heads, head_dim, feed_forward, activation, position, sub_norms, .. } = *self;
+        StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms }
+    }
+}
+
 /// A validated decoder.
 #[derive(Debug, Clone)]
 pub struct DecoderBlueprint {
@@ -97,7 +105,7 @@ impl DecoderBlueprint {
         if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, a.window) {
             return check.fail(key, expected, found);
         }
-        check.distance_table("position.buckets.max_distance", parts::table_numbers(&self.stack_shape()))?;
+        check.distance_table("position.buckets.max_distance", parts::table_numbers(&a.stack_shape()))?;
         match a.position.max_length(a.head_dim, a.window) {
             Some((positions, _)) if positions <= self.lead() => {
                 let expected = format!("room for {} positions: the start symbol's and a symbol's", self.lead() + 1);
@@ -110,13 +118,6 @@ impl DecoderBlueprint {
     /// Positions before a text's first symbol: the start symbol's, if there is one.
     pub fn lead(&self) -> usize {
         usize::from(self.has_start)
-    }
-
-    /// The dimensions of its layers.
-    pub fn stack_shape(&self) -> StackShape {
-        let Architecture { dim, heads, head_dim, feed_forward, activation, position, sub_norms, .. } =
-            self.architecture;
-        StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms }
     }
 }
 
@@ -532,7 +533,7 @@ pub(crate) fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
 impl Blueprint for DecoderBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
-        let shape = self.stack_shape();
+        let shape = a.stack_shape();
         let mut out = vec![matrix("embedding.weight", vec![self.symbols, a.dim])];
         parts::position(&mut out, &shape);
         (0..a.layers).for_each(|index| parts::layer(&mut out, &format!("layers.{index}"), &shape));
@@ -560,7 +561,7 @@ impl Blueprint for DecoderBlueprint {
     }
 
     fn computed_numbers(&self) -> usize {
-        parts::table_numbers(&self.stack_shape())
+        parts::table_numbers(&self.architecture.stack_shape())
     }
 
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
@@ -574,7 +575,7 @@ impl Decoder {
         let card = parts.card("decoder", blueprint)?;
         let a = &blueprint.architecture;
         let dtype = parts.settings.dtype;
-        let mut loader = Loader::new(&mut parts.weights, blueprint.stack_shape(), a.layer_norm_eps, dtype)?;
+        let mut loader = Loader::new(&mut parts.weights, a.stack_shape(), a.layer_norm_eps, dtype)?;
         let stack = loader.stack(&StackSpec {
             name: "layers",
             layers: a.layers,

@@ -72,6 +72,14 @@ pub struct Architecture {
     pub boundaries: BoundaryConfig,
 }
 
+impl Architecture {
+    /// The dimensions that the layers of all stacks share.
+    pub fn stack_shape(&self) -> StackShape {
+        let Self { dim, heads, head_dim, feed_forward, activation, position, .. } = *self;
+        StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms: false }
+    }
+}
+
 fn full() -> Window {
     Window::Full
 }
@@ -122,7 +130,7 @@ impl HourglassBlueprint {
         self.validate_pooling(vocabulary, check)?;
         self.validate_lookback(check)?;
         check.part("ngrams", a.ngrams.as_ref().map_or(Ok(()), NgramConfig::validate))?;
-        check.distance_table("position.buckets.max_distance", parts::table_numbers(&self.stack_shape()))?;
+        check.distance_table("position.buckets.max_distance", parts::table_numbers(&a.stack_shape()))?;
         check.tensors("dim", &self.tensors())?;
         // the middle stack needs a position for a segment too
         let lead = a.layers.middle.map_or(0, |_| NULL_GROUP);
@@ -178,12 +186,6 @@ impl HourglassBlueprint {
         let middle = layers.middle.map(|count| ("middle", count));
         let post = layers.post.map(|count| ("post", count));
         std::iter::once(("pre", layers.pre)).chain(middle).chain(post)
-    }
-
-    /// The dimensions that the layers of all stacks share.
-    pub fn stack_shape(&self) -> StackShape {
-        let Architecture { dim, heads, head_dim, feed_forward, activation, position, .. } = self.architecture;
-        StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms: false }
     }
 }
 
@@ -1429,7 +1431,7 @@ impl Blueprint for HourglassBlueprint {
         let mut out = vec![matrix("embedding.weight", vec![self.symbols, a.dim])];
         let tables = a.ngrams.iter().flat_map(|ngrams| ngrams.tensors().map(|name| (name, vec![ngrams.rows, a.dim])));
         out.extend(tables.map(|(name, shape)| TensorSpec::normal(name, shape, 0.0, 0.01)));
-        let shape = self.stack_shape();
+        let shape = a.stack_shape();
         parts::position(&mut out, &shape);
         for (stack, layers) in self.stacks() {
             (0..layers).for_each(|index| parts::layer(&mut out, &format!("{stack}.{index}"), &shape));
@@ -1492,7 +1494,7 @@ impl Blueprint for HourglassBlueprint {
     }
 
     fn computed_numbers(&self) -> usize {
-        parts::table_numbers(&self.stack_shape())
+        parts::table_numbers(&self.architecture.stack_shape())
     }
 
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
@@ -1507,7 +1509,7 @@ impl Hourglass {
         let compute = parts.settings.compute();
         let pages = PagePool::new(parts.settings.memory_bytes);
         let eps = blueprint.architecture.layer_norm_eps;
-        let loader = Loader::new(&mut parts.weights, blueprint.stack_shape(), eps, parts.settings.dtype)?;
+        let loader = Loader::new(&mut parts.weights, blueprint.architecture.stack_shape(), eps, parts.settings.dtype)?;
         let mut builder = Builder { blueprint, loader, max_symbols: card.max_symbols };
         let pre = builder.stack("pre", blueprint.architecture.layers.pre)?;
         let pooled = builder.pooled(&compute, &pages)?;

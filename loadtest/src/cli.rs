@@ -14,7 +14,7 @@ use crate::{
 };
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode, time::Duration};
-use weir_client::flags::{FlagOrigins, with_variable, without_empty};
+use weir_client::flags::{FlagOrigins, without_empty};
 
 /// Load tester for weir's gRPC API: measures latency as clients see it, and the gain of one model over another.
 #[derive(Debug, Parser)]
@@ -34,7 +34,7 @@ enum Command {
     Compare(CompareArgs),
     /// Measure everything for every model of a server: batch-size curve, knee, a run below it, comparison.
     Report(ReportArgs),
-    /// Draw saved measurements again, as table or HTML.
+    /// Draw saved measurements again, as table or Markdown.
     Draw(DrawArgs),
 }
 
@@ -47,7 +47,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, origins) = match parsed {
         Ok((cli, matches)) => (cli, FlagOrigins::of(&command, &matches)),
         Err(error) => {
-            let error = with_variable(error, &command);
             // there is no other place to report that help cannot be printed
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

@@ -8,7 +8,7 @@
 //! - [`schedule`]: when requests are sent; [`driver`] runs a load
 //! - [`timer`]: when the answers of one request came; [`stats`]: figures of all requests; [`tester`]: the tester's own load
 //! - [`comparison`]: models request by request; [`knee`]: the highest sustained rate
-//! - [`report`]: the results as JSON, text, HTML and Markdown; [`error`]: the errors of all of these
+//! - [`report`]: the results as JSON, text and Markdown; [`error`]: the errors of all of these
 
 #![allow(
     missing_docs,

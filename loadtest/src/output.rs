@@ -21,7 +21,6 @@ use tokio::time::Instant;
 const MAX_FILES: usize = 64;
 /// Flags of the files to write.
 const JSON: &str = "--json";
-const HTML: &str = "--html";
 const MARKDOWN: &str = "--markdown";
 /// Flag whose value must not appear in reports.
 pub(crate) const SECRET: &str = "--api-key";
@@ -36,9 +35,6 @@ pub(crate) struct OutputArgs {
     /// Write the measurement as JSON to this file. `-` writes it to stdout in place of the table.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write a self-contained HTML page to this file. `-` writes it to stdout in place of the table.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
     /// Write a page of Markdown to this file, and its charts as SVG into the folder of the same name without the ending.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
@@ -50,13 +46,10 @@ pub(crate) struct OutputArgs {
 impl OutputArgs {
     /// Checks before the measurement that files can be written.
     pub(crate) fn check(&self) -> Result<()> {
-        let files = [(JSON, &self.json), (HTML, &self.html), (MARKDOWN, &self.markdown)];
+        let files = [(JSON, &self.json), (MARKDOWN, &self.markdown)];
         let files: Vec<_> = files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))).collect();
         if let Some(file) = self.markdown.as_ref().filter(|file| is_stdout(file) || file.extension().is_none()) {
             return Err(Error::option(MARKDOWN, file.display(), "a file with an ending, such as report.md"));
-        }
-        if files.iter().filter(|(_, file)| is_stdout(file)).count() > 1 {
-            return Err(Error::option(HTML, "\"-\"", format!("a file because {JSON} writes to stdout")));
         }
         for (flag, file) in files.into_iter().filter(|(_, file)| !is_stdout(file)) {
             let is_new = !file.exists();
@@ -70,18 +63,14 @@ impl OutputArgs {
     }
 
     pub(crate) fn write(&self, reports: &[MeasurementReport]) -> Result<()> {
-        let page = self.html.as_ref().map(|file| (HTML, file, report::page(&self.title, reports)));
-        let data = match &self.json {
-            Some(file) => Some((JSON, file, report::json(reports)? + "\n")),
-            None => None,
-        };
         let mut to_stdout = None;
         // the data first: a page can be made again from it
-        for (flag, file, text) in data.into_iter().chain(page) {
+        if let Some(file) = &self.json {
+            let text = report::json(reports)? + "\n";
             if is_stdout(file) {
                 to_stdout = Some(text);
             } else {
-                fs::write(file, text).map_err(Error::file(flag, "write", file))?;
+                fs::write(file, text).map_err(Error::file(JSON, "write", file))?;
                 note(format_args!("wrote {}", file.display()));
             }
         }

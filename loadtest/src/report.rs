@@ -1,4 +1,4 @@
-//! Reports: the JSON of a measurement, and the text and the pages (HTML, Markdown) that are drawn from it. docs/report.md explains each key.
+//! Reports: the JSON of a measurement, and the text and the page of Markdown that are drawn from it. docs/report.md explains each key.
 
 use crate::client::{ModelInfo, ServerSoftware, SymbolUnit};
 use crate::comparison::{ComparedModel, Gains, ModelComparison};
@@ -281,8 +281,6 @@ const GOODPUT: &str = "good requests that ended in the measured window, divided 
 const SUMMARIES: &str = "pooled: how many times fewer of a document's keys and values the decoder attends to than without pooling, as \
     the server reports it. Summaries are not scored in bits per character, and their gains are not estimated.";
 
-const STYLE: &str = include_str!("style.css");
-
 /// Part of the report as people read it.
 enum Block {
     Heading(String),
@@ -310,39 +308,6 @@ pub fn table(reports: &[MeasurementReport]) -> String {
         }
     }
     text
-}
-
-/// Draws reports as a self-contained HTML page: it fetches nothing, runs no script, and prints well.
-pub fn page(title: &str, reports: &[MeasurementReport]) -> String {
-    let title = escape(title);
-    let (light, dark) = (weir_measure::chart::STYLE, weir_measure::chart::DARK_STYLE);
-    let mut body = String::new();
-    let mut in_charts = false;
-    for block in blocks(reports) {
-        let is_chart = matches!(block, Block::Chart(_));
-        if is_chart != in_charts {
-            body += if is_chart { "<div class=\"charts\">" } else { "</div>\n" };
-            in_charts = is_chart;
-        }
-        body += &match block {
-            Block::Heading(heading) => format!("<h2>{}</h2>\n", escape(&heading)),
-            Block::Line(line) => format!("<p>{}</p>\n", escape(&line)),
-            Block::Warning(warning) => {
-                format!("<p class=\"warn\"><strong>Warning: </strong>{}</p>\n", escape(&warning))
-            }
-            Block::Table(lines) => html_table("figures", &lines),
-            Block::Details(lines) => html_table("words", &lines),
-            Block::Chart(chart) => weir_measure::chart::inline(&chart) + "\n",
-        };
-    }
-    if in_charts {
-        body += "</div>\n";
-    }
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}</title>\n<style>{light}\n{STYLE}\
-         @media screen and (prefers-color-scheme:dark){{{dark}}}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>"
-    )
 }
 
 /// File of a picture that a page shows: its name, and its content.
@@ -395,16 +360,6 @@ fn markdown_table(lines: &[Vec<String>]) -> String {
         }
     }
     table
-}
-
-fn html_table(class: &str, lines: &[Vec<String>]) -> String {
-    let mut rows = String::new();
-    for (index, line) in lines.iter().enumerate() {
-        let tag = if index == 0 { "th" } else { "td" };
-        let cells = line.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)));
-        rows += &format!("<tr>{}</tr>\n", cells.collect::<String>());
-    }
-    format!("<div class=\"scroll\"><table class=\"{class}\">\n{rows}</table></div>\n")
 }
 
 /// Builds the report: for each measurement its parts by kind and its conditions, and then the warnings about the tester.

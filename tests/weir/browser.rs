@@ -508,35 +508,6 @@ fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
     browser.picture("playground-summary");
 }
 
-/// Maximum pages of the printed report.
-const MAX_PAGES: usize = 8;
-
-#[test]
-fn the_latency_report_is_readable_and_prints_on_few_pages() {
-    let Some(browser) = Browser::start("light") else { return };
-    let tester = Path::new(env!("CARGO_BIN_EXE_weir")).with_file_name("weir-loadtest");
-    if !tester.is_file() {
-        eprintln!("skipped: {} does not exist", tester.display());
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("report.html");
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/latency-report.json");
-    assert!(Command::new(tester).args(["draw", data, "--html"]).arg(&page).output().unwrap().status.success());
-    browser.open(&format!("file://{}", page.display()));
-    let printed = browser.page_command("POST", "/print", &json!({ "page": { "width": 21.0, "height": 29.7 } }));
-    let printed = STANDARD.decode(printed.as_str().unwrap()).unwrap();
-    let pages = String::from_utf8_lossy(&printed).matches("/Type /Page\n").count();
-    assert!((2..=MAX_PAGES).contains(&pages), "{pages} pages");
-    for width in [420, 1280] {
-        browser.assert_fits(width);
-        browser.picture(&format!("latency-report-{width}"));
-    }
-    let wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length";
-    assert_eq!(browser.evaluate(wide), 0, "a table is wider than the page");
-    browser.check_log("");
-}
-
 #[test]
 fn links_are_applied_once_and_hold_whole_prompts() {
     let Some(browser) = two_models(RACE) else { return };

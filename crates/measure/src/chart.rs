@@ -1,8 +1,7 @@
 //! The chart renderer: line charts and histograms as SVG. Series differ in marker and dash as well as in colour, so that a grey
 //! print is readable.
 //!
-//! [`picture`] draws a chart as a file, [`inline`] for an HTML page, whose styles must contain [`STYLE`], and [`DARK_STYLE`] for dark
-//! pages.
+//! [`picture`] draws a chart as a file.
 
 use crate::format;
 use std::fmt::Write;
@@ -35,7 +34,7 @@ const MAX_MARKERS: usize = 40;
 
 /// Styles of the charts on a light background: Okabe and Ito's colours without the lightest one, which colour-blind readers can
 /// distinguish.
-pub const STYLE: &str = "svg text{font:12px system-ui,sans-serif;fill:#1a1a1a}svg text.title{font-size:14px;font-weight:600}\
+const STYLE: &str = "svg text{font:12px system-ui,sans-serif;fill:#1a1a1a}svg text.title{font-size:14px;font-weight:600}\
 svg text.soft{fill:#555}line.grid{stroke:#ccc;stroke-width:.6}line.mark{stroke-width:1.2;stroke-dasharray:2 3}\
 .s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8}.s0{stroke:#1a1a1a}.s1{stroke:#0072b2}.s2{stroke:#d55e00}.s3{stroke:#009e73}\
 .s4{stroke:#a8488a}.s5{stroke:#3a8fc0}.s6{stroke:#b07a00}.d1{stroke-dasharray:7 3}.d2{stroke-dasharray:2 2}\
@@ -43,7 +42,7 @@ svg text.soft{fill:#555}line.grid{stroke:#ccc;stroke-width:.6}line.mark{stroke-w
 .f3{fill:#009e73}.f4{fill:#a8488a}.f5{fill:#3a8fc0}.f6{fill:#b07a00}";
 
 /// Overrides of [`STYLE`] on a dark background.
-pub const DARK_STYLE: &str = "svg text{fill:#e8e8e4}svg text.soft{fill:#aaa}line.grid{stroke:#444}.s0{stroke:#e8e8e4}\
+const DARK_STYLE: &str = "svg text{fill:#e8e8e4}svg text.soft{fill:#aaa}line.grid{stroke:#444}.s0{stroke:#e8e8e4}\
 .s1{stroke:#56b4e9}.s2{stroke:#f0884a}.s3{stroke:#3fcf9f}.s4{stroke:#e08fc4}.s5{stroke:#8cc8ee}.s6{stroke:#e6b03a}.f0{fill:#e8e8e4}\
 .f1{fill:#56b4e9}.f2{fill:#f0884a}.f3{fill:#3fcf9f}.f4{fill:#e08fc4}.f5{fill:#8cc8ee}.f6{fill:#e6b03a}";
 
@@ -144,13 +143,6 @@ pub fn picture(chart: &Chart) -> String {
          <style>{STYLE}.back{{fill:#fff}}@media(prefers-color-scheme:dark){{{DARK_STYLE}.back{{fill:#161616}}}}</style>\
          <rect class=\"back\" width=\"100%\" height=\"100%\"/>{body}</svg>\n"
     )
-}
-
-/// Draws a chart as an element of an HTML page.
-pub fn inline(chart: &Chart) -> String {
-    let Drawing { body, height } = Drawing::new(chart);
-    let title = escape(&chart.title);
-    format!("<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">{body}</svg>")
 }
 
 /// Makes a text safe in XML and HTML: escapes marks, and replaces characters that XML does not allow.
@@ -400,7 +392,7 @@ mod tests {
     fn charts_of_anything_are_drawn_within_their_frame() {
         for scale in [Scale::Linear, Scale::Log, Scale::Counts, Scale::Time, Scale::LogTime] {
             for points in [vec![], vec![(0.0, 0.0)], vec![(1.0, 5e6), (1e9, f64::NAN)], vec![(3.0, 1e3), (5.0, 1e12)]] {
-                let drawn = inline(&chart(points, scale));
+                let drawn = picture(&chart(points, scale));
                 assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
                 let coordinates = drawn.split("x1=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
                 assert!(coordinates.map(|x| x.parse::<f64>().unwrap()).all(|x| (0.0..=WIDTH).contains(&x)));
@@ -427,7 +419,7 @@ mod tests {
     fn labels_of_ticks_end_within_the_chart() {
         for exponent in 3..10 {
             let drawn =
-                inline(&chart(vec![(10f64.powi(exponent - 2), 1e6), (10f64.powi(exponent), 1e6)], Scale::LogTime));
+                picture(&chart(vec![(10f64.powi(exponent - 2), 1e6), (10f64.powi(exponent), 1e6)], Scale::LogTime));
             let ticks = drawn.split("<text class=\"\" x=\"").skip(1);
             for tick in ticks.filter(|tick| tick.contains("text-anchor=\"middle\"")) {
                 let middle: f64 = tick.split('"').next().unwrap().parse().unwrap();
@@ -442,8 +434,8 @@ mod tests {
     fn a_label_of_several_marks_is_drawn_once() {
         let mut chart = chart(vec![(1.0, 1e6), (9.0, 1e6)], Scale::Linear);
         chart.marks.push(Mark { x: 5.0, label: "knee".into(), colour: 1 });
-        assert_eq!(inline(&chart).matches(">knee<").count(), 1);
-        assert_eq!(inline(&chart).matches("class=\"mark ").count(), 2);
+        assert_eq!(picture(&chart).matches(">knee<").count(), 1);
+        assert_eq!(picture(&chart).matches("class=\"mark ").count(), 2);
     }
 
     #[test]
@@ -463,7 +455,7 @@ mod tests {
     #[test]
     fn labels_are_escaped_and_long_ones_wrapped() {
         let mut chart = chart(vec![(1.0, 1e6)], Scale::Log);
-        let drawn = inline(&chart);
+        let drawn = picture(&chart);
         assert!(drawn.contains(">a &lt;b&gt;</text>") && !drawn.contains("<b>"), "{drawn}");
         let height = Drawing::new(&chart).height;
         chart.series[0].label = ["word"; 20].join(" ");

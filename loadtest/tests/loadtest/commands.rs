@@ -63,7 +63,7 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
     let short = "--duration 250ms --warm-up 0 --output-chars 4 --rounds 8 --warm-up-rounds 0 --concurrency 1,2 --from 16 --to 32 \
                  --refine 0";
     let mix = "--workload kind=generate,name=texts --workload kind=summarize,name=documents,prompt-chars=40";
-    let output = served.run(&format!("report @ {short} {mix} --json {} --html {}", file("a.json"), file("a.html")));
+    let output = served.run(&format!("report @ {short} {mix} --json {} --markdown {}", file("a.json"), file("a.md")));
     let progress = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{progress}");
     // a comparison of each kind; and for each model two closed loops, a search of four loads, and a run at half of the knee, which
@@ -76,7 +76,7 @@ fn a_report_measures_every_model_and_compares_models_of_each_kind() {
         "step 2 of 18: a, closed loop, 1 at a time",
         "step 4 of 18: a, search for the knee",
         "step 4 of 18: load 1, open loop, Poisson arrivals, 16.0 requests/s, for about 1 s until 20 requests have arrived",
-        &format!("wrote {}", file("a.html")),
+        &format!("wrote {}", file("a.md")),
     ] {
         assert!(progress.lines().any(|line| line == format!("weir-loadtest: {step}")), "{step}\n{progress}");
     }
@@ -117,7 +117,7 @@ fn a_mix_sends_different_workloads_to_several_models() {
     let served = serve(vec![script("writer"), reader, script("idle")]);
     let folder = tempfile::tempdir().unwrap();
     let documents = folder.path().join("set.jsonl");
-    let page = folder.path().join("page.html");
+    let page = folder.path().join("page.md");
     fs::write(&documents, "{\"text\": \"one document\"}\n{\"article\": \"and another\"}\n").unwrap();
     let texts = "--model writer --workload name=texts,weight=2,temperature=0.5";
     let summaries = format!(
@@ -125,7 +125,7 @@ fn a_mix_sends_different_workloads_to_several_models() {
         documents.display()
     );
     let load = "--requests 30 --warm-up 0 --output-chars 6 --concurrency 3 --objective ttfc=10s";
-    let report = served.report(&format!("run @ {texts} {summaries} {load} --html {}", page.display()));
+    let report = served.report(&format!("run @ {texts} {summaries} {load} --markdown {}", page.display()));
     assert_eq!(report[0]["parts"][0]["model"], "writer, reader");
     let conditions = &report[0]["conditions"];
     assert_eq!(conditions["software"], json!({ "name": "stub", "version": env!("CARGO_PKG_VERSION") }));
@@ -135,7 +135,7 @@ fn a_mix_sends_different_workloads_to_several_models() {
     assert_eq!(models[0]["dtype"], "none");
     assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
     let page = fs::read_to_string(page).unwrap();
-    for expected in ["<h2>writer, reader: closed loop", "answers of 4 tokens, of reader", "</html>"] {
+    for expected in ["## writer, reader: closed loop", "answers of 4 tokens, of reader"] {
         assert!(page.contains(expected), "{expected}");
     }
     let point = &report[0]["parts"][0]["point"];
@@ -211,11 +211,9 @@ fn an_estimate_is_compared_with_the_measured_gain() {
     assert!(stdout.contains(expected) && stdout.contains("pooled: total: the ESTIMATED gain is +"), "{stdout}");
     // a calibration that the server itself doubts is marked
     let served = serve(vec![script("plain"), pooled(3.0, 0.63)]);
-    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8 --html -");
-    let page = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"), "{page}");
-    assert!(page.contains("UNRELIABLE: the machine was busy") && page.contains("spread 63.0 %"), "{page}");
-    assert!(!Path::new("-").exists());
+    let output = served.run("compare @ --models plain,pooled --rounds 4 --output-chars 8");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.contains("UNRELIABLE: the machine was busy") && stdout.contains("spread 63.0 %"), "{stdout}");
 }
 
 /// Arrivals also depend on the measurement's index: two rates do not share a draw, and each has the promised number of requests.
@@ -286,7 +284,7 @@ fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let load = "--concurrency 4,2,3 --requests 40 --warm-up 0 --output-chars 4";
-    let line = format!("sweep @ {load} --json {} --html {}", file("a.json"), file("a.html"));
+    let line = format!("sweep @ {load} --json {} --markdown {}", file("a.json"), file("a.md"));
     let mut child = served.command(&line).spawn().unwrap();
     wait(&mut child, || served.stub.answered() >= 42);
     let gone = format!("{}: closed loop, 2 at a time: the server went away: ", served.address);
@@ -301,7 +299,7 @@ fn a_sweep_reports_what_it_measured_before_the_server_went_away_and_fails() {
     assert!(points[1]["broken_off"].as_str().unwrap().starts_with("the server went away: "), "{points}");
     assert_eq!(points[1]["tester"]["limits"], json!([]));
     assert_eq!(report[0]["missing"], json!([{ "model": "stub", "what": "closed loop, 3 at a time" }]));
-    assert!(fs::read_to_string(file("a.html")).unwrap().contains("ENDED EARLY: "));
+    assert!(fs::read_to_string(file("a.md")).unwrap().contains("ENDED EARLY: "));
     assert!(String::from_utf8(output.stdout).unwrap().contains("ENDED EARLY: "));
     // an unreachable server leaves no file
     let none = file("none.json");

@@ -12,11 +12,11 @@ fn keystrokes_are_timed_and_saved() {
     // all completions of the stub continue this text
     let text = folder.path().join("text.txt");
     fs::write(&text, "x".repeat(100)).unwrap();
-    let page = folder.path().join("page.html");
+    let page = folder.path().join("page.md");
     let served = serve(vec![script("stub")]);
     let load = "--concurrency 2 --requests 2 --warm-up 0 --objective key_p99=10s";
     let line = format!(
-        "run @ --workload kind=edit,prompt-chars=50,output-chars=12,rate=20 --prompts {} {load} --html {}",
+        "run @ --workload kind=edit,prompt-chars=50,output-chars=12,rate=20 --prompts {} {load} --markdown {}",
         text.display(),
         page.display()
     );

@@ -15,8 +15,8 @@ const FILES: [&str; 7] = [
 /// The Open Inference Protocol.
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
-/// Messages of a latency report, which are also serialized as JSON.
-const REPORTED: [&str; 14] = [
+/// Messages that are also serialized as JSON: those of a latency report, and what describes an answer.
+const SERIALIZED: [&str; 26] = [
     "ModelReport",
     "MeasuredTexts",
     "LevelUsage",
@@ -31,6 +31,18 @@ const REPORTED: [&str; 14] = [
     "KeptShares",
     "TwinGain",
     "MedianGain",
+    "Usage",
+    "Timing",
+    "Progress",
+    "Span",
+    "Hypothesis",
+    "SummaryUsage",
+    "SummaryTiming",
+    "EncoderLayer",
+    "DocumentApplied",
+    "DocumentCompletions",
+    "CompletionItem",
+    "StaleRequest",
 ];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo passes build scripts the output folder in the environment")]
@@ -46,9 +58,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut config = prost_build::Config::new();
         // The codec finds a message's descriptor by its name.
         config.enable_type_names();
-        // Reports are written as JSON next to measurements.
         let mut builder = tonic_prost_build::configure().codec_path("crate::codec::BoundedCodec");
-        for message in REPORTED {
+        for message in SERIALIZED {
             builder = builder.type_attribute(message, "#[derive(serde::Serialize)]");
         }
         builder.compile_fds_with_config(descriptors, config)?;

@@ -17,8 +17,8 @@ use weir_kernels::error::{Error, Result};
 use weir_models::contract::BoundaryMode;
 use weir_proto::v1::generate_response::Event as GenerateEvent;
 use weir_proto::v1::{
-    Choice, Constraint, Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Timing,
-    Usage, constraint::Form,
+    Choice, Constraint, Details, FinishReason, Finished, GenerateRequest, Model, Piece, Sampling, Stopping, Usage,
+    constraint::Form,
 };
 
 /// Runs the command. Fails if the checkpoint, the prompt or an option is invalid, if the server rejects the call, or if stdout
@@ -301,8 +301,13 @@ impl Printer {
             "text": self.text,
             "boundaries": boundaries,
             "reason": reason_name(end),
-            "usage": usage_json(&usage, self.text.chars().count()),
-            "timing": timing_json(&end.timing.unwrap_or_default()),
+            "usage": Usage {
+                prompt_text_chars: Some(usage.prompt_text_chars()),
+                generated_text_chars: Some(self.text.chars().count() as u64),
+                normalized_chars: Some(usage.normalized_chars()),
+                ..usage
+            },
+            "timing": end.timing.unwrap_or_default(),
         });
         if !end.levels.is_empty() {
             object["levels"] = json!(end.levels);
@@ -333,37 +338,6 @@ fn reason_name(finished: &Finished) -> String {
         FinishReason::Unspecified => "end".into(),
         reason => reason.as_str_name().trim_start_matches("FINISH_REASON_").to_lowercase(),
     }
-}
-
-fn usage_json(usage: &Usage, generated_text_chars: usize) -> Value {
-    json!({
-        "prompt_chars": usage.prompt_chars,
-        "cached_chars": usage.cached_chars,
-        "generated_chars": usage.generated_chars,
-        "prompt_text_chars": usage.prompt_text_chars(),
-        "generated_text_chars": generated_text_chars,
-        "normalized_chars": usage.normalized_chars(),
-        "prompt_segments": usage.prompt_segments,
-        "generated_segments": usage.generated_segments,
-        "shortening_factor": usage.shortening_factor,
-        "nxt_steps": usage.nxt_steps,
-        "drafted_chars": usage.drafted_chars,
-        "accepted_chars": usage.accepted_chars,
-        "forced_chars": usage.forced_chars,
-    })
-}
-
-fn timing_json(timing: &Timing) -> Value {
-    json!({
-        "queue_ns": timing.queue_ns,
-        "prefill_ns": timing.prefill_ns,
-        "time_to_first_char_ns": timing.time_to_first_char_ns,
-        "decode_ns": timing.decode_ns,
-        "total_ns": timing.total_ns,
-        "steps": timing.steps,
-        "middle_steps": timing.middle_steps,
-        "middle_ns": timing.middle_ns,
-    })
 }
 
 #[cfg(test)]

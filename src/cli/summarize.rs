@@ -30,8 +30,8 @@ use weir_kernels::error::{Error, Result, printable};
 use weir_measure::format;
 use weir_models::contract::EarlyStopping;
 use weir_proto::v1::{
-    DocumentChunk, Hypothesis, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions,
-    SummaryFinishReason, SummaryFinished, SummaryMode as WireSummaryMode, SummaryPart, SummaryUsage,
+    DocumentChunk, LongDocuments as WireLongDocuments, Sampling, Selected, Span, SummarizeOptions, SummaryFinishReason,
+    SummaryFinished, SummaryMode as WireSummaryMode, SummaryPart, SummaryUsage,
     summarize_response::Event as SummarizeEvent,
 };
 
@@ -420,51 +420,23 @@ fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> String {
 /// Formats a summary and its document as JSON.
 fn json(summary: &Summary, scores: Option<RougeScores>) -> Value {
     let finished = &summary.finished;
-    let usage = summary.usage();
-    let timing = finished.timing.clone().unwrap_or_default();
-    let hypothesis = |hypothesis: &Hypothesis| {
-        let Hypothesis { ids, score, text, logprobs } = hypothesis;
-        json!({ "ids": ids, "score": score, "text": text, "logprobs": logprobs })
-    };
-    let hypotheses: Vec<Value> = finished.hypotheses.iter().map(hypothesis).collect();
-    let best = |key: &str| hypotheses.first().map_or(Value::Null, |best| best[key].clone());
-    let layers = timing.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
-    // Each summary has a token without a step.
-    let steps = usage.summary_tokens.saturating_sub(summary.parts.len() as u64 + 1);
+    let best = finished.hypotheses.first();
     let poolings = summary.selected.iter().map(pooling);
     let mut object = json!({
-        "ids": best("ids"),
-        "score": best("score"),
-        "text": best("text"),
+        "ids": best.map(|best| &best.ids),
+        "score": best.map(|best| best.score),
+        "text": best.map(|best| &best.text),
         "reason": if finished.reason() == SummaryFinishReason::EndOfText { "end_of_text" } else { "max_tokens" },
-        "hypotheses": hypotheses,
+        "hypotheses": finished.hypotheses,
         "poolings": poolings.collect::<Vec<_>>(),
-        "usage": {
-            "document_tokens": usage.document_tokens,
-            "document_bytes": usage.document_bytes,
-            "cut": usage.cut,
-            "vectors": usage.vectors,
-            "cross_attention_bytes": usage.cross_attention_bytes,
-            "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
-            "summary_tokens": usage.summary_tokens,
-        },
-        "timing": {
-            "encode_ns": timing.encode_ns,
-            "layers": layers.collect::<Vec<_>>(),
-            "memory_ns": timing.memory_ns,
-            "decode_ns": timing.decode_ns,
-            "decode_ns_per_token": timing.decode_ns.checked_div(steps),
-            "total_ns": timing.total_ns,
-            "kept_share": timing.kept_share,
-            "cross_attention_bytes": usage.cross_attention_bytes,
-            "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
-        },
+        "usage": summary.usage(),
+        "timing": finished.timing.clone().unwrap_or_default(),
     });
     if !summary.parts.is_empty() {
         object["parts"] = summary.parts.iter().map(part).collect();
     }
     if !finished.sentences.is_empty() {
-        object["sentences"] = finished.sentences.iter().map(span).collect();
+        object["sentences"] = json!(finished.sentences);
     }
     if let Some(rouge) = scores {
         object["rouge"] = json!(rouge);
@@ -487,13 +459,8 @@ fn part(part: &SummaryPart) -> Value {
     })
 }
 
-fn span(Span { byte_start, byte_end, score }: &Span) -> Value {
-    json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score })
-}
-
 /// Formats the tokens that one pooling layer kept: in the order of the next layer, if the server sends it, and as spans of the text.
 fn pooling(Selected { layer, spans, kept, .. }: &Selected) -> Value {
-    let spans: Vec<Value> = spans.iter().map(span).collect();
     if kept.is_empty() {
         return json!({ "layer": layer, "spans": spans });
     }

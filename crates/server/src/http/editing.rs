@@ -451,50 +451,12 @@ const FORMATTED: usize = 8;
 #[derive(Serialize)]
 #[serde(remote = "Event", rename_all = "snake_case")]
 enum EventFields {
-    Applied(#[serde(with = "AppliedFields")] v1::DocumentApplied),
-    Completions(#[serde(with = "CompletionsFields")] v1::DocumentCompletions),
+    Applied(v1::DocumentApplied),
+    Completions(v1::DocumentCompletions),
     Scores(#[serde(with = "ScoresFields")] v1::DocumentScores),
-    Stale(#[serde(with = "StaleFields")] v1::StaleRequest),
+    Stale(v1::StaleRequest),
     Failed(#[serde(with = "FailureFields")] v1::EditFailure),
     Closed(#[serde(with = "ClosedFields")] v1::DocumentClosed),
-}
-
-#[derive(Serialize)]
-#[serde(remote = "v1::DocumentApplied")]
-struct AppliedFields {
-    revision: u64,
-    text_bytes: u64,
-    normalized_chars: u64,
-}
-
-#[derive(Serialize)]
-#[serde(remote = "v1::DocumentCompletions")]
-struct CompletionsFields {
-    id: u64,
-    revision: u64,
-    #[serde(serialize_with = "items")]
-    items: Vec<v1::CompletionItem>,
-    cut: bool,
-    reused_chars: u64,
-    recomputed_chars: u64,
-    distributions: u32,
-    reused_distributions: u32,
-    duration_ns: u64,
-}
-
-#[derive(Serialize)]
-#[serde(remote = "v1::CompletionItem")]
-struct ItemFields {
-    text: String,
-    logprob: f64,
-    chars: u32,
-    boundaries: Vec<u32>,
-}
-
-fn items<S: Serializer>(items: &[v1::CompletionItem], serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Item<'a>(#[serde(with = "ItemFields")] &'a v1::CompletionItem);
-    serializer.collect_seq(items.iter().map(Item))
 }
 
 #[derive(Serialize)]
@@ -540,12 +502,6 @@ fn widened<S: Serializer>(number: &Option<f32>, serializer: S) -> Result<S::Ok, 
 
 fn is_outermost(depth: &u32) -> bool {
     *depth == 0
-}
-
-#[derive(Serialize)]
-#[serde(remote = "v1::StaleRequest")]
-struct StaleFields {
-    id: u64,
 }
 
 /// A failure, without the fields that it does not have.

@@ -113,7 +113,7 @@ fn event_json(event: &Event) -> Value {
         Event::Started(v1::SummaryStarted { request_id, model, cached_tokens }) => {
             json!({ "started": { "request_id": request_id, "model": model, "cached_tokens": cached_tokens } })
         }
-        Event::Progress(progress) => json!({ "progress": progress_json(progress) }),
+        Event::Progress(progress) => json!({ "progress": progress }),
         Event::Selected(kept) => json!({ "selected": selected_json(kept) }),
         Event::Part(part) => json!({ "part": part_json(part) }),
         Event::Piece(v1::SummaryPiece { text }) => json!({ "piece": { "text": text } }),
@@ -121,24 +121,8 @@ fn event_json(event: &Event) -> Value {
     }
 }
 
-fn progress_json(progress: &v1::Progress) -> Value {
-    json!({
-        "stage": progress.stage,
-        "layer": progress.layer,
-        "tokens_read": progress.tokens_read,
-        "blocks_encoded": progress.blocks_encoded,
-        "blocks_total": progress.blocks_total,
-        "document_bytes": progress.document_bytes,
-        "cut": progress.cut,
-    })
-}
-
 fn selected_json(v1::Selected { layer, spans, tokens, .. }: &v1::Selected) -> Value {
-    json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span_json).collect::<Vec<_>>() })
-}
-
-fn span_json(v1::Span { byte_start, byte_end, score }: &v1::Span) -> Value {
-    json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score })
+    json!({ "layer": layer, "tokens": tokens, "spans": spans })
 }
 
 fn part_json(part: &v1::SummaryPart) -> Value {
@@ -164,45 +148,14 @@ pub(crate) fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Val
         v1::SummaryFinishReason::EndOfText => "end_of_text",
         _ => "max_tokens",
     };
-    let usage = finished.usage.unwrap_or_default();
-    let timing = finished.timing.clone().unwrap_or_default();
-    let hypothesis = |v1::Hypothesis { text, ids, score, logprobs }: &v1::Hypothesis| json!({ "text": text, "ids": ids, "score": score, "logprobs": logprobs });
-    let layer = |layer: &v1::EncoderLayer| json!({ "length": layer.length, "ns": layer.ns });
     let mut fields = Map::new();
     fields.insert("reason".into(), reason.into());
     fields.insert("document_id".into(), finished.document_id.clone().into());
-    fields.insert("hypotheses".into(), finished.hypotheses.iter().map(hypothesis).collect());
-    let counts = json!({
-        "document_tokens": usage.document_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "cut": usage.cut,
-        "summary_tokens": usage.summary_tokens,
-        "vectors": usage.vectors,
-        "cross_attention_bytes": usage.cross_attention_bytes,
-        "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
-        "document_bytes": usage.document_bytes,
-    });
-    fields.insert("usage".into(), counts);
-    let times = json!({
-        "queue_ns": timing.queue_ns,
-        "upload_ns": timing.upload_ns,
-        "encode_rest_ns": timing.encode_rest_ns,
-        "blocks_at_end": timing.blocks_at_end,
-        "blocks": timing.blocks,
-        "layers": timing.layers.iter().map(layer).collect::<Vec<_>>(),
-        "memory_ns": timing.memory_ns,
-        "time_to_first_token_ns": timing.time_to_first_token_ns,
-        "decode_ns": timing.decode_ns,
-        "decode_ns_per_token": timing.decode_ns_per_token,
-        "total_ns": timing.total_ns,
-        "encode_ns": timing.encode_ns,
-        "kept_share": timing.kept_share,
-        "cross_attention_bytes": timing.cross_attention_bytes,
-        "unpooled_cross_attention_bytes": timing.unpooled_cross_attention_bytes,
-    });
-    fields.insert("timing".into(), times);
+    fields.insert("hypotheses".into(), json!(finished.hypotheses));
+    fields.insert("usage".into(), json!(finished.usage.unwrap_or_default()));
+    fields.insert("timing".into(), json!(finished.timing.clone().unwrap_or_default()));
     fields.insert("parts".into(), finished.parts.iter().map(part_json).collect());
-    fields.insert("sentences".into(), finished.sentences.iter().map(span_json).collect());
+    fields.insert("sentences".into(), json!(finished.sentences));
     fields
 }
 

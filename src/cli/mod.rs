@@ -29,10 +29,9 @@ pub mod summarize;
 pub mod verify;
 
 pub use crate::cli::command::Cli;
-use crate::cli::{command::Command, output::ColorChoice};
+use crate::cli::command::Command;
 use clap::CommandFactory;
 use std::{ffi::OsString, process::ExitCode, thread};
-use weir_client::flags::{with_variable, without_empty};
 use weir_kernels::{
     error::{Error, Result, printable},
     memory,
@@ -53,8 +52,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let command = without_empty(Cli::command().color(ColorChoice::of(&arguments)));
-            let error = with_variable(error, &command);
             // If help cannot be printed, neither can an error about that.
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);

@@ -5,7 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -82,25 +82,6 @@ impl ColorChoice {
                 let no_color = env::var_os("NO_COLOR");
                 stream.is_terminal() && allows_color(no_color.as_deref(), env::var_os("TERM").as_deref())
             }
-        }
-    }
-
-    /// Returns the choice of a command line for clap's own messages, which clap prints before the line is parsed.
-    pub(super) fn of(arguments: &[OsString]) -> clap::ColorChoice {
-        let mut words = arguments.iter().skip(1);
-        let mut choice = env::var_os("WEIR_COLOR");
-        while let Some(word) = words.next() {
-            match word.to_str() {
-                Some("--") => break,
-                Some("--color") => choice = words.next().cloned(),
-                Some(word) => choice = word.strip_prefix("--color=").map(OsString::from).or(choice),
-                None => {}
-            }
-        }
-        match choice.as_deref().and_then(OsStr::to_str) {
-            Some("always") => clap::ColorChoice::Always,
-            Some("never") => clap::ColorChoice::Never,
-            _ => clap::ColorChoice::Auto,
         }
     }
 }
@@ -257,15 +238,6 @@ mod tests {
             |no_color: Option<&str>, term: Option<&str>| allows_color(no_color.map(OsStr::new), term.map(OsStr::new));
         assert!(allows(None, None) && allows(Some(""), Some("xterm")));
         assert!(!allows(Some("1"), Some("xterm")) && !allows(None, Some("dumb")));
-    }
-
-    #[test]
-    fn the_flag_is_found_before_parsing() {
-        let choice = |words: &[&str]| ColorChoice::of(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert_eq!(choice(&["weir", "segment", "--color", "always"]), clap::ColorChoice::Always);
-        assert_eq!(choice(&["weir", "--color=never", "segment"]), clap::ColorChoice::Never);
-        assert_eq!(choice(&["weir", "segment", "--", "--color=always"]), clap::ColorChoice::Auto);
-        assert_eq!(choice(&["weir", "--color"]), clap::ColorChoice::Auto);
     }
 
     #[test]

@@ -4,7 +4,6 @@
 
 use crate::cli::command::Cli;
 use crate::cli::model::IN_PROCESS_FLAGS;
-use crate::cli::output::ColorChoice;
 use crate::cli::serve::{SecretFlag, SettingSources};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource,
@@ -30,7 +29,7 @@ const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help
 /// Parses a command line and the settings file that it names. Returns clap's error for invalid arguments. For `--help`
 /// and `--version`, that error holds the text to print.
 pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
-    let command = with_old_variable(without_empty(Cli::command().color(ColorChoice::of(arguments))));
+    let command = with_old_variable(without_empty(Cli::command()));
     let mut sources = SettingSources::default();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();

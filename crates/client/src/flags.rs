@@ -1,11 +1,10 @@
 //! Flags of a command that calls a server: the API key, TLS files, and pairs of flags for a secret and the file that contains it. Also
-//! what both programs do with any command line: empty variables, and the variable behind a value.
+//! what both programs do with any command line: empty variables, and the variable behind a value in their own errors.
 
 use crate::address;
 use crate::connection::ServerEndpoint;
 use crate::tls::{ClientTls, FILE_BYTES, read_limited};
 use clap::builder::Resettable;
-use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Error, FromArgMatches, value_parser};
 use std::{fmt, path::PathBuf};
@@ -334,34 +333,6 @@ fn collect(command: &Command, matches: &ArgMatches, flags: &mut Vec<(String, Str
     {
         collect(command, matches, flags);
     }
-}
-
-/// Adds to clap's error about a value the environment variable that the value comes from.
-#[expect(clippy::disallowed_methods, reason = "clap does not say whether a wrong value came from the environment")]
-pub fn with_variable(mut error: Error, command: &Command) -> Error {
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) if !text.is_empty() => Some(text.as_str()),
-        _ => None,
-    };
-    let (Some(flag), Some(value)) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue)) else {
-        return error;
-    };
-    let long = flag.split([' ', '=', '[']).next().and_then(|flag| flag.strip_prefix("--"));
-    let variable = long.and_then(|long| variable_of(command, long));
-    if let Some(name) = variable
-        && std::env::var(&name).is_ok_and(|whole| whole.contains(value))
-    {
-        let tip = format!("the value comes from the environment variable {name}").into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
-    }
-    error
-}
-
-/// Returns the variable of a flag of a command or its subcommands.
-fn variable_of(command: &Command, long: &str) -> Option<String> {
-    let flag = command.get_arguments().find(|arg| arg.get_long() == Some(long));
-    let variable = flag.and_then(Arg::get_env).map(|name| name.display().to_string());
-    variable.or_else(|| command.get_subcommands().find_map(|command| variable_of(command, long)))
 }
 
 fn origin(arg: &Arg) -> Option<String> {

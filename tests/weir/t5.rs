@@ -548,8 +548,9 @@ fn texts_and_scores_equal_those_of_transformers() {
 const TEXT: &str = "The river runs past the mill. It turns the wheel, and the wheel turns the stone. The stone grinds corn. \
     The miller sells the flour in the town. The town lies on a hill above the river.";
 
+/// `wire/summaries.rs` checks the parts themselves.
 #[test]
-fn parts_are_summarized_until_one_is_left() {
+fn parts_are_summarized_in_this_process_and_by_a_server() {
     let model = t5_shortened(24);
     let model = model.path().to_str().unwrap();
     let folder = TempDir::new().unwrap();
@@ -562,26 +563,8 @@ fn parts_are_summarized_until_one_is_left() {
     let in_parts = |file: &str| weir_json(&[&base[..], &[file, "--long-documents", "chunk"]].concat());
     let whole = in_parts(&document);
     let parts = whole["parts"].as_array().unwrap();
-    let mut covered = 0;
     assert!(parts.iter().all(|part| part["part"].as_u64() > Some(0) && part["round_bytes"].as_u64() > Some(0)));
-    let first: Vec<&Value> = parts.iter().filter(|part| part["round"] == 1).collect();
-    assert!(first.len() > 2, "{whole}");
-    for part in &first {
-        let [start, end] = ["byte_start", "byte_end"].map(|key| part[key].as_u64().unwrap() as usize);
-        assert!(start <= covered && end > covered, "{start} {end} {covered}");
-        covered = end;
-        // a part is summarized as a document of its own
-        let own = write("part", &TEXT[start..]);
-        let alone = weir_json(&[&base[..], &[&own, "--cut"]].concat());
-        assert_eq!((&part["summary"], &part["document_tokens"]), (&alone["text"], &alone["usage"]["document_tokens"]));
-    }
-    assert_eq!(covered, TEXT.len());
-    // the last round's text is the summaries of the one before
-    let rounds = parts.last().unwrap()["round"].as_u64().unwrap();
-    let last = parts.iter().filter(|part| part["round"] == rounds).map(|part| part["summary"].as_str().unwrap());
-    let joined = write("joined", &last.collect::<Vec<_>>().join("\n"));
-    let alone = weir_json(&[&base[..], &[&joined]].concat());
-    assert_eq!((&whole["text"], &whole["usage"]["cut"]), (&alone["text"], &false.into()));
+    assert!(parts.iter().filter(|part| part["round"] == 1).count() > 2, "{whole}");
     // a document that fits has no parts
     let short = write("short", "The river runs.");
     let fits = in_parts(&short);
@@ -593,13 +576,9 @@ fn parts_are_summarized_until_one_is_left() {
     let call = ["summarize", "--server", &address, "--max-len", "4", "--min-len", "0", "--beam", "1", "--json"];
     let served = weir_json(&[&call[..], &["--file", &document, "--long-documents", "chunk"]].concat());
     assert_eq!((&served["text"], &served["parts"]), (&whole["text"], &whole["parts"]));
-    // tokens are sums over the parts and the last round
     for key in ["document_tokens", "summary_tokens", "document_bytes", "cut"] {
         assert_eq!(served["usage"][key], whole["usage"][key], "{key}");
     }
-    let tokens: u64 = parts.iter().map(|part| part["document_tokens"].as_u64().unwrap()).sum();
-    let last = alone["usage"]["document_tokens"].as_u64().unwrap();
-    assert_eq!(whole["usage"]["document_tokens"], tokens + last);
     assert_eq!(whole["usage"]["document_bytes"], TEXT.len());
     let (ok, _, message) = weir(&[&call[..9], &["--file", &document, "--long-documents", "chunk"]].concat());
     assert!(ok && message.contains("summarized part 2 of round 1"), "{message}");

@@ -2,12 +2,11 @@
 
 use super::*;
 use crate::{
-    document_model::{BLOCK, MARKS, PANIC, TOKENS, logits},
+    document_model::{BLOCK, MARKS, PANIC, TOKENS, hypotheses},
     support::t5_shortened,
     wire::{self, errors::status_of_call, overload::launch},
 };
 use tonic::IntoStreamingRequest;
-use weir::engine::beam::{BeamSearch, RowMove, SearchStep};
 use weir_proto::v1::{LongDocuments, SummarizeResponse, summarize_response::Event};
 
 impl Running {
@@ -88,19 +87,8 @@ async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<SummaryRespons
 /// Returns ids and score of the best summary, from a beam search without a server.
 fn best(text: &str, request: &Summarize, model: &DocumentModel) -> (Vec<u32>, f32) {
     let document: Vec<u32> = text.bytes().map(u32::from).chain([MARKS.end]).collect();
-    let rules = request.plan(model.card(), model.document_encoder().unwrap().limits(), 32).unwrap().rules;
-    let mut search = BeamSearch::new(rules, MARKS, 256);
-    let mut rows = vec![vec![MARKS.start]];
-    loop {
-        let row_logits: Vec<_> = rows.iter().map(|row| logits(&document, row)).collect();
-        match search.advance(row_logits.iter().map(Vec::as_slice)).unwrap() {
-            SearchStep::Done => return (search.finished()[0].tokens.clone(), search.finished()[0].score),
-            SearchStep::Continue(moves) => {
-                let grown = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
-                rows = moves.iter().map(grown).collect();
-            }
-        }
-    }
+    let best = hypotheses(&document, request, model, 32).swap_remove(0);
+    (best.tokens, best.score)
 }
 
 #[tokio::test]

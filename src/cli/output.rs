@@ -67,7 +67,7 @@ pub enum ColorChoice {
 /// The flag of the colours, which every command has.
 #[derive(Debug, clap::Args)]
 pub struct ColorArgs {
-    /// When to print colours. `auto`: on a terminal, unless NO_COLOR is set or TERM is dumb.
+    /// When to print results in colours. `auto`: on a terminal, unless NO_COLOR is set or TERM is dumb.
     #[arg(long, value_enum, value_name = "WHEN", env = "WEIR_COLOR", default_value = "auto", global = true)]
     pub(super) color: ColorChoice,
 }

@@ -129,3 +129,102 @@ async fn mixed_load_changes_no_text_and_releases_everything() {
         assert!(end < memory_halfway * 1.05 + 4.0, "memory grows: {memory_halfway} MiB, then {end}");
     }
 }
+
+const KEYS: [&str; 2] = ["key-of-the-flood-0123456789", "key-of-the-other-0123456789"];
+
+fn with_key<M>(message: M, key: &str) -> Request<M> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    request
+}
+
+/// Sends long requests of a kind, one after another, until it is aborted.
+async fn flood(channel: Channel, kind: &'static str) {
+    let text = "the city was founded by settlers from the north ".repeat(1200);
+    loop {
+        let channel = channel.clone();
+        let _refused = match kind {
+            "edit" => {
+                let open = v1::OpenDocument { text: text[..3000].into(), ..Default::default() };
+                let complete = |id: u64| v1::CompleteDocument {
+                    id,
+                    cursor_byte: 97 * id % 3000,
+                    count: Some(16),
+                    max_chars: Some(256),
+                    ..Default::default()
+                };
+                let completes = (1..=16).map(|id| v1::edit_request::Action::Complete(complete(id)));
+                let actions = std::iter::once(v1::edit_request::Action::Open(open)).chain(completes);
+                let messages = actions.map(|action| v1::EditRequest { action: Some(action) });
+                let stream = with_key(tokio_stream::iter(messages.collect::<Vec<_>>()), KEYS[0]);
+                end(v1::editing_client::EditingClient::new(channel).edit(stream).await).await
+            }
+            _ => {
+                let options = v1::CompressOptions { block_chars: Some(1000), ..Default::default() };
+                let parts = [
+                    v1::compress_request::Part::Options(options),
+                    v1::compress_request::Part::Text(text.clone().into()),
+                ];
+                let messages = parts.map(|part| v1::CompressRequest { part: Some(part) });
+                let stream = with_key(tokio_stream::iter(messages), KEYS[0]);
+                end(v1::codec_client::CodecClient::new(channel).compress(stream).await).await
+            }
+        };
+    }
+}
+
+/// Reads a response to its end.
+async fn end<M>(response: Result<tonic::Response<Streaming<M>>, Status>) -> Result<(), Status> {
+    let mut messages = response?.into_inner();
+    while messages.message().await?.is_some() {}
+    Ok(())
+}
+
+async fn started(flags: &[&str]) -> (Server, Channel) {
+    let server = Server::start(flags);
+    let channel = server.endpoint().connect().await.unwrap();
+    (server, channel)
+}
+
+/// Returns the median and the longest of times in milliseconds.
+fn summary(times: &mut [f64]) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], times[times.len() - 1])
+}
+
+/// Measures how much longer a small request takes while another tenant floods the server, next to an idle server. Prints the
+/// figures; the scheduler's tests have the bounds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_one_tenant_fails_no_request_of_another() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-english");
+    let folder = TempDir::new().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, format!("flood:{}\nother:{}\n", KEYS[0], KEYS[1])).unwrap();
+    let model = model.to_str().unwrap();
+    let flags = ["--model", model, "--api-keys", keys.to_str().unwrap(), "--calibration-milliseconds", "0"];
+    let idle = started(&flags).await;
+    let kinds = ["compress", "edit"];
+    for &kind in &kinds[..if long_runs() { kinds.len() } else { 1 }] {
+        let (_server, channel) = started(&flags).await;
+        let mut floods = JoinSet::new();
+        for _ in 0..32 {
+            floods.spawn(flood(channel.clone(), kind));
+        }
+        tokio::time::sleep(duration() / 6).await;
+        let mut times = [Vec::new(), Vec::new()];
+        let start = Instant::now();
+        while start.elapsed() < duration() / 3 {
+            for (channel, times) in [&channel, &idle.1].into_iter().zip(&mut times) {
+                let stopping = Some(Stopping { max_chars: Some(8), ..Default::default() });
+                let message = GenerateRequest { prompt: "the ".into(), stopping, ..Default::default() };
+                let began = Instant::now();
+                end(GenerationClient::new(channel.clone()).generate(with_key(message, KEYS[1])).await).await.unwrap();
+                times.push(began.elapsed().as_secs_f64() * 1e3);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let [(median, longest), (idle_median, idle_longest)] = times.each_mut().map(|times| summary(times));
+        eprintln!("{kind}: median {median:.0} ms, longest {longest:.0}; idle {idle_median:.0}, {idle_longest:.0}");
+        floods.shutdown().await;
+    }
+}

@@ -425,20 +425,53 @@ fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {
 }
 
 #[tokio::test]
-async fn both_drivers_send_a_piece_for_each_segment() {
-    for case in ["dp", "byte_vocab"] {
+async fn both_drivers_write_the_golden_texts() {
+    for case in LSLM_CASES {
+        let golden = Golden::open(&golden_data("lslm").join(case));
         let server = Served::lslm(case).await;
-        for mode in ["nxt", "predictor"] {
+        let model = Arc::clone(&server.model);
+        let mut client = server.generation();
+        let vocabulary = &model.card().vocabulary;
+        let specials = vocabulary.specials().unwrap();
+        let mut compared = 0;
+        for (prompt, mode) in ["open", "closed", "empty", "eos"].iter().flat_map(|p| [(p, "nxt"), (p, "predictor")]) {
+            let name = format!("gen.{prompt}.{mode}");
+            if !golden.has(&format!("{name}.events")) {
+                continue;
+            }
+            let prompt_ids = &golden.ids(&format!("{name}.prompt_ids"))[1..];
+            let prompt = vocabulary.decode(prompt_ids);
+            if vocabulary.encode("prompt", &prompt, usize::MAX).unwrap() != prompt_ids {
+                // The prompt ends within a code point, which text cannot express.
+                continue;
+            }
+            compared += 1;
+            let text = golden.ids(&format!("{name}.text_ids"));
+            let ends = text.last() == Some(&specials.end);
+            let request = greedy(prompt, text.len() + usize::from(ends), mode);
+            let answer = read(client.generate(request.clone()).await.unwrap().into_inner()).await.unwrap();
+            assert_eq!(answer.text(), vocabulary.decode(&text), "{case} {name}");
+            let reason = if ends { FinishReason::EndOfText } else { FinishReason::MaxChars };
+            assert_eq!(answer.finished.reason(), reason, "{case} {name}");
+            let usage = answer.finished.usage.unwrap();
+            let events = golden.ids(&format!("{name}.events"));
+            let nxt = events.iter().filter(|&&event| event == specials.segment_end).count();
+            assert_eq!(usage.nxt_steps, nxt as u64, "{case} {name}");
+            assert_eq!(usage.generated_chars as usize, text.len() - usize::from(ends));
+            // Both drivers send one piece per segment.
             let details = Some(v1::Details { boundaries: Some(true), ..Default::default() });
             let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
-            let request = v1::GenerateRequest { stream, details, ..greedy("the server ".into(), 40, mode) };
-            let answer = server.answer(request).await.unwrap();
+            let request = v1::GenerateRequest { stream, details, ..request };
+            let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
+            let z = golden.ids(&format!("{name}.z"));
+            let closed = z[1 + prompt_ids.len()..].iter().filter(|&&z| z == 1).count();
             let characters: Vec<_> = answer.pieces.iter().flat_map(|piece| &piece.characters).collect();
-            let closed = characters.iter().filter(|character| character.boundary()).count();
-            assert!((1..=closed + 1).contains(&answer.pieces.len()), "{case} {mode}");
-            let marked = characters.iter().filter(|character| character.nxt_logprob.is_some()).count();
-            assert_eq!(marked, if mode == "nxt" { closed } else { 0 }, "{case} {mode}");
+            assert_eq!(characters.iter().filter(|c| c.boundary()).count(), closed, "{case} {name}");
+            assert!(answer.pieces.len() <= closed + 1, "{case} {name}");
+            let marked = characters.iter().filter(|c| c.nxt_logprob.is_some()).count();
+            assert_eq!(marked, if mode == "nxt" { closed } else { 0 }, "{case} {name}");
         }
+        assert!(compared >= 4, "{case}");
     }
 }
 

@@ -888,8 +888,8 @@ fn scan(json: &mut Cow<'_, [u8]>) -> Option<usize> {
     unpaired
 }
 
-/// Returns the digits of a number that is whole and not written with digits only. One with an exponent counts up to 2^53, so that it has
-/// at most 16 digits.
+/// Returns the digits of a number that is whole and not written with digits only. One with an exponent counts up to 10^9, so that no text
+/// grows much.
 fn whole_number(number: &[u8]) -> Option<Cow<'_, str>> {
     let point = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
     match number.get(point..)? {
@@ -897,10 +897,11 @@ fn whole_number(number: &[u8]) -> Option<Cow<'_, str>> {
         [b'.', zeros @ ..] if !zeros.is_empty() && zeros.iter().all(|digit| *digit == b'0') => {
             std::str::from_utf8(&number[..point]).ok().map(Cow::Borrowed)
         }
-        _ => {
+        rest if rest.iter().any(|byte| b"eE".contains(byte)) => {
             let value: f64 = serde_json::from_slice(number).ok()?;
-            (value.fract() == 0.0 && value <= 2_f64.powi(53)).then(|| Cow::Owned(format!("{value}")))
+            (value.fract() == 0.0 && value <= 1e9).then(|| Cow::Owned(format!("{value}")))
         }
+        _ => None,
     }
 }
 
@@ -1603,10 +1604,10 @@ mod tests {
     fn whole_numbers_may_have_a_fraction() {
         for (json, scanned) in [
             (r#"{"a": 10.0, "b": [1.00,-3.0]}"#, r#"{"a": 10  , "b": [1   ,-3  ]}"#),
-            (r#"{"a": 2e0, "b": [-20e-1,1.0E+3, 1e15]}"#, r#"{"a": 2  , "b": [-2    ,1000  , 1000000000000000]}"#),
+            (r#"{"a": 2e0, "b": [-20e-1,1.0E+3, 1e9]}"#, r#"{"a": 2  , "b": [-2    ,1000  , 1000000000]}"#),
             (
-                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e16, 1e999, "1.0", "\\", "\"1.0"]"#,
-                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e16, 1e999, "1.0", "\\", "\"1.0"]"#,
+                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e10, 1e999, 1.00000000000000001, "1.0", "\\", "\"1.0"]"#,
+                r#"[1.05, 1e-1, 1e3.0, 1.0.0, .0, 10., 1e, 01e1, 1e10, 1e999, 1.00000000000000001, "1.0", "\\", "\"1.0"]"#,
             ),
             ("1.0", "1  "),
             (r#""1.0"#, r#""1.0"#),

@@ -36,7 +36,7 @@ const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 /// of the caches.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The age up to which [`Metrics::render_load`] returns its last text: strangers who scrape in a loop cost less than a twentieth of a core.
+/// The age up to which [`Metrics::render_load`] returns its last text: rendering takes little, however often strangers scrape.
 const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The labels that series of this file have, and those that Prometheus reserves.

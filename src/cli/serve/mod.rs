@@ -138,7 +138,9 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
     }
     // Before other threads start, because a thread keeps its heap.
     memory::return_large_blocks();
-    check_threads()?;
+    if !args.check_config {
+        check_threads()?;
+    }
     let writer = LogWriter::start();
     let result = args.validate(&writer, color, checks).and_then(|settings| {
         if args.check_config {
@@ -153,17 +155,20 @@ pub fn run(args: Args, sources: SettingSources, color: ColorChoice) -> Result<()
     result
 }
 
-/// Fails if the process may not start the threads that every server has: two for each core, and a few for the log, signals and a model.
+/// Fails if the process may not start the threads that every server has beside those of its models: one for each core, and a few for
+/// the log, signals and loading.
 fn check_threads() -> Result<()> {
-    let count = 2 * thread::available_parallelism().map_or(1, usize::from) + 6;
+    let count = thread::available_parallelism().map_or(1, usize::from) + 6;
     let gate = Mutex::new(());
     let held = lock(&gate);
     thread::scope(|scope| {
         for started in 0..count {
             if let Err(error) = thread::Builder::new().spawn_scoped(scope, || drop(lock(&gate))) {
                 drop(held);
-                let found = format!("{started} ({error}; see `ulimit -u` and the container's limit of processes)");
-                return Err(Error::Setting(format!("threads: expected at least {count}, found {found}")));
+                return Err(Error::Setting(format!(
+                    "the process may start only {started} of the {count} threads that a server needs beside `--threads` ({error}; see \
+                     `ulimit -u` and the container's limit of processes)"
+                )));
             }
         }
         drop(held);

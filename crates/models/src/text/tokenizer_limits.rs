@@ -2,9 +2,9 @@
 //! template or a decoder may multiply text, a character map may have false lengths, and WordPiece takes the square of a word's
 //! length.
 
-use crate::text::VocabularyError;
+use crate::text::{VocabularyError, vocabulary::MAX_SYMBOLS};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::VecDeque;
 
 /// Maximum stages of one part of the file.
@@ -19,7 +19,10 @@ const MAX_TEMPLATE_TOKENS: usize = 64;
 /// Maximum bytes of a unigram piece. Time per character grows with the longest.
 const MAX_UNIGRAM_PIECE: usize = 1024;
 
-/// Maximum bytes of a text that a stage replaces or splits at. The library compiles it to a regular expression.
+/// Maximum merges for each piece of the vocabulary. Published files have two.
+const MAX_MERGES: usize = 16;
+
+/// Maximum bytes of a text that a stage replaces or splits at, and of an added token. The library compiles them to regular expressions.
 const MAX_PATTERN_TEXT: usize = 1024;
 
 /// Maximum bytes of a character map.
@@ -45,6 +48,7 @@ pub(super) struct Growth {
 impl Growth {
     /// Checks the parts of a `tokenizer.json` and returns their growth. The error names the stage that multiplies text too often.
     pub(super) fn read(json: &Value) -> Result<Self, VocabularyError> {
+        check_counts(json)?;
         let [normalizer, pre_tokenizer, decoder] =
             [("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")].map(
                 |(part, members)| {
@@ -58,6 +62,30 @@ impl Growth {
     /// Bytes that normaliser and pre-tokenizer make of one byte.
     pub(super) fn encoding(self) -> usize {
         self.normalizer * self.pre_tokenizer
+    }
+}
+
+/// Checks the numbers of pieces, merges and added tokens, for which the library takes memory.
+fn check_counts(json: &Value) -> Result<(), VocabularyError> {
+    let count = |list: &Value| list.as_array().map(Vec::len).or(list.as_object().map(Map::len)).unwrap_or(0);
+    let pieces = count(&json["model"]["vocab"]);
+    for (key, found, limit) in [
+        ("model.vocab", pieces, MAX_SYMBOLS),
+        ("model.merges", count(&json["model"]["merges"]), MAX_MERGES * pieces),
+        ("added_tokens", count(&json["added_tokens"]), MAX_SYMBOLS),
+    ] {
+        if found > limit {
+            return Err(VocabularyError::new(key, format!("at most {limit}"), found.to_string()));
+        }
+    }
+    let tokens = json["added_tokens"].as_array().into_iter().flatten();
+    let mut lengths = tokens.map(|token| token["content"].as_str().map_or(0, str::len)).enumerate();
+    match lengths.find(|(_, bytes)| *bytes > MAX_PATTERN_TEXT) {
+        None => Ok(()),
+        Some((index, bytes)) => {
+            let key = format!("added_tokens[{index}].content");
+            Err(VocabularyError::new(key, format!("at most {MAX_PATTERN_TEXT} bytes"), format!("{bytes} bytes")))
+        }
     }
 }
 
@@ -218,6 +246,16 @@ mod tests {
 
     fn wrong_key(json: &Value) -> Option<String> {
         Growth::read(json).err().map(|error| error.key)
+    }
+
+    #[test]
+    fn counts_without_use_are_named() {
+        let merges = |count| json!({ "model": { "vocab": { "a": 0, "b": 1 }, "merges": vec![["a", "b"]; count] } });
+        assert_eq!(wrong_key(&merges(32)), None);
+        assert_eq!(wrong_key(&merges(33)).as_deref(), Some("model.merges"));
+        let token = |bytes| json!({ "added_tokens": [{ "content": "a" }, { "content": "b".repeat(bytes) }] });
+        assert_eq!(wrong_key(&token(1024)), None);
+        assert_eq!(wrong_key(&token(1025)).as_deref(), Some("added_tokens[1].content"));
     }
 
     #[test]

@@ -155,11 +155,12 @@ impl RowTable {
         Ok(())
     }
 
-    /// Passes at most `count` rows, evenly spaced over the table, to `take`, as they are stored. Fails if the file cannot be read.
+    /// Passes `count` rows, or all of a smaller table, to `take`, as they are stored: evenly spaced. Fails if the file cannot be read.
     pub(crate) fn sample(&self, count: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut bytes = vec![0; self.row_bytes()];
-        for row in (0..self.rows).step_by(self.rows.div_ceil(count).max(1)) {
-            self.read_bytes(row, &mut bytes)?;
+        let count = count.min(self.rows);
+        for index in 0..count {
+            self.read_bytes(index * self.rows / count, &mut bytes)?;
             take(&bytes);
         }
         Ok(())
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn a_sample_is_spread_over_the_table() {
         let (_file, table) = table();
-        for (count, expected) in [(1, vec![0]), (2, vec![0, 2]), (3, vec![0, 1, 2]), (9, vec![0, 1, 2])] {
+        for (count, expected) in [(1, vec![0]), (2, vec![0, 1]), (3, vec![0, 1, 2]), (9, vec![0, 1, 2])] {
             let mut sampled = Vec::new();
             table.sample(count, &mut |row| sampled.push(row.to_vec())).unwrap();
             let mut bytes = Vec::new();

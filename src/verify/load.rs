@@ -25,8 +25,8 @@ pub fn load(source: &CheckpointSource) -> Result<Box<dyn Reference>> {
     load_for(source, Dtype::F32)
 }
 
-/// Loads the reference of a model in a number format, as [`load`] does. That of a Byte Latent Transformer multiplies with the rounded
-/// weights: deviations grow more than a hundredfold in random ones, so that a format's rounding would hide errors.
+/// Loads the reference of a model in a number format, as [`load`] does. The reference of a Byte Latent Transformer multiplies with the
+/// weights as that format stores them: random ones amplify rounding some thirtyfold, which would hide errors.
 pub fn load_for(source: &CheckpointSource, dtype: Dtype) -> Result<Box<dyn Reference>> {
     let checkpoint = Checkpoint::read(source, load, dtype)?;
     match FAMILIES.iter().find(|(name, _)| *name == checkpoint.config.family) {

@@ -79,7 +79,7 @@ def made(scratch, seed, text):
     model(torch.tensor([text]), use_cache=False)
     hook.remove()
     logs = torch.log_softmax(logits[0][0].double(), -1)
-    entropies = -(logs.exp() * logs).sum(-1).sort().values
+    entropies = (logs.exp() * -logs).sum(-1).sort().values
     place = int(len(text) * (1 - SHARE))
     # in the widest of the gaps around
     gap = max(range(place - 10, place + 10), key=lambda at: entropies[at + 1] - entropies[at])

@@ -209,6 +209,13 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(
             'python benches/against_llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
         ),
+        Elsewhere("pip install -r benches/against_transformers-requirements.txt", "it installs PyTorch"),
+        Elsewhere("python benches/against_transformers.py --weir target/release/weir --context 512", "it needs PyTorch"),
+        Elsewhere("weir init --config models/shapes/blt-1b.json --dtype int8 blt-1b", "it writes gigabytes"),
+        Elsewhere(
+            "weir bench decode --model blt-1b --dtype int8 --batch 1,8 --context 64 --steps 150 --boundary-threshold 3.4",
+            "it needs a model of gigabytes",
+        ),
         Elsewhere("weir init --config models/shapes/pyramidion-124m.json pyramidion", "it writes half a gigabyte"),
         Elsewhere("weir init --config models/shapes/blockwise-124m.json blockwise", "it writes half a gigabyte"),
         bench(

@@ -287,7 +287,7 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
 /// Rows that vectors multiply together.
 pub(super) const VECTOR_ROWS: usize = 3;
 
-/// Rows that vectors multiply with keys together if there are 32 of them.
+/// Rows that vectors multiply with keys together on processors with 32 vector registers.
 const MAX_VECTOR_ROWS: usize = 8;
 
 /// Storage format of keys, values and distances.

@@ -577,7 +577,7 @@ pub(super) struct Work {
     pub(super) distances: Vec<Products>,
     /// The upper and the lower bytes of each row's weights of a span as integers: (rows, [`SPAN`]) each.
     pub(super) weights: [WeightBytes; 2],
-    /// Those of a run's rows, one after another.
+    /// Copies of the weights of a run's rows without gaps between the rows, as tiles load them.
     pub(super) run_weights: [WeightBytes; 2],
     /// The unit of each row's integer weights.
     pub(super) units: [f32; ROW_TILE],

@@ -115,8 +115,8 @@ pub(crate) trait Simd: Copy {
     /// Returns the form in which [`dot_weights`](Self::dot_weights) takes four weights of 15 bits, from their upper and their lower
     /// bytes.
     fn splat_weights(self, upper: [u8; 4], lower: [u8; 4]) -> [Self::I; 2];
-    /// Adds the products of four weights with the four bytes of each lane to the sums, of which the first counts 256 times, modulo
-    /// 2^32.
+    /// Adds the products of four weights with the four bytes of each lane, modulo 2^32. The total is 256 times the first sum plus the
+    /// second.
     fn dot_weights(self, weights: [Self::I; 2], bytes: Self::I, sums: [Self::I; 2]) -> [Self::I; 2];
     /// Prefetches a cache line into the nearest cache. Any address is allowed.
     fn prefetch_near(self, address: *const u8);

@@ -185,7 +185,7 @@ pub struct Args {
     speculate: Option<Speculation>,
     #[command(flatten)]
     constraint: ConstraintArgs,
-    /// End a complete text once the model prefers characters that are not allowed, if it has no end mark. Default: with `--choice` and
+    /// With a model without an end mark: end a complete text once it prefers characters that are not allowed. Default: with `--choice` and
     /// JSON.
     #[arg(long, value_name = "true|false", env = "WEIR_END_WHEN_COMPLETE", requires = "constraint")]
     end_when_complete: Option<bool>,

@@ -32,7 +32,7 @@ const REST: Duration = Duration::from_millis(500);
 /// Maximum bytes of a document that is checked.
 const MAX_CHECKED_BYTES: usize = 256 << 10;
 
-/// Maximum bytes of a piece: a change lets its piece be checked again.
+/// Maximum bytes of a piece: a change lets its piece be checked again, and seldom others.
 pub(super) const PIECE_BYTES: usize = 4 << 10;
 
 /// Maximum hints of a document.
@@ -222,7 +222,10 @@ impl Checks {
             start += piece.bytes;
         }
         hints.truncate(MAX_HINTS);
-        self.checked.insert(uri.clone(), pieces);
+        // After a failure the next check skips what earlier ones found.
+        if !pieces.is_empty() {
+            self.checked.insert(uri.clone(), pieces);
+        }
         let has_hints = !hints.is_empty();
         // The hints of an earlier text stay until there are others, or surely none.
         let had_hints = if has_hints { !self.hinted.insert(uri.clone()) } else { is_last && self.hinted.remove(&uri) };
@@ -258,16 +261,41 @@ impl CheckReport {
     }
 }
 
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Cuts a text into pieces of at most `limit` bytes. In the second half of each, the line with the smallest hash is the last one, so that
+/// a change moves few of the later cuts.
+fn pieces_by_content(text: &str, limit: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let most = pieces(rest, limit).next()?;
+        let mut end = 0;
+        let lines = most.split_inclusive('\n').map(|line| {
+            end += line.len();
+            (end, line)
+        });
+        let last =
+            lines.filter(|(end, line)| *end >= limit / 2 && line.ends_with('\n')).min_by_key(|(_, line)| hash(line));
+        let is_whole = most.len() == rest.len();
+        let end = last.filter(|_| !is_whole).map_or(most.len(), |(end, _)| end);
+        let (piece, after) = rest.split_at(end);
+        rest = after;
+        Some(piece)
+    })
+}
+
 /// Cuts a text into pieces of at most `limit` bytes. Those that equal a `known` one have its words.
 fn cut(text: &str, limit: usize, known: &[Piece]) -> Vec<Piece> {
     let piece = |text: &str| {
-        let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
-        let hash = hasher.finish();
+        let hash = hash(text);
         let same = known.iter().find(|other| (other.hash, other.bytes) == (hash, text.len()));
         Piece { bytes: text.len(), hash, words: same.and_then(|same| same.words.clone()) }
     };
-    pieces(text, limit).map(piece).collect()
+    pieces_by_content(text, limit).map(piece).collect()
 }
 
 /// Checks the pieces of a text whose words are unknown. Sends what is known to `report` after each but the last.
@@ -279,7 +307,7 @@ async fn check(
     report: &CheckReport,
 ) -> Result<Vec<Piece>> {
     let mut unknown = cut.iter().filter(|piece| piece.words.is_none()).count();
-    for (index, text) in pieces(text, options.piece_bytes).enumerate() {
+    for (index, text) in pieces_by_content(text, options.piece_bytes).enumerate() {
         let Some(piece) = cut.get_mut(index).filter(|piece| piece.words.is_none()) else { continue };
         // A text without words may have nothing that the model can read.
         let found = if text.trim().is_empty() { Vec::new() } else { misspelt_words(client, options, text).await? };
@@ -407,18 +435,20 @@ mod tests {
         assert_eq!((fixes.as_array().unwrap().len(), &fixes[1]["diagnostics"][0]["range"]), (2, &hint["range"]));
     }
 
-    /// A change of a line leaves the pieces before and after it known, because pieces end with lines.
+    /// Cuts follow the text: lines that come or go move few of the later ones.
     #[test]
     fn a_change_leaves_other_pieces_known() {
-        let mut lines = ["in the goverment of the city\n"; 40].concat();
-        let mut known = cut(&lines, 100, &[]);
-        assert!(known.len() > 10 && known.iter().all(|piece| piece.words.is_none()), "{known:?}");
+        let lines: Vec<_> = (0..200).map(|line| format!("line {line} of the goverment\n")).collect();
+        let text = lines.concat();
+        let mut known = cut(&text, 400, &[]);
+        assert!(known.len() > 10 && known.iter().all(|piece| piece.words.is_none() && piece.bytes <= 400), "{known:?}");
+        assert_eq!(known.iter().map(|piece| piece.bytes).sum::<usize>(), text.len());
         known.iter_mut().for_each(|piece| piece.words = Some(vec![goverment()]));
-        assert!(cut(&lines, 100, &known).iter().all(|piece| piece.words.is_some()));
-        lines.insert_str(600, "new ");
-        let changed = cut(&lines, 100, &known);
-        let unknown = changed.iter().filter(|piece| piece.words.is_none()).count();
-        assert_eq!((unknown, changed.len()), (1, known.len()));
+        let unknown = |text: &str| cut(text, 400, &known).iter().filter(|piece| piece.words.is_none()).count();
+        assert_eq!(unknown(&text), 0);
+        for changed in [format!("a new line\n{text}"), lines[1..].concat(), text.replace("line 7 ", "the line 7 ")] {
+            assert!((1..=5).contains(&unknown(&changed)), "{}", unknown(&changed));
+        }
     }
 
     #[test]

@@ -82,7 +82,11 @@ impl ConstraintPlan {
 const PROMPT: &str = "the history of the city ";
 
 /// Runs a plan on a model. Fails if a request fails.
-pub(crate) fn measure(model: &Arc<dyn Model>, plan: ConstraintPlan, machine: &Machine) -> Result<ConstraintMeasurement> {
+pub(crate) fn measure(
+    model: &Arc<dyn Model>,
+    plan: ConstraintPlan,
+    machine: &Machine,
+) -> Result<ConstraintMeasurement> {
     let limits = Limits { rows: plan.batch, calibration: Duration::ZERO, cache_bytes: 0, ..Limits::default() };
     let engine = Handle::start(Arc::clone(model), limits)?;
     let mask = engine.compile(&Constraint::Regex(MASK.into()))?;

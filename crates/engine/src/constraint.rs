@@ -56,8 +56,8 @@ const MAX_RULES: usize = 1000;
 /// Bytes of the stack on which a parser is made: 256 kB for each rule. Pages that are not touched take no memory.
 const PARSER_STACK: usize = 256 << 20;
 
-/// Time in which a parser is made.
-const COMPILE_TIME: Duration = Duration::from_secs(1);
+/// Time in which a parser is made. Unoptimised programs are slower.
+const COMPILE_TIME: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
 
 /// Maximum parsers that are made for a model at a time, with those that nobody waits for any more.
 const MAX_COMPILING: usize = 8;
@@ -311,6 +311,7 @@ fn on_large_stack<T: Send + 'static>(
     symbols: &Arc<Symbols>,
     work: impl FnOnce(&Symbols) -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    symbols.factory()?;
     let compiling = Arc::clone(&symbols.compiling);
     if Arc::strong_count(&compiling) > MAX_COMPILING {
         let what = "grammars that are compiled";
@@ -435,8 +436,10 @@ impl CompiledConstraint {
             Rules::Pattern(pattern) => pattern.bytes() + CACHE_BYTES,
             Rules::Grammar(_) => PARSER_BYTES,
         };
-        let texts = match constraint {
-            Constraint::Choice(texts) => spell_choice(texts, vocabulary, &symbols.trie),
+        let texts = match (constraint, &rules) {
+            (Constraint::Choice(texts), Rules::Pattern(pattern)) => {
+                spell_choice(texts, vocabulary, &symbols.trie, pattern)
+            }
             _ => Arc::default(),
         };
         Ok(Self {
@@ -458,6 +461,15 @@ impl CompiledConstraint {
     /// Returns the maximum bytes that a text needs for it.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns the number of symbols of texts that a choice tries, at most.
+    pub(crate) fn tried_symbols(&self) -> usize {
+        match self.texts.len() {
+            0 | 1 => 0,
+            // a text's last symbol is never fed
+            _ => self.texts.iter().map(|text| text.len().saturating_sub(1)).sum(),
+        }
     }
 
     /// Returns true if a text that is complete ends, unless a request says otherwise.
@@ -490,9 +502,10 @@ impl CompiledConstraint {
     }
 }
 
-/// Returns the texts of a choice in symbols, sorted, without those that the vocabulary cannot write. A text of tokens is spelled as the
-/// tokenizer does it, unless that changes the text.
-fn spell_choice(texts: &[String], vocabulary: &Vocabulary, trie: &SymbolTrie) -> ChoiceTexts {
+/// Returns the texts of a choice in symbols, sorted, without those that the automaton does not take because the vocabulary cannot write
+/// them. A text of tokens is spelled as the tokenizer does it, unless that changes the text. None if a text has no spelling: the masks
+/// alone then lead to it.
+fn spell_choice(texts: &[String], vocabulary: &Vocabulary, trie: &SymbolTrie, pattern: &Arc<Pattern>) -> ChoiceTexts {
     let spell = |text: &String| {
         let is_text = |symbols: &Vec<u32>| {
             let bytes = symbols.iter().flat_map(|symbol| trie.bytes(*symbol)).copied();
@@ -501,7 +514,9 @@ fn spell_choice(texts: &[String], vocabulary: &Vocabulary, trie: &SymbolTrie) ->
         let own = vocabulary.encode_exactly("constraint.choice", text).ok().filter(is_text);
         own.or_else(|| Some(trie.split(text.as_bytes())).filter(is_text))
     };
-    let mut spelled: Vec<Vec<u32>> = texts.iter().filter_map(spell).collect();
+    let mut matcher = PatternMatcher::new(Arc::clone(pattern), false);
+    let possible = texts.iter().filter(|text| matcher.begins_with(text.as_bytes()));
+    let mut spelled: Vec<Vec<u32>> = possible.map(spell).collect::<Option<_>>().unwrap_or_default();
     spelled.sort_unstable();
     spelled.dedup();
     spelled.into()
@@ -555,13 +570,18 @@ fn count_schemas(schema: &Value) -> usize {
 fn check_least_properties(field: &'static str, schema: &Value) -> Result<()> {
     match schema {
         Value::Object(members) => {
-            let named = members.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
-            if let Some(least) = members.get("minProperties").and_then(Value::as_u64).filter(|least| *least > named + 1)
-            {
+            let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
+            let named = required.filter_map(Value::as_str).collect::<HashSet<_>>().len() as u64;
+            let has_others = members.get("additionalProperties") != Some(&Value::Bool(false))
+                || members.contains_key("patternProperties");
+            let least = members.get("minProperties").and_then(Value::as_u64);
+            if let Some(least) = least.filter(|least| has_others && *least > named + 1) {
                 let bound = format!("minProperties of at most {}, one more than the required properties", named + 1);
                 return Err(Error::bad_option(field, least.to_string(), bound));
             }
-            members.values().try_for_each(|member| check_least_properties(field, member))
+            let is_schema = |key: &String| !["const", "enum", "default", "examples"].contains(&key.as_str());
+            let mut schemas = members.iter().filter(|(key, _)| is_schema(key));
+            schemas.try_for_each(|(_, member)| check_least_properties(field, member))
         }
         Value::Array(elements) => elements.iter().try_for_each(|element| check_least_properties(field, element)),
         _ => Ok(()),
@@ -757,6 +777,11 @@ impl ConstraintMatcher {
         is_open.then(|| Arc::clone(&self.compiled.texts))
     }
 
+    /// Returns the number of symbols of texts that are tried before one is drawn, at most.
+    pub(crate) fn tried_symbols(&self) -> usize {
+        self.compiled.tried_symbols()
+    }
+
     /// Lets only the text of this index follow. Fails as [`update`](Self::update) does.
     pub(crate) fn choose(&mut self, index: usize) -> Result<()> {
         self.chosen = Some(index);
@@ -799,7 +824,9 @@ impl ConstraintMatcher {
 
     /// Does the same, or leaves it to [`catch_up`](Self::catch_up) if it takes longer than microseconds. Returns true if it is done.
     pub(crate) fn update_if_quick(&mut self) -> Result<bool> {
-        self.is_behind = self.compiled.symbols.trie.is_large();
+        let trie = &self.compiled.symbols.trie;
+        // a text with one spelling has forced symbols, which are wanted at once
+        self.is_behind = trie.is_large() && !trie.is_spelled_out;
         if self.is_behind { Ok(false) } else { self.update().map(|()| true) }
     }
 
@@ -1217,6 +1244,7 @@ mod tests {
             (r#"{"properties": {"a": {"type": "null"}}, "type": "object"}"#, r#"{"b": 1}"#, true),
             (r#"{"properties": {"a": {"type": "null"}}, "type": "object"}"#, r#"{"\u0061": 1}"#, false),
             (r#"{"minProperties": 1, "type": "object"}"#, "{}", false),
+            (r#"{"const": {"minProperties": 5}}"#, r#"{"minProperties": 5}"#, true),
             (r#"{"minProperties": 1, "type": "object"}"#, r#"{"a": 1}"#, true),
             (r#"{"type": "integer"}"#, "1", true),
             (r#"{"type": "integer"}"#, "1.1", false),

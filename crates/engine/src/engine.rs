@@ -364,6 +364,11 @@ fn open_session(job: Job, model: &dyn Model, limits: &Limits) -> Result<Session>
     // Two pairs of fields, for too much work and for too much memory: the first is to blame by itself, the second together with
     // the text.
     let (work_fields, memory_fields) = match &job {
+        Job::Generate(Generate { constraint: Some(constraint), stopping, .. })
+            if constraint.tried_symbols() > stopping.max_chars =>
+        {
+            (["prompt", "constraint.choice"], ["prompt", "constraint.choice"])
+        }
         Job::Generate(_) => (["prompt", "stopping.max_chars"], ["prompt", "stopping.max_chars"]),
         Job::Score(request) if request.windows.is_some() => (["text", "windows.stride"], ["windows.length"; 2]),
         Job::Score(_) => (["text"; 2], ["text"; 2]),

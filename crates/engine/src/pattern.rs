@@ -522,6 +522,12 @@ impl PatternMatcher {
         }
     }
 
+    /// Follows another text. Returns true if a text that begins so matches.
+    pub(crate) fn begins_with(&mut self, text: &[u8]) -> bool {
+        self.restart(text);
+        self.text.len() == text.len()
+    }
+
     /// Takes the bytes of the next symbol. Returns false if no text that begins so matches.
     pub(crate) fn consume(&mut self, bytes: &[u8]) -> bool {
         let drops_space = std::mem::take(&mut self.drops_space);

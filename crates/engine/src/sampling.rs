@@ -98,8 +98,12 @@ impl Sampler {
     /// Returns ln p of each symbol (vocab) after `text`, which follows what was generated, from the logits there, with bias and penalties
     /// and without constraint and bans.
     pub fn log_probabilities(&self, text: &[u32], logits: &[f32]) -> Vec<f64> {
-        let mut sampler = Self { allowed: None, banned: Vec::new(), ..self.clone() };
-        text.iter().for_each(|&symbol| sampler.see(symbol));
+        let mut sampler = Self::new(self.sampling.clone(), 0);
+        if !(self.seen.is_empty() && self.counts.is_empty()) {
+            sampler.seen.clone_from(&self.seen);
+            sampler.counts.clone_from(&self.counts);
+            text.iter().for_each(|&symbol| sampler.see(symbol));
+        }
         sampler.adjust(logits);
         let mut weights = sampler.weights;
         let peak = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -239,11 +243,6 @@ fn argmax(values: &[f64]) -> Option<usize> {
 // alone. So the row is fed each text in turn and goes back to the state before; then one number draws a text by the probabilities of
 // all its symbols, which are those that the model gives when it scores the text there. The draw depends on (seed, position) and on the
 // texts, not on their order.
-
-/// Returns the number of symbols that are fed to compute the probabilities of texts, at most: a text's last symbol is never fed.
-pub(crate) fn tried_symbols(texts: &[Vec<u32>]) -> usize {
-    if texts.len() < 2 { 0 } else { texts.iter().map(|text| text.len().saturating_sub(1)).sum() }
-}
 
 /// The probabilities of texts, while they are computed.
 pub(crate) struct ChoiceScores {

@@ -12,7 +12,7 @@ use crate::{
     options::{
         Details, EmittedSymbol, ExactLogprob, FinishReason, Generate, Sampling, Score, Stopping, WindowOptions, bad,
     },
-    sampling::{ChoiceScores, LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText, tried_symbols},
+    sampling::{ChoiceScores, LogprobOptions, Sampler, StopMatcher, SymbolLogprobs, TokenText},
     score::{ScoringWindow, max_fed_symbols, window},
     speculation::{DraftBudget, Drafter, GuessRates, MAX_DRAFT, Speculation},
     text_window::{ForkedText, TextView, TextWindow},
@@ -186,8 +186,7 @@ impl Session {
     pub fn max_work(&self) -> usize {
         let appends = self.generation.is_some() || self.distributions.is_some();
         let constraint = self.generation.as_ref().and_then(|generation| generation.constraint.as_ref());
-        let texts = constraint.and_then(|constraint| constraint.open_choice());
-        let tried = texts.map_or(0, |texts| tried_symbols(&texts));
+        let tried = constraint.map_or(0, |constraint| constraint.tried_symbols());
         if appends { self.max_symbols.saturating_add(tried) } else { self.prompt.work() }
     }
 
@@ -1042,7 +1041,8 @@ impl Generator {
         }
         if !self.has_room(position) {
             self.flush(output);
-            return Ok(Some(FinishReason::MaxChars));
+            let is_form = self.constraint.as_ref().is_some_and(|constraint| constraint.accepts());
+            return Ok(Some(if is_form { FinishReason::Constraint } else { FinishReason::MaxChars }));
         }
         let symbol = self.choose(logits, position, opens_segment)?;
         if self.control.is_some_and(|control| symbol == control.specials.segment_end) {

@@ -254,7 +254,7 @@ struct CharacterLists {
     boundaries: Vec<Value>,
     boundary_probabilities: Vec<Value>,
     chunk_depths: Vec<Value>,
-    /// Empty unless the text must have a form.
+    /// Null unless the text must have a form.
     constraint_masses: Vec<Value>,
 }
 
@@ -378,9 +378,7 @@ impl CharacterLists {
         self.boundaries.push(character.boundary.into());
         self.boundary_probabilities.push(character.boundary_probability.into());
         self.chunk_depths.push(character.chunk_depth.into());
-        if character.constraint_mass.is_some() {
-            self.constraint_masses.push(character.constraint_mass.into());
-        }
+        self.constraint_masses.push(character.constraint_mass.into());
         self.tokens.push(token.into());
     }
 
@@ -394,7 +392,7 @@ impl CharacterLists {
             "boundary_probabilities": self.boundary_probabilities,
             "chunk_depths": self.chunk_depths,
         });
-        if !self.constraint_masses.is_empty() {
+        if !self.constraint_masses.iter().all(Value::is_null) {
             lists["constraint_mass"] = self.constraint_masses.into();
         }
         lists

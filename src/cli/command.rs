@@ -120,7 +120,7 @@ fn with_aliases(command: clap::Command) -> clap::Command {
 mod tests {
     use crate::cli::{
         command::Cli,
-        flag_names::{ALIASES, NAMES, with_flag, with_flag_names},
+        flag_names::{ALIASES, NAMES, PROGRAM, with_flag, with_flag_names},
     };
     use clap::{Command, CommandFactory};
     use std::collections::BTreeSet;
@@ -193,6 +193,7 @@ mod tests {
 
     #[test]
     fn a_field_is_reported_as_its_flag() {
+        PROGRAM.get_or_init(|| Cli::command);
         let message = |field| with_flag_names(Error::bad_option(field, "65", "1 to 64")).to_string();
         assert_eq!(message("options.beam_size"), "--beam: expected 1 to 64, found 65");
         assert_eq!(message("--windowed"), "--windowed: expected 1 to 64, found 65");

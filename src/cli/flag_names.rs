@@ -1,11 +1,8 @@
 //! Replaces names of request fields in errors with the flags that set them.
 
-use crate::cli::{
-    command::Cli,
-    model::{IN_PROCESS, is_on_command_line},
-};
-use clap::CommandFactory;
-use std::{collections::BTreeSet, sync::LazyLock};
+use crate::cli::model::{IN_PROCESS, is_on_command_line};
+use clap::Command;
+use std::{collections::BTreeSet, sync::OnceLock};
 use weir_kernels::error::Error;
 
 /// Methods and request fields, dotted as on the wire, and their commands and flags. Other fields with a dot have the flag of their last
@@ -31,12 +28,19 @@ pub(crate) const NAMES: [(&str, &str); 18] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// The flags of all commands, with their dashes.
-static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
-    let command = Cli::command();
-    let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
-    arguments.filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect()
-});
+/// Returns the program with all its commands. Set before the first error, since commands use this module and it cannot use them.
+pub(crate) static PROGRAM: OnceLock<fn() -> Command> = OnceLock::new();
+
+/// Returns the flags of all commands, with their dashes.
+fn flags() -> Option<&'static BTreeSet<String>> {
+    static FLAGS: OnceLock<BTreeSet<String>> = OnceLock::new();
+    let program = PROGRAM.get()?;
+    Some(FLAGS.get_or_init(|| {
+        let command = program();
+        let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
+        arguments.filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect()
+    }))
+}
 
 /// Flags with another name, each with that.
 pub(crate) const ALIASES: [(&str, &str); 5] = [
@@ -60,7 +64,7 @@ fn own_name(name: &'static str) -> &'static str {
         return as_given(own);
     }
     let flag = list.rsplit_once('.').map(|(_, last)| format!("--{}", last.replace('_', "-")));
-    flag.and_then(|flag| FLAGS.get(&flag)).map_or(name, |flag| as_given(flag))
+    flag.and_then(|flag| flags()?.get(&flag)).map_or(name, |flag| as_given(flag))
 }
 
 /// Returns an error's message with flag names in place of field names, and commands in place of methods. The server in this process

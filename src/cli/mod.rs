@@ -48,6 +48,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // on Linux from `/proc/cpuinfo`, which takes longer than many products.
     #[cfg(feature = "candle")]
     memory::set_default("RAYON_NUM_THREADS", &thread::available_parallelism().map_or(1, usize::from).to_string());
+    flag_names::PROGRAM.get_or_init(|| Cli::command);
     let arguments: Vec<_> = arguments.into_iter().collect();
     let (cli, sources) = match settings::parse(&arguments) {
         Ok(parsed) => parsed,

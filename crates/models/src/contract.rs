@@ -1353,7 +1353,7 @@ fn common_len(a: &[u32], b: &[u32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::vocabulary::MAX_SYMBOLS;
+    use crate::text::MAX_SYMBOLS;
 
     #[test]
     fn levels_list_the_chunks_of_the_level_around_them() {

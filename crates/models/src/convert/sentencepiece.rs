@@ -1,6 +1,6 @@
 //! Reads SentencePiece models: the fields of their protocol buffer that define how text is split into pieces.
 
-use crate::text::vocabulary::MAX_SYMBOLS;
+use crate::text::MAX_SYMBOLS;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
 use serde_json::{Value as Json, json};

@@ -22,10 +22,9 @@ use crate::{
     },
     family::{TensorSpec, families::blueprint, parts::GENERATION_BOUNDS},
     text::{
-        AddedToken, SubwordTokenizer, TextNormaliser,
+        AddedToken, MAX_SYMBOLS, SubwordTokenizer, TextNormaliser,
         pieces::UNUSED_SCORE,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE, USER_DEFINED_KEY},
-        vocabulary::MAX_SYMBOLS,
     },
 };
 use serde::Deserialize;

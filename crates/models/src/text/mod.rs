@@ -36,6 +36,9 @@ pub use crate::text::{
 use std::path::Path;
 use weir_kernels::error::Error;
 
+/// Maximum symbols of a vocabulary: the number of Unicode code points.
+pub const MAX_SYMBOLS: usize = 1_114_112;
+
 /// A list of symbols that cannot be a vocabulary, or a file that is not a usable tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: expected {expected}, found {found}")]

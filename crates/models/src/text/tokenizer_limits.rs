@@ -2,7 +2,7 @@
 //! template or a decoder may multiply text, a character map may have false lengths, and WordPiece takes the square of a word's
 //! length.
 
-use crate::text::{VocabularyError, vocabulary::MAX_SYMBOLS};
+use crate::text::{MAX_SYMBOLS, VocabularyError};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;

@@ -2,7 +2,9 @@
 //!
 //! Character and byte vocabularies may also contain [`SpecialSymbols`].
 
-use crate::text::{AddedToken, Subword, SubwordTokenizer, TextNormaliser, VocabularyError, added_tokens::AddedTokens};
+use crate::text::{
+    AddedToken, MAX_SYMBOLS, Subword, SubwordTokenizer, TextNormaliser, VocabularyError, added_tokens::AddedTokens,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -11,9 +13,6 @@ use std::{
     sync::Arc,
 };
 use weir_kernels::error::{Error, Result, clip, floor_boundary};
-
-/// Maximum symbols of a vocabulary: the number of Unicode code points.
-pub const MAX_SYMBOLS: usize = 1_114_112;
 
 const BYTES: usize = 256;
 

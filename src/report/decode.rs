@@ -295,7 +295,7 @@ pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result
 /// Symbols of the sample that are scored with each threshold.
 const SCORED: usize = 2048;
 
-/// Adds the bits per character of the same [`SCORED`] symbols to the measurements of a model that have a threshold. Scores them once
+/// Adds the bits per character of the same 2,048 symbols to the measurements of a model that have a threshold. Scores them once
 /// for each threshold. Fails if a step of the model fails.
 pub fn score_thresholds(model: &dyn Model, entries: &mut [DecodeMeasurement]) -> Result<()> {
     let sample = Sample::new(&model.card().vocabulary);

@@ -1141,6 +1141,15 @@ fn a_link_to_a_model_that_is_not_served_is_reported() {
     assert_eq!(browser.text("#link-problem"), "This server does not have the model other.");
 }
 
+/// Replaces a part of the editor's text, as typing does.
+fn change(browser: &Browser, start: u32, end: u32, text: &str) {
+    let script = format!(
+        "(editor.area.setRangeText({}, {start}, {end}, 'end'), editor.area.dispatchEvent(new Event('input')), null)",
+        json!(text)
+    );
+    browser.evaluate(&script);
+}
+
 #[test]
 fn the_editor_follows_any_change_and_opens_again() {
     let folder = TempDir::new().unwrap();
@@ -1153,16 +1162,9 @@ fn the_editor_follows_any_change_and_opens_again() {
     browser.keys("#editor", "one two");
     browser.keys("#editor", &format!("{HOME}zero "));
     assert_eq!(value(&browser), "zero one two");
-    let change = |start: u32, end: u32, text: &str| {
-        let script = format!(
-            "(editor.area.setRangeText({}, {start}, {end}, 'end'), editor.area.dispatchEvent(new Event('input')), null)",
-            json!(text)
-        );
-        browser.evaluate(&script);
-    };
-    change(5, 8, "é€😀");
-    change(7, 9, "😁");
-    change(0, 12, "the city and");
+    change(&browser, 5, 8, "é€😀");
+    change(&browser, 7, 9, "😁");
+    change(&browser, 0, 12, "the city and");
     browser.until(&format!("editor.session.text === editor.area.value && {SCORED}"));
     assert!(browser.evaluate(CONNECTED) == true, "{}", browser.text("#edit-status"));
     // Scores of an earlier text are not shown.
@@ -1184,20 +1186,6 @@ fn the_editor_follows_any_change_and_opens_again() {
     browser.keys("#editor", " x");
     browser.until("editor.session.text === editor.area.value && editor.session.revision === 2");
     browser.until("editor.work !== null && editor.work.id === editor.asked.id && editor.work.revision === 2");
-    // A text that the server refuses is shown as an error of the text, and a shorter one is taken.
-    browser.evaluate("(editor.area.value = 'a'.repeat(1048577), editor.area.dispatchEvent(new Event('input')), null)");
-    browser.until("document.querySelector('#edit-status.error') !== null");
-    assert_eq!(
-        browser.text("#edit-status"),
-        "Text: too long. The server takes at most 1,048,576 bytes of text. Shorten it."
-    );
-    change(0, 1_048_577, "a b");
-    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
-    // A text that does not fit into one message is not sent again and again.
-    browser.evaluate("(editor.area.value = 'a'.repeat(4200000), editor.area.dispatchEvent(new Event('input')), null)");
-    browser.says("edit-status", "Text: too long for one message.");
-    change(0, 4_200_000, "a b");
-    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
     // Disconnecting ends it, and starting connects again.
     browser.evaluate("(at('edit-stop').click(), null)");
     browser.until("at('edit-status').textContent === 'Stopped.' && editor.session === null");
@@ -1206,6 +1194,26 @@ fn the_editor_follows_any_change_and_opens_again() {
     assert_key_is_not_stored(&browser);
     // The log has only the refusal without a key.
     browser.check_log("401");
+}
+
+#[test]
+fn the_editor_refuses_texts_that_are_too_long() {
+    let Some(browser) = writer("light", &[], "#tab=edit") else { return };
+    empty_editor(&browser);
+    // A text that the server refuses is shown as an error of the text, and a shorter one is taken.
+    browser.evaluate("(editor.area.value = 'a'.repeat(1048577), editor.area.dispatchEvent(new Event('input')), null)");
+    browser.until("document.querySelector('#edit-status.error') !== null");
+    assert_eq!(
+        browser.text("#edit-status"),
+        "Text: too long. The server takes at most 1,048,576 bytes of text. Shorten it."
+    );
+    change(&browser, 0, 1_048_577, "a b");
+    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
+    // A text that does not fit into one message is not sent again and again.
+    browser.evaluate("(editor.area.value = 'a'.repeat(4200000), editor.area.dispatchEvent(new Event('input')), null)");
+    browser.says("edit-status", "Text: too long for one message.");
+    change(&browser, 0, 4_200_000, "a b");
+    browser.until(&format!("{CONNECTED} && editor.session.text === 'a b'"));
 }
 
 /// The functions that find a change, and the characters that a model has read in place of others.
@@ -1298,38 +1306,45 @@ fn the_editor_underlines_surprising_words_and_offers_likelier_ones() {
 
 #[test]
 fn a_text_is_compressed_and_comes_back() {
-    for theme in ["light", "dark"] {
-        let Some(browser) = Browser::playground(theme, &[english()], &[], "#tab=compress") else { return };
-        browser.until("at('compress-model').options.length == 1");
-        browser.set("source", "TEXTS[0][1].slice(0, 1500)");
-        browser.click("#compress-go");
-        browser.until("at('compress-status').textContent == 'Done.'");
-        let words = browser.text("#compress-words");
-        assert!(words.contains("% of the text") && words.contains("times smaller than with xz"), "{words}");
-        assert_eq!(browser.count("#sizes i"), 4);
-        assert_eq!(browser.count("#curve .curve"), 1);
-        browser.click("#restore");
-        browser.until("at('restored').textContent != ''");
-        assert_eq!(browser.text("#restored"), "All 1,500 bytes came back.");
-        for width in [420, 1280] {
-            browser.assert_fits(width);
-            browser.picture(&format!("playground-compress-{width}"));
-        }
-        // A file of compressed data is restored, and saved.
-        browser.evaluate("(window.save = (name, bytes) => { window.saved = [name, bytes.length]; }, null)");
-        browser.evaluate("(takeFile(new File([compressed.bytes], 'a.txt.weir')), null)");
-        browser.until("at('compress-go').textContent == 'Restore'");
-        browser.click("#compress-go");
-        browser.until("window.saved !== undefined");
-        assert_eq!(browser.evaluate("window.saved"), json!(["a.txt", 1500]));
-        // A file that is too large is not read.
-        let large = "{ name: 'large', size: 5e6, arrayBuffer() { window.wasRead = true; return new ArrayBuffer(0); } }";
-        browser.evaluate(&format!("(takeFile({large}), null)"));
-        let refusal = "large has 5,000,000 bytes. This server takes at most 4,194,304 bytes in a request.";
-        browser.says("compress-status", refusal);
-        assert_eq!(browser.evaluate("window.wasRead === undefined"), true);
-        browser.check_log("");
+    compresses("light");
+}
+
+#[test]
+fn a_text_is_compressed_in_the_dark_theme() {
+    compresses("dark");
+}
+
+fn compresses(theme: &'static str) {
+    let Some(browser) = Browser::playground(theme, &[english()], &[], "#tab=compress") else { return };
+    browser.until("at('compress-model').options.length == 1");
+    browser.set("source", "TEXTS[0][1].slice(0, 1500)");
+    browser.click("#compress-go");
+    browser.until("at('compress-status').textContent == 'Done.'");
+    let words = browser.text("#compress-words");
+    assert!(words.contains("% of the text") && words.contains("times smaller than with xz"), "{words}");
+    assert_eq!(browser.count("#sizes i"), 4);
+    assert_eq!(browser.count("#curve .curve"), 1);
+    browser.click("#restore");
+    browser.until("at('restored').textContent != ''");
+    assert_eq!(browser.text("#restored"), "All 1,500 bytes came back.");
+    for width in [420, 1280] {
+        browser.assert_fits(width);
+        browser.picture(&format!("playground-compress-{width}"));
     }
+    // A file of compressed data is restored, and saved.
+    browser.evaluate("(window.save = (name, bytes) => { window.saved = [name, bytes.length]; }, null)");
+    browser.evaluate("(takeFile(new File([compressed.bytes], 'a.txt.weir')), null)");
+    browser.until("at('compress-go').textContent == 'Restore'");
+    browser.click("#compress-go");
+    browser.until("window.saved !== undefined");
+    assert_eq!(browser.evaluate("window.saved"), json!(["a.txt", 1500]));
+    // A file that is too large is not read.
+    let large = "{ name: 'large', size: 5e6, arrayBuffer() { window.wasRead = true; return new ArrayBuffer(0); } }";
+    browser.evaluate(&format!("(takeFile({large}), null)"));
+    let refusal = "large has 5,000,000 bytes. This server takes at most 4,194,304 bytes in a request.";
+    browser.says("compress-status", refusal);
+    assert_eq!(browser.evaluate("window.wasRead === undefined"), true);
+    browser.check_log("");
 }
 
 /// Replaces the page's requests by a stream of 20,000 characters, four in a message.

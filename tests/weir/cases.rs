@@ -262,18 +262,25 @@ async fn every_mistake_on_the_command_line_has_its_message() {
     }
 }
 
-/// The servers run in this process, with models that are quick.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_has_its_answer() {
+/// Checks a file's cases. The servers run in this process, with models that are quick.
+async fn check_answers(file: &str) {
     let servers = CaseServers::start().await;
     let mut addresses = servers.addresses();
     addresses.push(("version", env!("CARGO_PKG_VERSION").to_owned()));
-    for file in ["grpc.txt", "http.txt"] {
-        let none = |_: &str| unreachable!("no command runs in a folder");
-        let wrong = wrong(&read_cases(file), &addresses, &none).await;
-        assert!(wrong.is_empty(), "{wrong}");
-    }
+    let none = |_: &str| unreachable!("no command runs in a folder");
+    let wrong = wrong(&read_cases(file), &addresses, &none).await;
+    assert!(wrong.is_empty(), "{wrong}");
     servers.at_rest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_grpc_request_has_its_answer() {
+    check_answers("grpc.txt").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_http_request_has_its_answer() {
+    check_answers("http.txt").await;
 }
 
 /// Copies a folder with its subfolders.

@@ -209,6 +209,10 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(
             'python benches/against_llama_cpp.py --weir target/release/weir --note "my machine" --out docs/llama-cpp.json', LLAMA
         ),
+        bench(
+            "weir bench constraints --dtype int8 --threads 2 --batch 1,8,16",
+            ("--batch 1,8,16", "--batch 1 --chars 64 --pairs 1"),
+        ),
         Elsewhere("pip install -r benches/against_transformers-requirements.txt", "it installs PyTorch"),
         Elsewhere("python benches/against_transformers.py --weir target/release/weir --context 512", "it needs PyTorch"),
         Elsewhere("weir init --config models/shapes/blt-1b.json --dtype int8 blt-1b", "it writes gigabytes"),

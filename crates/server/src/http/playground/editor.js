@@ -230,8 +230,8 @@ class Editor {
     const answer = await ask("/v1/completions", { method: "POST", body: JSON.stringify(body), signal }).then((response) => response.json()).catch(() => null);
     const [first] = this.items;
     if (!answer || id !== this.asked.id || !first || first.text !== best) return;
-    // Whole words only: the last one may be cut.
-    const [words] = /^(?:\S*\s+\S+(?=[\s.,;:!?])){1,2}/.exec(answer.choices[0].text) || [""];
+    // Whole words only: the last one may be cut. The space after it is taken too, so that the next completion begins a word.
+    const [words] = /^(?:\S*\s+\S+(?=[\s.,;:!?])){1,2} ?/.exec(answer.choices[0].text) || [""];
     this.tail = words;
     this.draw();
   }

@@ -101,8 +101,6 @@ result is 1. If the result overflows, a range error occurs. SEE ALSO acosh(3), c
 const DOCUMENTS = [
   ["A database command", COMMAND],
   ["A manual page", FUNCTION],
-  ["An article", LOCKS],
-  ["Longer than most models read", Array(12).fill(`${WEIR}\n\n${LOCKS}`).join("\n\n")],
 ];
 
 /** Builds buttons that fill an input. */

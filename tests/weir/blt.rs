@@ -350,7 +350,7 @@ fn commands_score_and_segment_a_folder_as_it_is() {
     assert!(factors[0] == 1.0 && factors[1] > 1.0 && factors[2] == f64::INFINITY, "{factors:?}");
 }
 
-/// As in transformers: a configuration that ties two matrices does not drop one that the folder has.
+/// A configuration that ties two matrices does not drop one that the folder has, as in transformers.
 #[test]
 fn matrices_of_a_folder_with_both_are_not_tied() {
     let folder = copied(&golden_data("blt").join("base"));

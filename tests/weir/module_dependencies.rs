@@ -69,7 +69,7 @@ fn verify_uses_neither_kernels_nor_layers() {
     }
 }
 
-/// Whether the rest of a path after an item's name is empty or a variant: a method would begin with a small letter.
+/// Returns true if the rest of a path after an item's name is empty or a variant: a method would begin with a small letter.
 fn is_variant(rest: &str) -> bool {
     rest.strip_prefix("::").map_or(rest.is_empty(), |name| name.starts_with(char::is_uppercase))
 }

@@ -718,7 +718,7 @@ fn has_text(grammar: &CGrammar) -> bool {
     }
 }
 
-/// What errors expect of a form without texts.
+/// The expectation in the error about a form that no text has.
 const FORM_OF_A_TEXT: &str = "a form that some text has";
 
 fn rejected(field: &'static str, reason: &str) -> Error {

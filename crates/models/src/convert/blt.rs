@@ -24,7 +24,7 @@ pub(super) fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Con
     Ok(Converted { config: folder.config, weights })
 }
 
-/// What the source of a conversion must be, for an error that also tells those who have Meta's files what to do.
+/// The expected source of a conversion, in an error that also tells those who have Meta's files what to do.
 const SOURCE: &str = "a folder with Hugging Face's config.json and model.safetensors, which transformers' \
                       convert_blt_weights_to_hf.py writes from Meta's files";
 
@@ -375,7 +375,7 @@ const IGNORED_KEYS: &[&str] = &[
 /// Keys that count in `rope_parameters` and `rope_scaling`.
 const ROTARY_KEYS: &[&str] = &["rope_type", "type", "rope_theta"];
 
-/// What other keys must be, for an error.
+/// The expectation in the error about an unknown key.
 const TRANSFORMERS_KEYS: &str = "a key of transformers' BltConfig";
 
 /// The keys of `config.json`, or of an object in it.

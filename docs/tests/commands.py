@@ -177,12 +177,12 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Elsewhere('cargo build --release --workspace && PATH="$PWD/target/release:$PATH"', BUILT),
         Elsewhere(
-            "weir serve --threads 1 --model models/compared/hourglass-english-vanilla --model models/hourglass-english "
+            "taskset -c 0 weir serve --threads 1 --model models/compared/hourglass-english-vanilla --model models/hourglass-english "
             "--model models/compared/summarizer-blockwise --model models/compared/summarizer-pyramidion &",
             LONG,
         ),
         Elsewhere(
-            "weir-loadtest report --wait 60s --prompts cased.test.txt --score-chars 2000000 --timeout 10m "
+            "taskset -c 1 weir-loadtest report --wait 60s --prompts cased.test.txt --score-chars 2000000 --timeout 10m "
             "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
             "--workload kind=summarize,name=documents,prompt-chars=20000,output-chars=64 "
             "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
